@@ -12,10 +12,10 @@ use crate::packages;
 use crate::repository::Repository;
 use crate::test::build::build_binary;
 
-/// The program with all benchmarks.
+/// The package of all benchmarks.
 const PROGRAM: &str = "cofferdam-bench";
 
-/// `cargo xtask bench NAME`.
+/// Runs `cargo xtask bench NAME`.
 pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> {
     packages::ensure(packages::FOR_BENCHMARKS);
     let program = build(repository)?;
@@ -40,7 +40,7 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     step("measure", measure.args(options))
 }
 
-/// Builds the benchmark and the command line beside it.
+/// Builds the benchmark, and the command line into the same directory.
 fn build(repository: &Repository) -> Result<PathBuf> {
     println!("== build the benchmark");
     let mut cargo = repository.cargo();

@@ -1,4 +1,4 @@
-//! Measures what a first build costs: wall and CPU seconds, the size of the program, the crates that take longest.
+//! Measures the cost of a first build: wall and CPU seconds, the size of the program, the slowest crates.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,14 +9,14 @@ use serde_json::Value;
 use crate::repository::Repository;
 use crate::test::build::build_binary;
 
-/// The program.
+/// The name of the program's package.
 const PROGRAM: &str = "cofferdam";
-/// Rows of the table of crates.
+/// Number of rows in the table of crates.
 const MAX_CRATES: usize = 10;
 /// Clock ticks of `/proc/self/stat` in a second, on every Linux.
 const TICKS: u64 = 100;
 
-/// Builds the program from nothing, with the default features and with all, and prints what each build cost.
+/// Builds the program from scratch, with the default features and with all, and prints the cost of each build.
 pub fn run(repository: &Repository, options: &[&str]) -> Result<()> {
     let builds: &[(&str, &[&str])] = match options {
         [] => &[("default", &[]), ("full", &["--features", "full"])],
@@ -47,7 +47,7 @@ pub fn run(repository: &Repository, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// CPU seconds of the children that have ended.
+/// Returns the CPU seconds of the children that have ended.
 fn children_cpu() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("cannot read /proc/self/stat")?;
     let fields =
@@ -57,17 +57,17 @@ fn children_cpu() -> Result<f64> {
     Ok(ticks as f64 / TICKS as f64)
 }
 
-/// The crates that took longest, from the report of `cargo build --timings`.
+/// Returns the slowest crates, from the report of `cargo build --timings`.
 fn costliest(target: &Path) -> Result<Vec<(String, f64)>> {
     let report = target.join("cargo-timings/cargo-timing.html");
     let html = std::fs::read_to_string(&report).with_context(|| format!("cannot read {}", report.display()))?;
-    let mut crates = units(&html).context("cargo's report of timings has another form")?;
+    let mut crates = units(&html).context("cargo's timing report has an unknown format")?;
     crates.sort_by(|a, b| b.1.total_cmp(&a.1));
     crates.truncate(MAX_CRATES);
     Ok(crates)
 }
 
-/// Name and seconds of each unit in the report.
+/// Returns the name and duration in seconds of each unit in the report.
 fn units(html: &str) -> Option<Vec<(String, f64)>> {
     let (_, data) = html.split_once("const UNIT_DATA = ")?;
     let (data, _) = data.split_once(";\n")?;

@@ -1,16 +1,16 @@
-//! What of ours exists on this machine outside our directories: processes, control groups, mounts.
+//! Cofferdam's objects on this host outside its own directories: processes, control groups, mounts.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How deep control groups are searched: they are made below the group of whatever starts them.
+/// Depth to which control groups are searched. They are created below the group of the process that starts Cofferdam.
 const CGROUP_DEPTH: usize = 12;
-/// Time that the kernel and launchers have to finish their teardown.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for the teardown of processes and control groups.
+const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Everything of ours that exists now, one line each. Programs under `built` are ours.
+/// Returns all current objects of Cofferdam, one line each. Processes of programs under `built` count.
 pub fn census(built: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     found.extend(processes(built));
@@ -23,9 +23,9 @@ pub fn census(built: &Path) -> BTreeSet<String> {
     found
 }
 
-/// What exists now, did not exist in `before`, and stays.
+/// Returns the objects that exist now, did not exist in `before`, and persist.
 pub fn left_behind(before: &BTreeSet<String>, built: &Path) -> BTreeSet<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEARDOWN_TIMEOUT;
     let mut left: BTreeSet<String> = &census(built) - before;
     while !left.is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
@@ -43,7 +43,8 @@ fn processes(built: &Path) -> impl Iterator<Item = String> {
     })
 }
 
-/// Launchers and inits hide from ordinary users what they run; then nobody can say that they are not ours.
+/// Returns true if a process runs a program under `built`. Launchers and inits hide the programs that they run from
+/// ordinary users. Such a process counts too.
 fn runs_from(pid: u32, built: &Path) -> bool {
     match fs::read_link(format!("/proc/{pid}/exe")) {
         Ok(program) => program.starts_with(built),
@@ -51,7 +52,7 @@ fn runs_from(pid: u32, built: &Path) -> bool {
     }
 }
 
-/// Whether this user's processes include it.
+/// Returns true if the process belongs to this user.
 fn own(pid: u32) -> bool {
     let uids = |pid: &str| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -60,8 +61,8 @@ fn own(pid: u32) -> bool {
     uids(&pid.to_string()).is_some_and(|other| Some(other) == uids("self"))
 }
 
-/// Groups named `cofferdam-NAMESPACE-PID-START`, with those in them, wherever they are, except those of owners that live and are
-/// somebody else's.
+/// Finds groups named `cofferdam-NAMESPACE-PID-START`, with their subgroups, anywhere, except those of live
+/// processes that do not belong to this run.
 fn groups(parent: &Path, depth: usize, built: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -78,7 +79,7 @@ fn groups(parent: &Path, depth: usize, built: &Path, found: &mut BTreeSet<String
     }
 }
 
-/// The process that a group's name says it belongs to.
+/// Returns the owner process, from a group's name.
 fn owner(name: &str) -> Option<u32> {
     let numbers: Vec<&str> = name.strip_prefix("cofferdam-")?.split('-').collect();
     match numbers[..] {

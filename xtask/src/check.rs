@@ -1,4 +1,4 @@
-//! What a change must pass, in the order of what fails soonest.
+//! The checks that a change must pass, the fastest first.
 
 use anyhow::Result;
 
@@ -7,7 +7,7 @@ use crate::repository::Repository;
 use crate::test::build::FULL;
 use crate::{docs, test, tidy};
 
-/// Runs everything.
+/// Runs all checks.
 pub fn run(repository: &Repository) -> Result<()> {
     step("fmt", repository.cargo().args(["fmt", "--all", "--check"]))?;
     step(

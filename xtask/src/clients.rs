@@ -1,5 +1,5 @@
-//! Independent clients of the Model Context Protocol, for the tests of `cofferdam mcp`: installed from the ordinary
-//! registries, in the versions of `xtask/clients`, into a directory that is kept from run to run.
+//! Independent clients of the Model Context Protocol, for the tests of `cofferdam mcp`. They are installed from the
+//! usual registries, in the versions of `xtask/clients`, into a directory that is reused by later runs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,14 +12,14 @@ use crate::command;
 use crate::nodes;
 use crate::repository::Repository;
 
-/// Where tests find them.
+/// The environment variable through which tests find the clients.
 pub const VARIABLE: &str = "COFFERDAM_TEST_MCP_CLIENTS";
-/// What is installed: the official Python SDK; the inspector, the conformance runner, and the Node that they need.
+/// The files that pin the official Python SDK, the inspector, the conformance runner, and the Node that they need.
 const PINS: [&str; 3] = ["package.json", "package-lock.json", "requirements.txt"];
-/// Stands in a directory that is complete.
+/// The marker file of a complete directory.
 const COMPLETE: &str = "complete";
 
-/// `cargo xtask clients`.
+/// Runs `cargo xtask clients`.
 pub fn run(repository: &Repository) -> Outcome<()> {
     let cache = repository.root().join("target/cache");
     let xtask = repository.root().join("xtask");
@@ -36,7 +36,8 @@ pub fn run(repository: &Repository) -> Outcome<()> {
     Ok(())
 }
 
-/// Installs the clients below `cache`, if they are not there; gives where. What cannot be had is told, and not tested with.
+/// Installs the clients below `cache`, unless they exist. Returns their directory. If the installation fails,
+/// prints that their tests are skipped.
 pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
     match install(pins, cache) {
         Ok(directory) => Some(directory),
@@ -51,10 +52,10 @@ fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     let pinned = Pinned { pins, files: &PINS, needs: &["npm", "python3"], name: "mcp-clients" };
     pinned.install(cache, |directory| {
         let python = directory.join("python");
-        // The system's can be run by every user; one that is found first may lie in root's home.
+        // Every user can run the system's interpreter. Another one in the search path may be in root's home.
         let system = Path::new("/usr/bin/python3");
         let interpreter = if system.exists() { system } else { Path::new("python3") };
-        carry_out("make a Python environment", Command::new(interpreter).args(["-m", "venv"]).arg(&python))?;
+        carry_out("create a Python environment", Command::new(interpreter).args(["-m", "venv"]).arg(&python))?;
         let mut pip = Command::new(python.join("bin/pip"));
         pip.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
             .arg(directory.join("requirements.txt"));
@@ -63,20 +64,20 @@ fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     })
 }
 
-/// What is had from registries in pinned versions, into a directory that is kept from run to run.
+/// A pinned set of packages from registries, installed into a directory that is reused by later runs.
 pub struct Pinned<'a> {
-    /// Where the pins are.
+    /// The directory of the pin files.
     pub pins: &'a Path,
-    /// The files with them: what they say is part of the directory's name.
+    /// The pin files. A hash of their contents is part of the directory's name.
     pub files: &'a [&'a str],
-    /// Programs that are needed.
+    /// The programs that the installation needs.
     pub needs: &'a [&'a str],
-    /// How the directory's name begins.
+    /// The prefix of the directory's name.
     pub name: &'a str,
 }
 
 impl Pinned<'_> {
-    /// Gives the directory, after `fill` if it was not complete.
+    /// Returns the directory. Calls `fill` first if it is incomplete.
     pub fn install(&self, cache: &Path, fill: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
         let mut hasher = DefaultHasher::new();
         for name in self.files {
@@ -87,9 +88,9 @@ impl Pinned<'_> {
             return Ok(directory);
         }
         if let Some(program) = self.needs.iter().find(|program| !command::exists(program)) {
-            return Err(format!("there is no {program}"));
+            return Err(format!("{program} is not installed"));
         }
-        // What a broken run left is nothing to go on with.
+        // The incomplete directory of a failed run is not reused.
         let _ = fs::remove_dir_all(&directory);
         let io = |error: std::io::Error| format!("cannot fill {}: {error}", directory.display());
         fs::create_dir_all(&directory).map_err(io)?;
@@ -102,7 +103,7 @@ impl Pinned<'_> {
     }
 }
 
-/// Installs what the package's lock in a directory names.
+/// Installs the packages of the lock file in a directory.
 pub fn npm(directory: &Path, what: &str) -> Result<(), String> {
     let mut npm = Command::new("npm");
     npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]).current_dir(directory);
@@ -110,5 +111,5 @@ pub fn npm(directory: &Path, what: &str) -> Result<(), String> {
 }
 
 fn carry_out(what: &str, command: &mut Command) -> Result<(), String> {
-    command::step(what, command).map_err(|error| format!("could not {what}: {error}"))
+    command::step(what, command).map_err(|error| format!("cannot {what}: {error}"))
 }

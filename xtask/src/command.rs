@@ -1,4 +1,4 @@
-//! Commands that are run to their end.
+//! Runs commands to their end.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How often a running command is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How often one is told that a command still runs.
-const REMIND_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which a running command is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which a still running command is reported.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Says what is run, runs it, and fails if it fails.
+/// Prints the title, runs the command, and fails if it fails.
 pub fn step(title: &str, command: &mut Command) -> Result<()> {
     println!("== {title}");
     let start = Instant::now();
@@ -24,22 +24,22 @@ pub fn step(title: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether a program of this name is in the search path.
+/// Returns true if a program of this name is in the search path.
 pub fn exists(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
-/// Whether this process is root.
+/// Returns true if this process is root.
 pub fn is_root() -> bool {
     use std::os::unix::fs::MetadataExt;
     Path::new("/proc/self").metadata().is_ok_and(|meta| meta.uid() == 0)
 }
 
-/// Waits for a child. Past the deadline it and its descendants are killed, and nothing else; then there is no status.
+/// Waits for a child. At the deadline, kills the child and its descendants and returns `None`.
 pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Option<ExitStatus>> {
     let start = Instant::now();
-    let mut reminder = REMIND_EVERY;
+    let mut reminder = REMINDER_INTERVAL;
     loop {
         if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {name}"))? {
             return Ok(Some(status));
@@ -51,9 +51,9 @@ pub fn wait_until(child: &mut Child, name: &str, limit: Duration) -> Result<Opti
         }
         if start.elapsed() >= reminder {
             println!("   {name} still runs after {} s", reminder.as_secs());
-            reminder += REMIND_EVERY;
+            reminder += REMINDER_INTERVAL;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -65,7 +65,8 @@ fn kill_tree(child: &mut Child) {
         tree.extend(table.iter().filter(|(_, of)| **of == parent).map(|(pid, _)| *pid));
         next += 1;
     }
-    // The child is not reaped yet, so its number is still its own; the others are killed before it can let go of them.
+    // The child is not reaped yet, so its process id is still its own. Its descendants are killed before it can detach
+    // from them.
     let others: Vec<String> = tree[1..].iter().map(u32::to_string).collect();
     if !others.is_empty() {
         let line = format!("kill -KILL {}", others.join(" "));
@@ -74,7 +75,7 @@ fn kill_tree(child: &mut Child) {
     let _ = child.kill();
 }
 
-/// The parent of each process.
+/// Returns the parent of each process.
 fn parents() -> BTreeMap<u32, u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! Checks of the documents, and the book made of them.
+//! Checks the documents and builds the book from them.
 //!
 //! Links to files and headings of this repository must lead somewhere, and the book's table of contents must list every page.
 //! Files that `ARCHITECTURE.md`, `CONTRIBUTING.md` and the module documentation of crates name must exist. Links to other
@@ -20,7 +20,7 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// Documents that name files of this repository in code spans.
 const MAPS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md"];
-/// How such a name begins.
+/// Prefixes of such names.
 const PLACES: &[&str] = &["crates/", "docs/", "examples/", "xtask/"];
 
 /// Texts of the documents, by path relative to the root.
@@ -89,7 +89,7 @@ fn broken_links(documents: &Documents, is_file: impl Fn(&Path) -> bool) -> Vec<S
             }
             let (Some(heading), Some(linked)) = (heading, documents.get(&path)) else { continue };
             if !headings(linked).contains(heading) {
-                breaches.push(format!("{place}: links to #{heading}, which is no heading of {}", path.display()));
+                breaches.push(format!("{place}: links to #{heading}, which is not a heading of {}", path.display()));
             }
         }
     }
@@ -131,8 +131,8 @@ fn missing_paths(name: &str, text: &str, is_file: impl Fn(&Path) -> bool) -> Vec
         .collect()
 }
 
-/// Returns a line for each file that the module documentation of a crate's root names and that does not exist: `docs/…`, else
-/// a path in the crate or in its `src`.
+/// Returns a line for each missing file in the module documentation of a crate's root: `docs/…`, or a path in the crate
+/// or in its `src`.
 fn missing_modules(root: &Path, text: &str, is_file: impl Fn(&Path) -> bool) -> Vec<String> {
     let source = root.parent().unwrap_or(Path::new(""));
     let package = source.parent().unwrap_or(Path::new(""));
@@ -178,7 +178,7 @@ fn targets(text: &str) -> Vec<(usize, &str)> {
             found.push((number, target.trim()));
             continue;
         }
-        // Every second part is code. Where a link's text is code, the part after it starts with the bracket.
+        // Every second part is code. If a link's text is code, the part after it starts with the bracket.
         for part in line.split('`').step_by(2) {
             let mut rest = part;
             while let Some((_, after)) = rest.split_once("](") {
@@ -201,7 +201,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Returns the headings as links name them. A repeated heading has a number.
+/// Returns the headings in the form of link anchors. A repeated heading has a number.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     let lines = prose(text).filter(|(_, line)| line.starts_with('#'));
@@ -256,7 +256,7 @@ mod tests {
             assert!(broken(&[("b.md", &format!("{page}[x](#{anchor})"))]).is_empty(), "{anchor}");
         }
         let breaches = broken(&[("a.md", "[x](b.md#twice-2)"), ("b.md", page)]);
-        assert_eq!(breaches, ["a.md:1: links to #twice-2, which is no heading of b.md"]);
+        assert_eq!(breaches, ["a.md:1: links to #twice-2, which is not a heading of b.md"]);
         assert_eq!(broken(&[("a.md", "[x](#none)\n```\n# none\n```")]).len(), 1);
     }
 

@@ -1,11 +1,11 @@
-//! Container engines for tests and benchmarks: started by hand, in namespaces of their own, and stopped again.
+//! Container engines for tests and benchmarks, started in namespaces of their own and stopped again.
 //!
 //! ```text
 //! unshare: mount, network and pid namespace --> sh, process 1 there --> dockerd, registry | podman
 //! ```
 //!
-//! Whatever an engine starts ends with its process 1, and so does what a killed run of this program would leave. Nothing
-//! of an engine that the machine has already is touched or used.
+//! All processes of an engine end with its process 1, even if this program is killed. An engine that the host has
+//! already is neither changed nor used.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -23,16 +23,16 @@ use crate::command::{exists, is_root, step};
 use crate::test::user;
 use crate::{packages, place};
 
-/// How long an engine may take to answer for the first time.
-const START: Duration = Duration::from_secs(60);
-/// How long it may take to end when it is asked to.
-const STOP: Duration = Duration::from_secs(20);
-/// How long it may take to answer a question.
-const ANSWER: Duration = Duration::from_secs(20);
-/// How often is looked whether something has happened.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What process 1 does. Engines keep what they must not leave in a `/run` of their own. Hosts with both versions of control
-/// groups mounted confuse some runtimes: engines see the first alone.
+/// The time in which an engine must answer for the first time.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which an engine must end when it is asked to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time in which an engine must answer a request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval at which an engine is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The script of process 1. Engines store state that must not remain in a `/run` of their own. Some runtimes fail on
+/// hosts with both versions of control groups mounted, so engines see only the first.
 const PROCESS_ONE: &str = r#"
 ip link set lo up && mount -t tmpfs tmpfs /run || exit 1
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
@@ -42,14 +42,14 @@ if [ -n "$registry" ]; then docker-registry serve "$registry" & fi
 trap 'kill $main' TERM
 while kill -0 $main 2>/dev/null; do wait $main; done
 "#;
-/// Where engines keep their files: it holds a file system that images can lie on.
+/// The parent directory of the engines' files. Its file system supports images.
 const PLACES: &str = "/var/tmp";
-/// How the names of their directories begin; the process that started them follows.
+/// The prefix of the directories' names. The id of the process that started the engine follows.
 const PREFIX: &str = "cofferdam-engines-";
-/// Where the registry listens in the engine's network namespace.
+/// The address of the registry in the engine's network namespace.
 const REGISTRY: &str = "127.0.0.1:5000";
 
-/// `cargo xtask engines COMMAND`.
+/// Runs `cargo xtask engines COMMAND`.
 pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
     packages::ensure(packages::FOR_TESTS);
     let engines = Engines::start(user::ORDINARY)?;
@@ -65,12 +65,12 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
     if status.success() { Ok(()) } else { bail!("{program}: {status}") }
 }
 
-/// Engines that run.
+/// Running engines.
 #[derive(Debug)]
 pub struct Engines {
     place: PathBuf,
     running: Vec<Running>,
-    /// Control groups that were there before.
+    /// Control groups that existed before.
     groups: BTreeSet<PathBuf>,
 }
 
@@ -82,7 +82,7 @@ struct Running {
 }
 
 impl Engines {
-    /// Starts every engine that is installed, for this user and a group. Needs root; says what is left out otherwise.
+    /// Starts every installed engine, for this user and a group. Requires root. Prints what is skipped otherwise.
     pub fn start(group: u32) -> Result<Self> {
         let mut engines = Self { place: PathBuf::new(), running: Vec::new(), groups: groups() };
         if !is_root() {
@@ -102,7 +102,7 @@ impl Engines {
             }
             let begun = Instant::now();
             match engines.bring_up(name, start(&place, group)?, group) {
-                Ok(()) => println!("== {name} runs, {:.1} s", begun.elapsed().as_secs_f64()),
+                Ok(()) => println!("== {name} is running, {:.1} s", begun.elapsed().as_secs_f64()),
                 Err(error) => println!("SKIP the engine {name}: {error:#}"),
             }
         }
@@ -121,27 +121,27 @@ impl Engines {
         let begun = Instant::now();
         while ask(&socket, "/_ping").is_err() {
             let ended = running.child.try_wait()?;
-            if ended.is_some() || begun.elapsed() > START {
+            if ended.is_some() || begun.elapsed() > START_TIMEOUT {
                 running.stop();
                 let text = fs::read_to_string(&log).unwrap_or_default();
                 let last: Vec<&str> = text.lines().rev().take(3).collect();
                 bail!("it does not answer: {}", last.into_iter().rev().collect::<Vec<_>>().join(" / "));
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
-        // Nobody but root and the user of the tests may talk to something that runs as root.
+        // Only root and the user of the tests may connect to an engine that runs as root.
         chown(&socket, Some(0), Some(group))?;
         fs::set_permissions(&socket, Permissions::from_mode(0o660))?;
         self.running.push(running);
         Ok(())
     }
 
-    /// Where each engine listens, by its name.
+    /// Returns the socket of each engine, by its name.
     pub fn sockets(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         self.running.iter().map(|running| (running.name, running.socket.as_path()))
     }
 
-    /// What tests are told of them.
+    /// Returns the environment variables for tests.
     pub fn variables(&self) -> Vec<(String, String)> {
         let variable = |(name, socket): (&str, &Path)| {
             (format!("COFFERDAM_TEST_{}", name.to_uppercase()), socket.display().to_string())
@@ -153,15 +153,14 @@ impl Engines {
         variables
     }
 
-    /// Makes the image that sandboxes have where none is named, with the program under test. What it needs is kept in
-    /// `cache`.
+    /// Creates the default image of sandboxes with the program under test. Its downloads are kept in `cache`.
     pub fn make_base_image(&self, cofferdam: &Path, cache: &Path) {
         for (name, socket) in self.sockets() {
             let mut build = Command::new(cofferdam);
             build.args(["image", "build-base"]).env("XDG_CACHE_HOME", cache);
             build.env("DOCKER_HOST", format!("unix://{}", socket.display()));
-            if let Err(error) = step(&format!("make the base image for {name}"), &mut build) {
-                println!("SKIP what needs an image of {name}: {error:#}");
+            if let Err(error) = step(&format!("create the base image for {name}"), &mut build) {
+                println!("SKIP tests that need an image of {name}: {error:#}");
             }
         }
     }
@@ -170,7 +169,7 @@ impl Engines {
         exists("docker-registry") && self.running.iter().any(|running| running.name == "docker")
     }
 
-    /// Containers, and volumes that somebody's files are in: there are none when all is done.
+    /// Returns containers, and volumes except those of the agent. At the end there must be none.
     pub fn census(&self) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         for (name, socket) in self.sockets() {
@@ -205,15 +204,15 @@ impl Drop for Engines {
 }
 
 impl Running {
-    /// Asks it to end, and ends it if it does not.
+    /// Asks the engine to end, and kills it if it does not.
     fn stop(&mut self) {
         let one = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
         for pid in one.split_whitespace() {
             let _ = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", pid]).stderr(Stdio::null()).status();
         }
         let begun = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < STOP && !one.is_empty() {
-            std::thread::sleep(LOOK_EVERY);
+        while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < STOP_TIMEOUT && !one.is_empty() {
+            std::thread::sleep(POLL_INTERVAL);
         }
         // Its process 1 ends with it, and everything else with that.
         let _ = self.child.kill();
@@ -221,7 +220,7 @@ impl Running {
     }
 }
 
-/// A command in namespaces of its own.
+/// Returns a command in namespaces of its own.
 fn enclosed(registry: Option<&Path>) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]);
@@ -263,7 +262,7 @@ fn podman(place: &Path, _: u32) -> Result<Command> {
     let directory = place.join("podman");
     fs::create_dir_all(&directory)?;
     let mut command = enclosed(None);
-    // Its monitors leave a file named `oom` where they were started.
+    // Its monitors leave a file named `oom` in their working directory.
     command.current_dir(&directory);
     command.args(["podman", "--cgroup-manager=cgroupfs", "--events-backend=file", "--log-level=warn", "--root"]);
     command.arg(directory.join("root")).arg("--runroot").arg(directory.join("run"));
@@ -277,22 +276,22 @@ fn found(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| path.is_file())
 }
 
-/// An engine's answer to a question; nothing if the answer is no JSON.
+/// Returns an engine's JSON answer to a request, or null.
 fn ask(socket: &Path, path: &str) -> Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: engine\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let text = String::from_utf8_lossy(&answer);
-    let (head, body) = text.split_once("\r\n\r\n").context("no answer of HTTP")?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no HTTP response")?;
     if head.split(' ').nth(1) != Some("200") {
         bail!("{}", head.lines().next().unwrap_or_default());
     }
     Ok(serde_json::from_str(body).unwrap_or_default())
 }
 
-/// Control groups that engines make at the top, which outlive them.
+/// Returns control groups that engines create at the top level and that outlive them.
 fn groups() -> BTreeSet<PathBuf> {
     let controllers = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
     controllers
@@ -301,7 +300,7 @@ fn groups() -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Removes a group and those below it, as far as nothing runs in them.
+/// Removes a group and its subgroups, unless processes run in them.
 fn remove_groups(group: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

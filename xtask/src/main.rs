@@ -1,5 +1,5 @@
-//! The repository's own tasks. It knows how to build, test and check the workspace; it is no part of the product, and no
-//! crate of the product depends on it.
+//! The repository's own tasks: building, testing and checking the workspace. They are not part of the product, and no
+//! crate of the product depends on this one.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -27,25 +27,25 @@ use anyhow::{Result, bail};
 use repository::Repository;
 
 const USAGE: &str = "\
-cargo xtask test [FILTER]                     set up what the tests need, run them all, as root also as an ordinary user
-cargo xtask test --fast                       unit tests, process sandboxes and the command line, as this user
-cargo xtask build-time [--default]            what a first build costs, and which crates
-cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that is told of them, stop them
-cargo xtask clients                           install what `cofferdam mcp` and TypeScript are tested with, for tests by hand
-cargo xtask check                             fmt, clippy, tidy, docs, test, doc and deny: what a change must pass
-cargo xtask dist [--binary PATH] [--out DIR]  build the program and make its packages; or package a program that is built
-cargo xtask tidy                              the rules of the house that no other tool checks
+cargo xtask test [FILTER]                     run all tests; as root also as an ordinary user
+cargo xtask test --fast                       run unit tests, process sandboxes and the command line, as this user
+cargo xtask build-time [--default]            measure a first build and its slowest crates
+cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that uses them, stop them
+cargo xtask clients                           install the clients and Nodes of the tests, for manual tests
+cargo xtask check                             run fmt, clippy, tidy, docs, test, doc and deny
+cargo xtask dist [--binary PATH] [--out DIR]  build the program and its packages, or package an existing program
+cargo xtask tidy                              check project rules that no other tool checks
 cargo xtask docs                              check links and the table of contents, and build the book
-cargo xtask bench spawn [--quick] [--n N]     compare with no wall and with other sandboxes, in one run
-cargo xtask bench memory | churn | hogs       what idle sandboxes cost, what is left behind, what busy neighbours do
-cargo xtask bench wasm [--quick]              compare runs of WebAssembly with programs of their own
+cargo xtask bench spawn [--quick] [--n N]     compare with an unsandboxed start and with other sandboxes
+cargo xtask bench memory | churn | hogs       measure idle sandboxes, leaks and noisy neighbours
+cargo xtask bench wasm [--quick]              compare WebAssembly runs with other runtimes
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
-cargo xtask bench vm [--quick] [--docker]     compare machines with plain QEMU, and with docker run
-cargo xtask bench code [--quick] [--docker] [--vm]  compare code behind each wall with the bare interpreter
-cargo xtask bench NAME --help                 more options of a benchmark
+cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and docker run
+cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
+cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz module | screen | snapshot | archive [--seconds N] [--seed S] [--cases N]
-                                              run what strangers wrote, and check what must hold for each
-cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test-suite on level wasm";
+                                              run untrusted input and check the invariants
+cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test suite on level wasm";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

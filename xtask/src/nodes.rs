@@ -1,5 +1,5 @@
-//! Nodes that take types away, for the tests of TypeScript: from the ordinary registry, in the versions of `xtask/nodes`, each
-//! in a root of its own with the libraries of this system that it needs, kept from run to run.
+//! Node versions with type stripping, for the tests of TypeScript. They come from the usual registry, in the versions
+//! of `xtask/nodes`. Each is in a root of its own with the system libraries that it needs, and is reused by later runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,27 +7,28 @@ use std::process::Command;
 
 use crate::clients::{self, Pinned};
 
-/// Where tests find the roots.
+/// The environment variable through which tests find the roots.
 pub const VARIABLE: &str = "COFFERDAM_TEST_NODES";
-/// The oldest, a usual one, the newest.
+/// The oldest version, a usual one, and the newest.
 const NODES: [&str; 3] = ["node-oldest", "node-usual", "node-newest"];
-/// What a sandbox mounts over, besides what is copied.
+/// Mount points of a sandbox, besides the copied directories.
 const PLACES: [&str; 5] = ["dev", "etc", "proc", "tmp", "workspace"];
-/// What a root has besides Node: container engines and results from read-only workspaces need programs.
+/// Programs of a root besides Node. Container engines and results from read-only workspaces need them.
 const PROGRAMS: [&str; 2] = ["/bin/sh", "/bin/cat"];
 
-/// Makes the roots below `cache`, if they are not there; gives where. What cannot be had is told, and not tested with.
+/// Creates the roots below `cache`, unless they exist. Returns their directory. If that fails, prints that their tests
+/// are skipped.
 pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
     match install(pins, cache) {
         Ok(directory) => Some(directory),
         Err(why) => {
-            println!("SKIP Nodes that take types away (cofferdam-code and cofferdam, TypeScript): {why}");
+            println!("SKIP Nodes with type stripping (cofferdam-code and cofferdam, TypeScript): {why}");
             None
         }
     }
 }
 
-/// As [`prepare`], for who says himself why not.
+/// Does the same as [`prepare`], but returns the reason of a failure.
 pub fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     let pinned = Pinned { pins, files: &["package.json", "package-lock.json"], needs: &["npm", "ldd"], name: "nodes" };
     let directory = pinned.install(cache, |directory| {
@@ -37,7 +38,7 @@ pub fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     Ok(directory.join("roots"))
 }
 
-/// A root file system in which nothing is but this Node, and what runs beside it.
+/// Creates a root file system with only this Node and the programs beside it.
 fn root(directory: &Path, name: &str) -> Result<(), String> {
     let root = directory.join("roots").join(name);
     let node = root.join("usr/bin/node");
@@ -62,17 +63,17 @@ fn copy_libraries(program: &Path, root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies a file of the system to its own place in a root.
+/// Copies a file of the system to the same path in a root.
 fn copy(file: &Path, root: &Path) -> std::io::Result<()> {
     let to = root.join(file.strip_prefix("/").unwrap_or(file));
     fs::create_dir_all(to.parent().unwrap_or(root))?;
     fs::copy(file, to).map(drop)
 }
 
-/// The files that `ldd` names.
-fn libraries(told: &str) -> Vec<String> {
+/// Returns the files in the output of `ldd`.
+fn libraries(output: &str) -> Vec<String> {
     let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned);
-    told.lines().filter_map(path).collect()
+    output.lines().filter_map(path).collect()
 }
 
 #[cfg(test)]
@@ -81,9 +82,9 @@ mod tests {
 
     #[test]
     fn libraries_are_found_in_what_ldd_says() {
-        let told =
+        let output =
             "\tlinux-vdso.so.1 (0x00007f)\n\tlibm.so.6 => /lib/x/libm.so.6 (0x00007f)\n\t/lib64/ld-linux.so.2 (0x00)\n";
-        assert_eq!(libraries(told), ["/lib/x/libm.so.6", "/lib64/ld-linux.so.2"]);
+        assert_eq!(libraries(output), ["/lib/x/libm.so.6", "/lib64/ld-linux.so.2"]);
         assert!(libraries("\tnot a dynamic executable\n").is_empty());
     }
 }

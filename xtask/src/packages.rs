@@ -1,18 +1,18 @@
-//! System packages that tests and benchmarks need, and how they are had.
+//! System packages that tests and benchmarks need, and their installation.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::command;
 
-/// Something a test needs of the system.
+/// A system dependency of tests or benchmarks.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// Debian's package.
     pub package: &'static str,
-    /// What cannot be tested without it.
+    /// The consequence of its absence.
     pub without: &'static str,
     present: fn() -> bool,
 }
@@ -20,18 +20,18 @@ pub struct Need {
 const QEMU: Need = Need {
     name: "QEMU",
     package: "qemu-system-x86",
-    without: "the machine level (cofferdam-vm, suite) is tested only up to the monitor, and not measured; version 2 of control groups \
-              (cofferdam, suite v2::) is tested only where it is the host's",
+    without: "level vm (cofferdam-vm, suite) is tested only up to the VMM, and not measured; version 2 of control groups \
+              (cofferdam, suite v2::) is tested only if the host uses it",
     present: || command::exists("qemu-system-x86_64"),
 };
 const MKFS: Need = Need {
     name: "mkfs.ext4",
     package: "e2fsprogs",
-    without: "no disk is made for machines",
+    without: "no disk is created for VMs",
     present: || ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()),
 };
 
-/// What `cargo xtask test` needs.
+/// Dependencies of `cargo xtask test`.
 pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "gcc",
@@ -54,7 +54,7 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "numpy for /usr/bin/python3",
         package: "python3-numpy",
-        without: "nothing shows that numpy's random state is nobody else's (no_two_forks_share_the_random_state_of_numpy)",
+        without: "numpy's random state is not tested to be unique (no_two_forks_share_the_random_state_of_numpy)",
         present: || python_has("numpy"),
     },
     Need {
@@ -84,7 +84,7 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "the Docker engine",
         package: "docker.io",
-        without: "the container level (cofferdam-container, suite) is tested only up to the engine",
+        without: "level container (cofferdam-container, suite) is tested only up to the engine",
         present: || command::exists("dockerd"),
     },
     Need {
@@ -96,19 +96,19 @@ pub const FOR_TESTS: &[Need] = &[
     Need {
         name: "Podman",
         package: "podman",
-        without: "the container level is not tested with Podman",
+        without: "level container is not tested with Podman",
         present: || command::exists("podman"),
     },
     Need {
         name: "crun",
         package: "crun",
-        without: "the container level is not tested with the runtime crun",
+        without: "level container is not tested with the runtime crun",
         present: || command::exists("crun"),
     },
     Need {
         name: "gVisor's runsc",
         package: "runsc",
-        without: "the container level is not tested with the runtime runsc",
+        without: "level container is not tested with the runtime runsc",
         present: || command::exists("runsc"),
     },
     Need {
@@ -121,7 +121,7 @@ pub const FOR_TESTS: &[Need] = &[
     MKFS,
 ];
 
-/// What `cargo xtask bench` needs. Other peers are measured where they are installed.
+/// Dependencies of `cargo xtask bench`. Other peers are measured if they are installed.
 pub const FOR_BENCHMARKS: &[Need] = &[Need {
     name: "bubblewrap",
     package: "bubblewrap",
@@ -129,7 +129,7 @@ pub const FOR_BENCHMARKS: &[Need] = &[Need {
     present: || command::exists("bwrap"),
 }];
 
-/// What `cargo xtask bench vm` needs.
+/// Dependencies of `cargo xtask bench vm`.
 pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];
 
 fn python_has(module: &str) -> bool {
@@ -143,7 +143,8 @@ fn static_libc() -> bool {
     Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute()
 }
 
-/// Installs what is missing where that is possible, else says which command does, and what will not be tested.
+/// Installs missing packages if possible. Otherwise prints the command that installs them, and the tests that are
+/// affected.
 pub fn ensure(needs: &[Need]) {
     let missing: Vec<Need> = needs.iter().copied().filter(|need| !(need.present)()).collect();
     if missing.is_empty() {
@@ -157,13 +158,13 @@ pub fn ensure(needs: &[Need]) {
         return;
     }
     let names: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    println!("missing; on Debian and Ubuntu this installs it:\n\n    sudo apt-get install -y {}\n", names.join(" "));
+    println!("missing; on Debian and Ubuntu, install them with:\n\n    sudo apt-get install -y {}\n", names.join(" "));
     for need in missing {
         println!("SKIP without {}: {}", need.name, need.without);
     }
 }
 
-/// A failure is not fatal: what is then still missing is told.
+/// Installs packages. A failure is not fatal: the caller reports what is still missing.
 fn install(missing: &[Need]) {
     let apt = || {
         let mut apt = Command::new("apt-get");
@@ -178,7 +179,7 @@ fn install(missing: &[Need]) {
         apt
     };
     if command::step("apt-get install", install().args(packages.clone())).is_err() {
-        // One that this system does not have must not keep the others away.
+        // A package that this system lacks must not prevent the others.
         for package in packages {
             let _ = command::step(&format!("apt-get install {package}"), install().arg(package));
         }

@@ -1,7 +1,7 @@
 //! Directories of one run of this program, named after its process.
 //!
-//! A killed run leaves its directory, and its number goes round: what nobody owns any more is removed before a new one is
-//! made, also what has this process's own number.
+//! A killed run leaves its directory, and process ids are reused. So directories of dead processes are removed before a
+//! new one is created, also one with this process's own id.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// A directory of this run that is removed when it is dropped.
+/// A directory of this run that is removed on drop.
 #[derive(Debug)]
 pub struct Temporary(PathBuf);
 
@@ -20,7 +20,7 @@ impl Temporary {
         Ok(Self(make(parent, prefix, mode, &[me])?))
     }
 
-    /// Returns its path.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -34,15 +34,15 @@ impl Drop for Temporary {
     }
 }
 
-/// Makes `parent/prefixPID`. `owners` are the users whose directories of such names are ours.
+/// Creates `parent/prefixPID`. Existing directories with such names are removed only if one of `owners` owns them.
 pub fn make(parent: &Path, prefix: &str, mode: u32, owners: &[u32]) -> Result<PathBuf> {
     remove_left(parent, prefix, owners);
     let place = parent.join(format!("{prefix}{}", std::process::id()));
-    fs::DirBuilder::new().mode(mode).create(&place).with_context(|| format!("cannot make {}", place.display()))?;
+    fs::DirBuilder::new().mode(mode).create(&place).with_context(|| format!("cannot create {}", place.display()))?;
     Ok(place)
 }
 
-/// Removes what runs that were killed have left.
+/// Removes the directories of killed runs.
 fn remove_left(parent: &Path, prefix: &str, owners: &[u32]) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -50,7 +50,7 @@ fn remove_left(parent: &Path, prefix: &str, owners: &[u32]) {
         let ours = entry.metadata().is_ok_and(|meta| meta.is_dir() && owners.contains(&meta.uid()));
         let ended = |run| run == std::process::id() || !Path::new(&format!("/proc/{run}")).exists();
         if ours && run.is_some_and(ended) {
-            // What cannot be removed is in nobody's way, or making the new one says so.
+            // A directory that cannot be removed is harmless, or the creation of the new one reports it.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -74,7 +74,7 @@ mod tests {
         {
             fs::create_dir_all(parent.join(name).join("tmp")).unwrap();
         }
-        assert!(make(&parent, "x-", 0o755, &[]).is_err(), "somebody else's directory was taken");
+        assert!(make(&parent, "x-", 0o755, &[]).is_err(), "another user's directory was taken");
         let made = make(&parent, "x-", 0o755, &[me]).unwrap();
         assert_eq!(fs::read_dir(&made).unwrap().count(), 0, "it is not new");
         let mut left: Vec<_> =

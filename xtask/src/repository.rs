@@ -1,4 +1,4 @@
-//! The checked-out sources: where they are, which files belong to them.
+//! The checked-out sources and their files.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Directories that are never sources, for checkouts without git.
+/// Directories that never contain sources, for checkouts without git.
 const NOT_SOURCES: &[&str] = &[".git", "target", "bench-results"];
 
 /// A directory with the workspace's sources.
@@ -18,23 +18,23 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// The one that this program was built from.
+    /// Returns the repository from which this program was built.
     pub fn this() -> Self {
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         Self { root: own.parent().unwrap_or(own).to_owned() }
     }
 
-    /// Another copy of it.
+    /// Returns another copy of the repository.
     pub fn at(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// The directory of the workspace.
+    /// Returns the root directory of the workspace.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Every source file, relative to the root: what git tracks or would track, without what is deleted.
+    /// Returns every source file, relative to the root: files that git tracks or would track, without deleted ones.
     pub fn files(&self) -> Result<Vec<PathBuf>> {
         let mut files = match self.git_files() {
             Some(files) => files,
@@ -46,7 +46,7 @@ impl Repository {
         Ok(files)
     }
 
-    /// `None` without git, outside a checkout, or where git refuses to read someone else's.
+    /// Returns `None` without git, outside a checkout, or if git refuses to read another user's.
     fn git_files(&self) -> Option<Vec<PathBuf>> {
         if !self.root.join(".git").exists() {
             return None;
@@ -82,20 +82,20 @@ impl Repository {
         Ok(files)
     }
 
-    /// The text of a source file.
+    /// Reads a source file.
     pub fn read(&self, file: impl AsRef<Path>) -> Result<String> {
         let path = self.root.join(file);
         std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
-    /// `cargo` in the root.
+    /// Returns a `cargo` command in the root.
     pub fn cargo(&self) -> Command {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.current_dir(&self.root);
         cargo
     }
 
-    /// The workspace's own packages, as `cargo metadata` describes them.
+    /// Returns the workspace's own packages, as `cargo metadata` describes them.
     pub fn packages(&self) -> Result<Vec<Value>> {
         let output = self
             .cargo()
@@ -104,10 +104,10 @@ impl Repository {
             .output()
             .context("cannot start cargo")?;
         ensure!(output.status.success(), "cargo metadata failed");
-        let mut metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata is no JSON")?;
+        let mut metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata is not JSON")?;
         match metadata["packages"].take() {
             Value::Array(packages) => Ok(packages),
-            _ => anyhow::bail!("cargo metadata names no packages"),
+            _ => anyhow::bail!("cargo metadata lists no packages"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the public test-suite of WASI, which is not part of this repository.
+//! Runs the public test suite of WASI, which is not part of this repository.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,22 +9,22 @@ use crate::command::step;
 use crate::repository::Repository;
 use crate::test::build::build_binary;
 
-/// The example that does the work.
+/// The example that runs the suite.
 const PROGRAM: &str = "wasi-testsuite";
 
-/// `cargo xtask wasi-testsuite DIR`.
+/// Runs `cargo xtask wasi-testsuite DIR`.
 pub fn run(repository: &Repository, directory: &str, options: &[&str]) -> Result<()> {
     if !Path::new(directory).is_dir() {
         bail!(
-            "{directory} is no directory; `git clone --depth 1 --branch prod/testsuite-base \
-             https://github.com/WebAssembly/wasi-testsuite` makes one with the suite's tests ready to run"
+            "{directory} is not a directory; create it with `git clone --depth 1 --branch prod/testsuite-base \
+             https://github.com/WebAssembly/wasi-testsuite`, which has prebuilt tests"
         );
     }
     let program = build(repository)?;
     let mut suite = Command::new(program);
     suite.arg(directory).args(options);
     if options.contains(&"--json") {
-        // Nothing but JSON on standard output.
+        // Print only JSON to standard output.
         if suite.status()?.success() { Ok(()) } else { bail!("a test failed") }
     } else {
         step("the WASI test-suite", &mut suite)

@@ -1,4 +1,4 @@
-//! Files that disks are stored as differences from.
+//! Base files, from which disks are stored as differences.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use crate::block::BLOCK;
 use crate::digest::Digest;
 use crate::error::{ArchiveError, Result, io as io_error};
 
-/// A file that is known by its SHA-256. It must not change while it is used.
+/// A file identified by its SHA-256. It must not change while it is in use.
 #[derive(Debug)]
 pub struct Base {
     id: Digest,
@@ -19,14 +19,14 @@ pub struct Base {
 }
 
 impl Base {
-    /// A file whose SHA-256 the caller has just computed, or keeps with an image that nobody can change. What it says is
-    /// believed: with a wrong one, disks are restored wrongly.
+    /// Creates a base from a file whose SHA-256 the caller has just computed, or stores with an immutable image. The
+    /// digest is trusted: with a wrong one, disks are restored wrongly.
     pub fn known(id: Digest, file: File) -> Result<Self> {
         let size = regular_size(&file, "base")?;
         Ok(Self { id, file, size })
     }
 
-    /// Reads the whole file for its SHA-256.
+    /// Reads the whole file to compute its SHA-256.
     pub fn hashed(file: File) -> Result<Self> {
         let size = regular_size(&file, "base")?;
         let (mut hasher, mut at, mut buffer) = (Sha256::new(), 0, vec![0; BLOCK]);
@@ -39,12 +39,12 @@ impl Base {
         Ok(Self { id: Digest::finish(hasher), file, size })
     }
 
-    /// Its SHA-256.
+    /// Returns the file's SHA-256.
     pub fn id(&self) -> Digest {
         self.id
     }
 
-    /// Its size, in bytes.
+    /// Returns the file's size, in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -53,7 +53,7 @@ impl Base {
         &self.file
     }
 
-    /// Reads from a place; behind its end there is nothing but zeroes.
+    /// Reads from an offset. Bytes beyond the end of the file read as zeroes.
     pub(crate) fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         let there = usize::try_from(self.size.saturating_sub(at)).unwrap_or(bytes.len()).min(bytes.len());
         let (data, behind) = bytes.split_at_mut(there);
@@ -62,11 +62,11 @@ impl Base {
     }
 }
 
-/// The size of a file that has one.
+/// Returns the size of a regular file.
 pub(crate) fn regular_size(file: &File, part: &str) -> Result<u64> {
-    let meta = file.metadata().map_err(io_error("look at", part))?;
+    let meta = file.metadata().map_err(io_error("inspect", part))?;
     if !meta.is_file() {
-        return Err(ArchiveError::UnfitFile { part: part.to_owned(), reason: "it is no regular file" });
+        return Err(ArchiveError::UnfitFile { part: part.to_owned(), reason: "it is not a regular file" });
     }
     Ok(meta.len())
 }

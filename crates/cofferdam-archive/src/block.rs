@@ -1,4 +1,4 @@
-//! The contents of a part in blocks of bounded size, each packed by itself, and the part's hash at their end.
+//! The contents of a part in blocks of bounded size, each compressed on its own, followed by the part's hash.
 //!
 //! ```text
 //! (unpacked u32 | packed u32 | bytes)* | 0 u32 | 0 u32 | SHA-256
@@ -14,10 +14,10 @@ use crate::error::{ArchiveError, Result, damaged, io};
 use crate::head::u32_at;
 use crate::part::Part;
 
-/// The most that a block unpacks to, in bytes.
+/// The maximum uncompressed size of a block, in bytes.
 pub(crate) const BLOCK: usize = 1 << 20;
 
-/// Packs blocks. One serves for all parts.
+/// A compressor for blocks. One instance serves all parts.
 pub(crate) struct Packer {
     compressor: Compressor<'static>,
     raw: Vec<u8>,
@@ -25,15 +25,15 @@ pub(crate) struct Packer {
 }
 
 impl Packer {
-    /// With a level from 1 to 19.
+    /// Creates a packer with a compression level from 1 to 19.
     pub(crate) fn new(level: i32) -> Result<Self> {
         let compressor = Compressor::new(level).map_err(|_| ArchiveError::BadLevel { level })?;
         Ok(Self { compressor, raw: Vec::with_capacity(BLOCK), packed: vec![0; BLOCK] })
     }
 
-    /// What was collected, packed if that makes it smaller.
+    /// Returns the collected bytes, compressed if that makes them smaller.
     fn pack(&mut self) -> &[u8] {
-        // Refused where it does not fit, which is what is asked.
+        // Compression fails if the result does not fit, so the bytes are then stored uncompressed.
         match self.compressor.compress_to_buffer(&self.raw, &mut self.packed[..]) {
             Ok(length) if length < self.raw.len() => &self.packed[..length],
             _ => &self.raw,
@@ -41,7 +41,7 @@ impl Packer {
     }
 }
 
-/// Writes the contents of a part.
+/// A writer for the contents of a part.
 pub(crate) struct BlockWriter<'a, W> {
     body: &'a mut BodyWriter<W>,
     packer: &'a mut Packer,
@@ -65,7 +65,7 @@ impl<'a, W: Write> BlockWriter<'a, W> {
         Ok(())
     }
 
-    /// Bytes of the archive so far.
+    /// Returns the number of bytes written to the archive so far.
     pub(crate) fn written(&self) -> u64 {
         self.body.written()
     }
@@ -91,12 +91,12 @@ impl<'a, W: Write> BlockWriter<'a, W> {
     }
 }
 
-/// Unpacks blocks. One serves for all parts.
+/// A decompressor for blocks. One instance serves all parts.
 pub(crate) struct Unpacker {
     decompressor: Decompressor<'static>,
     raw: Vec<u8>,
     packed: Vec<u8>,
-    /// What was taken of `raw`.
+    /// Offset of the first byte of `raw` that has not been read.
     at: usize,
 }
 
@@ -107,7 +107,7 @@ impl Unpacker {
     }
 }
 
-/// Reads the contents of a part.
+/// A reader for the contents of a part.
 pub(crate) struct BlockReader<'a, R> {
     body: &'a mut BodyReader<R>,
     unpacker: &'a mut Unpacker,
@@ -121,11 +121,11 @@ impl<'a, R: Read> BlockReader<'a, R> {
         Self { body, unpacker, part }
     }
 
-    /// Fills `bytes` with contents. It is a lie if there are not so many.
+    /// Fills `bytes` with contents. Fails with [`ArchiveError::SizeLies`] if there are not enough.
     pub(crate) fn read_exact(&mut self, mut bytes: &mut [u8]) -> Result<()> {
         while !bytes.is_empty() {
             if self.unpacker.at == self.unpacker.raw.len() && !self.load()? {
-                return Err(self.lie("less"));
+                return Err(self.size_mismatch("shorter"));
             }
             let (raw, at) = (&self.unpacker.raw, self.unpacker.at);
             let now = bytes.len().min(raw.len() - at);
@@ -137,15 +137,15 @@ impl<'a, R: Read> BlockReader<'a, R> {
         Ok(())
     }
 
-    /// Bytes of the archive so far.
+    /// Returns the number of bytes read from the archive so far.
     pub(crate) fn read(&self) -> u64 {
         self.body.read()
     }
 
-    /// Finds the end of the contents, and compares their hash.
+    /// Reads the end of the contents and compares their hash.
     pub(crate) fn finish(mut self, digest: Digest) -> Result<()> {
         if self.unpacker.at < self.unpacker.raw.len() || self.load()? {
-            return Err(self.lie("more"));
+            return Err(self.size_mismatch("longer"));
         }
         let mut found = [0; Digest::LENGTH];
         self.body.read_exact(&mut found)?;
@@ -155,7 +155,7 @@ impl<'a, R: Read> BlockReader<'a, R> {
         Ok(())
     }
 
-    /// Whether there was another block.
+    /// Loads the next block. Returns false at the end of the contents.
     fn load(&mut self) -> Result<bool> {
         let mut sizes = [0; 8];
         self.body.read_exact(&mut sizes)?;
@@ -177,11 +177,11 @@ impl<'a, R: Read> BlockReader<'a, R> {
         self.body.read_exact(buffer)?;
         match decompressor.decompress_to_buffer(buffer, &mut raw[..]) {
             Ok(length) if length == unpacked => Ok(true),
-            _ => Err(damaged("a block that does not unpack to its size")),
+            _ => Err(damaged("the uncompressed size of a block")),
         }
     }
 
-    fn lie(&self, found: &'static str) -> ArchiveError {
+    fn size_mismatch(&self, found: &'static str) -> ArchiveError {
         ArchiveError::SizeLies { part: self.part.name.to_string(), declared: self.part.size, found }
     }
 }

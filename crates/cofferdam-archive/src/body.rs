@@ -1,4 +1,4 @@
-//! What follows the head, in clear or sealed, and the hash of the whole that ends it.
+//! The body of an archive: everything after the head, in clear or sealed, and the final hash of the whole archive.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::{ArchiveError, Result, io};
 use crate::seal::{Opener, Sealer, fill};
 
-/// Writes a body.
+/// A writer for the body.
 pub(crate) struct BodyWriter<W> {
     out: W,
     sealer: Option<Sealer>,
@@ -17,7 +17,7 @@ pub(crate) struct BodyWriter<W> {
 }
 
 impl<W: Write> BodyWriter<W> {
-    /// Writes the head, which the hash of the whole begins with.
+    /// Writes the head, which is the first input of the whole archive's hash.
     pub(crate) fn new(out: W, head: &[u8], sealer: Option<Sealer>) -> Result<Self> {
         let mut body = Self { out, sealer: None, hasher: Sha256::new(), written: 0 };
         body.write(head)?;
@@ -29,12 +29,12 @@ impl<W: Write> BodyWriter<W> {
         self.pass(bytes)
     }
 
-    /// Bytes of the archive so far.
+    /// Returns the number of bytes written to the archive so far.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// Writes the hash of all that was written, and ends the archive.
+    /// Writes the hash of everything written so far and ends the archive.
     pub(crate) fn finish(mut self) -> Result<(u64, Digest)> {
         let digest = Digest::finish(self.hasher.clone());
         self.pass(digest.as_bytes())?;
@@ -52,7 +52,7 @@ impl<W: Write> BodyWriter<W> {
             if bytes.is_empty() {
                 return Ok(());
             }
-            // Only now is it known that this chunk is not the last one.
+            // The last chunk is sealed differently, and more bytes prove that this chunk is not the last.
             put(&mut self.out, sealer.seal(false)?, &mut self.written)?;
             sealer.clear();
         }
@@ -65,7 +65,7 @@ fn put(out: &mut impl Write, bytes: &[u8], written: &mut u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads a body.
+/// A reader for the body.
 pub(crate) struct BodyReader<R> {
     input: R,
     opener: Option<Opener>,
@@ -84,18 +84,18 @@ impl<R: Read> BodyReader<R> {
         Ok(())
     }
 
-    /// Bytes of the archive so far, without what sealing adds.
+    /// Returns the number of bytes read from the archive so far, without the authentication tags.
     pub(crate) fn read(&self) -> u64 {
         self.read
     }
 
-    /// Compares the hash of all that was read, and finds the end of the archive.
+    /// Compares the hash of everything read so far and checks that the archive ends here.
     pub(crate) fn finish(mut self) -> Result<(u64, Digest)> {
         let digest = Digest::finish(std::mem::take(&mut self.hasher));
         let mut found = [0; Digest::LENGTH];
         self.fetch(&mut found)?;
         if found != *digest.as_bytes() {
-            return Err(ArchiveError::Damaged { what: "the hash of the whole" });
+            return Err(ArchiveError::Damaged { what: "the hash of the whole archive" });
         }
         let more = match &self.opener {
             Some(opener) => !opener.is_at_end(),

@@ -1,31 +1,32 @@
-//! Where pages were seen before: by their SHA-256, so that equal means equal, and for so many that memory stays bounded.
+//! Page deduplication. Pages are compared by SHA-256, so equal digests mean equal pages. The number of remembered pages
+//! is bounded, so memory is too.
 
 use std::collections::HashMap;
 
 use crate::digest::Digest;
 
-/// Pages that are remembered unless asked otherwise: about 900 MiB of different ones, in 11 MiB of memory. The number is
-/// what a hash table of that size holds.
+/// Default number of remembered pages: about 900 MiB of distinct pages, in 11 MiB of memory. The number is the capacity
+/// of a hash table of that size.
 pub(crate) const PAGES: usize = 7 << 15;
 
-/// Pages that were seen.
+/// A table of pages that were seen.
 pub(crate) struct Table {
     pages: HashMap<Digest, u64>,
-    most: usize,
+    max: usize,
 }
 
 impl Table {
-    /// Remembers the first `most` different pages. Later ones are still found to be like these.
-    pub(crate) fn new(most: usize) -> Self {
-        Self { pages: HashMap::new(), most }
+    /// Creates a table that remembers the first `max` distinct pages. Later pages are still compared with these.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { pages: HashMap::new(), max }
     }
 
-    /// The page that was the same; if none was, this one is remembered while there is room.
+    /// Returns an earlier page with the same digest. Without one, remembers this page while there is room.
     pub(crate) fn seen(&mut self, digest: Digest, page: u64) -> Option<u64> {
         if let Some(first) = self.pages.get(&digest) {
             return Some(*first);
         }
-        if self.pages.len() < self.most {
+        if self.pages.len() < self.max {
             self.pages.insert(digest, page);
         }
         None

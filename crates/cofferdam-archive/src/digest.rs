@@ -1,4 +1,4 @@
-//! SHA-256 values, as they stand in archives and as people read them.
+//! SHA-256 values, in binary and as text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,30 +8,30 @@ use sha2::Sha256;
 
 use crate::error::ArchiveError;
 
-/// A SHA-256. Shown and parsed as 64 hexadecimal digits.
+/// A SHA-256. It is formatted and parsed as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; Digest::LENGTH]);
 
 impl Digest {
-    /// Bytes of a digest.
+    /// Length of a digest, in bytes.
     pub const LENGTH: usize = 32;
 
-    /// A digest that was computed elsewhere.
+    /// Creates a digest that was computed elsewhere.
     pub const fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
         Self(bytes)
     }
 
-    /// The 32 bytes.
+    /// Returns the 32 bytes.
     pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
         &self.0
     }
 
-    /// The digest of these bytes.
+    /// Computes the digest of these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// What a hasher has come to.
+    /// Returns a hasher's result.
     pub(crate) fn finish(hasher: Sha256) -> Self {
         Self(hasher.finalize().into())
     }

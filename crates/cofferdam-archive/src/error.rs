@@ -1,4 +1,4 @@
-//! What can go wrong, each with what to do about it.
+//! Errors of the crate, each with its remedy.
 
 use std::io;
 
@@ -7,193 +7,195 @@ use crate::digest::Digest;
 /// Result with [`ArchiveError`].
 pub type Result<T, E = ArchiveError> = std::result::Result<T, E>;
 
-/// Why an archive was not written or not used. After any of these, no file that was to be restored has anything in it.
+/// An error from writing or reading an archive. After any of these, every file that was to be restored is empty.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// Other bytes.
+    /// The input does not begin like an archive.
     #[error(
-        "this is no archive of a snapshot or an image: it does not begin like one. Give the file that `snapshot save` or \
+        "not an archive of a snapshot or an image: the magic number does not match. Use a file that `snapshot save` or \
          `vm export-image` wrote"
     )]
     NotAnArchive,
-    /// Written by a later version.
+    /// The archive was written by a later version.
     #[error(
         "the archive has format version {found}, and this program reads {known}: use the version that wrote it, or a newer one"
     )]
     NewerVersion {
-        /// Of the archive.
+        /// The format version of the archive.
         found: u32,
-        /// The one that is known here.
+        /// The newest supported format version.
         known: u32,
     },
-    /// Something is not what its hash or its seal says, or cannot be in any archive.
-    #[error("the archive is damaged or was tampered with ({what}), and nothing of it was used: fetch or save it again")]
+    /// Data does not match its hash or its seal, or is invalid in any archive.
+    #[error("the archive is damaged or was tampered with ({what}), nothing was restored: download or save it again")]
     Damaged {
-        /// Where it was noticed.
+        /// The check that failed.
         what: &'static str,
     },
-    /// It ends too early.
-    #[error("the archive is cut off, and nothing of it was used: fetch or save it again, and compare the sizes")]
+    /// The archive ends too early.
+    #[error("the archive is truncated, nothing was restored: download or save it again, and compare the sizes")]
     Truncated,
-    /// There is more after its end.
-    #[error("there are bytes after the archive's end, and nothing of it was used: give the archive alone")]
+    /// There is data after the end of the archive.
+    #[error("there is data after the end of the archive, nothing was restored: pass the archive alone")]
     TrailingBytes,
-    /// It is encrypted.
-    #[error("the archive is encrypted, and no key was given: give the key that it was saved with")]
+    /// The archive is encrypted and no key was passed.
+    #[error("the archive is encrypted, and no key was given: pass the key that it was saved with")]
     KeyMissing,
-    /// It is encrypted with another key.
-    #[error("the key does not fit the archive: give the key that it was saved with")]
+    /// The archive is encrypted with another key.
+    #[error("the key does not match the archive: pass the key that it was saved with")]
     WrongKey,
-    /// A key was given, so it should have been encrypted.
+    /// A key was passed, so the archive should be encrypted.
     #[error(
-        "a key was given, and the archive is not encrypted: anyone could have written it. If it is yours all the same, read \
+        "a key was given, but the archive is not encrypted: anyone could have written it. If it is yours all the same, read \
          it without a key"
     )]
     NotEncrypted,
-    /// Not 32 bytes.
-    #[error("a key has 32 bytes, not {length}: give 32 random bytes, such as of /dev/urandom")]
+    /// The key is not 32 bytes long.
+    #[error("a key must have 32 bytes, got {length}: pass 32 random bytes, such as from /dev/urandom")]
     BadKey {
-        /// What it has.
+        /// The length that was passed.
         length: usize,
     },
-    /// The file of a key that should not be used.
-    #[error("the file of the key cannot be used: {reason}")]
+    /// The key file must not be used.
+    #[error("cannot use the key file: {reason}")]
     KeyFile {
-        /// Why, and what to do.
+        /// The reason and the remedy.
         reason: &'static str,
     },
-    /// Not 64 hexadecimal digits.
-    #[error("'{text}' is no SHA-256: give 64 hexadecimal digits, as `sha256sum` prints them")]
+    /// The text is not 64 hexadecimal digits.
+    #[error("'{text}' is not a SHA-256: pass 64 hexadecimal digits, as `sha256sum` prints them")]
     BadDigest {
-        /// The beginning of what was given.
+        /// The beginning of the text.
         text: String,
     },
-    /// A level that zstd does not have, or that needs too much memory.
-    #[error("{level} is no level of compression: give one from 1 (fast) to 19 (small)")]
+    /// The compression level does not exist in zstd, or needs too much memory.
+    #[error("invalid compression level {level}: pass one from 1 (fast) to 19 (small)")]
     BadLevel {
         /// The level.
         level: i32,
     },
-    /// A part's name is not one.
-    #[error("a part has a name that is none ({text:?}): 1 to 32 of a-z, 0-9 and '-', beginning with a letter")]
+    /// The name of a part is invalid.
+    #[error("invalid part name {text:?}: use 1 to 32 of a-z, 0-9 and '-', beginning with a letter")]
     BadName {
-        /// What stands there.
+        /// The invalid name.
         text: String,
     },
     /// Two parts have the same name.
-    #[error("two parts have the name '{name}': give each its own")]
+    #[error("two parts have the name '{name}': use a unique name for each")]
     DuplicateName {
         /// The name.
         name: String,
     },
-    /// More parts than are allowed.
+    /// The archive has more parts than the limit allows.
     #[error(
-        "the archive has {found} parts, and {most} are the most: it is no archive of this machine, or the limit is too low"
+        "the archive has {found} parts, but at most {most} are allowed: it is not a snapshot of this VM, or the limit is too low"
     )]
     TooManyParts {
-        /// As many as it says.
+        /// The declared number of parts.
         found: u64,
         /// The limit.
         most: u64,
     },
-    /// A part is larger than is allowed.
+    /// A part is larger than the limit allows.
     #[error(
-        "the part '{part}' has {size} bytes, and {most} are the most: raise the limit if you expect a machine of that size"
+        "the part '{part}' has {size} bytes, but at most {most} are allowed: raise the limit if you expect a VM of that size"
     )]
     TooLarge {
-        /// Its name.
+        /// The part's name.
         part: String,
-        /// Its size, in bytes.
+        /// The part's size, in bytes.
         size: u64,
         /// The limit, in bytes.
         most: u64,
     },
-    /// What comes is more or less than was declared.
+    /// The contents of a part are longer or shorter than declared.
     #[error(
-        "the part '{part}' says that it has {declared} bytes, and its contents are {found}: the archive was made by a broken or \
-         hostile program, and nothing of it was used"
+        "the part '{part}' declares {declared} bytes, but its contents are {found}: the archive was made by a broken or \
+         hostile program, nothing was restored"
     )]
     SizeLies {
-        /// Its name.
+        /// The part's name.
         part: String,
-        /// What its head says.
+        /// The size that the head declares.
         declared: u64,
-        /// In which direction it lies.
+        /// Either longer or shorter.
         found: &'static str,
     },
-    /// Pages outside of the part, or copied from where nothing is yet.
+    /// A page is outside of the part, or is copied from a page that does not exist yet.
     #[error(
-        "the part '{part}' has pages where none can be ({reason}): the archive was made by a broken or hostile program, and \
-         nothing of it was used"
+        "the part '{part}' has pages at an invalid position ({reason}): the archive was made by a broken or hostile program, and \
+         nothing was restored"
     )]
     BadExtent {
-        /// Its name.
+        /// The part's name.
         part: String,
-        /// What is wrong with them.
+        /// The reason why the position is invalid.
         reason: &'static str,
     },
-    /// A disk needs a base, and none was given.
+    /// A disk needs a base and none was passed.
     #[error(
-        "the disk '{part}' is only what differs from another file, and that was not given: give the file with the SHA-256 {base}"
+        "the disk '{part}' is stored as a difference from another file, which is missing: pass the file with the SHA-256 {base}"
     )]
     BaseMissing {
         /// The disk.
         part: String,
-        /// What it needs.
+        /// The digest of the base that it needs.
         base: Digest,
     },
-    /// A disk needs a base, and only others were given.
+    /// A disk needs a base and only other files were passed.
     #[error(
-        "the disk '{part}' is what differs from the file with the SHA-256 {base}, and the one that was given has {given}: give \
-         the image that the machine was started with"
+        "the disk '{part}' is a difference from the file with the SHA-256 {base}, but the file passed has {given}: pass \
+         the image that the VM was started from"
     )]
     WrongBase {
         /// The disk.
         part: String,
-        /// What it needs.
+        /// The digest of the base that it needs.
         base: Digest,
-        /// The first of those that were given.
+        /// The digest of the first file that was passed.
         given: Digest,
     },
     /// A file changed while it was saved.
-    #[error("the file of the part '{part}' changed while it was saved: save it while the machine is frozen")]
+    #[error("the file of the part '{part}' changed while it was saved: save it while the VM is paused")]
     SourceChanged {
-        /// Its name.
+        /// The part's name.
         part: String,
     },
-    /// A file is none that can be saved or restored to.
-    #[error("the file for '{part}' cannot be used: {reason}")]
+    /// A file cannot be saved or restored to.
+    #[error("cannot use the file for '{part}': {reason}")]
     UnfitFile {
-        /// The part, or what else it is for.
+        /// The part or the other purpose of the file.
         part: String,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// The disk is full, or a quota or a limit of sizes is reached.
-    #[error("no space left to {operation} (part '{part}'), and nothing was kept: make room, or use another directory")]
+    /// The disk is full, or a quota or a file size limit is reached.
+    #[error(
+        "no space left to {operation} (part '{part}'), nothing was written: free some space, or use another directory"
+    )]
     NoSpace {
-        /// What was done.
+        /// The failed operation.
         operation: &'static str,
-        /// The part that it was done for.
+        /// The part that the operation was for.
         part: String,
     },
-    /// The callback said so.
-    #[error("cancelled, and nothing was kept: start again when you want to")]
+    /// The callback cancelled the operation.
+    #[error("cancelled, nothing was written: start again if needed")]
     Cancelled,
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("cannot {operation} (part '{part}'): {source}")]
     Io {
-        /// What was done.
+        /// The failed operation.
         operation: &'static str,
-        /// The part that it was done for.
+        /// The part that the operation was for.
         part: String,
-        /// What the system said.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// Makes an error of the operating system into one of ours: `.map_err(io("read", part))`.
+/// Converts an error of the operating system: `.map_err(io("read", part))`.
 pub(crate) fn io<'a>(
     operation: &'static str,
     part: impl AsRef<str> + 'a,

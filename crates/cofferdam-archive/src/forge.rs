@@ -1,5 +1,5 @@
-//! Archives whose hashes fit whatever they say, as a hostile program would make them. For tests and fuzzing: what checks only
-//! hashes is not tested by bytes whose hashes are wrong.
+//! Builder for hostile archives: the hashes match whatever the archive declares. For tests and fuzzing, because random
+//! bytes fail the hash checks and never reach the others.
 
 use sha2::{Digest as _, Sha256};
 
@@ -12,46 +12,46 @@ use crate::key::Key;
 use crate::record::{PAGE, RECORD, Record};
 use crate::seal::Sealer;
 
-/// An archive to be made. Nothing of it is checked.
+/// A description of an archive to build. Nothing in it is checked.
 #[derive(Debug, Clone)]
 pub struct Forged {
     /// Version of the format.
     pub version: u32,
-    /// Flags; the first bit is set by a key besides.
+    /// Flags. A key sets the first bit in addition.
     pub flags: u32,
-    /// The number of parts, where it is another.
+    /// The declared number of parts, if it differs from the actual one.
     pub count: Option<u32>,
-    /// What stands where zeroes belong.
+    /// Value of the reserved field.
     pub zero: u32,
-    /// The salt, which the key of an encrypted archive is derived with.
+    /// The salt from which the key of an encrypted archive is derived.
     pub salt: [u8; 32],
     /// The parts.
     pub parts: Vec<ForgedPart>,
 }
 
-/// A part of it.
+/// A part of a [`Forged`] archive.
 #[derive(Debug, Clone)]
 pub struct ForgedPart {
-    /// Code of its kind.
+    /// Code of the part's kind.
     pub kind: u8,
-    /// Whether it has a base.
+    /// 1 if the part has a base, 0 if not.
     pub based: u8,
-    /// What stands where zeroes belong.
+    /// Value of the reserved field.
     pub zero: [u8; 6],
     /// The declared size.
     pub size: u64,
-    /// The hash of its base.
+    /// The hash of the part's base.
     pub base: [u8; 32],
-    /// Its name, filled up with zeroes.
+    /// The part's name, padded with zeroes.
     pub name: [u8; 32],
-    /// Its contents, to be packed in blocks.
+    /// The part's contents, to be packed in blocks.
     pub contents: Vec<u8>,
-    /// Blocks as they stand in the archive, behind those of the contents.
+    /// Raw blocks, written after those of the contents.
     pub blocks: Vec<u8>,
 }
 
 impl ForgedPart {
-    /// An ordinary one. Names are cut where they are too long.
+    /// Creates an ordinary part. Truncates a name that is too long.
     pub fn new(name: &str, kind: u8, size: u64, contents: Vec<u8>) -> Self {
         let mut bytes = [0; 32];
         bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
@@ -63,7 +63,7 @@ impl ForgedPart {
         [&marks[..], &self.size.to_le_bytes(), &self.base, &self.name].concat()
     }
 
-    /// The hash that a reader computes, as far as it comes.
+    /// Computes the hash that a reader computes, as far as a reader gets.
     fn digest(&self) -> Digest {
         if self.kind < 3 {
             return Digest::of(&self.contents);
@@ -86,12 +86,12 @@ impl ForgedPart {
 }
 
 impl Forged {
-    /// An ordinary one of these parts.
+    /// Creates an ordinary archive of these parts.
     pub fn new(parts: Vec<ForgedPart>) -> Self {
         Self { version: 1, flags: 0, count: None, zero: 0, salt: [0; 32], parts }
     }
 
-    /// Its bytes, encrypted if there is a key.
+    /// Returns the archive's bytes, encrypted if there is a key.
     pub fn bytes(&self, key: Option<&Key>) -> Result<Vec<u8>> {
         let derived = key.map(|key| key.derive(&self.salt)).transpose()?;
         let head = self.head(derived.as_ref().map_or([0; 32], |derived| derived.check), key.is_some());
@@ -132,17 +132,17 @@ impl Forged {
     }
 }
 
-/// A record: 1 same, 2 zero, 3 data, 4 copy.
+/// Encodes a record: 1 same, 2 zero, 3 data, 4 copy.
 pub fn record(kind: u8, pages: u32, from: u64) -> Vec<u8> {
     [&[kind, 0, 0, 0][..], &pages.to_le_bytes(), &from.to_le_bytes()].concat()
 }
 
-/// A block as it stands in an archive, whatever it says of itself.
+/// Encodes a block with the declared sizes, correct or not.
 pub fn block(unpacked: u32, packed: u32, bytes: &[u8]) -> Vec<u8> {
     [&unpacked.to_le_bytes()[..], &packed.to_le_bytes(), bytes].concat()
 }
 
-/// Bytes packed by themselves, as in a block.
+/// Compresses bytes as in a block.
 pub fn packed(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     zstd::bulk::compress(bytes, 1)
 }

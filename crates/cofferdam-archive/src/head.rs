@@ -1,4 +1,4 @@
-//! The head of an archive: what it has, in clear, with a hash of its own.
+//! The head of an archive: a table of contents in clear, with a hash of its own.
 //!
 //! ```text
 //! magic 16 | version u32 | flags u32 | parts u32 | 0 u32 | salt 32 | check 32 | parts × 80 | SHA-256 of all before
@@ -13,9 +13,9 @@ use crate::key::{CHECK, SALT};
 use crate::part::{Kind, Name, Part};
 use crate::seal::fill;
 
-/// The version of the format that this crate writes and reads.
+/// The version of the format that this crate reads and writes.
 pub const VERSION: u32 = 1;
-/// The most parts of an archive.
+/// The maximum number of parts of an archive.
 pub const MAX_PARTS: u32 = 64;
 
 pub(crate) const MAGIC: [u8; 16] = *b"COFFERDAM-VMSNAP";
@@ -23,14 +23,14 @@ const ENCRYPTED: u32 = 1;
 const FIXED: usize = 96;
 const ENTRY: usize = 80;
 
-/// What makes an archive an encrypted one.
+/// The encryption parameters of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lock {
     pub(crate) salt: [u8; SALT],
     pub(crate) check: [u8; CHECK],
 }
 
-/// A head. Its parts are as they were declared, within what the format allows.
+/// A head. Its parts are as declared, within the bounds of the format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) lock: Option<Lock>,
@@ -38,7 +38,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Its bytes, with their hash.
+    /// Encodes the head with its hash.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let flags = if self.lock.is_some() { ENCRYPTED } else { 0 };
@@ -55,7 +55,7 @@ impl Head {
         bytes
     }
 
-    /// Reads a head and no byte more. Gives its bytes as well, which the hash of the whole begins with.
+    /// Reads a head and no byte more. Also returns its bytes, the first input of the whole archive's hash.
     pub(crate) fn read(input: &mut impl Read) -> Result<(Self, Vec<u8>)> {
         let mut bytes = vec![0; FIXED];
         let got = fill(input, &mut bytes)?;
@@ -91,7 +91,7 @@ impl Head {
     fn decode(bytes: &[u8], version: u32) -> Result<Self> {
         let (flags, zero) = (u32_at(bytes, 20), u32_at(bytes, 28));
         if version != VERSION || zero != 0 || flags & !ENCRYPTED != 0 {
-            return Err(damaged("unknown marks in the head"));
+            return Err(damaged("unknown flags in the head"));
         }
         let lock = Lock { salt: array_at(bytes, 32), check: array_at(bytes, 64) };
         let encrypted = flags & ENCRYPTED != 0;
@@ -104,7 +104,7 @@ impl Head {
     }
 }
 
-/// What must hold for parts together: names of their own, documents first, sizes within the format.
+/// Checks the parts as a set: unique names, documents first, sizes within the format.
 pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
     if parts.len() > MAX_PARTS as usize {
         return Err(ArchiveError::TooManyParts { found: parts.len() as u64, most: MAX_PARTS.into() });
@@ -116,11 +116,11 @@ pub(crate) fn check_parts(parts: &[Part]) -> Result<()> {
         if part.kind == Kind::Json && parts[..at].iter().any(|other| other.kind != Kind::Json) {
             return Err(damaged("a document after other parts"));
         }
-        if part.size > part.kind.most() {
+        if part.size > part.kind.max_size() {
             return Err(ArchiveError::TooLarge {
                 part: part.name.to_string(),
                 size: part.size,
-                most: part.kind.most(),
+                most: part.kind.max_size(),
             });
         }
     }
@@ -143,26 +143,26 @@ fn decode_part(entry: &[u8]) -> Result<Part> {
     let base = match entry[1] {
         0 if base.as_bytes() == &[0; Digest::LENGTH] => None,
         1 if kind == Kind::Disk => Some(base),
-        _ => return Err(damaged("a base where none can be")),
+        _ => return Err(damaged("an unexpected base")),
     };
     if entry[2..8].iter().any(|byte| *byte != 0) {
-        return Err(damaged("unknown marks of a part"));
+        return Err(damaged("unknown flags of a part"));
     }
     Ok(Part { name, kind, size: u64::from_le_bytes(array_at(entry, 8)), base })
 }
 
-/// A name is filled up with zeroes, and has none within.
+/// Decodes a name, which is padded with zeroes and contains none.
 fn decode_name(bytes: &[u8]) -> Result<Name> {
     let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     Name::new(&String::from_utf8_lossy(&bytes[..end]))
 }
 
-/// The number at a place that is known to be there.
+/// Reads the number at an offset that is known to be in range.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array_at(bytes, at))
 }
 
-/// So many bytes at a place that is known to be there.
+/// Reads `N` bytes at an offset that is known to be in range.
 pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut array = [0; N];
     array.copy_from_slice(&bytes[at..at + N]);

@@ -1,8 +1,8 @@
-//! The caller's key, and what is derived from it for one archive.
+//! The caller's key, and the keys derived from it for one archive.
 //!
-//! The caller's key encrypts nothing itself. HKDF-SHA256 makes of it and of 32 random bytes, which stand in the head, the key
-//! of this archive's stream and a value to know the right key by. So archives share no key, no nonce can come twice,
-//! and an archive opens with one key only.
+//! The caller's key encrypts nothing itself. HKDF-SHA256 derives two values from it and from 32 random bytes in the
+//! head: the key of this archive's stream, and a value that identifies the right key. So archives share no key, no
+//! nonce can repeat, and an archive opens with one key only.
 
 use std::fmt;
 use std::fs::File;
@@ -14,21 +14,21 @@ use zeroize::Zeroizing;
 
 use crate::error::{ArchiveError, Result, io};
 
-/// Bytes of a salt.
+/// Length of a salt, in bytes.
 pub(crate) const SALT: usize = 32;
-/// Bytes of the value that the right key is known by.
+/// Length of the value that identifies the right key, in bytes.
 pub(crate) const CHECK: usize = 32;
 const STREAM_INFO: &[u8] = b"cofferdam snapshot 1 stream";
 const CHECK_INFO: &[u8] = b"cofferdam snapshot 1 check";
 
-/// The key that an archive is encrypted with. It is overwritten when dropped, and never shown.
+/// The key that an archive is encrypted with. It is zeroed on drop and never printed.
 pub struct Key(Zeroizing<[u8; Key::LENGTH]>);
 
 impl Key {
-    /// Bytes of a key.
+    /// Length of a key, in bytes.
     pub const LENGTH: usize = 32;
 
-    /// A key of 32 bytes, which should be random: a password has to be stretched first.
+    /// Creates a key from 32 bytes, which should be random: stretch a password first.
     pub fn new(bytes: &[u8]) -> Result<Self> {
         let mut key = Zeroizing::new([0; Self::LENGTH]);
         if bytes.len() != Self::LENGTH {
@@ -38,22 +38,22 @@ impl Key {
         Ok(Self(key))
     }
 
-    /// The key in a file: its 32 bytes, or 64 hexadecimal digits and perhaps the end of their line. A file that anyone but
-    /// its owner can read or change is refused, and so is one that others own. Waits for nobody if the file was opened so that
-    /// it does not.
+    /// Reads a key from a file: 32 bytes, or 64 hexadecimal digits with an optional line end. Refuses a file that
+    /// belongs to another user, or that anyone but its owner can read or change. Does not block if the file was opened
+    /// non-blocking.
     pub fn of_file(file: &File) -> Result<Self> {
         let bad = |reason| ArchiveError::KeyFile { reason };
-        let meta = file.metadata().map_err(io("look at", "key"))?;
+        let meta = file.metadata().map_err(io("inspect", "key"))?;
         if !meta.is_file() {
-            return Err(bad("it is no regular file: give one with 32 random bytes"));
+            return Err(bad("it is not a regular file: pass one with 32 random bytes"));
         }
         if meta.mode() & 0o077 != 0 {
-            return Err(bad("others can read or change it: take that from them with `chmod 600`, or make a new key"));
+            return Err(bad("other users can read or change it: run `chmod 600` on it, or create a new key"));
         }
         if meta.uid() != rustix::process::geteuid().as_raw() && meta.uid() != 0 {
             return Err(bad("it belongs to another user: use a key of your own"));
         }
-        // One more than there can be, so that more is noticed.
+        // Read one byte more than a key can have, to detect longer files.
         let mut contents = Zeroizing::new([0; 2 * Self::LENGTH + 3]);
         let mut length = 0;
         while length < contents.len() {
@@ -65,7 +65,7 @@ impl Key {
             }
         }
         Self::parse(&contents[..length]).ok_or_else(|| {
-            bad("it has neither exactly 32 bytes nor exactly 64 hexadecimal digits: give 32 random bytes")
+            bad("it has neither exactly 32 bytes nor exactly 64 hexadecimal digits: pass 32 random bytes")
         })
     }
 
@@ -87,11 +87,11 @@ impl Key {
         Some(Self(key))
     }
 
-    /// What one archive is sealed with.
+    /// Derives the keys of one archive.
     pub(crate) fn derive(&self, salt: &[u8; SALT]) -> Result<Derived> {
         let source = Hkdf::<Sha256>::new(Some(salt), &*self.0);
         let mut derived = Derived { stream: Zeroizing::new([0; Self::LENGTH]), check: [0; CHECK] };
-        // Neither output is longer than HKDF allows; were it so, nothing must be sealed.
+        // Neither output is longer than HKDF allows. If it were, nothing must be sealed.
         let too_long = |_| ArchiveError::BadKey { length: Self::LENGTH };
         source.expand(STREAM_INFO, &mut *derived.stream).map_err(too_long)?;
         source.expand(CHECK_INFO, &mut derived.check).map_err(too_long)?;
@@ -105,7 +105,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What is derived of a key for one archive.
+/// The values derived from a key for one archive.
 pub(crate) struct Derived {
     pub(crate) stream: Zeroizing<[u8; Key::LENGTH]>,
     pub(crate) check: [u8; CHECK],

@@ -1,37 +1,37 @@
-//! What a caller is willing to restore.
+//! Limits on the archives that a caller is willing to restore.
 
 use crate::error::{ArchiveError, Result};
 use crate::head::MAX_PARTS;
 use crate::part::{Kind, MAX_JSON, MAX_PAGED, MAX_STATE, Part};
 
-/// The most that an archive may come to, in bytes where not said otherwise. The format has bounds of its own, which hold
-/// besides.
+/// Maximum sizes of an archive and its parts, in bytes unless stated otherwise. The bounds of the format apply in
+/// addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Number of parts.
     pub parts: u32,
-    /// Each document.
+    /// Size of each document.
     pub json: u64,
-    /// Each state of devices.
+    /// Size of each device state.
     pub state: u64,
-    /// Each memory.
+    /// Size of each memory.
     pub memory: u64,
-    /// Each disk.
+    /// Size of each disk.
     pub disk: u64,
-    /// All parts together.
+    /// Size of all parts together.
     pub total: u64,
 }
 
 impl Default for Limits {
-    /// For machines of ordinary size: 16 parts, 1 MiB each document, 64 MiB each state, 64 GiB each memory and each disk, and
-    /// 256 GiB altogether.
+    /// Returns limits for VMs of ordinary size: 16 parts, 1 MiB for each document, 64 MiB for each device state, 64 GiB
+    /// for each memory and each disk, and 256 GiB in total.
     fn default() -> Self {
         Self { parts: 16, json: 1 << 20, state: 64 << 20, memory: 64 << 30, disk: 64 << 30, total: 256 << 30 }
     }
 }
 
 impl Limits {
-    /// All that the format allows. Documents are held in memory, 4 MiB each.
+    /// The bounds of the format. Documents are held in memory, 4 MiB each.
     pub const FORMAT: Self = Self {
         parts: MAX_PARTS,
         json: MAX_JSON,
@@ -41,7 +41,7 @@ impl Limits {
         total: MAX_PARTS as u64 * MAX_PAGED,
     };
 
-    /// Refuses the first part that is too large, or that makes all together too large.
+    /// Refuses the first part that is too large by itself or makes the total too large.
     pub(crate) fn check(&self, parts: &[Part]) -> Result<()> {
         if parts.len() as u64 > u64::from(self.parts) {
             return Err(ArchiveError::TooManyParts { found: parts.len() as u64, most: self.parts.into() });
@@ -64,7 +64,7 @@ impl Limits {
             Kind::Memory => self.memory,
             Kind::Disk => self.disk,
         };
-        most.min(kind.most())
+        most.min(kind.max_size())
     }
 }
 

@@ -1,7 +1,8 @@
-//! Memories and disks, page by page: what is left out when they are saved, and put back when they are restored.
+//! Memories and disks, page by page: zero pages, duplicates and pages of the base are left out on save and put back on
+//! restore.
 //!
-//! The hash of such a part is over its records, in which each page of data is stood for by its own SHA-256. So each page
-//! is hashed once, for this and to find duplicates, and holes cost nothing.
+//! The hash of such a part covers its records, in which the SHA-256 of each data page represents the page. So each page
+//! is hashed once, for this and for deduplication, and holes cost nothing.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -20,11 +21,11 @@ use crate::progress::Meter;
 use crate::record::{PAGE, RECORD, Record};
 use crate::sparse::{is_zero, next_data, write_pages};
 
-/// Pages that are looked at together.
+/// Number of pages that are processed together.
 const GROUP: u64 = (BLOCK / PAGE) as u64;
 const PAGE_BYTES: u64 = PAGE as u64;
 
-/// Writes a file's pages and gives their hash.
+/// Writes a file's pages and returns their hash.
 pub(crate) fn save<W: Write>(
     part: &Part,
     file: &File,
@@ -60,13 +61,13 @@ pub(crate) fn save<W: Write>(
     }
     encoder.flush(&[])?;
     let transcript = encoder.transcript;
-    if file.metadata().map_err(io("look at", name))?.len() != part.size {
+    if file.metadata().map_err(io("inspect", name))?.len() != part.size {
         return Err(ArchiveError::SourceChanged { part: name.to_owned() });
     }
     Ok(Digest::finish(transcript))
 }
 
-/// A file that ends early has changed.
+/// Converts a read error. A file that ends early has changed.
 pub(crate) fn unread(error: std::io::Error, part: &str) -> ArchiveError {
     match error.kind() {
         ErrorKind::UnexpectedEof => ArchiveError::SourceChanged { part: part.to_owned() },
@@ -74,7 +75,7 @@ pub(crate) fn unread(error: std::io::Error, part: &str) -> ArchiveError {
     }
 }
 
-/// The first page from `at` on that may be other than in the base.
+/// Returns the first page from `at` on that may differ from the base.
 fn next_group(file: &File, base: Option<&Base>, at: u64, part: &Part) -> std::io::Result<u64> {
     let from = at * PAGE_BYTES;
     let mut next = next_data(file, from, part.size)?;
@@ -88,24 +89,24 @@ fn next_group(file: &File, base: Option<&Base>, at: u64, part: &Part) -> std::io
     Ok(if next >= part.size { last } else { next / PAGE_BYTES })
 }
 
-/// Bytes of the pages from one to before another, of which the last may be shorter.
+/// Returns the number of bytes in pages `from..to`, of which the last may be shorter.
 fn bytes_between(from: u64, to: u64, size: u64) -> u64 {
     (to * PAGE_BYTES).min(size) - (from * PAGE_BYTES).min(size)
 }
 
-/// Makes records, joined as far as they can be.
+/// An encoder of records, which it merges as far as possible.
 struct Encoder<'e, 'b, W> {
     blocks: &'e mut BlockWriter<'b, W>,
     transcript: Sha256,
     pending: Option<Record>,
-    /// The place in the group of the pages that a pending record of data is of.
+    /// The range in the group that a pending data record covers.
     data: Range<usize>,
-    /// Their hashes.
+    /// The digests of these pages.
     digests: Vec<u8>,
 }
 
 impl<W: Write> Encoder<'_, '_, W> {
-    /// So many pages are as in the base.
+    /// Records that the next pages are as in the base.
     fn same(&mut self, pages: u64) -> Result<()> {
         // A part has fewer pages than that.
         if let Ok(pages @ 1..) = u32::try_from(pages) {
@@ -114,7 +115,7 @@ impl<W: Write> Encoder<'_, '_, W> {
         Ok(())
     }
 
-    /// The pages of a group, and what the base has in their place.
+    /// Encodes the pages of a group, compared with the same pages of the base.
     fn group(&mut self, first: u64, chunk: &[u8], under: &[u8], based: bool, table: &mut Table) -> Result<()> {
         let pages = chunk.chunks(PAGE).zip(under.chunks(PAGE));
         for (number, (page, under)) in (first..).zip(pages) {
@@ -126,14 +127,15 @@ impl<W: Write> Encoder<'_, '_, W> {
                 self.page(number, page, (number - first) as usize * PAGE, chunk, table)?;
             }
         }
-        // Data lies in the group, which is used again. So records of data end with their group, wherever holes are.
+        // A pending data record points into the group's buffer, which is reused. So data records end with their group,
+        // regardless of holes.
         if matches!(self.pending, Some(Record::Data(_))) {
             self.flush(chunk)?;
         }
         Ok(())
     }
 
-    fn page(&mut self, number: u64, page: &[u8], place: usize, chunk: &[u8], table: &mut Table) -> Result<()> {
+    fn page(&mut self, number: u64, page: &[u8], index: usize, chunk: &[u8], table: &mut Table) -> Result<()> {
         let digest = Digest::of(page);
         if page.len() == PAGE
             && let Some(from) = table.seen(digest, number)
@@ -142,7 +144,7 @@ impl<W: Write> Encoder<'_, '_, W> {
         }
         self.push(Record::Data(1), chunk)?;
         if self.digests.is_empty() {
-            self.data = place..place;
+            self.data = index..index;
         }
         self.data.end += page.len();
         self.digests.extend(digest.as_bytes());
@@ -172,7 +174,7 @@ impl<W: Write> Encoder<'_, '_, W> {
     }
 }
 
-/// Reads pages, into a file if there is one, and gives their hash.
+/// Reads pages, into a file if there is one, and returns their hash.
 pub(crate) fn load<R: Read>(
     part: &Part,
     file: Option<&File>,
@@ -183,16 +185,16 @@ pub(crate) fn load<R: Read>(
     let pages = part.size.div_ceil(PAGE_BYTES);
     let chunk = vec![0; BLOCK];
     let mut decoder =
-        Decoder { part, file, base, transcript: Sha256::new(), chunk, meter, told: 0, read: blocks.read() };
+        Decoder { part, file, base, transcript: Sha256::new(), chunk, meter, reported: 0, read: blocks.read() };
     let mut at = 0;
     while at < pages {
         at = decoder.record(at, blocks)?;
-        decoder.tell(at)?;
+        decoder.report(at)?;
     }
     Ok(Digest::finish(decoder.transcript))
 }
 
-/// Does what records say.
+/// A decoder that applies records.
 struct Decoder<'a, 'm> {
     part: &'a Part,
     file: Option<&'a File>,
@@ -200,20 +202,20 @@ struct Decoder<'a, 'm> {
     transcript: Sha256,
     chunk: Vec<u8>,
     meter: &'a mut Meter<'m>,
-    /// Pages that the meter knows of.
-    told: u64,
-    /// Bytes of the archive so far.
+    /// Number of pages that the meter has counted.
+    reported: u64,
+    /// Number of bytes read from the archive so far.
     read: u64,
 }
 
 impl Decoder<'_, '_> {
-    /// Reads the record of the pages from `at` on; gives where it ends.
+    /// Reads the record of the pages from `at` on. Returns the page where it ends.
     fn record<R: Read>(&mut self, at: u64, blocks: &mut BlockReader<'_, R>) -> Result<u64> {
         let mut bytes = [0; RECORD];
         blocks.read_exact(&mut bytes)?;
         self.read = blocks.read();
         let bad = |reason| ArchiveError::BadExtent { part: self.part.name.to_string(), reason };
-        let record = Record::decode(&bytes).ok_or_else(|| bad("bytes that are no record"))?;
+        let record = Record::decode(&bytes).ok_or_else(|| bad("an invalid record"))?;
         if let Some(reason) = record.fault(at, self.part.size, self.part.base.is_some()) {
             return Err(bad(reason));
         }
@@ -231,18 +233,18 @@ impl Decoder<'_, '_> {
         Ok(end)
     }
 
-    /// Tells the meter that all is done before a page, after each MiB and at the end. One record can be all of a part, so
-    /// this is asked within records too.
-    fn tell(&mut self, page: u64) -> Result<()> {
-        let done = bytes_between(self.told, page, self.part.size);
+    /// Reports to the meter that all pages before this one are done, after each MiB and at the end. A single record can
+    /// cover a whole part, so this is called within records too.
+    fn report(&mut self, page: u64) -> Result<()> {
+        let done = bytes_between(self.reported, page, self.part.size);
         if done >= BLOCK as u64 || (done > 0 && page == self.part.size.div_ceil(PAGE_BYTES)) {
             self.meter.advance(done, self.read)?;
-            self.told = page;
+            self.reported = page;
         }
         Ok(())
     }
 
-    /// Has the chunk filled group by group, and writes it.
+    /// Calls `fill` for each group of pages and writes the result.
     fn groups(&mut self, at: u64, end: u64, mut fill: impl FnMut(&mut Self, usize, u64) -> Result<()>) -> Result<()> {
         let mut group = at;
         while group < end {
@@ -250,7 +252,7 @@ impl Decoder<'_, '_> {
             let length = bytes_between(group, next, self.part.size) as usize;
             fill(self, length, group)?;
             self.write(length, group)?;
-            self.tell(next)?;
+            self.report(next)?;
             group = next;
         }
         Ok(())
@@ -274,7 +276,7 @@ impl Decoder<'_, '_> {
         file.read_exact_at(&mut self.chunk[..length], from * PAGE_BYTES).map_err(io("read back", &self.part.name))
     }
 
-    /// Takes pages from the base, without its holes.
+    /// Copies pages from the base, without its holes.
     fn same(&mut self, at: u64, end: u64) -> Result<()> {
         let (Some(base), Some(_)) = (self.base, self.file) else { return Ok(()) };
         let name = &self.part.name;
@@ -290,7 +292,7 @@ impl Decoder<'_, '_> {
                 let length = bytes_between(page, next, self.part.size) as usize;
                 base.read_at(&mut self.chunk[..length], page * PAGE_BYTES).map_err(io("read the base of", name))?;
                 self.write(length, page)?;
-                self.tell(next)?;
+                self.report(next)?;
             }
             page = page.max(next);
         }

@@ -1,26 +1,26 @@
-//! What an archive consists of.
+//! The parts of an archive.
 
 use std::fmt;
 
 use crate::digest::Digest;
 use crate::error::{ArchiveError, Result};
 
-/// The most bytes of a document.
+/// The maximum size of a document, in bytes.
 pub const MAX_JSON: u64 = 4 << 20;
-/// The most bytes of a state of devices.
+/// The maximum size of a device state, in bytes.
 pub const MAX_STATE: u64 = 1 << 30;
-/// The most bytes of a memory or a disk.
+/// The maximum size of a memory or a disk, in bytes.
 pub const MAX_PAGED: u64 = 8 << 40;
 
-/// The name of a part. It is a word, never a path: no file is named after it here.
+/// The name of a part. It is a word, never a path: this crate names no file after it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
 impl Name {
-    /// The longest that a name may be, in bytes.
+    /// The maximum length of a name, in bytes.
     pub const MAX: usize = 32;
 
-    /// A name: 1 to 32 of `a-z`, `0-9` and `-`, beginning with a letter.
+    /// Creates a name: 1 to 32 of `a-z`, `0-9` and `-`, beginning with a letter.
     pub fn new(text: &str) -> Result<Self> {
         let fits = (1..=Self::MAX).contains(&text.len());
         let begins = text.starts_with(|c: char| c.is_ascii_lowercase());
@@ -30,7 +30,7 @@ impl Name {
         Err(ArchiveError::BadName { text: text.chars().take(2 * Self::MAX).collect() })
     }
 
-    /// The name's text.
+    /// Returns the name's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -48,16 +48,16 @@ impl fmt::Display for Name {
     }
 }
 
-/// What a part is.
+/// The kind of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A document that is carried without being read. Documents come first.
+    /// A document, which this crate does not interpret. Documents come first.
     Json,
-    /// The state of devices: a few bytes to a few megabytes, packed as they are.
+    /// A device state: a few bytes to a few megabytes, compressed as a whole.
     State,
-    /// A machine's memory, without zero pages and duplicates.
+    /// A VM's memory, without zero pages and duplicates.
     Memory,
-    /// A disk, without what is as in its base, and without duplicates.
+    /// A disk, without the pages of its base and without duplicates.
     Disk,
 }
 
@@ -81,8 +81,8 @@ impl Kind {
         }
     }
 
-    /// The most bytes that the format allows.
-    pub(crate) const fn most(self) -> u64 {
+    /// Returns the maximum size that the format allows, in bytes.
+    pub(crate) const fn max_size(self) -> u64 {
         match self {
             Self::Json => MAX_JSON,
             Self::State => MAX_STATE,
@@ -90,7 +90,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is stored page by page.
+    /// Returns true if the part is stored page by page.
     pub const fn is_paged(self) -> bool {
         matches!(self, Self::Memory | Self::Disk)
     }
@@ -107,16 +107,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A part, as the head of an archive declares it.
+/// A part, as declared in the head of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What it is called.
+    /// The part's name.
     pub name: Name,
-    /// What it is.
+    /// The part's kind.
     pub kind: Kind,
-    /// Its size when it is restored, in bytes; what it takes in the archive is mostly less.
+    /// The restored size, in bytes. The part mostly takes less in the archive.
     pub size: u64,
-    /// For a disk: the file from which only differences are stored. Without one, that is all zeroes.
+    /// The SHA-256 of a disk's base, from which only differences are stored. Without one, the base is all zeroes.
     pub base: Option<Digest>,
 }
 

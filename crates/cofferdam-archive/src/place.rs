@@ -1,4 +1,4 @@
-//! A file that a part is restored to, which stays empty unless everything turns out well.
+//! Target files of a restore, which stay empty unless the whole archive is verified.
 
 use std::fs::File;
 
@@ -6,20 +6,20 @@ use crate::base::regular_size;
 use crate::error::{ArchiveError, Result, io};
 use crate::part::Part;
 
-/// A file that is being filled. Dropped before it is [kept](Place::keep), it is emptied.
-pub(crate) struct Place {
+/// A file that is being filled. It is emptied if dropped before it is [kept](Target::keep).
+pub(crate) struct Target {
     part: Part,
     file: Option<File>,
 }
 
-impl Place {
-    /// Takes an empty file, and gives it the part's size, all hole.
+impl Target {
+    /// Takes an empty file and extends it to the part's size as one hole.
     pub(crate) fn new(part: &Part, file: File) -> Result<Self> {
         if regular_size(&file, part.name.as_str())? != 0 {
-            let reason = "it is not empty: give a new one";
+            let reason = "it is not empty: pass a new file";
             return Err(ArchiveError::UnfitFile { part: part.name.to_string(), reason });
         }
-        file.set_len(part.size).map_err(io("make room", &part.name))?;
+        file.set_len(part.size).map_err(io("set the file size", &part.name))?;
         Ok(Self { part: part.clone(), file: Some(file) })
     }
 
@@ -27,16 +27,16 @@ impl Place {
         self.file.as_ref()
     }
 
-    /// Everything was verified.
+    /// Keeps the contents, once everything is verified.
     pub(crate) fn keep(mut self) -> Option<(Part, File)> {
         self.file.take().map(|file| (self.part.clone(), file))
     }
 }
 
-impl Drop for Place {
+impl Drop for Target {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            // Without a name it is gone with its last descriptor anyway; this is for those that have one.
+            // An unnamed file disappears with its last descriptor. This is for files that have a name.
             let _ = file.set_len(0);
         }
     }

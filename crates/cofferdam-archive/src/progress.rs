@@ -1,24 +1,25 @@
-//! How far a save or a restore is.
+//! Progress of a save or a restore.
 
 use std::ops::ControlFlow;
 
 use crate::error::{ArchiveError, Result};
 
-/// How far it is. Sizes are in bytes.
+/// The progress of an operation. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What is done of all parts, counted as they are when restored.
+    /// Bytes of all parts that are done, counted at their restored size.
     pub done: u64,
-    /// All parts together.
+    /// Size of all parts together.
     pub total: u64,
-    /// What was written to or read from the archive so far.
+    /// Bytes written to or read from the archive so far.
     pub archive: u64,
 }
 
-/// Who is told, at least once for each MiB that is no hole. `Break` ends it with [`ArchiveError::Cancelled`].
+/// A progress callback, called at least once for each MiB that is not a hole. `Break` ends the operation with
+/// [`ArchiveError::Cancelled`].
 pub(crate) type Watch<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// Counts, and tells.
+/// A counter that reports progress.
 pub(crate) struct Meter<'a> {
     watch: Watch<'a>,
     done: u64,
@@ -30,7 +31,7 @@ impl<'a> Meter<'a> {
         Self { watch, done: 0, total }
     }
 
-    /// So many more bytes are done, and the archive is as long as that.
+    /// Adds bytes that are done and reports the archive's current length.
     pub(crate) fn advance(&mut self, bytes: u64, archive: u64) -> Result<()> {
         self.done += bytes;
         match (self.watch)(Progress { done: self.done, total: self.total, archive }) {

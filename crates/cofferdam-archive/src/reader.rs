@@ -1,4 +1,4 @@
-//! Reading an archive.
+//! The reader of archives.
 //!
 //! ```text
 //! open -- head, documents --> Reader -- verify  --> Verified
@@ -22,62 +22,62 @@ use crate::key::Key;
 use crate::limits::Limits;
 use crate::pages;
 use crate::part::{Kind, Part};
-use crate::place::Place;
+use crate::place::Target;
 use crate::progress::{Meter, Progress};
 use crate::seal::Opener;
 
-/// How an archive is read.
+/// Options for reading an archive.
 #[derive(Debug, Default)]
 pub struct ReadOptions<'a> {
-    /// What it is encrypted with. With a key, only an encrypted archive is taken.
+    /// The key of an encrypted archive. With a key, an unencrypted archive is refused.
     pub key: Option<&'a Key>,
-    /// What it may come to.
+    /// Maximum sizes.
     pub limits: Limits,
 }
 
 /// A document of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// What the head says of it.
+    /// The document's entry in the head.
     pub part: Part,
-    /// What it says. Nothing in here was looked at.
+    /// The content, uninterpreted.
     pub bytes: Vec<u8>,
 }
 
-/// What can be said of an archive without reading all of it. Only the head and the documents were compared with their own
-/// hashes, so it is for showing and for early refusals, and nothing to rely on.
+/// A description of an archive from its head and documents only. These were compared with their own hashes, but the
+/// rest was not read. Use it for display and for early refusals, and do not rely on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// Version of its format.
+    /// Version of the archive's format.
     pub version: u32,
-    /// Whether it is encrypted.
+    /// True if the archive is encrypted.
     pub encrypted: bool,
     /// Its parts, in order.
     pub parts: Vec<Part>,
-    /// Its documents; none of an encrypted archive without its key.
+    /// The documents. `None` for an encrypted archive without its key.
     pub documents: Option<Vec<Document>>,
 }
 
-/// What an archive is that was read to its end, with every hash compared.
+/// The result of reading an archive to its end, with every hash compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verified {
-    /// The hash that it ends with, of all before it in clear.
+    /// The final hash of the archive, over all bytes before it in clear.
     pub digest: Digest,
 }
 
-/// What was restored, after all of the archive was verified.
+/// The restored contents of an archive that was verified as a whole.
 #[derive(Debug)]
 pub struct Restored {
     /// The documents, in order.
     pub documents: Vec<Document>,
-    /// The other parts, in order, each in the file that was given for it.
+    /// The other parts, in order, each with its file.
     pub files: Vec<(Part, File)>,
-    /// The hash that the archive ends with.
+    /// The final hash of the archive.
     pub digest: Digest,
 }
 
-/// Reads the head, and the documents if they can be read, and no further. Without a key, an encrypted archive shows the names,
-/// kinds and sizes of its parts, and the hashes of bases, which are in clear.
+/// Reads the head, and the documents if they are readable, and no further. Without a key, an encrypted archive shows
+/// the names, kinds and sizes of its parts and the hashes of bases, which are in clear.
 pub fn inspect(mut input: impl Read, options: &ReadOptions<'_>) -> Result<Summary> {
     let (head, bytes) = Head::read(&mut input)?;
     if head.lock.is_some() && options.key.is_none() {
@@ -87,7 +87,7 @@ pub fn inspect(mut input: impl Read, options: &ReadOptions<'_>) -> Result<Summar
     Ok(Reader::with_head(input, options, head, &bytes)?.summary())
 }
 
-/// An archive whose head and documents were read.
+/// An open archive whose head and documents were read.
 pub struct Reader<R> {
     head: Head,
     documents: Vec<Document>,
@@ -101,11 +101,11 @@ impl<R> std::fmt::Debug for Reader<R> {
     }
 }
 
-/// Gives the empty file that a part is to be restored to.
-type Places<'a> = &'a mut dyn FnMut(&Part) -> io::Result<File>;
+/// A callback that returns the empty file to which a part is restored.
+type Targets<'a> = &'a mut dyn FnMut(&Part) -> io::Result<File>;
 
 impl<R: Read> Reader<R> {
-    /// Reads the head and the documents. Refuses what is too large, and a key that does not fit.
+    /// Reads the head and the documents. Refuses parts that are too large and a key that does not match.
     pub fn open(mut input: R, options: &ReadOptions<'_>) -> Result<Self> {
         let (head, bytes) = Head::read(&mut input)?;
         Self::with_head(input, options, head, &bytes)
@@ -134,7 +134,7 @@ impl<R: Read> Reader<R> {
     fn read_documents(&mut self) -> Result<()> {
         for part in self.head.parts.iter().take_while(|part| part.kind == Kind::Json) {
             let mut blocks = BlockReader::new(&mut self.body, &mut self.unpacker, part);
-            // Bounded by the format and by the caller; memory is taken as bytes come.
+            // The size is bounded by the format and by the caller. Memory is allocated as bytes arrive.
             let mut bytes = Vec::new();
             while (bytes.len() as u64) < part.size {
                 let now = (part.size - bytes.len() as u64).min(BLOCK as u64) as usize;
@@ -148,60 +148,63 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// The parts that it declares, in order.
+    /// Returns the declared parts, in order.
     pub fn parts(&self) -> &[Part] {
         &self.head.parts
     }
 
-    /// The documents, each compared with its own hash: good enough to refuse early, not to go on without the rest.
+    /// Returns the documents, each compared with its own hash. Use them to refuse early, not to proceed without the
+    /// rest.
     pub fn documents(&self) -> &[Document] {
         &self.documents
     }
 
-    /// What can be said of it so far.
+    /// Returns a description of the archive from the data read so far.
     pub fn summary(&self) -> Summary {
         let (encrypted, parts) = (self.head.lock.is_some(), self.head.parts.clone());
         Summary { version: VERSION, encrypted, parts, documents: Some(self.documents.clone()) }
     }
 
-    /// Reads everything and compares every hash, without keeping anything. Needs no base.
+    /// Reads everything and compares every hash, without writing anything. Needs no base.
     pub fn verify(self, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Verified> {
         let restored = self.read(&[], None, watch)?;
         Ok(Verified { digest: restored.digest })
     }
 
-    /// Restores every part that is no document into the file that `places` gives for it: an empty regular file, open for
-    /// reading and writing. The files are handed out when everything is verified; if anything is wrong, they are emptied
-    /// and closed. Best are files without a name, which are gone then.
+    /// Restores every part except documents into the file that `targets` returns for it: an empty regular file, open for
+    /// reading and writing. Returns the files once everything is verified. On any error, they are emptied and closed.
+    /// Unnamed files are best, because they then disappear.
     ///
-    /// `bases` are the files that disks are differences from. `watch` is told how far it is, and ends it by `Break`.
+    /// `bases` are the files that disks are differences from. `watch` receives the progress and cancels with `Break`.
     pub fn restore(
         self,
         bases: &[Base],
-        places: &mut dyn FnMut(&Part) -> io::Result<File>,
+        targets: &mut dyn FnMut(&Part) -> io::Result<File>,
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Restored> {
         for part in &self.head.parts {
             base_of(part, bases)?;
         }
-        self.read(bases, Some(places), watch)
+        self.read(bases, Some(targets), watch)
     }
 
     fn read(
         mut self,
         bases: &[Base],
-        mut places: Option<Places<'_>>,
+        mut targets: Option<Targets<'_>>,
         watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Restored> {
         let mut meter = Meter::new(watch, self.head.parts.iter().map(|part| part.size).sum());
         meter.advance(self.documents.iter().map(|document| document.part.size).sum(), self.body.read())?;
         let mut filled = Vec::new();
         for part in self.head.parts.iter().filter(|part| part.kind != Kind::Json) {
-            let place = match &mut places {
-                Some(places) => Some(Place::new(part, places(part).map_err(io_error("make a file", &part.name))?)?),
+            let target = match &mut targets {
+                Some(targets) => {
+                    Some(Target::new(part, targets(part).map_err(io_error("create a file", &part.name))?)?)
+                }
                 None => None,
             };
-            let file = place.as_ref().and_then(Place::file);
+            let file = target.as_ref().and_then(Target::file);
             let mut blocks = BlockReader::new(&mut self.body, &mut self.unpacker, part);
             let digest = if part.kind.is_paged() {
                 let base = if file.is_some() { base_of(part, bases)? } else { None };
@@ -210,15 +213,15 @@ impl<R: Read> Reader<R> {
                 load_file(part, file, &mut blocks, &mut meter)?
             };
             blocks.finish(digest)?;
-            filled.extend(place);
+            filled.extend(target);
         }
         let (_, digest) = self.body.finish()?;
-        let files = filled.into_iter().filter_map(Place::keep).collect();
+        let files = filled.into_iter().filter_map(Target::keep).collect();
         Ok(Restored { documents: self.documents, files, digest })
     }
 }
 
-/// The base that a part needs, if it needs one.
+/// Returns the base that a part needs, if it needs one.
 fn base_of<'b>(part: &Part, bases: &'b [Base]) -> Result<Option<&'b Base>> {
     let Some(wanted) = part.base else { return Ok(None) };
     let name = part.name.to_string();
@@ -229,7 +232,7 @@ fn base_of<'b>(part: &Part, bases: &'b [Base]) -> Result<Option<&'b Base>> {
     }
 }
 
-/// A file as it is.
+/// Restores a file that is stored as a whole.
 fn load_file<R: Read>(
     part: &Part,
     file: Option<&File>,

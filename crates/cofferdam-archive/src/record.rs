@@ -1,4 +1,5 @@
-//! What is said of the pages of a memory or a disk, one record after the other, each for the pages that follow the last.
+//! Records, which describe the pages of a memory or a disk in sequence. Each covers the pages after those of the
+//! previous one.
 //!
 //! ```text
 //! kind u8 | 0 3 | pages u32 | from u64     and after Data the pages themselves
@@ -6,21 +7,21 @@
 
 use crate::head::{array_at, u32_at};
 
-/// Bytes of a page. The last of a part may be shorter.
+/// Size of a page, in bytes. The last page of a part may be shorter.
 pub const PAGE: usize = 4096;
-/// Bytes of a record without its pages.
+/// Size of a record without its pages, in bytes.
 pub(crate) const RECORD: usize = 16;
 
-/// What so many pages are.
+/// A description of a number of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Record {
-    /// As in the base; without one, zero.
+    /// Same as in the base. Zero without a base.
     Same(u32),
     /// Zero, where the base is not.
     Zero(u32),
-    /// As follows.
+    /// Data, which follows the record.
     Data(u32),
-    /// The same as pages before them, from this one on.
+    /// A copy of earlier pages, from this page on.
     Copy(u32, u64),
 }
 
@@ -31,7 +32,7 @@ impl Record {
         }
     }
 
-    /// This and the next as one, if they are.
+    /// Merges this record with the next, if possible.
     pub(crate) fn joined(self, next: Self) -> Option<Self> {
         let sum = self.pages().checked_add(next.pages())?;
         match (self, next) {
@@ -59,7 +60,7 @@ impl Record {
         bytes
     }
 
-    /// None for bytes that are no record.
+    /// Decodes a record. Returns `None` if the bytes are not a record.
     pub(crate) fn decode(bytes: &[u8; RECORD]) -> Option<Self> {
         let (pages, from) = (u32_at(bytes, 4), u64::from_le_bytes(array_at(bytes, 8)));
         if bytes[1..4] != [0; 3] || pages == 0 {
@@ -74,18 +75,18 @@ impl Record {
         }
     }
 
-    /// What is wrong with it as the next one, `at` pages from the beginning.
+    /// Returns the reason why this record is invalid at page `at`, if it is.
     pub(crate) fn fault(self, at: u64, size: u64, based: bool) -> Option<&'static str> {
         let end = at + u64::from(self.pages());
         if end > size.div_ceil(PAGE as u64) {
             return Some("beyond the end");
         }
         match self {
-            Self::Zero(_) if !based => Some("zeroes for a base that there is not"),
+            Self::Zero(_) if !based => Some("zeroes without a base"),
             Self::Copy(pages, from) if from.checked_add(pages.into()).is_none_or(|last| last > at) => {
-                Some("a copy of pages that are not there yet")
+                Some("a copy of pages that do not exist yet")
             }
-            Self::Copy(..) if end > size / PAGE as u64 => Some("a copy in place of the last, shorter page"),
+            Self::Copy(..) if end > size / PAGE as u64 => Some("a copy for the last, shorter page"),
             _ => None,
         }
     }

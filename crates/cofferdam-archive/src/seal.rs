@@ -1,8 +1,9 @@
-//! Encryption of the body: chunks that each know their place and whether they are the last (the STREAM construction over
-//! ChaCha20-Poly1305), bound to the head.
+//! Encryption of the body in chunks. Each chunk authenticates its position and whether it is the last (the STREAM
+//! construction over ChaCha20-Poly1305), and is bound to the head.
 //!
-//! A chunk that was changed, moved, doubled or left out does not open; neither does any chunk below another head. Cuts
-//! between chunks and bytes behind the last are told apart from damage, because what opens as the wrong end says so.
+//! A chunk that was changed, moved, duplicated or left out does not open. Nor does any chunk below another head.
+//! Truncation between chunks and trailing bytes are distinguished from damage: such a chunk opens with the opposite
+//! last-chunk flag.
 
 use std::io::Read;
 
@@ -13,25 +14,26 @@ use crate::digest::Digest;
 use crate::error::{ArchiveError, Result, damaged, io};
 use crate::key::Derived;
 
-/// Bytes of a chunk in clear; only the last may have fewer.
+/// Size of a chunk in clear, in bytes. Only the last may be shorter.
 pub(crate) const CHUNK: usize = 64 << 10;
-/// What sealing adds to each.
+/// Size of the authentication tag of each chunk, in bytes.
 pub(crate) const TAG: usize = 16;
 
 type Stream = StreamBE32<ChaCha20Poly1305>;
 
 fn stream(derived: &Derived) -> Stream {
-    // The key is this archive's alone, so that the part of the nonce that does not count may be the same in all.
+    // The key belongs to this archive alone, so the constant part of the nonce may be the same in all archives.
     let nonce = [0; 7];
     Stream::new((&*derived.stream).into(), &nonce.into())
 }
 
-/// Counts chunks. Archives that have too many for the counter are longer than all parts together can be.
+/// Returns the next chunk number. An archive with too many chunks for the counter is longer than all parts together can
+/// be.
 fn after(position: u32) -> Result<u32> {
-    position.checked_add(1).ok_or(damaged("more chunks than can be"))
+    position.checked_add(1).ok_or(damaged("too many chunks"))
 }
 
-/// Seals chunks.
+/// An encryptor of chunks.
 pub(crate) struct Sealer {
     stream: Stream,
     head: Digest,
@@ -40,19 +42,19 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// `head` is the hash of the head, to which all chunks are bound.
+    /// Creates a sealer. `head` is the hash of the head, to which all chunks are bound.
     pub(crate) fn new(derived: &Derived, head: Digest) -> Self {
         Self { stream: stream(derived), head, position: 0, buffer: Vec::with_capacity(CHUNK + TAG) }
     }
 
-    /// Takes what fits of `bytes`, and gives the rest.
+    /// Takes as many of `bytes` as fit and returns the rest.
     pub(crate) fn take<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.buffer.len()));
         self.buffer.extend_from_slice(now);
         later
     }
 
-    /// What was taken, sealed. Empties itself by the next call of [`clear`](Self::clear).
+    /// Seals the collected bytes and returns them. Call [`clear`](Self::clear) before taking more.
     pub(crate) fn seal(&mut self, last: bool) -> Result<&[u8]> {
         let sealed = self.stream.encrypt_in_place(self.position, last, self.head.as_bytes(), &mut self.buffer);
         sealed.map_err(|_| damaged("a chunk that cannot be sealed"))?;
@@ -65,12 +67,12 @@ impl Sealer {
     }
 }
 
-/// Opens chunks.
+/// A decryptor of chunks.
 pub(crate) struct Opener {
     stream: Stream,
     head: Digest,
     position: u32,
-    /// The next chunk as it was read; empty after the last.
+    /// The next chunk as it was read. Empty after the last.
     ahead: Vec<u8>,
     clear: Vec<u8>,
     at: usize,
@@ -87,7 +89,7 @@ impl Opener {
         Ok(opener)
     }
 
-    /// Fills `bytes` with what is sealed.
+    /// Fills `bytes` with decrypted data.
     pub(crate) fn read_exact(&mut self, mut bytes: &mut [u8], input: &mut impl Read) -> Result<()> {
         while !bytes.is_empty() {
             if self.at == self.clear.len() {
@@ -102,14 +104,14 @@ impl Opener {
         Ok(())
     }
 
-    /// Whether all was read that is sealed.
+    /// Returns true if all decrypted data was read.
     pub(crate) fn is_at_end(&self) -> bool {
         self.at == self.clear.len() && self.ahead.is_empty()
     }
 
     fn open(&mut self, input: &mut impl Read) -> Result<()> {
         if self.ahead.is_empty() {
-            return Err(damaged("a body that ends before its contents"));
+            return Err(damaged("a body shorter than its contents"));
         }
         let next = if self.ahead.len() == CHUNK + TAG { read_chunk(input)? } else { Vec::new() };
         let (chunk, last) = (std::mem::replace(&mut self.ahead, next), self.ahead_is_last());
@@ -143,7 +145,7 @@ fn read_chunk(input: &mut impl Read) -> Result<Vec<u8>> {
     Ok(chunk)
 }
 
-/// Reads until the buffer is full or nothing comes any more, and says how much came.
+/// Reads until the buffer is full or the input ends. Returns the number of bytes read.
 pub(crate) fn fill(input: &mut impl Read, buffer: &mut [u8]) -> Result<usize> {
     let mut got = 0;
     while got < buffer.len() {

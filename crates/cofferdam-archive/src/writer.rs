@@ -1,4 +1,4 @@
-//! Writing an archive.
+//! The writer of archives.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,37 +20,39 @@ use crate::part::{Kind, Name, Part};
 use crate::progress::{Meter, Progress};
 use crate::seal::Sealer;
 
-/// How an archive is written.
+/// Options for writing an archive.
 #[derive(Debug)]
 pub struct WriteOptions<'a> {
-    /// Level of compression, from 1 (fast) to 19 (small).
+    /// Compression level, from 1 (fast) to 19 (small).
     pub level: i32,
-    /// What it is encrypted with, if it is.
+    /// The key to encrypt with, if any.
     pub key: Option<&'a Key>,
-    /// Different pages of each part that duplicates are found of, 48 bytes of memory each. Zero finds none.
+    /// Number of distinct pages per part that are remembered for deduplication, at 48 bytes of memory each. Zero
+    /// disables deduplication.
     pub remembered_pages: usize,
 }
 
 impl Default for WriteOptions<'_> {
-    /// Level 1, no encryption, about 900 MiB of different pages remembered.
+    /// Returns level 1, no encryption, and about 900 MiB of distinct pages remembered.
     fn default() -> Self {
         Self { level: 1, key: None, remembered_pages: dedup::PAGES }
     }
 }
 
-/// What was written.
+/// The result of writing an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
     /// The archive's length, in bytes.
     pub bytes: u64,
-    /// The hash that the archive ends with, of all before it in clear.
+    /// The final hash of the archive, over all bytes before it in clear.
     pub digest: Digest,
 }
 
-/// Collects parts, and writes them. The same parts and options give the same bytes, unless they are encrypted.
+/// A writer that collects parts and writes them. The same parts and options produce the same bytes, unless they are
+/// encrypted.
 ///
-/// Files are read from their beginning to the size that they had when they were given, wherever their cursor is, which is moved.
-/// They must not change meanwhile.
+/// Files are read from their beginning up to the size that they had when they were added. Their cursors are ignored and
+/// moved. The files must not change in the meantime.
 #[derive(Debug)]
 pub struct Writer<'a> {
     options: WriteOptions<'a>,
@@ -65,7 +67,7 @@ enum Content<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Nothing yet.
+    /// Creates a writer without parts.
     pub fn new(options: WriteOptions<'a>) -> Result<Self> {
         if !(1..=19).contains(&options.level) {
             return Err(ArchiveError::BadLevel { level: options.level });
@@ -73,22 +75,23 @@ impl<'a> Writer<'a> {
         Ok(Self { options, parts: Vec::new() })
     }
 
-    /// A document, which is not read here. At most 4 MiB.
+    /// Adds a document, which is not interpreted. At most 4 MiB.
     pub fn json(&mut self, name: &str, bytes: &'a [u8]) -> Result<&mut Self> {
         self.add(name, Kind::Json, bytes.len() as u64, Content::Bytes(bytes))
     }
 
-    /// The state of devices. At most 1 GiB.
+    /// Adds a device state. At most 1 GiB.
     pub fn state(&mut self, name: &str, file: &'a File) -> Result<&mut Self> {
         self.add(name, Kind::State, regular_size(file, name)?, Content::File(file))
     }
 
-    /// A memory. At most 8 TiB.
+    /// Adds a memory. At most 8 TiB.
     pub fn memory(&mut self, name: &str, file: &'a File) -> Result<&mut Self> {
         self.add(name, Kind::Memory, regular_size(file, name)?, Content::Pages(file, None))
     }
 
-    /// A disk, of which only what differs from its base is stored; without one, what is not zero. At most 8 TiB.
+    /// Adds a disk, of which only the pages that differ from its base are stored. Without a base, the pages that are
+    /// not zero. At most 8 TiB.
     pub fn disk(&mut self, name: &str, file: &'a File, base: Option<&'a Base>) -> Result<&mut Self> {
         self.add(name, Kind::Disk, regular_size(file, name)?, Content::Pages(file, base))
     }
@@ -100,16 +103,16 @@ impl<'a> Writer<'a> {
         };
         let mut parts = self.parts.clone();
         parts.push((Part { name: Name::new(name)?, kind, size, base }, content));
-        // Documents first, so that they can be read without the rest.
+        // Documents come first, so that they are readable without the rest.
         parts.sort_by_key(|(part, _)| part.kind != Kind::Json);
         check_parts(&declared(&parts))?;
         self.parts = parts;
         Ok(self)
     }
 
-    /// Writes the archive. What was written is none if this fails: the caller throws it away.
+    /// Writes the archive. If this fails, the output is not an archive and the caller discards it.
     ///
-    /// `watch` is told how far it is, and ends it by `Break`.
+    /// `watch` receives the progress and cancels with `Break`.
     pub fn write(self, out: impl Write, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Written> {
         let derived = match self.options.key {
             Some(key) => {
@@ -156,7 +159,7 @@ fn random() -> Result<[u8; SALT]> {
     Ok(salt)
 }
 
-/// A file as it is.
+/// Saves a file as a whole.
 fn save_file<W: Write>(
     part: &Part,
     file: &File,

@@ -1,5 +1,5 @@
-//! How long `true` takes in containers, against the engine's own command line with the same hardening, in one run: made for
-//! it, in one that lives, and in one that was made ahead.
+//! Time of `true` in containers: in a new container, in a live one, and in a prepared one. Compared with the engine's
+//! own command line with the same hardening, in one run.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ use crate::rounds::{Orders, takes_part, turns};
 use crate::sample::{Sample, hundredths};
 use crate::target::{Bound, Row, json_of, render};
 
-/// What is run.
+/// The program that runs.
 const PROGRAM: &str = "/bin/true";
-/// How long the pool may take to have one ready.
-const REFILL: Duration = Duration::from_secs(60);
+/// Maximum wait for a prepared container of the pool.
+const REFILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One way to run it.
+/// A way to run the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Contestant {
     DockerRun,
@@ -64,7 +64,7 @@ impl Contestant {
         }
     }
 
-    /// Whom it is compared with.
+    /// Returns the contestant for comparison.
     fn base(self) -> Self {
         match self {
             Self::DockerExec | Self::Exec => Self::DockerExec,
@@ -73,7 +73,7 @@ impl Contestant {
     }
 }
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &ContainerOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -82,7 +82,7 @@ pub fn run(options: &ContainerOptions, out: &Path) -> Result<()> {
     results::publish(out, &[file], &report.table(&facts))
 }
 
-/// What a run found out.
+/// The results of a run.
 #[derive(Debug)]
 struct Report {
     /// The engine, as its own command line names it.
@@ -97,11 +97,11 @@ struct Field {
     live: Arc<dyn Sandbox>,
     pool: PooledBackend,
     command_line: PathBuf,
-    /// A container that the engine's command line made.
+    /// A container created by the engine's command line.
     container: Option<String>,
 }
 
-/// What `docker run` is told so that its container is as hard as ours.
+/// Returns the options of `docker run` for the same hardening as Cofferdam's.
 fn hardening() -> Vec<String> {
     let words = "--init --network=none --read-only --cap-drop=ALL --security-opt=no-new-privileges --user=64000:64000 --ipc=private \
                  --memory=512m --memory-swap=512m --pids-limit=11 --tmpfs=/workspace:size=704m,mode=1777 \
@@ -117,7 +117,7 @@ impl Field {
         let socket = containers.host.clone().unwrap_or_else(|| "/var/run/docker.sock".to_owned());
         let images = Images::new(&containers)?;
         if !images.list().await?.iter().any(|image| image.names.iter().any(|name| name == BASE_IMAGE)) {
-            println!("== make the base image");
+            println!("== create the base image");
             images.build_base(&BaseImage::default(), BASE_IMAGE, Arc::new(|_| {})).await?;
         }
         let backend = registry::backend_with(CONTAINER_BACKEND, &containers.clone().into())?;
@@ -149,7 +149,7 @@ impl Field {
         line
     }
 
-    /// A container for `docker exec`.
+    /// Starts a container for `docker exec`.
     async fn start_container(&mut self) -> Result<(), String> {
         let name = format!("cofferdam-bench-{}", std::process::id());
         let line = self.docker_run(&["--detach", "--rm", "--name", &name], &["sleep", "100000"]);
@@ -158,21 +158,21 @@ impl Field {
         Ok(())
     }
 
-    /// One run, timed; what is needed before it and after it is not counted.
+    /// Runs and times one turn, without its setup and cleanup.
     async fn turn(&self, who: Contestant) -> Result<Duration> {
         let request = || ours::request(&[PROGRAM]);
         if who == Contestant::Claim {
             self.refilled().await?;
         }
         let start = Instant::now();
-        let told = |why: String| anyhow!("{}: {why}", who.name());
+        let failed = |why: String| anyhow!("{}: {why}", who.name());
         match who {
             Contestant::DockerRun => {
-                run_program(&self.docker_run(&["--rm"], &[PROGRAM]), "", Keep::Output).await.map_err(told)?;
+                run_program(&self.docker_run(&["--rm"], &[PROGRAM]), "", Keep::Output).await.map_err(failed)?;
             }
             Contestant::DockerExec => {
-                let name = self.container.as_deref().context("there is no container")?;
-                run_program(&self.docker(&["exec", name, PROGRAM]), "", Keep::Output).await.map_err(told)?;
+                let name = self.container.as_deref().context("no container")?;
+                run_program(&self.docker(&["exec", name, PROGRAM]), "", Keep::Output).await.map_err(failed)?;
             }
             Contestant::CommandLine => {
                 let mut command = tokio::process::Command::new(&self.command_line);
@@ -195,7 +195,7 @@ impl Field {
                 let took = start.elapsed();
                 ensure!(done.exit.success(), "{:?}", done.exit);
                 lease.close().await?;
-                // What is made anew for the next claim must not be in the way of another turn.
+                // The refill for the next claim must not disturb another turn.
                 self.refilled().await?;
                 return Ok(took);
             }
@@ -204,20 +204,20 @@ impl Field {
     }
 
     async fn refilled(&self) -> Result<()> {
-        let deadline = Instant::now() + REFILL;
+        let deadline = Instant::now() + REFILL_TIMEOUT;
         loop {
             let metrics = self.pool.pool().metrics();
             if metrics.warm > 0 && metrics.closing == 0 {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "the pool makes no sandbox ready");
+            ensure!(Instant::now() < deadline, "the pool prepares no sandbox");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     async fn end(self) -> Result<()> {
         self.live.close().await?;
-        self.pool.pool().shutdown(REFILL).await?;
+        self.pool.pool().shutdown(REFILL_TIMEOUT).await?;
         if let Some(name) = &self.container {
             crate::program::succeeds(&self.docker(&["rm", "--force", name])).await.map_err(anyhow::Error::msg)?;
         }
@@ -252,7 +252,7 @@ async fn rounds_of(
         if absent.iter().any(|(other, _)| *other == who) {
             continue;
         }
-        // The first turn has to load what the next ones find in memory.
+        // The first turn loads what later turns find in memory.
         match field.turn(who).await {
             Ok(_) => entrants.push((who, turns(field.turn(who).await?, share, rounds), Vec::new())),
             Err(why) => absent.push((who, format!("{why:#}"))),

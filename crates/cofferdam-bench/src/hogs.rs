@@ -1,5 +1,5 @@
-//! What busy neighbours do: latency while programs in other sandboxes keep every processor busy, against the same
-//! without them, in blocks that alternate.
+//! Noisy neighbours: latency while programs in other sandboxes keep every processor busy, compared with latency without
+//! them, in alternating blocks.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -19,18 +19,18 @@ use crate::rounds::Orders;
 use crate::sample::{Sample, hundredths};
 use crate::spawn::{Contestant, Field, Workload};
 
-/// Who is measured. The first is what the others are compared with.
-const WHO: [Contestant; 3] = [Contestant::Bare, Contestant::Exec, Contestant::Run];
-/// Rounds between two changes of the neighbours.
+/// The measured contestants. The others are compared with the first.
+const CONTESTANTS: [Contestant; 3] = [Contestant::Bare, Contestant::Exec, Contestant::Run];
+/// Number of rounds between two changes of the neighbours.
 const BLOCK: usize = 20;
-/// Rounds that are not counted.
+/// Number of rounds that are not counted.
 const WARM_UP: usize = 10;
-/// Time for neighbours to get going, or to be gone.
+/// Time for neighbours to start or to end.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Real and CPU time of a hog: longer than any block.
+/// Wall and CPU time limit of a hog, longer than any block.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -39,24 +39,24 @@ pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
     results::publish(out, &[file], &report.table(&facts))
 }
 
-/// Latencies of each of [`WHO`], without hogs and with.
+/// Latencies of each of [`CONTESTANTS`], without hogs and with.
 #[derive(Debug)]
 struct Report {
     hogs: usize,
-    /// Processors that the hogs had, on average, while they ran; `None` where the host does not tell.
+    /// Number of processors that the hogs used, on average, while they ran. `None` if the host does not report it.
     busy: Option<f64>,
     quiet: Vec<Sample>,
     crowded: Vec<Sample>,
 }
 
 async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
-    let field = Field::prepare(&WHO, None).await?;
-    ensure!(field.entrants() == WHO, "not everybody can be measured: {:?}", field.absent);
+    let field = Field::prepare(&CONTESTANTS, None).await?;
+    ensure!(field.entrants() == CONTESTANTS, "not all contestants can be measured: {:?}", field.absent);
     let neighbours = Neighbours::make(hogs).await?;
-    let mut times = [vec![Vec::new(); WHO.len()], vec![Vec::new(); WHO.len()]];
-    let mut orders = Orders::new(WHO.len());
+    let mut times = [vec![Vec::new(); CONTESTANTS.len()], vec![Vec::new(); CONTESTANTS.len()]];
+    let mut orders = Orders::new(CONTESTANTS.len());
     let (mut used, mut ran) = (Some(0.0), Duration::ZERO);
-    block(&field, &mut orders, WARM_UP, &mut vec![Vec::new(); WHO.len()]).await?;
+    block(&field, &mut orders, WARM_UP, &mut vec![Vec::new(); CONTESTANTS.len()]).await?;
     let [quiet, crowded] = &mut times;
     let mut left = rounds;
     while left > 0 {
@@ -77,17 +77,17 @@ async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
     Ok(Report { hogs, busy: used.map(|used: f64| used / ran.as_secs_f64()), quiet, crowded })
 }
 
-/// Runs everybody in each round, and keeps their times.
+/// Runs all contestants in each round, and keeps their times.
 async fn block(field: &Field, orders: &mut Orders, rounds: usize, times: &mut [Vec<Duration>]) -> Result<()> {
     for _ in 0..rounds {
         for index in orders.next() {
-            times[index].push(field.run(WHO[index], Workload::True).await?.0);
+            times[index].push(field.run(CONTESTANTS[index], Workload::True).await?.0);
         }
     }
     Ok(())
 }
 
-/// Sandboxes whose programs do nothing but work.
+/// Sandboxes whose programs use all the CPU time they get.
 struct Neighbours {
     sandboxes: Vec<Arc<dyn Sandbox>>,
 }
@@ -111,7 +111,7 @@ impl Neighbours {
         Ok(running)
     }
 
-    /// What they used till now, all together.
+    /// Returns the CPU seconds that all have used so far.
     async fn cpu_seconds(&self) -> Result<Option<f64>> {
         let mut sum = Some(0.0);
         for sandbox in &self.sandboxes {
@@ -122,7 +122,7 @@ impl Neighbours {
     }
 }
 
-/// Kills them, and checks that they had run till then.
+/// Kills the hogs, and checks that they were still running.
 async fn stop(running: Vec<ExecHandle>) -> Result<()> {
     for hog in &running {
         ensure!(hog.try_exit().is_none(), "a hog ended by itself: {:?}", hog.try_exit());
@@ -133,14 +133,14 @@ async fn stop(running: Vec<ExecHandle>) -> Result<()> {
 
 impl Report {
     fn table(&self, facts: &Facts) -> String {
-        let busy = self.busy.map_or_else(String::new, |busy| format!("; together they had {busy:.2} processors"));
+        let busy = self.busy.map_or_else(String::new, |busy| format!("; together they used {busy:.2} processors"));
         let mut text = format!("{}\n{} hogs, each in a sandbox of its own{busy}\n\n", facts.line(), self.hogs);
         let _ = writeln!(
             text,
             "{:30} {:>6} {:>11} {:>11} {:>8}   {:>11} {:>11} {:>8} {:>11}",
             "", "n", "median us", "p99 us", "x bare", "with hogs", "p99 us", "x bare", "x no hogs"
         );
-        for ((who, quiet), crowded) in WHO.iter().zip(&self.quiet).zip(&self.crowded) {
+        for ((who, quiet), crowded) in CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded) {
             let _ = writeln!(
                 text,
                 "{:30} {:6} {:11.0} {:11.0} {:8.2}   {:11.0} {:11.0} {:8.2} {:11.2}",
@@ -159,7 +159,7 @@ impl Report {
     }
 
     fn json(&self, facts: &Facts) -> Value {
-        let rows = WHO.iter().zip(&self.quiet).zip(&self.crowded).map(|((who, quiet), crowded)| {
+        let rows = CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded).map(|((who, quiet), crowded)| {
             json!({
                 "name": who.slug(),
                 "without": quiet.json(),
@@ -194,6 +194,6 @@ mod tests {
         let run = &json["results"][2];
         assert_eq!((run["ratio"].as_f64(), run["ratio_to_bare_with"].as_f64()), (Some(5.0), Some(5.0)));
         assert_eq!(run["ratio_to_bare_without"], 2.0);
-        assert!(report.table(&machine::facts()).contains("together they had 1.90 processors"));
+        assert!(report.table(&machine::facts()).contains("together they used 1.90 processors"));
     }
 }

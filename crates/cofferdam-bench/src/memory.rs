@@ -1,5 +1,4 @@
-//! What idle sandboxes cost while they are held: memory of their processes, and what the kernel holds for them. How each
-//! figure comes about is said in `docs/performance.md`.
+//! Cost of idle sandboxes: memory of their processes, and kernel memory. `docs/performance.md` explains each figure.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,16 +18,16 @@ use crate::results::{self, File};
 use crate::sample::tenths;
 use crate::target::{self, Findings};
 
-/// Sandboxes closed at the same time at the end.
+/// Number of sandboxes that are closed concurrently at the end.
 const CLOSED_AT_ONCE: usize = 32;
-/// Of the host's memory, what must stay available: one part in so many.
-const KEPT_FREE: u64 = 10;
-/// How often the memory left is looked at, in sandboxes.
-const LOOK_EVERY: usize = 50;
-/// Time for the launcher to prepare what it prepares in idle time, so that it counts before as after.
+/// Divisor of the host's memory that must stay available.
+const MIN_AVAILABLE_DIVISOR: u64 = 10;
+/// Number of sandboxes between two checks of the available memory.
+const CHECK_EVERY: usize = 50;
+/// Time for the launcher to finish its preparations, so that they count before and after.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let wanted = usize::try_from(options.n)?;
@@ -38,9 +37,9 @@ pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
     results::publish(out, &[file], &report.table(&facts))
 }
 
-/// One look at everything.
+/// A sample of all figures.
 #[derive(Debug, Clone, Copy, Default)]
-struct Look {
+struct Reading {
     launcher: Option<Memory>,
     sandboxes: Option<Memory>,
     processes: usize,
@@ -53,38 +52,38 @@ struct Report {
     wanted: usize,
     held: usize,
     stopped: Option<String>,
-    before: Look,
-    after: Look,
+    before: Reading,
+    after: Reading,
 }
 
 async fn measure(wanted: usize) -> Result<Report> {
     let backend = ours::backend().await?;
     tokio::time::sleep(SETTLE).await;
-    let before = look();
+    let before = read_all();
     let (sandboxes, stopped) = hold(&backend, wanted).await;
     tokio::time::sleep(SETTLE).await;
-    let after = look();
+    let after = read_all();
     let held = sandboxes.len();
     close(sandboxes).await?;
     match (held, stopped) {
-        (0, Some(reason)) => bail!("no sandbox can be held: {reason}"),
+        (0, Some(reason)) => bail!("cannot hold any sandbox: {reason}"),
         (held, stopped) => Ok(Report { wanted, held, stopped, before, after }),
     }
 }
 
-/// Makes one as a pool holds it: walls up, waiting for its request.
+/// Creates a sandbox as a pool holds it: prepared, and waiting for its request.
 async fn idle(backend: &ProcessBackend) -> Result<Box<dyn Warm>> {
     Ok(backend.warm(Spec::default()).await?)
 }
 
-/// Holds as many as wanted, or as the host allows; then the reason is told.
+/// Holds the requested number, or as many as the host allows. In that case, also returns the reason.
 async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn Warm>>, Option<String>) {
     let mut sandboxes = Vec::new();
     while sandboxes.len() < wanted {
-        if sandboxes.len() % LOOK_EVERY == 0 {
+        if sandboxes.len() % CHECK_EVERY == 0 {
             let now = kernel::memory();
-            if now.available < now.total / KEPT_FREE {
-                return (sandboxes, Some(format!("{} MiB of memory are left", now.available / 1024)));
+            if now.available < now.total / MIN_AVAILABLE_DIVISOR {
+                return (sandboxes, Some(format!("only {} MiB of memory are left", now.available / 1024)));
             }
         }
         match idle(backend).await {
@@ -107,11 +106,11 @@ async fn close(mut sandboxes: Vec<Box<dyn Warm>>) -> Result<()> {
     Ok(())
 }
 
-fn look() -> Look {
+fn read_all() -> Reading {
     let launchers = tree::launchers();
     let mut others = tree::descendants();
     others.retain(|pid| !launchers.contains(pid));
-    Look {
+    Reading {
         launcher: tree::memory(&launchers),
         sandboxes: tree::memory(&others),
         processes: others.len(),
@@ -120,29 +119,29 @@ fn look() -> Look {
     }
 }
 
-/// A figure, in KiB, before and after; `None` where this host does not tell.
+/// A figure before and after, in KiB. `None` if this host does not report it.
 type Row = (&'static str, Option<u64>, Option<u64>);
 
 impl Report {
     fn rows(&self) -> Vec<Row> {
         let (before, after) = (&self.before, &self.after);
-        let both = |name, of: fn(&Look) -> u64| (name, Some(of(before)), Some(of(after)));
-        let told = |name, of: fn(&Look) -> Option<u64>| (name, of(before), of(after));
+        let both = |name, of: fn(&Reading) -> u64| (name, Some(of(before)), Some(of(after)));
+        let optional = |name, of: fn(&Reading) -> Option<u64>| (name, of(before), of(after));
         vec![
-            told("processes, PSS", |look| Some(look.sandboxes?.proportional)),
-            told("processes, USS", |look| Some(look.sandboxes?.own)),
-            told("launcher, PSS", |look| Some(look.launcher?.proportional)),
-            told("launcher, USS", |look| Some(look.launcher?.own)),
-            told("control group, all", |look| look.groups.all),
-            told("control group, kernel", |look| look.groups.kernel),
-            both("host: Slab", |look| look.kernel.slab),
-            both("host: SUnreclaim", |look| look.kernel.unreclaimable),
-            both("host: KernelStack", |look| look.kernel.stacks),
-            both("host: PageTables", |look| look.kernel.tables),
-            both("host: Percpu", |look| look.kernel.per_processor),
-            both("host: Shmem", |look| look.kernel.shared),
-            // What is less available is more used.
-            both("host: not available", |look| look.kernel.total.saturating_sub(look.kernel.available)),
+            optional("processes, PSS", |reading| Some(reading.sandboxes?.proportional)),
+            optional("processes, USS", |reading| Some(reading.sandboxes?.own)),
+            optional("launcher, PSS", |reading| Some(reading.launcher?.proportional)),
+            optional("launcher, USS", |reading| Some(reading.launcher?.own)),
+            optional("control group, all", |reading| reading.groups.all),
+            optional("control group, kernel", |reading| reading.groups.kernel),
+            both("host: Slab", |reading| reading.kernel.slab),
+            both("host: SUnreclaim", |reading| reading.kernel.unreclaimable),
+            both("host: KernelStack", |reading| reading.kernel.stacks),
+            both("host: PageTables", |reading| reading.kernel.tables),
+            both("host: Percpu", |reading| reading.kernel.per_processor),
+            both("host: Shmem", |reading| reading.kernel.shared),
+            // Less available memory means more used memory.
+            both("host: not available", |reading| reading.kernel.total.saturating_sub(reading.kernel.available)),
         ]
     }
 
@@ -153,7 +152,7 @@ impl Report {
     fn table(&self, facts: &Facts) -> String {
         let mut text = format!("{}\n\n", facts.line());
         if let Some(reason) = &self.stopped {
-            text += &format!("{} sandboxes were asked for; the host allows {}: {reason}\n\n", self.wanted, self.held);
+            text += &format!("{} sandboxes were requested; the host allows {}: {reason}\n\n", self.wanted, self.held);
         }
         let extra = self.after.processes as f64 - self.before.processes as f64;
         text += &format!(
@@ -163,14 +162,14 @@ impl Report {
             extra / self.held as f64
         );
         text += &format!("{:24} {:>12} {:>12} {:>14}\n", "KiB", "before", "held", "each sandbox");
-        let shown = |value: Option<String>| value.unwrap_or_else(|| "not told".to_owned());
+        let shown = |value: Option<String>| value.unwrap_or_else(|| "unknown".to_owned());
         for (name, before, after) in self.rows() {
             let each = self.each(before, after).map(|value| format!("{value:.1}"));
             let (before, after) = (before.map(|value| value.to_string()), after.map(|value| value.to_string()));
             text += &format!("{name:24} {:>12} {:>12} {:>14}\n", shown(before), shown(after), shown(each));
         }
-        // The strictest figure: all that the host has less, the owner's own memory included.
-        let unavailable = |look: &Look| Some(look.kernel.total.saturating_sub(look.kernel.available));
+        // The strictest figure: the decrease of the host's available memory, including the owner's own memory.
+        let unavailable = |reading: &Reading| Some(reading.kernel.total.saturating_sub(reading.kernel.available));
         let pooled_kib = self.each(unavailable(&self.before), unavailable(&self.after));
         text + &target::memory_table(&Findings { pooled_kib, ..Findings::default() })
     }
@@ -200,18 +199,18 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let look = |proportional, kernel| Look {
+        let reading = |proportional, kernel| Reading {
             sandboxes: Some(Memory { proportional, ..Memory::default() }),
             groups: GroupMemory { all: Some(kernel), kernel: None },
             kernel: KernelMemory { total: 10_000, available: 9000 - kernel, ..KernelMemory::default() },
-            ..Look::default()
+            ..Reading::default()
         };
         Report {
             wanted: 20,
             held: 10,
             stopped: Some("no more".to_owned()),
-            before: look(50, 0),
-            after: look(1050, 500),
+            before: reading(50, 0),
+            after: reading(1050, 500),
         }
     }
 
@@ -240,7 +239,7 @@ mod tests {
     #[test]
     fn a_table_says_when_the_host_allowed_fewer() {
         let text = report().table(&machine::facts());
-        assert!(text.contains("20 sandboxes were asked for; the host allows 10: no more"), "{text}");
-        assert!(text.contains("not told"), "{text}");
+        assert!(text.contains("20 sandboxes were requested; the host allows 10: no more"), "{text}");
+        assert!(text.contains("unknown"), "{text}");
     }
 }

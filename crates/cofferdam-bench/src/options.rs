@@ -1,4 +1,4 @@
-//! The benchmarks' own command line.
+//! The command line of the benchmarks.
 
 use std::path::PathBuf;
 
@@ -8,58 +8,58 @@ use crate::code::Lang;
 use crate::spawn::{Contestant, Workload};
 use crate::wasm::Guest;
 
-/// The fewest runs that a median says anything about.
-const FEWEST: u64 = 10;
+/// The minimum number of runs for a meaningful median.
+const MIN_RUNS: u64 = 10;
 
-/// What to measure, and where to write it.
+/// The benchmark to run, and the directory of its results.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask bench", about = "Benchmarks that compare in one run; nothing asserts a time")]
+#[command(name = "cargo xtask bench", about = "Compare Cofferdam with alternatives, in one run")]
 pub struct Options {
-    /// Directory for the files with the results.
+    /// Directory for the result files.
     #[arg(long, global = true, overrides_with = "out", default_value = "bench-results")]
     pub out: PathBuf,
-    /// Which benchmark.
+    /// The benchmark to run.
     #[command(subcommand)]
     pub benchmark: Benchmark,
 }
 
-/// Which benchmark.
+/// The benchmark to run.
 #[derive(Debug, Subcommand)]
 pub enum Benchmark {
-    /// How long a program takes behind each wall, compared with no wall.
+    /// Measure a program at each isolation level, compared with an unsandboxed start.
     Spawn(SpawnOptions),
-    /// What idle sandboxes cost while they are held.
+    /// Measure the memory of idle sandboxes.
     Memory(MemoryOptions),
-    /// What is left and what grows while sandboxes are made and destroyed.
+    /// Test for leaks while sandboxes are created and destroyed.
     Churn(ChurnOptions),
-    /// What busy neighbours do to latency.
+    /// Measure the latency with noisy neighbours.
     Hogs(HogsOptions),
-    /// How long runs of WebAssembly take, compared with programs of their own.
+    /// Measure WebAssembly runs, compared with native programs.
     Wasm(WasmOptions),
-    /// How long runs in containers take, compared with the engine's own command line.
+    /// Measure runs in containers, compared with the engine's own command line.
     Container(ContainerOptions),
-    /// How long machines take to start, to go on from snapshots and to answer, and what they hold.
+    /// Measure VMs: boot, restore from snapshots, latency and memory.
     Vm(VmOptions),
-    /// How long a line of Python and of JavaScript takes behind each wall, compared with the bare interpreter.
+    /// Measure a line of Python and of JavaScript at each isolation level, compared with the bare interpreter.
     Code(CodeOptions),
 }
 
 /// Options of `spawn`.
 #[derive(Debug, Args)]
 pub struct SpawnOptions {
-    /// Fewer rounds: ends within a minute.
+    /// Run fewer rounds and end within a minute.
     #[arg(long)]
     pub quick: bool,
-    /// Rounds for `true`; Python has a quarter of it, those that are slow have fewer.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of rounds for `true`. Python runs a quarter, and slow contestants fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: Option<u64>,
-    /// Contestants that take part beside `bare`, by their short names.
+    /// Contestants beside `bare`, by their short names.
     #[arg(long, value_delimiter = ',', value_parser = Contestant::parse)]
     pub only: Vec<Contestant>,
-    /// The program that is measured as the command line; default: the one beside this program.
+    /// Program to measure as the command line [default: the one beside this program].
     #[arg(long, value_name = "FILE")]
     pub command_line: Option<PathBuf>,
-    /// What they run; default: both.
+    /// Workload to run [default: both].
     #[arg(long, value_enum)]
     pub workload: Option<Workload>,
 }
@@ -67,15 +67,15 @@ pub struct SpawnOptions {
 /// Options of `memory`.
 #[derive(Debug, Args)]
 pub struct MemoryOptions {
-    /// Idle sandboxes held at once.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(FEWEST..=100_000))]
+    /// Number of idle sandboxes held at once.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(MIN_RUNS..=100_000))]
     pub n: u64,
 }
 
 /// Options of `churn`.
 #[derive(Debug, Args)]
 pub struct ChurnOptions {
-    /// Sandboxes made, run in, and destroyed.
+    /// Number of sandboxes to create, use and destroy.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
     pub n: u64,
 }
@@ -83,33 +83,33 @@ pub struct ChurnOptions {
 /// Options of `hogs`.
 #[derive(Debug, Args)]
 pub struct HogsOptions {
-    /// Sandboxes that each keep one processor busy.
+    /// Number of sandboxes that each keep one processor busy.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub hogs: u64,
-    /// Runs of each kind with hogs, and as many without.
-    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of runs of each kind with hogs, and without.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: u64,
 }
 
 /// Options of `wasm`.
 #[derive(Debug, Args)]
 pub struct WasmOptions {
-    /// Fewer rounds: ends within a minute.
+    /// Run fewer rounds and end within a minute.
     #[arg(long)]
     pub quick: bool,
-    /// Rounds; those that are slow have fewer.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of rounds. Slow contestants run fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: Option<u64>,
-    /// What is run; default: all.
+    /// Guest to run [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     pub workload: Vec<Guest>,
-    /// Idle sessions held at once, of each kind; 0 leaves them out.
+    /// Number of idle sessions of each kind held at once, or 0 for none.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=10_000))]
     pub sessions: u64,
-    /// Where the interpreters are; default: the cache directory of this user.
+    /// Directory of the interpreters [default: the cache directory of this user].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// The program that is measured as the command line; default: the one beside this program.
+    /// Program to measure as the command line [default: the one beside this program].
     #[arg(long, value_name = "FILE")]
     pub command_line: Option<PathBuf>,
 }
@@ -117,16 +117,16 @@ pub struct WasmOptions {
 /// Options of `container`.
 #[derive(Debug, Args)]
 pub struct ContainerOptions {
-    /// Fewer rounds: ends within two minutes.
+    /// Run fewer rounds and end within two minutes.
     #[arg(long)]
     pub quick: bool,
-    /// Rounds; those that are slow have fewer.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of rounds. Slow contestants run fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: Option<u64>,
-    /// The engine's address; default: `DOCKER_HOST`, else the usual sockets.
+    /// Address of the engine [default: `DOCKER_HOST`, else the usual sockets].
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
-    /// The program that is measured as the command line; default: the one beside this program.
+    /// Program to measure as the command line [default: the one beside this program].
     #[arg(long, value_name = "FILE")]
     pub command_line: Option<PathBuf>,
 }
@@ -134,22 +134,22 @@ pub struct ContainerOptions {
 /// Options of `vm`.
 #[derive(Debug, Args)]
 pub struct VmOptions {
-    /// Fewer rounds, fewer clones: some minutes.
+    /// Run fewer rounds and hold fewer clones, for some minutes.
     #[arg(long)]
     pub quick: bool,
-    /// Rounds; those that are slow have fewer.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of rounds. Slow contestants run fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: Option<u64>,
-    /// Idle clones held at once; default: 100, with `--quick` 10.
+    /// Number of idle clones held at once [default: 100, with `--quick` 10].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub clones: Option<u64>,
-    /// Where images of machines and packages are kept; default: the cache directory of this user.
+    /// Directory of VM images and packages [default: the cache directory of this user].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Measures `docker run`, too, with an engine that is started for it where no address is given.
+    /// Also measure `docker run`, with a new engine unless an address is given.
     #[arg(long)]
     pub docker: bool,
-    /// The address of an engine for `docker run`; default: `DOCKER_HOST`, else the usual socket.
+    /// Address of an engine for `docker run` [default: `DOCKER_HOST`, else the usual socket].
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
 }
@@ -157,22 +157,22 @@ pub struct VmOptions {
 /// Options of `code`.
 #[derive(Debug, Args)]
 pub struct CodeOptions {
-    /// Fewer rounds: ends within two minutes.
+    /// Run fewer rounds and end within two minutes.
     #[arg(long)]
     pub quick: bool,
-    /// Rounds; those that are slow have fewer.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(FEWEST..))]
+    /// Number of rounds. Slow contestants run fewer.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: Option<u64>,
-    /// Only this language; default: all.
+    /// Language to measure [default: all].
     #[arg(long, value_enum)]
     pub lang: Vec<Lang>,
-    /// Measures in machines, too; makes their image where it is missing.
+    /// Also measure in VMs, and create their image if it is missing.
     #[arg(long)]
     pub vm: bool,
-    /// Measures in containers with an engine that is started for it where no address is given.
+    /// Measure in containers, with a new engine unless an address is given.
     #[arg(long)]
     pub docker: bool,
-    /// The address of a container engine; default: `DOCKER_HOST`, else the usual sockets.
+    /// Address of a container engine [default: `DOCKER_HOST`, else the usual sockets].
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
 }
@@ -213,7 +213,7 @@ mod tests {
             "spawn --n x",
             "spawn --n 1",
             "spawn --slow",
-            "spawn --only nobody",
+            "spawn --only unknown",
             "churn --n 5",
             "wasm --workload lisp",
         ] {

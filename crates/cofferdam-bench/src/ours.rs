@@ -1,4 +1,4 @@
-//! What every benchmark uses of Cofferdam: the process backend, through the library.
+//! The process backend, as all benchmarks use it through the library.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use cofferdam_contract::{Backend, Completed, ExecRequest, Spec};
 use cofferdam_engine::{Pool, PoolConfig};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
-/// The backend as everybody has it, after one sandbox, so that its launcher runs. A default spec names no exception:
-/// where a create falls short of a protection, it fails here.
+/// Returns the backend with its default configuration, after one sandbox, so that its launcher runs. The default spec
+/// allows nothing weaker, so a create that falls short of a protection fails here.
 pub async fn backend() -> Result<Arc<ProcessBackend>> {
     started(ProcessConfig::default()).await
 }
 
-/// One that makes nothing ready in idle time.
+/// Returns a backend that prepares nothing in idle time.
 pub async fn unprepared_backend() -> Result<Arc<ProcessBackend>> {
     started(ProcessConfig { prepare_ahead: false, ..ProcessConfig::default() }).await
 }
 
 async fn started(config: ProcessConfig) -> Result<Arc<ProcessBackend>> {
     let backend = Arc::new(ProcessBackend::new(config)?);
-    let sandbox = backend.create(Spec::default()).await.context("cannot make a sandbox: see `cofferdam doctor`")?;
+    let sandbox = backend.create(Spec::default()).await.context("cannot create a sandbox: see `cofferdam doctor`")?;
     sandbox.close().await?;
     Ok(backend)
 }
 
-/// A pool with this many ready.
+/// Returns a pool with this many prepared sandboxes.
 pub async fn pool(backend: &Arc<ProcessBackend>, warm: usize) -> Result<Pool> {
     let config = PoolConfig { min_warm: warm, max_warm: warm, max: 4 * warm, ..PoolConfig::default() };
     let pool = Pool::new(Arc::clone(backend) as Arc<dyn Backend>, Spec::default(), config)?;
@@ -34,7 +34,7 @@ pub async fn pool(backend: &Arc<ProcessBackend>, warm: usize) -> Result<Pool> {
     Ok(pool)
 }
 
-/// Waits until a pool has this many ready, and nothing is being closed.
+/// Waits until a pool has this many prepared sandboxes, and none is being closed.
 pub async fn refilled(pool: &Pool, warm: usize) -> Result<()> {
     for _ in 0..5000 {
         let metrics = pool.metrics();
@@ -46,14 +46,14 @@ pub async fn refilled(pool: &Pool, warm: usize) -> Result<()> {
     bail!("the pool is not filled after 10 s: {:?}", pool.metrics())
 }
 
-/// A request for this command.
+/// Returns a request for this command.
 pub fn request(argv: &[&str]) -> Result<ExecRequest> {
     Ok(ExecRequest::argv(argv.iter().copied()).build()?)
 }
 
-/// Fails unless the command succeeded with this output.
+/// Checks that the command succeeded with this output.
 pub fn check(completed: &Completed, output: &str) -> Result<()> {
     ensure!(completed.exit.success(), "the command failed in a sandbox: {:?}", completed.exit);
-    ensure!(completed.stdout == output, "the command printed something else: {:?}", completed.stdout);
+    ensure!(completed.stdout == output, "the command printed unexpected output: {:?}", completed.stdout);
     Ok(())
 }

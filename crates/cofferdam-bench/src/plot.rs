@@ -1,51 +1,51 @@
-//! Pictures of times: a bar for each median on a logarithmic scale, and a whisker to the 99th percentile.
+//! Plots of times: a bar for each median on a logarithmic scale, with a whisker to the 99th percentile.
 
 use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Pixels from left to right.
+/// Width of the plot, in pixels.
 const WIDTH: u32 = 960;
-/// Height of one bar's place, in pixels.
+/// Height of a bar's row, in pixels.
 const ROW: u32 = 28;
-/// Height of everything that is no bar, in pixels.
+/// Height of everything except the bars, in pixels.
 const REST: u32 = 110;
-/// Place for names, in pixels.
+/// Width of the names, in pixels.
 const NAMES: u32 = 250;
 const OURS: RGBColor = RGBColor(31, 119, 180);
 const OTHERS: RGBColor = RGBColor(160, 160, 160);
 const FONT: &str = "sans-serif";
 
-/// What is told about all bars.
+/// The common settings of all bars.
 #[derive(Debug, Clone, Copy)]
 pub struct Chart<'a> {
-    /// Stands above.
+    /// The title above the bars.
     pub title: &'a str,
-    /// What the scale counts.
+    /// The label of the scale.
     pub scale: &'a str,
-    /// Where bars begin; below every median, so that each has a bar.
+    /// The start of the bars, below every median, so that each bar is visible.
     pub start: f64,
 }
 
-/// One bar.
+/// A bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// Stands beside it.
+    /// The name beside the bar.
     pub name: String,
-    /// Whose it is.
+    /// The owner of the bar.
     pub side: Side,
-    /// Its end.
+    /// The end of the bar.
     pub median: f64,
-    /// The whisker's end.
+    /// The end of the whisker.
     pub p99: f64,
 }
 
-/// Whose a bar is.
+/// The owner of a bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Of Cofferdam.
+    /// Cofferdam.
     Ours,
-    /// Of what it is compared with.
+    /// An alternative.
     Others,
 }
 
@@ -71,7 +71,7 @@ fn draw_into(svg: &mut String, Chart { title, scale, start }: Chart<'_>, bars: &
     let mut mesh = chart.configure_mesh();
     mesh.disable_y_mesh().disable_y_axis().label_style((FONT, 14)).x_desc(scale).draw()?;
     for (index, bar) in bars.iter().enumerate() {
-        // The middle of its place, counted from the bottom.
+        // The middle of the row, counted from the bottom.
         let middle = (bars.len() - index) as f64 - 0.5;
         let colour = if bar.side == Side::Ours { OURS } else { OTHERS };
         let body = [(start, middle - 0.32), (bar.median.max(start), middle + 0.32)];
@@ -96,7 +96,7 @@ fn anchored(side: HPos) -> TextStyle<'static> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Names of elements that are opened and not closed in the right order.
+    /// Returns names of elements that are not closed in the right order.
     pub(crate) fn unbalanced(svg: &str) -> Vec<String> {
         let mut open = Vec::new();
         for tag in svg.split('<').skip(1).filter_map(|rest| rest.split_once('>').map(|(tag, _)| tag)) {

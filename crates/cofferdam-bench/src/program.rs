@@ -1,4 +1,4 @@
-//! Runs a program to its end, and says in one line why it failed.
+//! Runs a program to its end, and reports a failure in one line.
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
@@ -9,32 +9,32 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::Command;
 
-/// The longest that any program may take. Slow peers take well under a second.
-const LIMIT: Duration = Duration::from_secs(30);
-/// The most of a program's own words that is passed on.
+/// Maximum time of a program. Slow peers take well under a second.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum length of a program's error message that is reported.
 const MAX_WORDS: usize = 160;
 
-/// Whether a program of this name is in the search path.
+/// Returns true if a program of this name is in the search path.
 pub fn installed(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }
 
-/// What is kept of a program's output.
+/// The output of a program that is collected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
-    /// What it prints, to check it.
+    /// Standard output, to check it.
     Output,
-    /// The same, and what a failure says about itself.
+    /// Standard output, and standard error for the message of a failure.
     OutputAndErrors,
 }
 
-/// Runs a command line, and checks that it printed `expected`. The error says in one line what went wrong.
+/// Runs a command line, and checks that it printed `expected`. The error describes the failure in one line.
 pub async fn run(line: &[impl AsRef<OsStr>], expected: &str, keep: Keep) -> Result<(), String> {
     run_with(line, None, expected, keep).await
 }
 
-/// As [`run`], with one more variable in its environment.
+/// Runs like [`run`], with one more environment variable.
 pub async fn run_with(
     line: &[impl AsRef<OsStr>],
     variable: Option<(&str, &Path)>,
@@ -49,7 +49,7 @@ pub async fn run_with(
         return Err(reason(&output.stderr, output.status));
     }
     if output.stdout != expected.as_bytes() {
-        return Err(format!("fails: it printed {:?}", String::from_utf8_lossy(&output.stdout)));
+        return Err(format!("fails: printed {:?}", String::from_utf8_lossy(&output.stdout)));
     }
     Ok(())
 }
@@ -62,7 +62,7 @@ pub async fn succeeds(line: &[impl AsRef<OsStr>]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(reason(&output.stderr, output.status)) }
 }
 
-/// In a process group of its own, so that it can be killed with everything that it started.
+/// Returns a command in a process group of its own, so that it can be killed with all its descendants.
 fn command(line: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(&line[0]);
     command.args(&line[1..]).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
@@ -72,16 +72,16 @@ fn command(line: &[impl AsRef<OsStr>]) -> Command {
 async fn finish(mut command: Command) -> Result<Output, String> {
     let child = command.spawn().map_err(|error| format!("fails: {error}"))?;
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    match tokio::time::timeout(LIMIT, child.wait_with_output()).await {
+    match tokio::time::timeout(PROGRAM_TIMEOUT, child.wait_with_output()).await {
         Ok(output) => output.map_err(|error| format!("fails: {error}")),
         Err(_) => {
             let _ = group.map(|group| kill_process_group(group, Signal::KILL));
-            Err(format!("fails: it does not end within {} s", LIMIT.as_secs()))
+            Err(format!("fails: did not end within {} s", PROGRAM_TIMEOUT.as_secs()))
         }
     }
 }
 
-/// Why a program failed, in one line: its own first words, or how it ended.
+/// Returns the reason of a failure in one line: the first line of its message, or its exit status.
 pub fn reason(stderr: &[u8], status: ExitStatus) -> String {
     let text = String::from_utf8_lossy(stderr);
     let words = text.lines().map(plain).find(|line| !line.is_empty());
@@ -94,7 +94,7 @@ pub fn reason(stderr: &[u8], status: ExitStatus) -> String {
     }
 }
 
-/// A line without what would colour or move a terminal.
+/// Removes terminal escape sequences from a line.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut characters = line.chars();

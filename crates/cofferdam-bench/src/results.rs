@@ -1,4 +1,4 @@
-//! Results: files named after the benchmark and the time of its start, and what people read.
+//! Result files, named after the benchmark and its start time, and the printed table.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// A file with results.
+/// A result file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     name: String,
@@ -15,21 +15,21 @@ pub struct File {
 }
 
 impl File {
-    /// A file of this name.
+    /// Creates a file with this name.
     pub fn new(name: String, text: String) -> Self {
         Self { name, text }
     }
 
-    /// `<stem>.json`.
+    /// Creates `<stem>.json`.
     pub fn json(stem: &str, value: &Value) -> Self {
         Self::new(format!("{stem}.json"), format!("{value:#}\n"))
     }
 }
 
-/// Writes the files, and then prints the table and where the files are. Whoever reads only a part of the table loses no
-/// file.
+/// Writes the files, then prints the table and the paths of the files. The files are complete even if the table's
+/// reader stops early.
 pub fn publish(out: &Path, files: &[File], table: &str) -> Result<()> {
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut text = format!("{table}\n");
     for file in files {
         let path = out.join(&file.name);

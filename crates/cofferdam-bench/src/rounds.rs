@@ -1,24 +1,24 @@
-//! Who runs in which round, and in what order. What disturbs the machine, the teardown that one contestant leaves to the
-//! kernel included, shall disturb all alike.
+//! Participation and order of contestants in rounds. Disturbances of the host affect all contestants alike, including
+//! the teardown that one of them leaves to the kernel.
 
 use std::time::Duration;
 
-/// The fewest turns of a contestant, however slow it is.
+/// The minimum number of turns of a contestant, however slow it is.
 const MIN_TURNS: usize = 5;
 
-/// How often one takes part: in every round, or, where that would take longer than its `share` of the time, in so many
-/// that it fits.
+/// Returns the number of turns of a contestant: one in each round, or fewer if that would exceed its `share` of the
+/// time.
 pub fn turns(cost: Duration, share: Duration, rounds: usize) -> usize {
     let affordable = share.as_secs_f64() / cost.as_secs_f64().max(1e-6);
     (affordable as usize).max(MIN_TURNS).min(rounds)
 }
 
-/// Whether one with this many turns in all takes part in this round: they are spread evenly.
+/// Returns true if a contestant with this total number of turns takes part in this round. Turns are spread evenly.
 pub fn takes_part(round: usize, turns: usize, rounds: usize) -> bool {
     (round + 1) * turns / rounds > round * turns / rounds
 }
 
-/// Orders of the contestants, the same in every run of the benchmark.
+/// Random orders of the contestants, the same in every run of the benchmark.
 #[derive(Debug)]
 pub struct Orders {
     count: usize,
@@ -26,12 +26,12 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Orders of this many.
+    /// Creates orders of this many contestants.
     pub fn new(count: usize) -> Self {
         Self { count, state: 0x2545_f491_4f6c_dd1d }
     }
 
-    /// A shuffled order (Fisher and Yates, with numbers by xorshift).
+    /// Returns a shuffled order (Fisher and Yates, with numbers by xorshift).
     pub fn next(&mut self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.count).collect();
         for last in (1..self.count).rev() {

@@ -1,4 +1,4 @@
-//! Times of one kind, and what is said about them.
+//! Samples of times, and their statistics.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use serde_json::{Value, json};
 pub struct Sample(Vec<Duration>);
 
 impl Sample {
-    /// A sample of these times.
+    /// Creates a sample of these times.
     pub fn new(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
         Self(times)
     }
 
-    /// How many.
+    /// Returns the number of times.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The median, in microseconds.
+    /// Returns the median, in microseconds.
     pub fn median(&self) -> f64 {
         self.percentile(50)
     }
 
-    /// The time that 99 of 100 stay under, in microseconds.
+    /// Returns the 99th percentile, in microseconds.
     pub fn p99(&self) -> f64 {
         self.percentile(99)
     }
 
-    /// The smallest time that at least `percent` of all stay under or reach (nearest rank).
+    /// Returns the smallest time that at least `percent` of all times do not exceed (nearest rank).
     fn percentile(&self, percent: usize) -> f64 {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).map_or(f64::NAN, |time| time.as_secs_f64() * 1e6)
     }
 
-    /// As written to files; microseconds.
+    /// Returns the statistics as JSON, in microseconds.
     pub fn json(&self) -> Value {
         json!({ "n": self.len(), "median_us": tenths(self.median()), "p99_us": tenths(self.p99()) })
     }

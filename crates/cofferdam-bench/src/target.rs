@@ -1,4 +1,4 @@
-//! The targets, each with what was measured beside it. Nothing fails where one is missed: a busy machine misses them all.
+//! The targets and the measured values. A missed target fails nothing, because a busy host misses them all.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,22 +8,21 @@ use serde_json::{Value, json};
 use crate::sample::hundredths;
 use crate::spawn::Workload;
 
-// Contestants that targets speak of. A target finds its figures by these short names, so that who has such a name fills
-// its row.
+// Contestants of the targets. A target finds its figures by these short names.
 const POOL: &str = "pool";
 const POOL_AT_ONCE: &str = "pool-run";
 const WARM: &str = "warm";
 const WARM_PANDAS: &str = "warm-pandas";
 const COLD_PANDAS: &str = "bare-pandas";
 
-/// What a run found out, as far as targets are about it.
+/// The measured values that targets refer to.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// Median and 99th percentile, by workload and the contestant's short name.
     pub latency: BTreeMap<(Workload, &'static str), (f64, f64)>,
-    /// Runs a second, by the number at once and the contestant's short name.
+    /// Runs per second, by the number at once and the contestant's short name.
     pub per_second: BTreeMap<(usize, &'static str), f64>,
-    /// KiB of a pooled, idle sandbox without an interpreter.
+    /// Size of a pooled, idle sandbox without an interpreter, in KiB.
     pub pooled_kib: Option<f64>,
 }
 
@@ -41,12 +40,12 @@ impl Findings {
     }
 }
 
-/// What a figure should keep to.
+/// The bound of a figure.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
-    /// As much, or less.
+    /// An upper bound.
     AtMost(f64),
-    /// As much, or more.
+    /// A lower bound.
     AtLeast(f64),
 }
 
@@ -66,14 +65,14 @@ impl Bound {
     }
 }
 
-/// A bound, and what was measured.
+/// A target and the measured value.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// What is bounded.
+    /// The name of the figure.
     pub what: String,
     /// The bound.
     pub bound: Bound,
-    /// The figure; `None` where it was not measured.
+    /// The measured value. `None` if it was not measured.
     pub measured: Option<f64>,
 }
 
@@ -132,24 +131,24 @@ const TARGETS: &[Target] = &[
     },
 ];
 
-/// The one that `bench memory` measures.
+/// The target of `bench memory`.
 const MEMORY: Target = Target {
     what: "KiB of a pooled, idle sandbox (bench memory)",
     bound: Bound::AtMost(300.0),
     measured: |found| found.pooled_kib,
 };
 
-/// A table of all targets, for people.
+/// Formats a table of all targets.
 pub fn table(found: &Findings) -> String {
     render(&all(found))
 }
 
-/// A table of what `bench memory` measures.
+/// Formats a table of the targets of `bench memory`.
 pub fn memory_table(found: &Findings) -> String {
     render(&[MEMORY.row(found)])
 }
 
-/// The same for programs.
+/// Returns all targets as JSON.
 pub fn json(found: &Findings) -> Value {
     json_of(&all(found))
 }
@@ -164,7 +163,7 @@ impl Target {
     }
 }
 
-/// A table of these, for people.
+/// Formats a table of these targets.
 pub fn render(rows: &[Row]) -> String {
     let mut text = format!("\n{:52} {:>8} {:>13}\n", "target", "bound", "measured");
     for Row { what, bound, measured } in rows {
@@ -180,7 +179,7 @@ pub fn render(rows: &[Row]) -> String {
     text
 }
 
-/// The same for programs.
+/// Returns these targets as JSON.
 pub fn json_of(rows: &[Row]) -> Value {
     let rows = rows.iter().map(|row| {
         json!({
@@ -222,7 +221,7 @@ mod tests {
         assert!(row(&found, "create on request, run, destroy: p99").ends_with("2.50 met"));
         assert!(row(&found, "runs a second, 2").ends_with("3.33 met"));
         assert!(row(&found, "claim from").ends_with("not measured"));
-        // Of another workload, and of another number at once.
+        // The values of another workload and of another number at once.
         assert!(row(&found, "print(1)").ends_with("not measured"));
         let json = json(&found);
         assert_eq!(json[0]["met"], true);

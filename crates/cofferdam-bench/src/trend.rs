@@ -1,18 +1,18 @@
-//! Whether a series of samples grows: a straight line through them, and how sure its slope is.
+//! Growth of a series of samples: a fitted line and the significance of its slope.
 
-/// How many times its own standard error a slope must have to count.
+/// Minimum ratio of a slope to its standard error.
 const SURE: f64 = 3.0;
 
-/// A straight line through points, by least squares.
+/// A line through points, by least squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Line {
-    /// Change of y for each step of x.
+    /// The change of y for each step of x.
     pub slope: f64,
     /// The standard error of the slope.
     pub error: f64,
 }
 
-/// The line through these points; `None` for fewer than three, or where all have the same x.
+/// Returns the line through these points. Returns `None` for fewer than three, or if all have the same x.
 pub fn fit(points: &[(f64, f64)]) -> Option<Line> {
     let count = points.len() as f64;
     if points.len() < 3 {
@@ -29,9 +29,9 @@ pub fn fit(points: &[(f64, f64)]) -> Option<Line> {
     Some(Line { slope, error: (missed / (count - 2.0) / spread).sqrt() })
 }
 
-/// Whether what was sampled grew: the line rises more surely than chance explains, by at least `least` over the points,
-/// and the `settled` value stays that much above the first. What rises at first and then no more, as memory does until an
-/// allocator has what it needs, does not grow: the second half must rise by its part, too.
+/// Returns true if the samples grew: the line rises significantly and by at least `least` over the points, and the
+/// `settled` value stays that much above the first. A series that levels off, such as the memory of an allocator, does
+/// not grow: the second half must rise proportionally too.
 pub fn grew(points: &[(f64, f64)], settled: f64, least: f64) -> bool {
     let (Some(line), Some(first), Some(last)) = (fit(points), points.first(), points.last()) else { return false };
     let rise = line.slope * (last.0 - first.0);

@@ -1,4 +1,4 @@
-//! What a case is made of: a row of the table, its verdict, and what it may use.
+//! Conformance cases: the row of a case in the table, its verdict, and its context.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +12,7 @@ use cofferdam_contract::{
 
 use crate::{GuestProgram, Options, Programs, READY, Target};
 
-/// Why a case ended early.
+/// A reason to end a case early.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Fail(String),
@@ -80,24 +80,24 @@ pub(crate) fn expect_error<T>(result: Result<T, Error>, kinds: &[ErrorKind], wha
     }
 }
 
-/// One row of the table.
+/// A row of the table.
 pub(crate) struct Case {
     pub(crate) info: CaseInfo,
     pub(crate) run: fn(Context) -> CaseFuture,
 }
 
-/// What a case is about.
+/// The description of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CaseInfo {
-    /// Its name, such as `exit/timeout`.
+    /// The name, such as `exit/timeout`.
     pub name: &'static str,
-    /// The requirement it comes from.
+    /// The requirement that the case tests.
     pub requirement: &'static str,
-    /// Capabilities without which it is skipped.
+    /// Capabilities without which the case is skipped.
     pub needs: &'static [Capability],
 }
 
-/// What a case may use. Sandboxes made through it are closed after the case, also when it fails.
+/// The resources of a case. Sandboxes created through it are closed after the case, even if it fails.
 #[derive(Clone)]
 pub(crate) struct Context {
     target: Target,
@@ -124,21 +124,21 @@ impl Context {
         self.target.backend.capabilities().contains(&capability)
     }
 
-    /// A root file system that the caller offers for trial.
+    /// Returns a root file system that the caller provides.
     pub(crate) fn root(&self) -> Outcome<&Path> {
-        self.target.root.as_deref().ok_or_else(|| Stop::skip("the caller gave no root directory to try"))
+        self.target.root.as_deref().ok_or_else(|| Stop::skip("no root directory was provided"))
     }
 
     pub(crate) fn large_file(&self) -> ByteSize {
         self.large_file
     }
 
-    /// A builder that begins with the target's spec.
+    /// Returns a builder that begins with the target's spec.
     pub(crate) fn spec(&self) -> SpecBuilder {
         self.target.spec.to_builder()
     }
 
-    /// The target's spec with other limits.
+    /// Returns the target's spec with changed limits.
     pub(crate) fn limited(&self, change: impl FnOnce(&mut Limits)) -> Outcome<Spec> {
         let mut limits = self.target.spec.limits().clone();
         change(&mut limits);
@@ -149,7 +149,7 @@ impl Context {
         &*self.target.programs
     }
 
-    /// A request for a guest program; the case is skipped where the guests can't run it.
+    /// Returns a request for a guest program. Skips the case if the guests cannot run it.
     pub(crate) fn request(&self, program: &GuestProgram) -> Outcome<ExecRequestBuilder> {
         self.target
             .programs
@@ -166,7 +166,7 @@ impl Context {
         Ok(self.keep(sandbox))
     }
 
-    /// Has a sandbox that the case made itself closed after the case.
+    /// Registers a sandbox that the case created itself, to close it after the case.
     pub(crate) fn keep(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&sandbox));
         sandbox
@@ -177,7 +177,7 @@ impl Context {
         Ok(sandbox.exec(self.request(&program)?.build()?).await?)
     }
 
-    /// Runs a program in a sandbox to its end, which must be a success.
+    /// Runs a program in a sandbox to its end. Fails the case if the program fails.
     pub(crate) async fn exec_ok(&self, sandbox: &Arc<dyn Sandbox>, program: GuestProgram) -> Outcome<Completed> {
         let name = program.name();
         let done = self.exec(sandbox, program).await?;
@@ -196,30 +196,30 @@ impl Context {
         Ok(self.sandbox().await?.exec(request.build()?).await?)
     }
 
-    /// Starts a program that says [`READY`], and waits for that.
+    /// Starts a program that prints [`READY`], and waits for that.
     pub(crate) async fn start_ready(&self, sandbox: &Arc<dyn Sandbox>, program: GuestProgram) -> Outcome<ExecHandle> {
         let request = self.request(&program)?;
         start_ready(sandbox, request).await
     }
 
-    /// Closes what the case left open.
+    /// Closes the sandboxes that the case left open.
     pub(crate) async fn close_all(&self) -> Verdict {
         let open = std::mem::take(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner));
         for sandbox in open {
-            sandbox.close().await.map_err(|error| Stop::fail(format!("closing the sandbox failed: {error}")))?;
+            sandbox.close().await.map_err(|error| Stop::fail(format!("cannot close the sandbox: {error}")))?;
         }
         Ok(())
     }
 }
 
-/// Starts a request and waits until its program has said [`READY`].
+/// Starts a request and waits until its program has printed [`READY`].
 pub(crate) async fn start_ready(sandbox: &Arc<dyn Sandbox>, request: ExecRequestBuilder) -> Outcome<ExecHandle> {
     let handle = sandbox.start(request.build()?).await?;
     wait_for(&mut handle.output(), READY).await?;
     Ok(handle)
 }
 
-/// Reads output, stdout and stderr alike, until it contains `wanted`; gives all that was read.
+/// Reads stdout and stderr until the output contains `wanted`. Returns all output read.
 pub(crate) async fn wait_for(output: &mut OutputSubscription, wanted: &str) -> Outcome<String> {
     let mut seen = Vec::new();
     while let Some(event) = output.next().await {
@@ -230,7 +230,7 @@ pub(crate) async fn wait_for(output: &mut OutputSubscription, wanted: &str) -> O
             }
         }
     }
-    Err(Stop::fail(format!("the output ended without {wanted:?}; it was {:?}", text(&seen))))
+    Err(Stop::fail(format!("the output ended without {wanted:?}; got {:?}", text(&seen))))
 }
 
 /// Reads output to its end.

@@ -1,4 +1,4 @@
-//! Large contents that are made and checked piece by piece, so that the kit never holds them whole.
+//! Large contents that are generated and checked in pieces, so that the suite never holds them whole.
 
 use std::io;
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
 const BLOCK: usize = 65_536;
 
-/// Writes the block of this number: its number, then bytes that differ from their neighbours.
+/// Returns the block of this number: its number, then bytes that differ from their neighbours.
 fn block(number: u64) -> Vec<u8> {
     let mut data: Vec<u8> = (0..BLOCK).map(|at| (at * 31 + at / 251) as u8).collect();
     data[..8].copy_from_slice(&number.to_le_bytes());
     data
 }
 
-/// Reads `total` bytes of the pattern; fails after `fail_at` bytes if that is set.
+/// A reader of `total` bytes of the pattern. It fails after `fail_at` bytes if that is set.
 pub(crate) struct PatternReader {
     at: u64,
     total: u64,
@@ -37,7 +37,7 @@ impl AsyncRead for PatternReader {
     fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if this.fail_at.is_some_and(|limit| this.at >= limit) {
-            return Poll::Ready(Err(io::Error::other("the source of the bytes failed")));
+            return Poll::Ready(Err(io::Error::other("cannot read the source")));
         }
         let offset = (this.at % BLOCK as u64) as usize;
         if offset == 0 {
@@ -51,7 +51,7 @@ impl AsyncRead for PatternReader {
     }
 }
 
-/// Reads to the end and compares with the pattern; gives the length, or where it differs.
+/// Reads to the end and compares with the pattern. Returns the length, or the offset of the first difference.
 pub(crate) async fn verify(mut reader: impl AsyncRead + Unpin) -> io::Result<Result<u64, u64>> {
     let mut expected = block(0);
     let mut buffer = vec![0; BLOCK];
@@ -70,7 +70,7 @@ pub(crate) async fn verify(mut reader: impl AsyncRead + Unpin) -> io::Result<Res
     }
 }
 
-/// The first `total` bytes, in memory.
+/// Returns the first `total` bytes of the pattern, in memory.
 pub(crate) fn bytes(total: usize) -> Vec<u8> {
     (0..total.div_ceil(BLOCK) as u64).flat_map(block).take(total).collect()
 }

@@ -1,54 +1,54 @@
-//! What the kit asks guests to do, in words that no backend owns.
+//! Guest programs of the suite, described independently of any backend.
 
 use std::fmt;
 
 use cofferdam_contract::ExecRequestBuilder;
 use serde::{Deserialize, Serialize};
 
-/// What a program that goes on for ever prints, with a newline, once it is set up.
+/// The line that a program that runs forever prints, followed by a newline, once it is set up.
 pub const READY: &str = "ready";
 
 /// A small program for a guest. Paths are relative to the workspace, where the program starts, unless they begin with
-/// `/`. A step that fails ends the program with a non-zero code, unless its description says more.
+/// `/`. Unless documented otherwise, a step that fails ends the program with a non-zero code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum GuestProgram {
-    /// Ends with code 0 and prints nothing.
+    /// Exits with code 0 and prints nothing.
     Succeed,
-    /// Ends with this code.
+    /// Exits with this code.
     Exit(u8),
     /// Ends by sending this signal to itself.
     KillSelf(u8),
     /// Prints to both streams.
     Print {
-        /// To standard output.
+        /// The text for standard output.
         stdout: String,
-        /// To standard error.
+        /// The text for standard error.
         stderr: String,
     },
-    /// Prints `line` and a newline again and again to standard output, cut at `total` bytes.
+    /// Prints `line` and a newline repeatedly to standard output, cut at `total` bytes.
     PrintRepeated {
         /// The line.
         line: String,
-        /// Bytes in all.
+        /// The number of bytes in total.
         total: u64,
     },
-    /// Prints `o1`, `o2`, … to standard output and `e1`, `e2`, … to standard error, a line each, taking turns.
+    /// Prints `o1`, `o2`, … to standard output and `e1`, `e2`, … to standard error, alternating, a line each.
     PrintNumbered {
-        /// Lines on each stream.
+        /// The number of lines on each stream.
         count: u32,
     },
     /// Prints the 256 byte values in order.
     PrintAllBytes,
     /// Prints `before`, waits for a line of input, prints `after`.
     PrintAroundInput {
-        /// Before the input.
+        /// The text before the input.
         before: String,
-        /// After it.
+        /// The text after the input.
         after: String,
     },
-    /// Copies standard input to standard output until end-of-file, then ends with `code`.
+    /// Copies standard input to standard output until end-of-file, then exits with `code`.
     CopyInput {
         /// The exit code.
         code: u8,
@@ -59,118 +59,117 @@ pub enum GuestProgram {
     PrintEnvironment,
     /// Prints the working directory and a newline.
     PrintWorkingDir,
-    /// Prints [`READY`], then sleeps for ever.
+    /// Prints [`READY`], then sleeps forever.
     SleepForever,
-    /// Ignores SIGTERM, prints [`READY`], then sleeps for ever.
+    /// Ignores SIGTERM, prints [`READY`], then sleeps forever.
     IgnoreTermAndSleep,
-    /// Ends with `code` on SIGTERM; prints [`READY`], then sleeps for ever.
+    /// Exits with `code` on SIGTERM. Prints [`READY`], then sleeps forever.
     ExitOnTerm {
         /// The exit code.
         code: u8,
     },
-    /// Prints [`READY`], closes standard output and error, then sleeps for ever.
+    /// Prints [`READY`], closes standard output and error, then sleeps forever.
     CloseOutputAndSleep,
     /// Starts a grandchild in a session of its own that ignores SIGTERM and appends a byte to `heartbeat` about every
-    /// 50 ms; then prints [`READY`] and sleeps for ever.
+    /// 50 ms. Then prints [`READY`] and sleeps forever.
     DaemoniseAndSleep {
         /// The file that grows.
         heartbeat: String,
     },
-    /// Starts a grandchild in a session of its own that computes for ever; then prints [`READY`] and sleeps for ever.
+    /// Starts a grandchild in a session of its own that computes forever. Then prints [`READY`] and sleeps forever.
     DaemoniseAndSpin,
     /// Writes a file.
     WriteFile {
-        /// Where.
+        /// The file.
         path: String,
-        /// What.
+        /// The contents.
         contents: String,
     },
     /// Prints a file.
     ReadFile {
-        /// Which.
+        /// The file.
         path: String,
     },
-    /// Makes a directory.
+    /// Creates a directory.
     MakeDirectory {
-        /// Where.
+        /// The directory.
         path: String,
     },
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     MakeSymlink {
-        /// Where.
+        /// The link.
         path: String,
-        /// What it names.
+        /// The link's target.
         target: String,
     },
-    /// Makes a fifo.
+    /// Creates a FIFO.
     MakeFifo {
-        /// Where.
+        /// The FIFO.
         path: String,
     },
-    /// Makes `count` empty files named `f0`, `f1`, … in the directory `path`.
+    /// Creates `count` empty files named `f0`, `f1`, … in the directory `path`.
     MakeFiles {
         /// The directory.
         path: String,
-        /// How many.
+        /// The number of files.
         count: u32,
     },
-    /// Makes `path` a link to `inside` and to `outside` by turns, each time by an atomic replacement, for ever; prints
-    /// [`READY`] once the link is there.
+    /// Makes `path` a link to `inside` and to `outside` alternately, by atomic replacement, forever. Prints [`READY`]
+    /// once the link exists.
     SwapSymlinkForever {
         /// The link.
         path: String,
         /// A target inside the workspace.
         inside: String,
-        /// A target outside.
+        /// A target outside the workspace.
         outside: String,
     },
-    /// Takes `bytes` of memory in all, spread over this many processes at once, and touches every page; prints
-    /// `allocated` if all of it was there at once, else ends with another code than 0 or is killed.
+    /// Allocates `bytes` of memory in total, spread over this many processes, and touches every page. Prints
+    /// `allocated` if all of it was allocated at the same time. Otherwise exits with a non-zero code or is killed.
     AllocateMemory {
-        /// Bytes in all.
+        /// The number of bytes in total.
         bytes: u64,
-        /// Processes, 1 meaning the program itself.
+        /// The number of processes. 1 means the program itself.
         processes: u32,
     },
-    /// Starts a child that takes `bytes` of memory and touches every page; prints `child N`, where N is the child's exit
-    /// code or minus the signal that ended it, and ends with `code`.
+    /// Starts a child that allocates `bytes` of memory and touches every page. Prints `child N`, where N is the child's
+    /// exit code or minus the signal that killed it, and exits with `code`.
     AllocateMemoryInChild {
-        /// Bytes that the child takes.
+        /// The number of bytes that the child allocates.
         bytes: u64,
         /// The exit code of the program itself.
         code: u8,
     },
-    /// Computes for ever in this many processes.
+    /// Computes forever in this many processes.
     SpinCpu {
-        /// How many.
+        /// The number of processes.
         processes: u32,
     },
-    /// Starts up to `count` children that stay alive, until one is refused; prints `forked N`, ends them, and ends
+    /// Starts up to `count` children that stay alive, until one is refused. Prints `forked N`, ends them, and exits
     /// with code 0.
     Fork {
-        /// How many.
+        /// The maximum number of children.
         count: u32,
     },
-    /// Writes `bytes` bytes into a file; prints `stored N`, the size that it then has; ends with code 28 if not all
-    /// fitted.
+    /// Writes `bytes` bytes into a file and prints `stored N`, the resulting size. Exits with code 28 if not all fit.
     FillDisk {
         /// The file.
         path: String,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Writes up to `bytes` bytes into each directory it can write to; prints `stored N`, the sum; ends with code 0.
+    /// Writes up to `bytes` bytes into each writable directory, prints `stored N`, the sum, and exits with code 0.
     FillEveryDirectory {
-        /// How many in each.
+        /// The maximum number of bytes in each directory.
         bytes: u64,
     },
-    /// Prints `tty ROWS COLUMNS` or `no tty`, at the start and after each change of size; goes on for ever.
+    /// Prints `tty ROWS COLUMNS` or `no tty`, at the start and after each resize, forever.
     WatchTerminal,
-    /// Prints what the kernel says about this process: `/proc/self/status`.
+    /// Prints the kernel's status of this process: `/proc/self/status`.
     PrintStatus,
-    /// Prints the number of processes that can be seen, and a newline.
+    /// Prints the number of visible processes, and a newline.
     CountProcesses,
-    /// Tries to connect by TCP; prints `connected` or `refused`; ends with code 0.
+    /// Tries to connect by TCP, prints `connected` or `refused`, and exits with code 0.
     Connect {
         /// An address.
         host: String,
@@ -179,26 +178,27 @@ pub enum GuestProgram {
     },
     /// A program that does not exist.
     Missing,
-    /// The file at `path` in the workspace, run as a program.
+    /// The file at `path` in the workspace, executed as a program.
     RunFile {
-        /// Which.
+        /// The file.
         path: String,
     },
-    /// Several of the above that end by themselves, one after the other, in one program; stops at the first failure.
+    /// A sequence of the above, of programs that end by themselves, in one program. Stops at the first failure.
     Sequence(Vec<GuestProgram>),
 }
 
 impl GuestProgram {
-    /// The variant's name, for messages.
+    /// Returns the variant's name, for messages.
     pub fn name(&self) -> String {
         let debug = format!("{self:?}");
         debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
     }
 }
 
-/// Says how a backend's guests run the kit's programs.
+/// The implementation of the suite's programs for a backend's guests.
 pub trait Programs: Send + Sync + fmt::Debug {
-    /// A request that runs `program`, or `None` where these guests can't; the cases that need it are then skipped.
+    /// Returns a request that runs `program`, or `None` if these guests cannot. The cases that need it are then
+    /// skipped.
     fn request(&self, program: &GuestProgram) -> Option<ExecRequestBuilder>;
 }
 

@@ -1,4 +1,4 @@
-//! What a run of the kit found.
+//! Results of a run of the suite.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use cofferdam_contract::serde_duration;
 use serde::{Deserialize, Serialize};
 
-/// How one case ended.
+/// The outcome of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "detail")]
 pub enum Outcome {
-    /// The backend behaves as the contract says.
+    /// The backend behaves as the contract requires.
     Passed,
-    /// It does not: what was seen.
+    /// The backend does not, as described here.
     Failed(String),
-    /// The case could not be run: why not.
+    /// The case was not run, for this reason.
     Skipped(String),
 }
 
-/// One case's result.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseResult {
     /// The case, such as `exit/timeout`.
     pub name: String,
-    /// The requirement it comes from, such as `K6`.
+    /// The requirement that the case tests, such as `K6`.
     pub requirement: String,
-    /// How it ended.
+    /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Real time it took, in seconds.
+    /// Wall time of the case, in seconds.
     #[serde(with = "serde_duration")]
     pub duration: Duration,
 }
@@ -48,37 +48,37 @@ impl fmt::Display for CaseResult {
     }
 }
 
-/// The text without control characters: parts of it are the guest's.
+/// Returns the text without control characters, because parts of it come from the guest.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// All results of a run, in the table's order.
+/// The results of a run, in the table's order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The backend's name.
     pub backend: String,
-    /// One result a case.
+    /// One result for each case.
     pub cases: Vec<CaseResult>,
 }
 
 impl Report {
-    /// Whether no case failed and at least one passed.
+    /// Returns true if no case failed and at least one passed.
     pub fn is_success(&self) -> bool {
         self.failures().next().is_none() && self.count(|outcome| *outcome == Outcome::Passed) > 0
     }
 
-    /// The cases that failed.
+    /// Returns the cases that failed.
     pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
         self.cases.iter().filter(|case| matches!(case.outcome, Outcome::Failed(_)))
     }
 
-    /// The result of the case of this name.
+    /// Returns the result of the case with this name.
     pub fn get(&self, name: &str) -> Option<&CaseResult> {
         self.cases.iter().find(|case| case.name == name)
     }
 
-    /// The last line of the text form: `N passed, N failed, N skipped`.
+    /// Returns the last line of the text form: `N passed, N failed, N skipped`.
     pub fn summary(&self) -> String {
         format!(
             "{} passed, {} failed, {} skipped",

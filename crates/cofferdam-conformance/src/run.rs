@@ -15,17 +15,17 @@ use crate::report::Outcome;
 use crate::{CaseInfo, CaseResult, Options, Report, Target};
 
 const CENSUS: CaseInfo = CaseInfo { name: "host/nothing-left-behind", requirement: "K6", needs: &[] };
-/// What is dropped rather than closed may be torn down in the background; this long is waited for that.
-const SETTLE: Duration = Duration::from_secs(15);
-/// Time for closing what a case left open.
-const CLEAN_UP: Duration = Duration::from_secs(30);
+/// Maximum wait for the background cleanup of sandboxes that were dropped rather than closed.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum time for closing the sandboxes that a case left open.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Every case of the kit, in the order in which they run.
+/// Returns every case of the suite, in the order of execution.
 pub fn cases() -> impl Iterator<Item = CaseInfo> {
     CASES.iter().map(|case| case.info).chain([CENSUS])
 }
 
-/// Runs the kit on a target. Needs a tokio runtime with time and IO enabled.
+/// Runs the suite on a target. Needs a tokio runtime with time and IO enabled.
 pub async fn run(target: &Target, options: &Options) -> Report {
     let before = baseline(target).await;
     let chosen: Vec<&'static Case> = CASES.iter().filter(|case| selected(&case.info, options)).collect();
@@ -40,7 +40,7 @@ pub async fn run(target: &Target, options: &Options) -> Report {
         }
         match running.join_next().await {
             Some(Ok((place, result))) => results[place] = Some(result),
-            // `run_case` catches panics; a task of ours is cancelled only with the runtime.
+            // `run_case` catches panics, and the suite's tasks are cancelled only with the runtime.
             Some(Err(_)) => {}
             None => break,
         }
@@ -63,14 +63,14 @@ async fn run_case(case: &'static Case, target: &Target, options: &Options) -> Ca
     let context = Context::new(target, options);
     let mut verdict = guarded(options.deadline, body(case, context.clone())).await;
     let cleaner = context.clone();
-    let cleaned = guarded(CLEAN_UP, async move { cleaner.close_all().await }).await;
+    let cleaned = guarded(CLOSE_TIMEOUT, async move { cleaner.close_all().await }).await;
     if !matches!(verdict, Err(Stop::Fail(_))) && cleaned.is_err() {
         verdict = cleaned;
     }
     report(&case.info, verdict, start, options)
 }
 
-/// The case itself, or the test of what stands in its place.
+/// Runs the case itself, or the test of an undeclared capability.
 async fn body(case: &'static Case, context: Context) -> Verdict {
     let missing: Vec<Capability> = case.info.needs.iter().copied().filter(|need| !context.declares(*need)).collect();
     if missing.is_empty() {
@@ -89,7 +89,7 @@ async fn guarded(deadline: Duration, future: impl Future<Output = Verdict> + Sen
     match timeout(deadline, task.join_next()).await {
         Ok(Some(Ok(verdict))) => verdict,
         Ok(Some(Err(error))) => Err(Stop::fail(format!("panicked: {}", panic_message(error)))),
-        Ok(None) => Err(Stop::fail("the case vanished")),
+        Ok(None) => Err(Stop::fail("the case was dropped")),
         Err(_) => {
             task.shutdown().await;
             Err(Stop::fail(format!("did not end within {} s", deadline.as_secs_f64())))
@@ -120,20 +120,20 @@ fn report(info: &CaseInfo, verdict: Verdict, start: Instant, options: &Options) 
     result
 }
 
-/// The census before the cases. A sandbox is made and closed first, so that what a backend starts once and keeps, such
-/// as a helper process, does not count as left behind.
+/// Returns the census before the cases. Creates and closes a sandbox first, so that processes that a backend starts
+/// once and keeps, such as a helper, do not count as left behind.
 async fn baseline(target: &Target) -> Option<BTreeSet<String>> {
     let census = target.census.as_ref()?;
     let (backend, spec) = (Arc::clone(&target.backend), target.spec.clone());
-    // Whether it works is for the cases to find out.
+    // The cases test whether this succeeds.
     let warm_up = async move { Ok(backend.create(spec).await?.close().await?) };
-    let _ = guarded(CLEAN_UP, warm_up).await;
+    let _ = guarded(CLOSE_TIMEOUT, warm_up).await;
     Some(census())
 }
 
 async fn compare_census(target: &Target, before: Option<BTreeSet<String>>) -> Verdict {
     let (Some(census), Some(before)) = (&target.census, before) else {
-        return Err(Stop::skip("the caller gave no census of the host"));
+        return Err(Stop::skip("no census of the host was provided"));
     };
     let census = Arc::clone(census);
     let start = Instant::now();
@@ -142,9 +142,9 @@ async fn compare_census(target: &Target, before: Option<BTreeSet<String>>) -> Ve
         if left.is_empty() {
             return Ok(());
         }
-        if start.elapsed() > SETTLE {
+        if start.elapsed() > SETTLE_TIMEOUT {
             let shown = left.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
-            return Err(Stop::fail(format!("{} things were left behind: {shown}", left.len())));
+            return Err(Stop::fail(format!("{} objects were left behind: {shown}", left.len())));
         }
         sleep(Duration::from_millis(200)).await;
     }

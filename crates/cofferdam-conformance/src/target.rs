@@ -1,4 +1,4 @@
-//! What is tested, and how.
+//! The target and the options of a run.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,13 +10,14 @@ use cofferdam_contract::{Backend, ByteSize, Spec};
 
 use crate::{CaseResult, Programs};
 
-/// Names everything on the host that a backend could leave behind: processes, mounts, control groups, directories.
+/// A function that lists everything on the host that a backend could leave behind: processes, mounts, control groups,
+/// directories.
 pub type Census = Arc<dyn Fn() -> BTreeSet<String> + Send + Sync>;
 
-/// Called with each case's result as soon as it is known.
+/// A callback that receives each case's result as soon as it is known.
 pub type Progress = Arc<dyn Fn(&CaseResult) + Send + Sync>;
 
-/// A backend under test, with what the kit must know about it.
+/// A backend under test, with the information that the suite needs.
 #[derive(Clone)]
 pub struct Target {
     pub(crate) backend: Arc<dyn Backend>,
@@ -27,12 +28,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// A backend, and programs that its guests can run.
+    /// Creates a target from a backend and programs that its guests can run.
     pub fn new(backend: Arc<dyn Backend>, programs: impl Programs + 'static) -> Self {
         Self { backend, programs: Arc::new(programs), spec: Spec::default(), census: None, root: None }
     }
 
-    /// The spec that every case begins with, for hosts that need `allow_weaker` or an attribute. Cases change its
+    /// Sets the spec that every case begins with, for hosts that need `allow_weaker` or an attribute. Cases change its
     /// workspace and limits.
     #[must_use]
     pub fn with_spec(mut self, spec: Spec) -> Self {
@@ -40,15 +41,15 @@ impl Target {
         self
     }
 
-    /// A census of the host, compared before and after the run. What the backend keeps for its own life may be named,
-    /// if its first sandbox brings it about.
+    /// Sets a census of the host, compared before and after the run. It may list objects that the backend keeps for its
+    /// lifetime, if they exist from its first sandbox on.
     #[must_use]
     pub fn with_census(mut self, census: impl Fn() -> BTreeSet<String> + Send + Sync + 'static) -> Self {
         self.census = Some(Arc::new(census));
         self
     }
 
-    /// A directory with a root file system in which the programs run too, for the case of
+    /// Sets a directory with a root file system in which the programs also run, for the case of
     /// [`RootDirectory`](cofferdam_contract::Capability::RootDirectory).
     #[must_use]
     pub fn with_root(mut self, root: impl Into<PathBuf>) -> Self {
@@ -68,18 +69,18 @@ impl fmt::Debug for Target {
     }
 }
 
-/// How to run the kit.
+/// Options of a run.
 #[derive(Clone)]
 pub struct Options {
-    /// Runs only cases whose name contains this text, or whose requirement equals it.
+    /// A filter: runs only cases whose name contains this text, or whose requirement equals it.
     pub filter: Option<String>,
-    /// How many cases run at once. Default 1.
+    /// The number of concurrent cases. Default 1.
     pub parallelism: usize,
-    /// Real time one case may take before it counts as failed. Default 120 s.
+    /// The wall time after which a case fails. Default 120 s.
     pub deadline: Duration,
-    /// Size of the large file of the file API's cases. Default 256 MiB.
+    /// The size of the large file in the cases of the file API. Default 256 MiB.
     pub large_file: ByteSize,
-    /// Told of each case's result.
+    /// The callback for each case's result.
     pub progress: Option<Progress>,
 }
 

@@ -1,7 +1,7 @@
-//! Two ways to the same sandbox, compared: made on request, and claimed from something that was made before.
+//! Comparison of two sandboxes of the same spec: one created on request, and one claimed from a prepared sandbox.
 //!
-//! The trials are random and repeatable. What is compared is what a caller can see: the spec, the posture, the
-//! environment, whether the workspace can be written to, and how a refusal reads. Speed is not.
+//! The trials are random and repeatable. They compare everything that a caller can see: the spec, the posture, the
+//! environment, write access to the workspace, and the text of a refusal. They do not compare speed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use cofferdam_contract::{
 
 use crate::{GuestProgram, Programs};
 
-/// A spec to try, and what is added to the environment.
+/// A spec to test, and additions to the environment.
 #[derive(Debug, Clone)]
 pub struct Trial {
-    /// What to make.
+    /// The spec to create.
     pub spec: Spec,
-    /// Variables that the programs are given.
+    /// Environment variables of the programs.
     pub env: Vec<(String, String)>,
 }
 
 impl Trial {
-    /// The trial that belongs to `seed`: `base` with other limits, access, tenant, labels and exceptions. With `lent`,
-    /// some have that directory as their workspace.
-    pub fn seeded(seed: u64, base: &Spec, lent: Option<&Path>) -> Self {
+    /// Returns the trial of `seed`: `base` with other limits, access, tenant, labels and exceptions. With `mounted`, some
+    /// trials mount that host directory as their workspace.
+    pub fn seeded(seed: u64, base: &Spec, mounted: Option<&Path>) -> Self {
         let mut dice = Dice(seed);
         let mut spec = base.to_builder().limits(limits(base.limits(), &mut dice));
         let access = dice.pick([Access::ReadWrite, Access::ReadWrite, Access::ReadOnly]);
-        let workspace = match lent.filter(|_| dice.one_in(3)) {
+        let workspace = match mounted.filter(|_| dice.one_in(3)) {
             Some(path) => Workspace::HostDir { path: path.to_owned(), access },
             None => Workspace::Private { access },
         };
@@ -68,20 +68,20 @@ fn limits(base: &Limits, dice: &mut Dice) -> Limits {
     }
 }
 
-/// Makes a sandbox of each backend for a trial, and compares them.
+/// Creates a sandbox of each backend for a trial, and compares them.
 pub async fn compare_backends(
     one: &dyn Backend,
     other: &dyn Backend,
     programs: &dyn Programs,
     trial: &Trial,
 ) -> Result<(), String> {
-    // One after the other: both may want the same directory of the host.
+    // Sequential, because both may mount the same host directory.
     let created = one.create(trial.spec.clone()).await;
     let claimed = other.create(trial.spec.clone()).await;
     compare(created, claimed, programs, trial).await
 }
 
-/// Compares what came of the same trial in two ways, and closes both. The error says what differs.
+/// Compares the two results of the same trial, and closes both. The error describes the difference.
 pub async fn compare(
     created: Result<Arc<dyn Sandbox>>,
     claimed: Result<Arc<dyn Sandbox>>,
@@ -104,7 +104,7 @@ pub async fn compare(
     };
     let verdict = compare_living(&created, &claimed, programs, trial).await;
     for sandbox in [created, claimed] {
-        sandbox.close().await.map_err(|error| format!("closing failed: {error}"))?;
+        sandbox.close().await.map_err(|error| format!("cannot close: {error}"))?;
     }
     verdict
 }
@@ -116,22 +116,23 @@ async fn compare_living(
     trial: &Trial,
 ) -> Result<(), String> {
     same("the spec", created.spec(), claimed.spec())?;
-    same("the spec and what was asked for", &trial.spec, claimed.spec())?;
+    same("the spec and the requested spec", &trial.spec, claimed.spec())?;
     same("the posture", &shape(created.posture()), &shape(claimed.posture()))?;
     if created.id() == claimed.id() {
         return Err(format!("both are {}", created.id()));
     }
     same("the files at the start", &listing(created).await, &listing(claimed).await)?;
     let environment = GuestProgram::PrintEnvironment;
-    let (one, other) = (told(created, programs, trial, &environment), told(claimed, programs, trial, &environment));
+    let (one, other) =
+        (observe(created, programs, trial, &environment), observe(claimed, programs, trial, &environment));
     same("the environment", &one.await?, &other.await?)?;
     let write = GuestProgram::WriteFile { path: "made-by-a-trial".into(), contents: "x".into() };
-    let one = told(created, programs, trial, &write).await?;
-    same("whether the workspace can be written to", &one, &told(claimed, programs, trial, &write).await?)
+    let one = observe(created, programs, trial, &write).await?;
+    same("write access to the workspace", &one, &observe(claimed, programs, trial, &write).await?)
 }
 
-/// What a program says and how it ends; `None` where the guests cannot run it.
-async fn told(
+/// Returns a program's output and exit, or `None` if the guests cannot run it.
+async fn observe(
     sandbox: &Arc<dyn Sandbox>,
     programs: &dyn Programs,
     trial: &Trial,
@@ -152,15 +153,15 @@ async fn listing(sandbox: &Arc<dyn Sandbox>) -> Result<Vec<String>, ErrorKind> {
 }
 
 fn outcome(made: &Result<Arc<dyn Sandbox>>) -> String {
-    made.as_ref().map_or_else(ToString::to_string, |sandbox| format!("made {}", sandbox.id()))
+    made.as_ref().map_or_else(ToString::to_string, |sandbox| format!("created {}", sandbox.id()))
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, one: &T, other: &T) -> Result<(), String> {
     if one == other { Ok(()) } else { Err(format!("{what} differs: {one:?} and {other:?}")) }
 }
 
-/// A posture without the identities of namespaces and users, which each sandbox has of its own: what two sandboxes of
-/// the same spec have in common.
+/// Returns a posture without the identities of namespaces and users, which are unique to each sandbox. Two sandboxes of
+/// the same spec have the rest in common.
 pub fn shape(posture: &Posture) -> Vec<String> {
     let rows = posture.items().iter().map(|item| {
         let identities = item.protection.as_str().ends_with("namespace") || item.protection == Protection::User;
@@ -171,7 +172,7 @@ pub fn shape(posture: &Posture) -> Vec<String> {
     rows.collect()
 }
 
-/// Numbers that a seed decides: SplitMix64.
+/// A deterministic random number generator: SplitMix64.
 struct Dice(u64);
 
 impl Dice {
@@ -199,9 +200,10 @@ mod tests {
     #[test]
     fn trials_are_repeatable_valid_and_differ() {
         let base = Spec::default();
-        let specs: Vec<Spec> = (0..200).map(|seed| Trial::seeded(seed, &base, Some(Path::new("/lent"))).spec).collect();
+        let specs: Vec<Spec> =
+            (0..200).map(|seed| Trial::seeded(seed, &base, Some(Path::new("/mounted"))).spec).collect();
         for (seed, spec) in (0..).zip(&specs) {
-            assert_eq!(spec, &Trial::seeded(seed, &base, Some(Path::new("/lent"))).spec);
+            assert_eq!(spec, &Trial::seeded(seed, &base, Some(Path::new("/mounted"))).spec);
             assert!(spec.validate().is_ok() && *spec != base, "{spec:?}");
         }
         let count = |test: fn(&Spec) -> bool| specs.iter().filter(|spec| test(spec)).count();

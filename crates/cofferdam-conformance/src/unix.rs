@@ -1,11 +1,11 @@
-//! The kit's programs for guests with `/bin/sh`, coreutils, `setsid` and, for some, Python.
+//! The suite's programs for guests with `/bin/sh`, coreutils, `setsid` and, for some, Python.
 
 use bytes::Bytes;
 use cofferdam_contract::{Command, ExecRequest, ExecRequestBuilder, Script, WORKSPACE_PATH};
 
 use crate::{GuestProgram, Programs, READY};
 
-/// Long enough to be for ever, and understood by every `sleep`.
+/// Practically forever, and understood by every `sleep`.
 const FOREVER: &str = "1000000";
 
 const ALLOCATE: &str = r#"
@@ -118,21 +118,21 @@ done
 echo \"stored $total\"
 exit 0";
 
-/// Programs for guests that have `/bin/sh`, coreutils and `setsid`; a few need Python 3.
+/// Programs for guests that have `/bin/sh`, coreutils and `setsid`. A few need Python 3.
 #[derive(Debug, Clone)]
 pub struct UnixPrograms {
     python: Option<String>,
 }
 
 impl Default for UnixPrograms {
-    /// Guests with a `python3` in their PATH.
+    /// Returns programs for guests with a `python3` in their PATH.
     fn default() -> Self {
         Self { python: Some("python3".to_owned()) }
     }
 }
 
 impl UnixPrograms {
-    /// Guests without Python; the cases that need it are skipped.
+    /// Returns programs for guests without Python. The cases that need it are skipped.
     pub fn without_python() -> Self {
         Self { python: None }
     }
@@ -168,7 +168,7 @@ impl Programs for UnixPrograms {
     }
 }
 
-/// The program as lines for `/bin/sh`.
+/// Returns the program as lines for `/bin/sh`.
 fn line(program: &GuestProgram) -> Option<String> {
     use GuestProgram as P;
     Some(match program {
@@ -192,7 +192,7 @@ fn line(program: &GuestProgram) -> Option<String> {
         P::CountInput => "echo $(($(wc -c)))".to_owned(),
         P::PrintWorkingDir => "pwd -P".to_owned(),
         P::SleepForever => format!("echo {READY}; exec sleep {FOREVER}"),
-        // An ignored signal stays ignored in the program that takes the shell's place.
+        // An ignored signal stays ignored after exec.
         P::IgnoreTermAndSleep => format!("trap '' TERM; echo {READY}; exec sleep {FOREVER}"),
         P::ExitOnTerm { code } => format!("trap 'exit {code}' TERM; echo {READY}; while :; do sleep 0.05; done"),
         P::CloseOutputAndSleep => format!("echo {READY}; exec sleep {FOREVER} >&- 2>&-"),
@@ -234,7 +234,7 @@ fn line(program: &GuestProgram) -> Option<String> {
     })
 }
 
-/// Quotes for `/bin/sh`.
+/// Quotes text for `/bin/sh`.
 fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
     use std::process::Output;
 
-    /// Runs a program of the host, outside any sandbox.
+    /// Runs a program on the host, outside any sandbox.
     fn host(program: &GuestProgram, directory: &std::path::Path) -> Output {
         let request = UnixPrograms::default().request(program).expect("known").build().expect("valid");
         let mut command = match request.command() {

@@ -1,4 +1,4 @@
-//! How a daemon is set up.
+//! Configuration of a daemon.
 
 use std::time::Duration;
 
@@ -6,44 +6,44 @@ use cofferdam_contract::{Error, Result, Spec};
 use cofferdam_engine::{InterpretersConfig, PoolConfig};
 use serde::{Deserialize, Serialize};
 
-/// The most connections that a daemon may be asked to serve at once.
+/// The maximum number of connections that a daemon can be configured to serve at once.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// What of a process's surroundings decides what its sandboxes see: interpreters are found by these. A daemon serves
-/// only who has the same.
+/// The parts of a process's environment by which interpreters are found, and which so determine the content of its
+/// sandboxes. A daemon serves only clients with the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Surroundings {
     /// `PATH`.
     pub search_path: Option<String>,
     /// `HOME`.
     pub home: Option<String>,
-    /// How containers are made, in one line, where the backend makes any.
+    /// The container settings, in one line, if the backend creates containers.
     pub containers: Option<String>,
 }
 
-/// How a [`crate::Server`] is set up.
+/// Configuration of a [`crate::Server`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// Names the build: a client of another one is not served.
+    /// The build. Clients of another build are not served.
     pub build: String,
-    /// What the backend was made with.
+    /// The environment from which the backend was created.
     pub surroundings: Surroundings,
-    /// What sandboxes and interpreters are made ahead for.
+    /// The template of prepared sandboxes and interpreters.
     pub template: Spec,
-    /// The pool; its `max` is raised to what connections and interpreters can need.
+    /// The pool. Its `max` is raised to the number that connections and interpreters can need.
     pub pool: PoolConfig,
-    /// Interpreters that wait.
+    /// The prepared interpreters.
     pub interpreters: InterpretersConfig,
-    /// Runs at once. Who comes beyond that is told so. Default 32.
+    /// The maximum number of concurrent runs. Further clients are refused. Default 32.
     pub connections: usize,
-    /// How long the daemon lives without a run; `None` for ever.
+    /// The time without a run after which the daemon exits. `None` for never.
     pub idle_exit: Option<Duration>,
-    /// How long runs may go on once the daemon is told to end. Default 10 s.
+    /// The time that runs have to end once the daemon is stopping. Default 10 s.
     pub drain: Duration,
 }
 
 impl DaemonConfig {
-    /// The defaults, without waiting interpreters.
+    /// Returns the defaults, without prepared interpreters.
     pub fn new(build: impl Into<String>, surroundings: Surroundings) -> Self {
         Self {
             build: build.into(),
@@ -57,14 +57,14 @@ impl DaemonConfig {
         }
     }
 
-    /// The pool's configuration with a place for every connection, so that none that was accepted has to queue: a
-    /// sandbox that is closing and one that is taking its place, and as much for the interpreters.
+    /// Returns the pool's configuration with capacity for every connection, so that no accepted run has to queue. Each
+    /// connection may need two sandboxes, one that is closing and its replacement, and the interpreters need the same.
     pub(crate) fn pool(&self) -> Result<PoolConfig> {
         if self.connections == 0 || self.connections > MAX_CONNECTIONS {
-            return Err(Error::invalid("configure", "a daemon serves 1 to 1024 connections"));
+            return Err(Error::invalid("configure", "connections must be 1 to 1024"));
         }
         if self.idle_exit.is_some_and(|time| time.is_zero()) {
-            return Err(Error::invalid("configure", "an idle_exit of 0 would end the daemon at once"));
+            return Err(Error::invalid("configure", "idle_exit must not be 0: the daemon would exit at once"));
         }
         let needed = 2 * (self.connections + self.interpreters.ready()) + self.pool.max_warm;
         Ok(PoolConfig { max: self.pool.max.max(needed), ..self.pool.clone() })

@@ -1,8 +1,8 @@
-//! Directories of the host that an order names: they come along as descriptors.
+//! Host directories named in a run request, which the client sends along as descriptors.
 //!
-//! A path can be made to lead elsewhere, and the number of a removed directory becomes another's. While both sides hold the
-//! directory that the client opened, its device and number are nothing else's. So a backend that opens the path and compares
-//! them uses that very directory, or none. It does not decide whether a directory may be mounted.
+//! A path can be redirected, and the inode number of a removed directory is reused. While both sides hold the client's
+//! directory open, its device and inode number belong to nothing else. So a backend that opens the path and compares
+//! them uses that very directory, or fails. This module does not decide whether a directory may be mounted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,10 +18,10 @@ use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 
-/// The most directories that an order names: a workspace and a root.
+/// The maximum number of directories in a request: a workspace and a root.
 const MAX_DIRECTORIES: usize = 2;
 
-/// Returns the directories of the host that a spec names.
+/// Returns the host directories that a spec names.
 fn named(spec: &Spec) -> impl Iterator<Item = &Path> {
     let workspace = match spec.workspace() {
         Workspace::HostDir { path, .. } => Some(&**path),
@@ -34,7 +34,7 @@ fn named(spec: &Spec) -> impl Iterator<Item = &Path> {
     workspace.into_iter().chain(root)
 }
 
-/// Opens the directories that a spec names. Returns them, and the spec with a record of each.
+/// Opens the directories that a spec names. Returns them, and the spec with the identity of each.
 pub(crate) fn open(spec: &Spec) -> Result<(Spec, Vec<Directory>)> {
     let (mut builder, mut directories) = (spec.to_builder(), Vec::new());
     for path in named(spec) {
@@ -53,14 +53,14 @@ fn cannot_open(path: &Path, error: io::Error) -> Error {
         Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("cannot open a directory: {link}"))
             .with_remedy(UntrustedLink::REMEDY),
         None if error.kind() == io::ErrorKind::NotADirectory => {
-            Error::new(ErrorKind::InvalidInput, "create", "the path that the spec names is not a directory")
+            Error::new(ErrorKind::InvalidInput, "create", "the path in the spec is not a directory")
         }
-        None => Error::new(ErrorKind::NotFound, "create", "a directory that the spec names cannot be opened"),
+        None => Error::new(ErrorKind::NotFound, "create", "cannot open a directory of the spec"),
     };
     failed.with_context("path", path.display().to_string()).with_source(error)
 }
 
-/// Checks that a descriptor came for each directory that a spec names.
+/// Checks that a descriptor arrived for each directory that a spec names.
 pub(crate) fn check(spec: &Spec, received: &[OwnedFd]) -> Result<()> {
     let identity = |fd: &OwnedFd| {
         let stat = rustix::fs::fstat(fd).ok()?;
@@ -71,14 +71,15 @@ pub(crate) fn check(spec: &Spec, received: &[OwnedFd]) -> Result<()> {
     for path in named(spec) {
         let recorded = spec.directories().get(path);
         if !recorded.is_some_and(|recorded| received.contains(recorded)) {
-            return Err(Error::invalid("run", "the daemon was sent the name of a directory without the directory")
+            return Err(Error::invalid("run", "the daemon received the path of a directory without its descriptor")
                 .with_context("path", path.display().to_string()));
         }
     }
     Ok(())
 }
 
-/// Sends the first byte of an order's first frame with the directories that the order names. Returns how many bytes were sent.
+/// Sends the first byte of a request's first frame together with the directories that the request names. Returns the
+/// number of bytes sent.
 pub(crate) async fn send(stream: &UnixStream, frame: &[u8], directories: &[Directory]) -> io::Result<usize> {
     if directories.is_empty() || frame.is_empty() {
         return Ok(0);
@@ -89,7 +90,7 @@ pub(crate) async fn send(stream: &UnixStream, frame: &[u8], directories: &[Direc
     Ok(1)
 }
 
-/// The reading end of a client's connection, and the descriptors that came on it.
+/// The reading half of a client's connection, and the descriptors that arrived on it.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     half: OwnedReadHalf,
@@ -101,7 +102,7 @@ impl Receiver {
         Self { half, received: Vec::new() }
     }
 
-    /// Takes the descriptors that have come so far.
+    /// Takes the descriptors that have arrived so far.
     pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.received)
     }
@@ -167,7 +168,7 @@ mod tests {
         }
     }
 
-    /// A file system gives the number of a removed directory to the next one that is made.
+    /// Some file systems give the inode number of a removed directory to the next one created.
     #[test]
     fn no_other_directory_gets_the_number_of_one_that_is_held() {
         let (_temp, top) = place();

@@ -1,5 +1,5 @@
-//! Frames: four bytes of length, little end first, and a message in postcard's encoding. Nothing of a frame is acted on
-//! before all of it is there, and none is longer than [`MAX_BYTES`].
+//! Frames: four bytes of length, little endian, and a message in postcard's encoding. A frame is processed only when it
+//! is complete, and is at most [`MAX_BYTES`] long.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The longest frame, without its length.
+/// The maximum length of a frame's body, in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
-/// Bytes of the length.
+/// Size of the length field, in bytes.
 const HEAD: usize = 4;
-/// Room made at once.
+/// Size of a buffer extension, in bytes.
 const ROOM: usize = 16 * 1024;
 
-/// A message as a frame.
+/// Encodes a message as a frame.
 pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let mut frame = postcard::to_extend(message, vec![0; HEAD]).map_err(io::Error::other)?;
     let length = frame.len() - HEAD;
@@ -26,7 +26,7 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Takes the first whole frame out of `buffer`, if there is one.
+/// Removes the first complete frame from `buffer`, if there is one.
 pub(crate) fn split(buffer: &mut BytesMut) -> io::Result<Option<Bytes>> {
     let Some(head) = buffer.first_chunk::<HEAD>() else { return Ok(None) };
     let length = u32::from_le_bytes(*head) as usize;
@@ -40,12 +40,12 @@ pub(crate) fn split(buffer: &mut BytesMut) -> io::Result<Option<Bytes>> {
     Ok(Some(buffer.split_to(length).freeze()))
 }
 
-/// The message in a frame's body; nothing may follow it.
+/// Decodes the message in a frame's body. Nothing may follow it.
 pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((message, [])) => Ok(message),
-        Ok(_) => Err(bad("something follows the message in its frame")),
-        Err(_) => Err(bad("a frame holds no message")),
+        Ok(_) => Err(bad("trailing bytes in a frame")),
+        Err(_) => Err(bad("invalid message in a frame")),
     }
 }
 
@@ -53,7 +53,7 @@ fn bad(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Frames as they come. A call that is dropped loses nothing.
+/// A reader of frames. Dropping a call loses no data.
 #[derive(Debug)]
 pub(crate) struct Frames<R> {
     reader: R,
@@ -65,12 +65,12 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         Self { reader, buffer: BytesMut::new() }
     }
 
-    /// Returns what frames are read from.
+    /// Returns the underlying reader.
     pub(crate) fn reader(&mut self) -> &mut R {
         &mut self.reader
     }
 
-    /// The next frame's body; `None` when the other side has ended between two frames.
+    /// Returns the next frame's body, or `None` if the other side has closed the stream between two frames.
     pub(crate) async fn body(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             if let Some(body) = split(&mut self.buffer)? {
@@ -83,7 +83,7 @@ impl<R: AsyncRead + Unpin> Frames<R> {
         }
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         self.body().await?.map(|body| decode(&body)).transpose()
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     proptest! {
-        /// Frames come out whole, wherever the stream is cut.
+        /// Frames are found whole, wherever the stream is split.
         #[test]
         fn frames_are_found_wherever_the_stream_is_cut(
             parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
@@ -122,7 +122,7 @@ mod tests {
             prop_assert!(buffer.is_empty());
         }
 
-        /// Any bytes at all are a message or an error, and never more than was sent.
+        /// Arbitrary bytes are a message or an error, and never decode to more than was sent.
         #[test]
         fn garbage_is_refused_without_harm(garbage in prop::collection::vec(any::<u8>(), 0..2000)) {
             let _ = decode::<ToServer>(&garbage);

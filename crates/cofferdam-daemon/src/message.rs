@@ -1,16 +1,16 @@
-//! What a daemon and a client say to each other.
+//! Messages between a daemon and a client.
 //!
 //! ```text
 //! client                          daemon
-//!   |<-------- ServerHello ---------|     which build, in which surroundings, whether there is room
+//!   |<-------- ServerHello ---------|     build, environment, and whether it accepts a run
 //!   |--------- ClientHello -------->|
-//!   |--------- Order, in parts ---->|     with the directories that it names, as descriptors;
-//!   |                                     or Status, or Stop, each answered once
-//!   |<-------- Accepted ------------|     or Failed, the last word
+//!   |------ RunRequest, in parts ->|     with its host directories as descriptors;
+//!   |                                     or Status or Stop, each answered once
+//!   |<-------- Accepted ------------|     or Failed, which ends the connection
 //!   |<-------- Output, Lost --------|
-//!   |--- Stdin, Cancel, Resize ---->|     Stdin only as far as StdinTaken allows
+//!   |--- Stdin, Cancel, Resize ---->|     Stdin within the window of StdinTaken
 //!   |<-------- Exit or Failed ------|
-//!   |<-------- Closed --------------|     nothing is left of the sandbox
+//!   |<-------- Closed --------------|     the sandbox is removed
 //! ```
 
 use std::time::Duration;
@@ -25,18 +25,18 @@ use serde::{Deserialize, Serialize};
 use crate::config::Surroundings;
 use crate::error;
 
-/// The version of these messages. It is the first word of each side's first frame, whatever follows there.
+/// The version of these messages. It is the first field of each side's first frame in every version.
 pub(crate) const PROTOCOL: u32 = 1;
-/// The most bytes of a program's input or output in one frame.
+/// The maximum size of a piece of a program's input or output, in bytes.
 pub(crate) const PIECE: usize = 64 * 1024;
-/// The most pieces of input that may be on their way to a program that does not read them.
+/// The maximum number of input pieces in flight to a program that does not read them.
 pub(crate) const STDIN_WINDOW: usize = 4;
-/// The most bytes of an order: a script, its arguments, its input and a spec.
-pub(crate) const MAX_ORDER: usize = 24 << 20;
-/// The most output that is kept for a client that is slower than its program.
+/// The maximum size of a run request, in bytes: a script, its arguments, its input and a spec.
+pub(crate) const MAX_REQUEST: usize = 24 << 20;
+/// The maximum output that is buffered for a client that is slower than its program.
 pub(crate) const MAX_KEPT: ByteSize = ByteSize::from_mebibytes(256);
-/// Bytes of an order in one frame.
-pub(crate) const ORDER_PART: usize = 512 * 1024;
+/// The size of a part of a run request, in bytes.
+pub(crate) const REQUEST_PART: usize = 512 * 1024;
 
 /// The daemon's first frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ pub(crate) struct ServerHello {
     pub surroundings: Surroundings,
     pub backend: String,
     pub level: Level,
-    /// Whether it takes another run now.
+    /// True if the daemon accepts another run now.
     pub room: bool,
 }
 
@@ -57,11 +57,11 @@ pub(crate) struct ClientHello {
     pub build: String,
 }
 
-/// What a client says.
+/// A message from a client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
-    /// A part of an encoded [`Order`].
-    Order {
+    /// A part of an encoded [`RunRequest`].
+    RunRequest {
         part: Bytes,
         last: bool,
     },
@@ -76,7 +76,7 @@ pub(crate) enum ToServer {
     Stop,
 }
 
-/// What a daemon says.
+/// A message from the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToClient {
     Accepted(Accepted),
@@ -88,13 +88,13 @@ pub(crate) enum ToClient {
         chunks: u64,
         bytes: u64,
     },
-    /// The program has taken one more piece of its input.
+    /// The program has read one more piece of its input.
     StdinTaken,
-    /// The program takes no more input.
+    /// The program reads no more input.
     StdinClosed,
     Exit(Exit),
     Failed(ErrorData),
-    /// The sandbox is closed, or why it is not.
+    /// The sandbox is closed, or failed to close with this error.
     Closed(Option<ErrorData>),
     /// A [`Status`] as JSON.
     Status(String),
@@ -106,7 +106,7 @@ pub(crate) enum ToClient {
 pub(crate) struct Accepted {
     pub sandbox: SandboxId,
     pub exec: u64,
-    /// As JSON: it leaves out what is empty.
+    /// JSON, because it leaves out empty fields.
     posture: String,
 }
 
@@ -120,70 +120,70 @@ impl Accepted {
     }
 }
 
-/// What to make and what to run in it.
+/// A sandbox to create and a command to run in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Order {
-    /// As JSON, as it is defined in.
+pub(crate) struct RunRequest {
+    /// JSON, the format in which specs are defined.
     spec: String,
     pub request: ExecRequest,
 }
 
-impl Order {
-    /// Encodes it in parts.
+impl RunRequest {
+    /// Encodes the request in parts.
     pub(crate) fn encode(spec: &Spec, request: ExecRequest) -> Result<Vec<ToServer>> {
-        let order = Self { spec: json(spec)?, request };
-        let whole: Bytes = postcard::to_stdvec(&order).map_err(|_| error::nonsense("run"))?.into();
-        if whole.len() > MAX_ORDER {
+        let run = Self { spec: json(spec)?, request };
+        let whole: Bytes = postcard::to_stdvec(&run).map_err(|_| error::invalid_message("run"))?.into();
+        if whole.len() > MAX_REQUEST {
             return Err(error::too_large());
         }
-        let starts = (0..whole.len()).step_by(ORDER_PART);
+        let starts = (0..whole.len()).step_by(REQUEST_PART);
         let part = |start: usize| {
-            let end = whole.len().min(start + ORDER_PART);
-            ToServer::Order { part: whole.slice(start..end), last: end == whole.len() }
+            let end = whole.len().min(start + REQUEST_PART);
+            ToServer::RunRequest { part: whole.slice(start..end), last: end == whole.len() }
         };
         Ok(starts.map(part).collect())
     }
 
-    /// What was encoded; the spec and the request are as hostile as anything from outside, and checked.
+    /// Decodes and checks a request. Its spec and its exec request are untrusted input.
     pub(crate) fn decode(whole: &[u8]) -> Result<(Spec, ExecRequest)> {
-        let bad = |what: &str| Error::invalid("run", format!("the daemon was sent {what}"));
-        let order: Self = crate::frame::decode(whole).map_err(|_| bad("an order that makes no sense"))?;
-        let spec: Spec = serde_json::from_str(&order.spec).map_err(|_| bad("a spec that makes no sense"))?;
+        let bad = |what: &str| Error::invalid("run", format!("the daemon received {what}"));
+        let run: Self = crate::frame::decode(whole).map_err(|_| bad("an invalid request"))?;
+        let spec: Spec = serde_json::from_str(&run.spec).map_err(|_| bad("an invalid spec"))?;
         spec.validate()?;
-        let request = order.request;
+        let request = run.request;
         request.validate()?;
-        // What is kept for a client that does not read is kept here.
+        // Output for a client that does not read is buffered in this process.
         let kept = request.output_buffer().min(MAX_KEPT);
         Ok((spec, request.to_builder().output_buffer(kept).build()?))
     }
 }
 
 fn json<T: Serialize>(value: &T) -> Result<String> {
-    serde_json::to_string(value).map_err(|_| error::nonsense("run"))
+    serde_json::to_string(value).map_err(|_| error::invalid_message("run"))
 }
 
-/// How a daemon stands.
+/// The status of a daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its process.
+    /// The daemon's process id.
     pub pid: u32,
-    /// Seconds since it began to listen.
+    /// Seconds since the daemon began to listen.
     pub uptime_seconds: f64,
-    /// Its build.
+    /// The daemon's build.
     pub build: String,
-    /// The backend that makes its sandboxes.
+    /// The backend that creates the daemon's sandboxes.
     pub backend: String,
-    /// How thick that one's wall is.
+    /// The isolation level of that backend.
     pub level: Level,
-    /// Runs at this moment.
+    /// Number of current runs.
     pub running: usize,
-    /// Runs that it has taken so far.
+    /// Number of runs so far.
     pub runs: u64,
-    /// Runs that a waiting interpreter took over.
+    /// Number of runs that a prepared interpreter served.
     pub warm_runs: u64,
-    /// Its pool.
+    /// Metrics of the pool.
     pub pool: PoolMetrics,
-    /// Its interpreters.
+    /// Metrics of the prepared interpreters.
     pub interpreters: Vec<InterpreterMetrics>,
 }
 
@@ -205,32 +205,33 @@ mod tests {
                 .build()
                 .unwrap()
         };
-        for size in [0, ORDER_PART, 16 << 20] {
+        for size in [0, REQUEST_PART, 16 << 20] {
             let request = script(size);
-            let parts = Order::encode(&spec, request.clone()).unwrap();
+            let parts = RunRequest::encode(&spec, request.clone()).unwrap();
             let mut whole = Vec::new();
             for (number, message) in parts.iter().enumerate() {
                 crate::frame::encode(message).unwrap();
-                let ToServer::Order { part, last } = message else { panic!("{message:?}") };
+                let ToServer::RunRequest { part, last } = message else { panic!("{message:?}") };
                 whole.extend_from_slice(part);
                 assert_eq!(*last, number + 1 == parts.len());
             }
-            assert_eq!(Order::decode(&whole).unwrap(), (spec.clone(), request));
+            assert_eq!(RunRequest::decode(&whole).unwrap(), (spec.clone(), request));
         }
     }
 
     #[test]
     fn what_is_not_valid_is_refused_on_the_other_side_too() {
-        let order = |spec: &str, request| postcard::to_stdvec(&Order { spec: spec.to_owned(), request }).unwrap();
+        let encoded =
+            |spec: &str, request| postcard::to_stdvec(&RunRequest { spec: spec.to_owned(), request }).unwrap();
         let good = ExecRequest::argv(["true"]).build().unwrap();
-        assert!(Order::decode(&order("{}", good.clone())).is_ok());
+        assert!(RunRequest::decode(&encoded("{}", good.clone())).is_ok());
         for spec in ["", "{", r#"{"workspace":{"kind":"host-dir","path":"x"}}"#, r#"{"tenant":"../x"}"#] {
-            assert!(Order::decode(&order(spec, good.clone())).is_err(), "{spec}");
+            assert!(RunRequest::decode(&encoded(spec, good.clone())).is_err(), "{spec}");
         }
         let greedy = good.to_builder().output_buffer(ByteSize::from_mebibytes(1 << 20)).build().unwrap();
-        assert_eq!(Order::decode(&order("{}", greedy)).unwrap().1.output_buffer(), MAX_KEPT);
+        assert_eq!(RunRequest::decode(&encoded("{}", greedy)).unwrap().1.output_buffer(), MAX_KEPT);
         let empty = serde_json::from_str(r#"{"command":{"argv":[""]}}"#).unwrap();
-        assert!(Order::decode(&order("{}", empty)).is_err());
-        assert!(Order::decode(b"").is_err());
+        assert!(RunRequest::decode(&encoded("{}", empty)).is_err());
+        assert!(RunRequest::decode(b"").is_err());
     }
 }

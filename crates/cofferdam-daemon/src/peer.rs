@@ -1,10 +1,11 @@
-//! Checks the process at the other end of a socket, as the kernel reports it.
+//! Checks of the process at the other end of a socket, as the kernel reports it.
 //!
-//! The same user is not enough. For an ordinary user a guest is a process of that user on the host, but in a user namespace of
-//! its own, and neither a daemon nor its clients are. A process of that user may also be confined in other ways: what runs
-//! through a daemon has the daemon's view and limits, so both must have the same.
+//! The same user is not enough. An ordinary user's guest is a process of that user on the host, but in its own user
+//! namespace. Neither a daemon nor its clients are. A process of that user may also be confined in other ways. A run
+//! through a daemon has the daemon's view and limits, so the client must have the same.
 //!
-//! A process is held by a descriptor while `/proc` is read by its number, so that the number cannot have become another's.
+//! `/proc` is read by process id. A pidfd is held meanwhile, and a process that ended during the read is refused, so
+//! the id cannot belong to another process.
 
 use std::collections::BTreeMap;
 use std::fs::{read_link, read_to_string};
@@ -17,7 +18,7 @@ use rustix::net::sockopt::socket_peercred;
 
 /// Namespaces that a process and its sandboxes share.
 const NAMESPACES: [&str; 7] = ["mnt", "net", "pid", "ipc", "uts", "cgroup", "time"];
-/// Lines of `/proc/PID/status` about what a process may do, and where.
+/// Lines of `/proc/PID/status` with the process's privileges and resources.
 const RIGHTS: [&str; 13] = [
     "Uid",
     "Gid",
@@ -34,56 +35,56 @@ const RIGHTS: [&str; 13] = [
     "Mems_allowed",
 ];
 
-/// The process at the other end of a socket: of this user, in this user namespace.
+/// The process at the other end of a socket, of this user and in this user namespace.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pid: u32,
     process: OwnedFd,
 }
 
-/// Which of two processes wants the other to run something.
+/// The side that asks the other to run something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// This one.
+    /// This process.
     Us,
-    /// The one at the other end.
+    /// The process at the other end.
     Peer,
 }
 
 fn refused(why: &str) -> Error {
-    Error::new(ErrorKind::Denied, "daemon", format!("the other side {why}"))
+    Error::new(ErrorKind::Denied, "daemon", format!("the peer process {why}"))
 }
 
 impl Peer {
-    /// Returns the process at the other end, if it belongs to the user that we are, in the user namespace that we are in.
+    /// Returns the process at the other end, if it has this process's user and user namespace.
     pub(crate) fn of(socket: impl AsFd) -> Result<Self> {
-        let other = socket_peercred(&socket).map_err(|error| crate::error::os("cannot tell who is there", error))?;
+        let other = socket_peercred(&socket).map_err(|error| crate::error::os("cannot identify the peer", error))?;
         if other.uid != rustix::process::geteuid() {
             return Err(refused("belongs to another user"));
         }
         let pid = u32::try_from(other.pid.as_raw_nonzero().get()).unwrap_or_default();
         let process = process::peer(socket.as_fd(), other.pid).map_err(|_| refused("has ended"))?;
         let peer = Self { pid, process };
-        // One that cannot be looked at, because it is hidden, is not one of ours.
-        let theirs = peer.namespace("user").ok_or_else(|| refused("cannot be looked at"))?;
+        // A hidden process, which cannot be inspected, is not trusted.
+        let theirs = peer.namespace("user").ok_or_else(|| refused("cannot be inspected"))?;
         if read_link("/proc/self/ns/user").ok() != Some(theirs) {
-            return Err(refused("is in another user namespace, as a guest is"));
+            return Err(refused("is in another user namespace, like a guest"));
         }
         peer.still()?;
         Ok(peer)
     }
 
-    /// Returns its number.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Returns whether it has ended.
+    /// Returns true if the process has ended.
     pub(crate) fn has_ended(&self) -> bool {
         process::has_ended(self.process.as_fd())
     }
 
-    /// Waits for nothing: what was read of `/proc` was this process's if it has not ended since.
+    /// Checks, without waiting, that the process has not ended since `/proc` was read. So what was read belongs to it.
     fn still(&self) -> Result<()> {
         if self.has_ended() { Err(refused("has ended")) } else { Ok(()) }
     }
@@ -92,12 +93,12 @@ impl Peer {
         read_link(format!("/proc/{}/ns/{name}", self.pid)).ok()
     }
 
-    /// Checks that it sees what we see and may do what we may do, and that the caller of the two is under no bound that the
-    /// other is not under. Landlock domains cannot be compared.
+    /// Checks that the process has the same view and privileges as this one, and that the caller of the two is under no
+    /// bound that the other is not under. Landlock domains cannot be compared.
     pub(crate) fn confined_alike(&self, caller: Caller) -> Result<()> {
         let differs = |what: &str| refused(&format!("is confined differently: {what} differs"));
         for name in NAMESPACES {
-            // Older kernels lack one, for both.
+            // Older kernels lack some namespaces, for both processes.
             if self.namespace(name) != read_link(format!("/proc/self/ns/{name}")).ok() {
                 return Err(differs(&format!("its {name} namespace")));
             }
@@ -114,17 +115,17 @@ impl Peer {
         if !matches!(both("limits"), (Some(theirs), Some(ours)) if theirs == ours) {
             return Err(differs("a resource limit"));
         }
-        let (Some(theirs), Some(ours)) = both("status") else { return Err(refused("cannot be looked at")) };
+        let (Some(theirs), Some(ours)) = both("status") else { return Err(refused("cannot be inspected")) };
         let (theirs, ours) = (rights(&theirs), rights(&ours));
         if let Some(name) = RIGHTS.into_iter().find(|name| theirs.get(name) != ours.get(name)) {
             return Err(differs(name));
         }
-        // Security modules; without one there is nothing to read.
+        // The label of security modules. Without one, there is nothing to read.
         let (theirs, ours) = both("attr/current");
         if theirs != ours {
             return Err(differs("its security label"));
         }
-        let (Some(theirs), Some(ours)) = both("cgroup") else { return Err(refused("cannot be looked at")) };
+        let (Some(theirs), Some(ours)) = both("cgroup") else { return Err(refused("cannot be inspected")) };
         let bounded_no_more = match caller {
             Caller::Us => cgroup::is_bounded_no_more(&ours, &theirs),
             Caller::Peer => cgroup::is_bounded_no_more(&theirs, &ours),
@@ -156,7 +157,7 @@ mod tests {
         }
     }
 
-    /// Connects to a program that runs in another confinement and keeps the socket open.
+    /// Accepts a connection from a program under another confinement, which keeps the socket open.
     #[test]
     fn a_process_that_is_confined_differently_is_told_apart() {
         let temp = tempfile::tempdir().unwrap();
@@ -218,7 +219,7 @@ mod tests {
             return;
         }
         let (stream, _) = listener.accept().unwrap();
-        // Its number may be another process's by now.
+        // Its id may belong to another process by now.
         assert!(Peer::of(&stream).is_err());
     }
 }

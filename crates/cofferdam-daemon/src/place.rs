@@ -1,8 +1,8 @@
-//! Where a user's daemon listens: a directory that nobody else can enter, with a lock and a socket in it.
+//! The directory of a user's daemon, which only that user can enter, with a lock and a socket in it.
 //!
-//! The directory is opened once, looked at through its descriptor, and everything in it is named through that descriptor;
-//! so what was checked is what is used, whatever becomes of the path. The lock says which daemon owns the socket: a socket
-//! without a locked lock is stale.
+//! The directory is opened once and checked through its descriptor, and everything in it is accessed through that
+//! descriptor. So the checked directory is the one that is used, even if the path changes. The lock names the
+//! daemon that owns the socket. Without a held lock, the socket is stale.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -22,10 +22,10 @@ use crate::peer::Peer;
 const DIRECTORY: &str = "cofferdam";
 const SOCKET: &str = "daemon.sock";
 const LOCK: &str = "daemon.lock";
-/// How often a lock is tried whose file was removed meanwhile.
+/// Number of attempts to lock a file that was removed in the meantime.
 const TRIES: usize = 16;
 
-/// Where a directory for a daemon may be looked for, as the environment says.
+/// Candidate locations of the directory, from the environment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Candidates {
     /// `XDG_RUNTIME_DIR`.
@@ -35,8 +35,8 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// The directory: below the runtime directory if that is ours, else below `/run/user/UID` if that is, else one of our
-    /// own below the temporary directory.
+    /// Returns the directory: below the runtime directory if this user owns it, else below `/run/user/UID` if this user
+    /// owns that, else a private one below the temporary directory.
     pub fn directory(&self) -> PathBuf {
         let uid = rustix::process::geteuid();
         let named = self.runtime.clone().filter(|path| path.is_absolute() && is_ours(path));
@@ -50,18 +50,19 @@ impl Candidates {
         }
     }
 
-    /// Where the socket is, if there is one.
+    /// Returns the path where the socket is if it exists.
     pub fn socket(&self) -> PathBuf {
         self.directory().join(SOCKET)
     }
 }
 
-/// A runtime directory of somebody else, as `sudo` may leave it in the environment, does not count.
+/// Returns true if this user owns the directory. A runtime directory of another user, as `sudo` may leave it in the
+/// environment, does not count.
 fn is_ours(path: &Path) -> bool {
     rustix::fs::stat(path).is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
 }
 
-/// A directory that nobody but its user can enter.
+/// A directory that only its user can enter.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
@@ -69,60 +70,66 @@ pub struct Place {
 }
 
 impl Place {
-    /// Opens the directory; `None` if there is none. One that others own or can enter is refused.
+    /// Opens the directory. Returns `None` if it does not exist. Refuses one that another user owns or can enter.
     pub fn open(path: PathBuf) -> Result<Option<Self>> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
         let directory = match rustix::fs::open(&path, flags, Mode::empty()) {
             Ok(directory) => directory,
             Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::NOTDIR | Errno::LOOP) => return Err(error::unsafe_place(&path, "is a link, or no directory")),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                return Err(error::unsafe_place(&path, "is a symbolic link or not a directory"));
+            }
             Err(errno) => return Err(error::os("cannot open the daemon's directory", errno)),
         };
-        let stat = rustix::fs::fstat(&directory).map_err(|errno| error::os("cannot look at the directory", errno))?;
+        let stat = rustix::fs::fstat(&directory).map_err(|errno| error::os("cannot inspect the directory", errno))?;
         if stat.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(error::unsafe_place(&path, "belongs to somebody else"));
+            return Err(error::unsafe_place(&path, "belongs to another user"));
         }
         if stat.st_mode & 0o077 != 0 {
-            return Err(error::unsafe_place(&path, "can be entered by others"));
+            return Err(error::unsafe_place(&path, "can be entered by other users"));
         }
-        // Others could put another directory in its place.
+        // Other users could replace the directory.
         trust::check(&path, Secrecy::Secret).map_err(|distrust| {
             error::unsafe_place(&path, &format!("is not trusted: {distrust} ({})", distrust.remedy()))
         })?;
         Ok(Some(Self { path, directory }))
     }
 
-    /// Makes the directory if there is none, and opens it.
+    /// Creates the directory if it does not exist, and opens it.
     pub fn make(path: PathBuf) -> Result<Self> {
         match rustix::fs::mkdir(&path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => {
-                return Err(error::os("cannot make the daemon's directory", errno)
+                return Err(error::os("cannot create the daemon's directory", errno)
                     .with_context("path", path.display().to_string()));
             }
         }
-        Self::open(path.clone())?.ok_or_else(|| error::unsafe_place(&path, "was removed just now"))
+        Self::open(path.clone())?.ok_or_else(|| error::unsafe_place(&path, "was removed in the meantime"))
     }
 
-    /// The socket's path, for people.
+    /// Returns the socket's path, for display.
     pub fn socket(&self) -> PathBuf {
         self.path.join(SOCKET)
     }
 
-    /// A name for something in the directory that leads there whatever becomes of the path, and that is short enough
-    /// for a socket.
+    /// Returns a path for a file in the directory that stays valid if the directory's path changes, and that is short
+    /// enough for a socket.
     fn inside(&self, name: &str) -> String {
         format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd())
     }
 
-    /// Connects to the daemon; `None` if none listens. Returns its process, too, which must be the one that holds the lock.
+    /// Connects to the daemon and identifies its process, which must hold the lock. Returns `None` if no daemon
+    /// listens.
     pub(crate) fn connect(&self) -> Result<Option<(UnixStream, Peer)>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         match UnixStream::connect(self.inside(SOCKET)) {
             Ok(stream) => {
                 let peer = Peer::of(&stream)?;
                 if self.locked_by() != Some(peer.pid()) {
-                    return Err(error::unsafe_place(&self.path, "has a socket of a process that is not its daemon"));
+                    return Err(error::unsafe_place(
+                        &self.path,
+                        "contains the socket of a process that does not hold the lock",
+                    ));
                 }
                 Ok(Some((stream, peer)))
             }
@@ -131,7 +138,7 @@ impl Place {
         }
     }
 
-    /// Returns the process that says that it holds the lock, if it is held.
+    /// Returns the process id in the lock file, if the lock is held.
     fn locked_by(&self) -> Option<u32> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut file = File::from(rustix::fs::openat(&self.directory, LOCK, flags, Mode::empty()).ok()?);
@@ -141,28 +148,28 @@ impl Place {
         }
     }
 
-    /// Whether a daemon holds the lock.
+    /// Returns true if a daemon holds the lock.
     pub fn is_taken(&self) -> bool {
         let file = rustix::fs::openat(&self.directory, LOCK, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         file.is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
     }
 
-    /// Makes the directory if there is none, becomes its one daemon, and listens.
+    /// Creates the directory if it does not exist, claims it for this process, and listens.
     pub(crate) fn claim(path: &Path) -> Result<Claimed> {
         for _ in 0..TRIES {
             if let Some(claimed) = Self::make(path.to_owned())?.listen()? {
                 return Ok(claimed);
             }
         }
-        Err(error::unsafe_place(path, "is removed again and again"))
+        Err(error::unsafe_place(path, "is removed repeatedly"))
     }
 
-    /// `None` where the directory was removed just now, by a daemon that ended.
+    /// Returns `None` if the directory was removed in the meantime, by a daemon that ended.
     fn listen(self) -> Result<Option<Claimed>> {
         let Some(lock) = self.lock()? else { return Ok(None) };
         let _ = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
         let listener = UnixListener::bind(self.inside(SOCKET)).map_err(|error| error::os("cannot listen", error))?;
-        // Nobody else can enter the directory; this is for those who look.
+        // Other users cannot enter the directory. The mode is for tools that inspect the socket.
         rustix::fs::chmodat(&self.directory, SOCKET, Mode::RUSR | Mode::WUSR, AtFlags::empty())
             .map_err(|errno| error::os("cannot protect the socket", errno))?;
         Ok(Some(Claimed { place: self, listener: Some(listener), _lock: lock }))
@@ -181,9 +188,9 @@ impl Place {
                 Err(Errno::WOULDBLOCK) => return Err(error::runs_already(holder(&mut file))),
                 Err(errno) => return Err(error::os("cannot lock", errno)),
             }
-            // One that ended just now may have removed the file that we locked.
+            // A daemon that ended in the meantime may have removed the locked file.
             let named = rustix::fs::statat(&self.directory, LOCK, AtFlags::SYMLINK_NOFOLLOW);
-            let locked = rustix::fs::fstat(&file).map_err(|errno| error::os("cannot look at the lock", errno))?;
+            let locked = rustix::fs::fstat(&file).map_err(|errno| error::os("cannot inspect the lock", errno))?;
             if named.is_ok_and(|named| (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)) {
                 sign(&mut file).map_err(|error| error::os("cannot write to the lock", error))?;
                 return Ok(Some(file));
@@ -205,7 +212,7 @@ fn sign(file: &mut File) -> std::io::Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-/// A place whose daemon we are. Dropping it takes socket, lock and directory away.
+/// A directory that this process serves as its daemon. Dropping it removes the socket, the lock and the directory.
 #[derive(Debug)]
 pub(crate) struct Claimed {
     place: Place,
@@ -214,7 +221,7 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    /// The listener; it can be taken once.
+    /// Takes the listener, once.
     pub(crate) fn listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
     }
@@ -223,7 +230,7 @@ impl Claimed {
         self.place.socket()
     }
 
-    /// Takes the socket away, so that nobody new finds it.
+    /// Removes the socket, so that no new client finds it.
     pub(crate) fn hide(&self) {
         let _ = rustix::fs::unlinkat(&self.place.directory, SOCKET, AtFlags::empty());
     }
@@ -232,9 +239,9 @@ impl Claimed {
 impl Drop for Claimed {
     fn drop(&mut self) {
         self.hide();
-        // While it is locked still: who locks the removed file afterwards sees that it has no name.
+        // Remove the file while it is locked: a process that locks it later sees that it has no name.
         let _ = rustix::fs::unlinkat(&self.place.directory, LOCK, AtFlags::empty());
-        // Fails where something else lies there, which is not ours to remove.
+        // Fails if the directory has other files, which this process must not remove.
         let _ = rustix::fs::rmdir(&self.place.path);
     }
 }
@@ -251,7 +258,7 @@ mod tests {
         assert!(Place::open(path.clone()).unwrap().is_none());
         Place::make(path.clone()).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o750)).unwrap();
-        assert!(Place::make(path.clone()).unwrap_err().message().contains("entered by others"));
+        assert!(Place::make(path.clone()).unwrap_err().message().contains("entered by other users"));
         let link = base.path().join("link");
         std::os::unix::fs::symlink(base.path(), &link).unwrap();
         assert!(Place::open(link).is_err());
@@ -269,7 +276,7 @@ mod tests {
         let removed = place();
         drop(first);
         assert!(!path.exists() && removed.listen().unwrap().is_none());
-        // A stale socket, as one that was killed leaves it, is replaced.
+        // A stale socket, as a killed daemon leaves it, is replaced.
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
         drop(UnixListener::bind(path.join(SOCKET)).unwrap());

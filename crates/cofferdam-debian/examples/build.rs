@@ -1,4 +1,4 @@
-//! Makes a root file system: `cargo run -p cofferdam-debian --example build -- CACHE base|tiny|PACKAGE,… OUTPUT.tar`.
+//! Builds a root file system: `cargo run -p cofferdam-debian --example build -- CACHE base|tiny|PACKAGE,… OUTPUT.tar`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use cofferdam_debian::{Cache, Progress, Recipe, resolve};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [cache, what, output] = &*arguments else { return Err("give a cache, a recipe and an output".into()) };
+    let [cache, what, output] = &*arguments else { return Err("pass a cache, a recipe and an output".into()) };
     let mut recipe = match &**what {
         "base" => Recipe::base(),
         "tiny" => Recipe::tiny(),

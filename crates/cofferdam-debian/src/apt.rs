@@ -14,28 +14,28 @@ use crate::progress::Progress;
 use crate::run::{self, Finished};
 use crate::uris;
 
-/// How old package lists may be where no archive answers.
-const FRESH: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Written after a whole update.
+/// Maximum age of the package lists that are used when no archive can be reached.
+const MAX_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// The file written after a complete update.
 const STAMP: &str = "updated";
 
-/// One architecture's apt. Everything is under a lock of the cache, which apt inherits: should this process be killed, apt is
-/// killed with it, and nobody comes in between before it and its helpers have ended.
+/// The apt of one architecture. Everything is under a lock of the cache, which apt inherits. If this process is killed,
+/// apt is killed with it, and no other process gets the lock before apt and its helpers have ended.
 pub(crate) struct Apt<'a> {
     lock: &'a Lock,
     host: Host,
     architecture: String,
-    /// `lists/`, `status`, `updated`.
+    /// Contains `lists/`, `status` and `updated`.
     directory: PathBuf,
-    /// Gone when this value is.
+    /// Removed when this value is dropped.
     scratch: tempfile::TempDir,
 }
 
-/// Where package lists are.
+/// The location of package lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lists {
     pub(crate) directory: PathBuf,
-    /// Why they are not new, for people.
+    /// The reason why the lists are not new, for display.
     pub(crate) note: Option<String>,
 }
 
@@ -46,13 +46,13 @@ impl<'a> Apt<'a> {
         let directory = lock.directory(&format!("apt-{architecture}"))?;
         for name in ["lists/partial", "state"] {
             let path = directory.join(name);
-            fs::create_dir_all(&path).map_err(io("make", path))?;
+            fs::create_dir_all(&path).map_err(io("create", path))?;
         }
         let scratch = lock.scratch()?;
         let apt = Self { lock, host, architecture, directory, scratch };
         for name in ["archives/partial", "log"] {
             let path = apt.scratch.path().join(name);
-            fs::create_dir_all(&path).map_err(io("make", path))?;
+            fs::create_dir_all(&path).map_err(io("create", path))?;
         }
         let status = apt.scratch.path().join("status");
         File::create(&status).map_err(io("create", status))?;
@@ -67,7 +67,8 @@ impl<'a> Apt<'a> {
         &self.host
     }
 
-    /// New package lists; where no archive answers, those of before or the host's, if they are not too old.
+    /// Downloads new package lists. If no archive can be reached, uses the previous lists or the host's, unless they
+    /// are too old.
     pub(crate) fn update(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lists> {
         progress(Progress::Updating);
         let own = self.directory.join("lists");
@@ -86,18 +87,18 @@ impl<'a> Apt<'a> {
         let host = self.host.lists();
         let age_of_own = age(&self.directory.join(STAMP));
         let age_of_hosts = (self.architecture == self.host.architecture()).then(|| age(&host)).flatten();
-        let candidates = [(own, age_of_own, "the lists of before"), (host, age_of_hosts, "the host's lists")];
+        let candidates = [(own, age_of_own, "the previous lists"), (host, age_of_hosts, "the host's lists")];
         let fresh = candidates.into_iter().filter_map(|(path, age, what)| Some((path, age?, what)));
-        let Some((directory, age, what)) = fresh.filter(|(_, age, _)| *age < FRESH).min_by_key(|(_, age, _)| *age)
+        let Some((directory, age, what)) = fresh.filter(|(_, age, _)| *age < MAX_AGE).min_by_key(|(_, age, _)| *age)
         else {
             return Err(DebianError::NoArchive { reason });
         };
         let hours = age.as_secs() / 3600;
-        let note = format!("no archive could be reached ({reason}); {what}, {hours} hours old, were used");
+        let note = format!("cannot reach any archive ({reason}); using {what}, {hours} hours old");
         Ok(Lists { directory, note: Some(note) })
     }
 
-    /// The packages and all that they depend on.
+    /// Returns the packages and all their dependencies.
     pub(crate) fn closure(&self, lists: &Path, packages: &[String]) -> Result<Vec<Package>> {
         let mut arguments: Vec<String> = ["install", "--print-uris", "-qq", "--"].map(str::to_owned).into();
         arguments.extend_from_slice(packages);
@@ -108,12 +109,12 @@ impl<'a> Apt<'a> {
         Err(classify(&finished.stderr, |reason| DebianError::Unresolvable { reason }))
     }
 
-    /// Where [`Self::download`] finds what is there, and leaves what came.
+    /// Returns the directory that [`Self::download`] reads existing packages from and stores new ones in.
     pub(crate) fn archives(&self) -> PathBuf {
         self.scratch.path().join("archives")
     }
 
-    /// Fetches what is not in [`Self::archives`]. `missing` are the names of files whose growth is progress.
+    /// Downloads the packages that are not in [`Self::archives`]. Calls `seen` with the bytes downloaded so far.
     pub(crate) fn download(&self, lists: &Path, packages: &[Package], mut seen: impl FnMut(u64)) -> Result<()> {
         let mut arguments: Vec<String> = ["install", "--download-only", "-q", "--"].map(str::to_owned).into();
         arguments.extend(packages.iter().map(|package| format!("{}={}", package.name, package.version)));
@@ -131,7 +132,7 @@ impl<'a> Apt<'a> {
         Err(classify(&finished.stderr, |reason| DebianError::FetchFailed { reason }))
     }
 
-    fn get(&self, lists: &Path, arguments: &[String], glance: impl FnMut() -> u64) -> Result<Finished> {
+    fn get(&self, lists: &Path, arguments: &[String], progress: impl FnMut() -> u64) -> Result<Finished> {
         let configuration = self.scratch.path().join("apt.conf");
         fs::write(&configuration, self.configuration(lists)?).map_err(io("write", &configuration))?;
         let lock = self.lock.file()?;
@@ -139,10 +140,11 @@ impl<'a> Apt<'a> {
             command.args(["-y", "--no-install-recommends"]).args(arguments).stdin(lock);
             command.env("APT_CONFIG", &configuration).env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive");
         };
-        run::finish_tied("apt-get", prepare, glance)
+        run::finish_tied("apt-get", prepare, progress)
     }
 
-    /// Later lines win; the host's come first. Its own files are not read again, so its hooks are never run.
+    /// Returns apt's configuration. Later lines win, and the host's come first. Its files are not read again, so its
+    /// hooks never run.
     fn configuration(&self, lists: &Path) -> Result<String> {
         let scratch = self.scratch.path();
         let mut text = self.host.taken();
@@ -158,7 +160,7 @@ impl<'a> Apt<'a> {
         ];
         for (key, path) in paths {
             let shown = path.to_str().filter(|shown| !shown.contains(['"', '\\', '\n']));
-            let reason = "apt cannot be told a name with quotes, backslashes, line ends or bytes that are not UTF-8";
+            let reason = "apt does not support a path with quotes, backslashes, line ends or bytes that are not UTF-8";
             let shown = shown.ok_or_else(|| DebianError::BadCache { path: path.clone(), reason: reason.to_owned() })?;
             text.push_str(&format!("{key} \"{shown}\";\n"));
         }
@@ -168,14 +170,14 @@ impl<'a> Apt<'a> {
         ));
         text.push_str(FIXED);
         if !open_to_all(scratch) {
-            // apt's own user could not even enter; this has an effect only for root.
+            // apt's own user cannot even enter the directory. This has an effect only for root.
             text.push_str("APT::Sandbox::User \"root\";\n");
         }
         Ok(text)
     }
 }
 
-/// What is the same everywhere. Weaker checks are off whatever the host's configuration says.
+/// Settings that are the same on every host. Weaker checks are off regardless of the host's configuration.
 const FIXED: &str = "\
 Acquire::AllowInsecureRepositories \"false\";
 Acquire::AllowWeakRepositories \"false\";
@@ -189,15 +191,15 @@ APT::Get::List-Cleanup \"false\";
 APT::Install-Suggests \"false\";
 ";
 
-/// apt's own words for a failure, and what kind it is.
+/// Extracts apt's error messages and determines the kind of error.
 fn classify(stderr: &str, otherwise: impl FnOnce(String) -> DebianError) -> DebianError {
-    let told = stderr.lines().filter(|line| line.starts_with("E: ") || line.starts_with("W: "));
-    let mut lines: Vec<&str> = told.filter(|line| !line.contains("Some index files failed to download")).collect();
+    let messages = stderr.lines().filter(|line| line.starts_with("E: ") || line.starts_with("W: "));
+    let mut lines: Vec<&str> = messages.filter(|line| !line.contains("Some index files failed to download")).collect();
     if lines.is_empty() {
         lines = stderr.lines().collect();
     }
     lines.truncate(8);
-    // One line: errors are printed on one, where a line end would be escaped.
+    // One line, because errors are printed on one line, where a line end would be escaped.
     let reason = lines.join("; ");
     if ["No space left on device", "enough free space", "Disk quota exceeded"].iter().any(|word| reason.contains(word))
     {
@@ -206,14 +208,14 @@ fn classify(stderr: &str, otherwise: impl FnOnce(String) -> DebianError) -> Debi
     otherwise(reason)
 }
 
-/// Whether package lists came, but are not what somebody signed, or are too old to be believed.
+/// Returns true if package lists arrived, but are not correctly signed or have expired.
 fn is_untrusted(reason: &str) -> bool {
     const WORDS: &[&str] =
         &["GPG error", "NO_PUBKEY", "not signed", "Hash Sum mismatch", "is not valid yet", "expired"];
     WORDS.iter().any(|word| reason.contains(word))
 }
 
-/// Bytes of the files directly in these directories.
+/// Returns the total size of the files directly in these directories.
 fn sizes(directories: &[&Path]) -> u64 {
     let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok()).flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file).map(|found| found.len()).sum()
@@ -221,11 +223,11 @@ fn sizes(directories: &[&Path]) -> u64 {
 
 fn age(path: &Path) -> Option<Duration> {
     let changed = fs::metadata(path).and_then(|found| found.modified()).ok()?;
-    // A clock that was set back makes nothing older.
+    // If the clock was set back, the age is zero.
     Some(SystemTime::now().duration_since(changed).unwrap_or_default())
 }
 
-/// Whether any user may enter this directory.
+/// Returns true if every user may enter this directory.
 fn open_to_all(path: &Path) -> bool {
     path.ancestors().all(|path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o001 != 0))
 }

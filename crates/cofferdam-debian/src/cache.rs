@@ -1,10 +1,10 @@
-//! The directory that keeps what was fetched.
+//! The cache of downloaded packages.
 //!
 //! ```text
-//! lock                 held by whoever changes anything; an apt that is being killed with its starter holds it until it has ended
+//! lock                 held during changes; apt inherits it, so it stays held until a killed apt has ended
 //! apt-ARCHITECTURE/    package lists, as apt keeps them
-//! packages/HASH.deb    what was fetched, by content; appears by a rename once its hash was compared
-//! work.XXXX/           of one run; what a killed run left is swept by the next
+//! packages/HASH.deb    downloads, by content; renamed into place once the hash was compared
+//! work.XXXX/           of one run; the next run removes the directories of killed runs
 //! ```
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -20,59 +20,59 @@ use crate::error::{DebianError, Result, io};
 use crate::plan::Package;
 use crate::progress::Progress;
 
-/// How long to wait for another process.
-const PATIENCE: Duration = Duration::from_secs(30 * 60);
-/// Packages that nobody used for so long are removed.
-const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Maximum wait for the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Age at which unused packages are removed.
+const MAX_UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const WORK: &str = "work.";
 
-/// A directory of packages. Several processes may use the same.
+/// A directory of packages. Several processes can share it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// Held while anything is changed; given up when dropped, also by a process that is killed.
+/// The lock of the cache, held during changes. It is released when dropped, or when the process ends.
 pub(crate) struct Lock {
     file: File,
     root: PathBuf,
 }
 
 impl Cache {
-    /// The cache in this directory, which is made when it is first needed.
+    /// Creates a cache in this directory, which is created on first use.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Removes packages that no build used for `age`, and returns how many bytes that were.
+    /// Removes packages that no build used for `age`. Returns the number of bytes removed.
     ///
     /// # Errors
     ///
-    /// [`DebianError::BadCache`] if the directory is not this user's alone, [`DebianError::Busy`] if another process uses
-    /// it for half an hour.
+    /// [`DebianError::BadCache`] if other users can write to the directory, [`DebianError::Busy`] if another process
+    /// uses it for half an hour.
     pub fn prune(&self, age: Duration) -> Result<u64> {
         Ok(self.lock(&mut |_| ())?.prune(age))
     }
 
-    /// Waits until nobody else changes the cache.
+    /// Waits until no other process changes the cache, and locks it.
     pub(crate) fn lock(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lock> {
         let root = self.prepare()?;
         let path = root.join("lock");
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).read(true).write(true).mode(0o600);
-        // No link is followed, so that nobody's file is locked or made by mistake.
+        // Links are not followed, so that no other file is locked or created by mistake.
         let file = options.custom_flags(rustix_nofollow()).open(&path).map_err(io("open", &path))?;
         let begun = Instant::now();
-        let mut told = false;
+        let mut reported = false;
         loop {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::Error(error)) => return Err(io("lock", &path)(error)),
-                Err(TryLockError::WouldBlock) if begun.elapsed() > PATIENCE => {
-                    return Err(DebianError::Busy { path, limit: PATIENCE });
+                Err(TryLockError::WouldBlock) if begun.elapsed() > LOCK_TIMEOUT => {
+                    return Err(DebianError::Busy { path, limit: LOCK_TIMEOUT });
                 }
                 Err(TryLockError::WouldBlock) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut reported, true) {
                         progress(Progress::Waiting);
                     }
                     std::thread::sleep(Duration::from_millis(50));
@@ -84,18 +84,18 @@ impl Cache {
         Ok(lock)
     }
 
-    /// Makes the directory and returns its absolute name. Refuses one that somebody else could write to.
+    /// Creates the directory and returns its absolute path. Refuses one that another user could write to.
     fn prepare(&self) -> Result<PathBuf> {
         let made = DirBuilder::new().recursive(true).mode(0o755).create(&self.root);
-        made.map_err(io("make the cache", &self.root))?;
+        made.map_err(io("create the cache", &self.root))?;
         let root = self.root.canonicalize().map_err(io("find the cache", &self.root))?;
-        let found = fs::metadata(&root).map_err(io("look at", &root))?;
+        let found = fs::metadata(&root).map_err(io("inspect", &root))?;
         let bad = |reason: &str| Err(DebianError::BadCache { path: root.clone(), reason: reason.to_owned() });
         if found.uid() != rustix::process::geteuid().as_raw() {
             return bad("it belongs to another user");
         }
         if found.mode() & 0o022 != 0 {
-            return bad("other users may write to it; take that right away (chmod go-w)");
+            return bad("other users can write to it; run chmod go-w on it");
         }
         if let Err(distrust) = trust::check(&root, Secrecy::Public) {
             return bad(&format!("{distrust}; {}", distrust.remedy()));
@@ -109,32 +109,32 @@ fn rustix_nofollow() -> i32 {
 }
 
 impl Lock {
-    /// Another descriptor of the same lock.
+    /// Returns another descriptor of the same lock.
     pub(crate) fn file(&self) -> Result<File> {
         self.file.try_clone().map_err(io("copy the lock of", &self.root))
     }
 
-    /// A directory of the cache.
+    /// Creates and returns a directory of the cache.
     pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
         let path = self.root.join(name);
         let made = DirBuilder::new().recursive(true).mode(0o755).create(&path);
         made.map_err(io("make", &path)).map(|()| path)
     }
 
-    /// A directory of this run.
+    /// Creates a temporary directory of this run.
     pub(crate) fn scratch(&self) -> Result<tempfile::TempDir> {
         use std::os::unix::fs::PermissionsExt;
         let mut builder = tempfile::Builder::new();
         // Nothing in it is secret, and root's apt works as a user of its own.
         builder.prefix(WORK).permissions(fs::Permissions::from_mode(0o755));
-        builder.tempdir_in(&self.root).map_err(io("make a directory in", &self.root))
+        builder.tempdir_in(&self.root).map_err(io("create a directory in", &self.root))
     }
 
-    /// What killed runs left. Under the lock nobody uses it.
+    /// Removes the directories of killed runs. No process uses them while the lock is held.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.root).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(WORK) {
-                // Left over again at worst, and swept by the next.
+                // At worst the directory remains, and the next run removes it.
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -148,7 +148,7 @@ impl Lock {
         Ok(self.store()?.join(format!("{}.deb", package.sha256)))
     }
 
-    /// The package, open, its bytes hashed just now. One that is damaged is removed.
+    /// Opens the package and verifies its hash. Removes a damaged one.
     pub(crate) fn open(&self, package: &Package, seen: impl FnMut(u64)) -> Result<Option<File>> {
         let path = self.path(package)?;
         let Ok(mut file) = OpenOptions::new().read(true).custom_flags(rustix_nofollow()).open(&path) else {
@@ -160,12 +160,12 @@ impl Lock {
             return Ok(None);
         }
         file.seek(SeekFrom::Start(0)).map_err(io("read", &path))?;
-        // Only for pruning; a file system that keeps no times prunes too early at worst.
+        // Only for pruning. On a file system without times, packages are pruned too early at worst.
         let _ = file.set_modified(SystemTime::now());
         Ok(Some(file))
     }
 
-    /// Moves a file that came into its place if it is what it should be, and removes it else.
+    /// Moves a downloaded file into the cache if its hash is right, and removes it otherwise.
     pub(crate) fn keep(&self, package: &Package, came: &Path) -> Result<()> {
         let mut file = File::open(came).map_err(io("open", came))?;
         let found = digest::of_reader(&mut file, |_| ()).map_err(io("read", came))?;
@@ -179,15 +179,15 @@ impl Lock {
         fs::rename(came, &path).map_err(io("move into place", path))
     }
 
-    /// Lends a kept file to `directory` under the name that apt knows.
-    pub(crate) fn lend(&self, package: &Package, directory: &Path) -> Result<()> {
+    /// Links a cached file into `directory` under apt's name for it.
+    pub(crate) fn link_into(&self, package: &Package, directory: &Path) -> Result<()> {
         let target = directory.join(&package.file);
         let path = self.path(package)?;
         fs::hard_link(&path, &target).or_else(|_| fs::copy(&path, &target).map(|_| ())).map_err(io("link", target))
     }
 
     pub(crate) fn prune_old(&self) {
-        self.prune(KEPT);
+        self.prune(MAX_UNUSED);
     }
 
     fn prune(&self, age: Duration) -> u64 {
@@ -211,7 +211,7 @@ mod tests {
     fn a_cache_that_others_may_write_to_is_refused() {
         let place = tempfile::tempdir().expect("a directory");
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).expect("permissions");
-        let error = Cache::new(place.path()).prune(KEPT).expect_err("refused");
+        let error = Cache::new(place.path()).prune(MAX_UNUSED).expect_err("refused");
         assert!(matches!(error, DebianError::BadCache { .. }), "{error}");
     }
 
@@ -219,7 +219,7 @@ mod tests {
     fn what_killed_runs_left_is_swept_and_old_packages_are_pruned() {
         let place = tempfile::tempdir().expect("a directory");
         let cache = Cache::new(place.path().join("cache"));
-        assert_eq!(cache.prune(KEPT).expect("pruned"), 0);
+        assert_eq!(cache.prune(MAX_UNUSED).expect("pruned"), 0);
         let root = place.path().join("cache");
         fs::create_dir_all(root.join("work.abc/archives")).expect("left over");
         fs::create_dir_all(root.join("packages")).expect("packages");
@@ -228,7 +228,7 @@ mod tests {
             file.set_len(7).expect("bytes");
             file.set_modified(SystemTime::now() - Duration::from_secs(days * 86_400)).expect("time");
         }
-        assert_eq!(cache.prune(KEPT).expect("pruned"), 7);
+        assert_eq!(cache.prune(MAX_UNUSED).expect("pruned"), 7);
         assert!(!root.join("work.abc").exists());
         assert!(root.join("packages/new.deb").exists() && !root.join("packages/old.deb").exists());
     }
@@ -241,9 +241,9 @@ mod tests {
         let second = std::thread::spawn({
             let cache = cache.clone();
             move || {
-                let mut told = Vec::new();
-                let lock = cache.lock(&mut |step| told.push(step)).map(drop);
-                (lock.is_ok(), told)
+                let mut reported = Vec::new();
+                let lock = cache.lock(&mut |step| reported.push(step)).map(drop);
+                (lock.is_ok(), reported)
             }
         });
         std::thread::sleep(Duration::from_millis(200));

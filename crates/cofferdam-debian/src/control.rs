@@ -1,18 +1,18 @@
-//! What a package says of itself, and dpkg's list of what is installed.
+//! Control files of packages, and dpkg's list of installed packages.
 
 use crate::error::{Result, bad_package};
 
-/// The most that a control file may hold.
+/// The maximum size of a control file, in bytes.
 pub(crate) const MAX_CONTROL: u64 = 1 << 20;
 
-/// A control file, one paragraph.
+/// A control file, which is one paragraph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Control {
     text: String,
 }
 
 impl Control {
-    /// `package` is for the error.
+    /// Parses a control file. `package` is for the error.
     pub(crate) fn parse(bytes: &[u8], package: &str) -> Result<Self> {
         let bad = |reason: &str| bad_package(package, format!("its control file {reason}"));
         let text = std::str::from_utf8(bytes).map_err(|_| bad("is not UTF-8"))?.trim_matches('\n');
@@ -35,13 +35,14 @@ impl Control {
         Ok(control)
     }
 
-    /// The first line of a field.
+    /// Returns the first line of a field.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let fields = self.text.lines().filter_map(|line| line.split_once(':'));
         fields.into_iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
-    /// The paragraph in `/var/lib/dpkg/status`. It says "installed", since what looks for known flaws reads only that.
+    /// Returns the paragraph for `/var/lib/dpkg/status`. The status is "installed", because vulnerability scanners read
+    /// only that.
     pub(crate) fn installed(&self) -> String {
         let mut paragraph = String::with_capacity(self.text.len() + 40);
         for line in self.text.lines() {

@@ -1,15 +1,15 @@
-//! SHA-256.
+//! SHA-256 digests.
 
 use std::io::Read;
 
 use sha2::{Digest, Sha256};
 
-/// In lower-case hexadecimal.
+/// Returns the digest in lower-case hexadecimal.
 pub(crate) fn of(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
 
-/// Of all that comes; `seen` is told how many bytes it was, piece by piece.
+/// Returns the digest of a stream. Calls `seen` with the number of bytes of each piece.
 pub(crate) fn of_reader(reader: &mut impl Read, mut seen: impl FnMut(u64)) -> std::io::Result<String> {
     let mut hasher = Sha256::new();
     let mut piece = vec![0; 1 << 17];
@@ -24,7 +24,7 @@ pub(crate) fn of_reader(reader: &mut impl Read, mut seen: impl FnMut(u64)) -> st
     }
 }
 
-/// Whether it looks like what the functions above return.
+/// Returns true if the text has the form of a digest.
 pub(crate) fn is_valid(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, each with what to do about it.
+//! Errors of the crate, each with its remedy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,138 +8,140 @@ use cofferdam_linux::trust::Distrust;
 /// Result with [`DebianError`].
 pub type Result<T, E = DebianError> = std::result::Result<T, E>;
 
-/// Why a root file system could not be made. What is in the cache after any of these is whole.
+/// An error from building a root file system. The cache is intact after any of these.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DebianError {
-    /// No apt or no dpkg: no Debian, Ubuntu or the like.
+    /// apt or dpkg is missing: the host is not Debian, Ubuntu or a derivative.
     #[error(
-        "{tool} is not installed, and packages are had by it. On a machine that is not Debian or Ubuntu, make a root \
+        "{tool} is not installed, and is needed to get packages. On a host that is not Debian or Ubuntu, create a root \
          directory or tar by other means and use `cofferdam image import`"
     )]
     MissingTool {
-        /// The program.
+        /// The missing program.
         tool: &'static str,
     },
-    /// A program that another user could change. It was not started.
+    /// Another user could change the program, so it was not started.
     #[error("{tool} was not started: {distrust}\n{}", distrust.remedy())]
     UntrustedTool {
         /// The program.
         tool: &'static str,
-        /// Why.
+        /// The reason.
         distrust: Distrust,
     },
-    /// A name that cannot be a package's.
+    /// The text is not a valid package name.
     #[error(
-        "'{name}' is no name of a Debian package: lower-case letters, digits, '+', '-' and '.', then `=VERSION` if any"
+        "'{name}' is not a Debian package name: use lower-case letters, digits, '+', '-' and '.', then an optional `=VERSION`"
     )]
     InvalidName {
         /// The name.
         name: String,
     },
-    /// No archive answers, and there are no package lists that are fresh enough.
+    /// No archive can be reached, and no package lists are recent enough.
     #[error(
-        "no package archive could be reached: {reason}\nIs there a network, does it need a proxy (http_proxy, or \
+        "cannot reach any package archive: {reason}\nIs there a network, does it need a proxy (http_proxy, or \
          Acquire::http::Proxy in apt's configuration)? Try again once `apt-get update` works, or use `cofferdam image import`"
     )]
     NoArchive {
-        /// What apt said.
+        /// apt's message.
         reason: String,
     },
     /// A signature or a hash of package lists is wrong.
     #[error(
-        "the package lists cannot be trusted and were not used: {reason}\nMake `apt-get update` work on this host first: \
+        "the package lists are not trusted and were not used: {reason}\nMake `apt-get update` work on this host first: \
          its sources and keyrings are the ones used here"
     )]
     UntrustedArchive {
-        /// What apt said.
+        /// apt's message.
         reason: String,
     },
-    /// The archive lacks a package, or packages that cannot be together.
-    #[error("the packages cannot be had: {reason}\nDo the host's sources offer them (`apt-cache policy NAME`)?")]
-    Unresolvable {
-        /// What apt said.
-        reason: String,
-    },
-    /// A download failed part of the way. What came is kept.
+    /// The archive lacks a package, or the packages conflict.
     #[error(
-        "packages could not be fetched: {reason}\nTry again: what came is kept in the cache. If a package is not found \
-         any more, the archive has a newer one: resolve again"
+        "cannot resolve the packages: {reason}\nCheck that the host's sources offer them (`apt-cache policy NAME`)"
+    )]
+    Unresolvable {
+        /// apt's message.
+        reason: String,
+    },
+    /// A download failed. The packages that arrived are kept.
+    #[error(
+        "cannot download packages: {reason}\nTry again: the packages that arrived are in the cache. If a package is not found \
+         any more, the archive has a newer version: resolve again"
     )]
     FetchFailed {
-        /// What apt said.
+        /// apt's message.
         reason: String,
     },
-    /// Nothing came for too long.
-    #[error("{what} got no byte for {limit:?} and was stopped; try again with a better connection")]
+    /// No data arrived within the time limit.
+    #[error("{what} received no data for {limit:?} and was stopped; try again with a better connection")]
     Stalled {
-        /// What was done.
+        /// The program that was stopped.
         what: &'static str,
-        /// How long it waited.
+        /// The time limit.
         limit: Duration,
     },
-    /// apt said something that this version does not understand.
-    #[error("apt's answer is not understood: '{line}'; please report it with the version of apt")]
+    /// apt's output has an unknown format.
+    #[error("cannot parse apt's output: '{line}'; please report it with the version of apt")]
     StrangeAnswer {
-        /// A line of it.
+        /// A line of the output.
         line: String,
     },
-    /// What came is not what the archive's signed lists name. It was not used.
+    /// A download does not match the archive's signed lists. It was not used.
     #[error(
-        "package {package} has the SHA-256 {found}, not {expected}: it was changed or damaged, and was not used. Try \
-         again; if it stays so, do not trust the mirror"
+        "package {package} has the SHA-256 {found}, expected {expected}: it was changed or damaged, and was not used. Try \
+         again; if the error persists, do not trust the mirror"
     )]
     WrongHash {
         /// The package or its file.
         package: String,
         /// The signed hash.
         expected: String,
-        /// The hash of what came.
+        /// The hash of the download.
         found: String,
     },
-    /// A package holds what it must not, or is no package.
+    /// A package has forbidden content, or is not a package.
     #[error("package {package} was refused: {reason}")]
     BadPackage {
         /// The package.
         package: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The cache is not this user's alone, or apt cannot be told its name.
-    #[error("the cache {} cannot be used: {reason}", path.display())]
+    /// Other users can write to the cache, or apt does not support its path.
+    #[error("cannot use the cache {}: {reason}", path.display())]
     BadCache {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Another process did not give the cache free.
-    #[error("another process used {} for {limit:?}; end it, or use another cache", path.display())]
+    /// Another process holds the lock of the cache.
+    #[error("another process has used {} for {limit:?}; stop it, or use another cache", path.display())]
     Busy {
         /// The lock.
         path: PathBuf,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
     },
-    /// The disk is full or the quota used up.
-    #[error("no space left for {}: about 150 MB are needed for package lists and packages, and the tar besides", path.display())]
+    /// The disk is full or the quota is exhausted.
+    #[error("no space left for {}: package lists and packages need about 150 MB, plus the size of the tar", path.display())]
     NoSpace {
-        /// What was written.
+        /// The file that was written.
         path: PathBuf,
     },
-    /// The operating system refused something.
-    #[error("{operation} {}: {source}", path.display())]
+    /// The operating system refused an operation.
+    #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was done.
+        /// The failed operation.
         operation: &'static str,
-        /// To which file.
+        /// The file of the operation.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
 
-/// Makes an error of the operating system into one of ours: `.map_err(io("read", path))`.
+/// Converts an error of the operating system: `.map_err(io("read", path))`.
 pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> DebianError {
     let path = path.into();
     move |source| match source.kind() {

@@ -1,25 +1,25 @@
-//! What maintainer scripts would have made and programs need.
+//! Files that programs need and that maintainer scripts would have created.
 
 use std::collections::BTreeMap;
 
 use crate::tree::Tree;
 
-/// Certificates as packages bring them.
+/// The directory of certificates in packages.
 pub(crate) const CERTIFICATES: &[u8] = b"usr/share/ca-certificates";
 pub(crate) const BUNDLE: &str = "etc/ssl/certs/ca-certificates.crt";
 
-/// Links that go through `/etc/alternatives`: name, and what it may be, best first.
+/// Links through `/etc/alternatives`: the name and its candidates, best first.
 const ALTERNATIVES: &[(&str, &[&str])] = &[
     ("awk", &["gawk", "mawk", "original-awk"]),
     ("nawk", &["gawk", "mawk", "original-awk"]),
     ("which", &["which.gnu", "which.debianutils"]),
 ];
-/// Shells that can be `/bin/sh`, best first.
+/// Candidates for `/bin/sh`, best first.
 const SHELLS: &[&str] = &["dash", "bash"];
-/// Directories of libraries in `/usr` that need a link in the root, where they exist.
+/// Directories of libraries in `/usr` that need a link in the root, if they exist.
 const LIBRARIES: &[&str] = &["lib32", "lib64", "libo32", "libx32"];
 
-/// Links to make, with their targets, once all packages are in.
+/// Returns the links to create, with their targets, once all packages are merged.
 pub(crate) fn links(tree: &Tree, has_certificates: bool) -> Vec<(String, String)> {
     let mut links = Vec::new();
     let mut link = |path: String, target: String| {
@@ -40,13 +40,13 @@ pub(crate) fn links(tree: &Tree, has_certificates: bool) -> Vec<(String, String)
         }
     }
     if has_certificates {
-        // Where OpenSSL looks first. Its other place needs a link for each certificate, named by a hash.
+        // The first location that OpenSSL checks. The other one needs a link for each certificate, named by a hash.
         link("usr/lib/ssl/cert.pem".to_owned(), format!("/{BUNDLE}"));
     }
     links
 }
 
-/// All certificates in one file, as `update-ca-certificates` makes it: sorted, each ends with a line end.
+/// Concatenates all certificates like `update-ca-certificates`: sorted, each with a final line end.
 pub(crate) fn bundle(certificates: &BTreeMap<Vec<u8>, Vec<u8>>) -> Vec<u8> {
     let mut bundle = Vec::new();
     for certificate in certificates.values() {

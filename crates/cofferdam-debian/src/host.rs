@@ -1,4 +1,4 @@
-//! The host's apt configuration: what is taken over from it, what is not, and where it keeps things.
+//! The host's apt configuration: the settings that are used, and the directories of apt.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,11 +12,12 @@ pub(crate) struct Host {
     settings: Vec<(String, String)>,
 }
 
-/// Ways to the archive, its sources and keyrings, and what the host's owner prefers.
-const TAKEN: &[&str] =
+/// Prefixes of the settings that are used: access to the archive, its sources and keyrings, and preferences.
+const USED: &[&str] =
     &["Acquire::", "APT::Default-Release", "APT::Key::", "APT::Sandbox::", "Dir::Bin::", "Dir::Etc::"];
-/// Not these: indexes that nobody here reads, weaker checks, and files whose settings were read already.
-const NOT_TAKEN: &[&str] = &[
+/// Prefixes of the settings that are not used: indexes that this crate does not read, weaker checks, and files whose
+/// settings were read already.
+const NOT_USED: &[&str] = &[
     "Acquire::IndexTargets",
     "Acquire::Languages",
     "Acquire::Allow",
@@ -53,23 +54,23 @@ impl Host {
         self.settings.iter().rev().find(|(found, _)| found.eq_ignore_ascii_case(key)).map(|(_, value)| &**value)
     }
 
-    /// The lines of a configuration with what is taken over.
+    /// Returns the used settings as lines of a configuration.
     pub(crate) fn taken(&self) -> String {
         let starts = |key: &str, prefix: &&str| key.get(..prefix.len()).is_some_and(|s| s.eq_ignore_ascii_case(prefix));
         let taken = self.settings.iter().filter(|(key, value)| {
             !value.is_empty()
-                && TAKEN.iter().any(|prefix| starts(key, prefix))
-                && !NOT_TAKEN.iter().any(|prefix| starts(key, prefix))
+                && USED.iter().any(|prefix| starts(key, prefix))
+                && !NOT_USED.iter().any(|prefix| starts(key, prefix))
         });
         taken.map(|(key, value)| format!("{key} \"{value}\";\n")).collect()
     }
 
-    /// Where the host's own apt keeps its package lists.
+    /// Returns the directory of the host apt's package lists.
     pub(crate) fn lists(&self) -> PathBuf {
         self.directory(&["Dir", "Dir::State", "Dir::State::lists"])
     }
 
-    /// Where the host's own apt keeps packages.
+    /// Returns the directory of the host apt's packages.
     pub(crate) fn archives(&self) -> PathBuf {
         self.directory(&["Dir", "Dir::Cache", "Dir::Cache::archives"])
     }

@@ -1,4 +1,4 @@
-//! Packages become one tar, while they are read.
+//! Merges packages into one tar while reading them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,15 +14,15 @@ use crate::reader::{self, Entry, Kind};
 use crate::tree::{Origin, Placed, Tree};
 use crate::{finish, skeleton};
 
-/// 1 January 2020: the time of everything that this crate makes, and the latest of what packages bring.
+/// 1 January 2020: the time of everything that this crate creates, and the maximum time of package files.
 const EPOCH: u64 = 1_577_836_800;
-/// Changes when other bytes are made of the same packages.
+/// Version of the output. It changes when the same packages produce other bytes.
 pub(crate) const FORMAT: u32 = 1;
-/// The most certificates that are kept in memory, in bytes.
+/// The maximum size of the certificates held in memory, in bytes.
 const MAX_CERTIFICATES: usize = 16 << 20;
 const BLOCK: usize = 512;
 
-/// Writes the root file system that these packages make.
+/// Writes the root file system of these packages.
 pub(crate) fn merge(packages: &[(&Package, File)], out: impl Write, progress: &mut dyn FnMut(Progress)) -> Result<()> {
     let total = packages.iter().map(|(package, _)| package.size).sum();
     let mut merger = Merger { out, tree: Tree::default(), certificates: BTreeMap::new(), certificate_bytes: 0 };
@@ -61,7 +61,7 @@ struct Merger<W> {
     certificate_bytes: usize,
 }
 
-/// What a header says besides the name.
+/// The metadata of a header, without the name.
 #[derive(Clone, Copy)]
 struct Meta {
     mode: u32,
@@ -139,7 +139,7 @@ impl<W: Write> Merger<W> {
         }
         let refuse = |reason: String| bad_package(package, reason);
         if !is_directory && skeleton::EMPTY.iter().any(|directory| path.is_within(directory)) {
-            return Err(refuse(format!("{path} is where only directories may be")));
+            return Err(refuse(format!("{path} is in a directory where only directories are allowed")));
         }
         let placed = match &kind {
             Kind::Directory => self.tree.directory(&path),
@@ -152,7 +152,7 @@ impl<W: Write> Merger<W> {
             return Ok(());
         }
         self.parents(&placed)?;
-        // Neither setuid nor setgid; sticky only where it means something.
+        // Drop setuid and setgid. Keep the sticky bit only where it has an effect.
         let mode = mode & if is_directory { 0o1777 } else { 0o777 };
         let meta = Meta { mode, uid, gid, mtime: mtime.min(EPOCH) };
         match &kind {
@@ -177,7 +177,7 @@ impl<W: Write> Merger<W> {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         self.certificate_bytes = self.certificate_bytes.saturating_add(size);
         if self.certificate_bytes > MAX_CERTIFICATES {
-            return Err(bad_package(package, "its certificates are too many"));
+            return Err(bad_package(package, "it has too many certificates"));
         }
         let mut certificate = Vec::new();
         data.read_to_end(&mut certificate).map_err(|error| bad_package(package, error.to_string()))?;
@@ -206,7 +206,7 @@ impl<W: Write> Merger<W> {
         self.write_all(header.as_bytes())
     }
 
-    /// A name that does not fit into a header goes before it.
+    /// Writes an entry with a name that does not fit into a header.
     fn long(&mut self, name: &[u8], kind: EntryType) -> Result<()> {
         if name.len() <= 100 {
             return Ok(());
@@ -227,7 +227,7 @@ impl<W: Write> Merger<W> {
         self.data(OURS, name.len() as u64, &mut &*name)
     }
 
-    /// Exactly so many bytes, and what fills the last block.
+    /// Copies exactly `size` bytes and pads the last block.
     fn data(&mut self, package: &str, size: u64, from: &mut impl Read) -> Result<()> {
         let mut piece = [0; 1 << 16];
         let mut left = size;
@@ -235,7 +235,7 @@ impl<W: Write> Merger<W> {
             let most = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
             let read = from.read(&mut piece[..most]).map_err(|error| bad_package(package, error.to_string()))?;
             if read == 0 {
-                return Err(bad_package(package, "it is cut off"));
+                return Err(bad_package(package, "it is truncated"));
             }
             self.write_all(&piece[..read])?;
             left -= read as u64;
@@ -249,8 +249,8 @@ impl<W: Write> Merger<W> {
     }
 }
 
-/// Who is to blame for what this crate adds itself.
-const OURS: &str = "(made here)";
+/// Stands for a package in errors about files that this crate adds.
+const OURS: &str = "(added by Cofferdam)";
 const OUTPUT: &str = "the root file system's tar";
 
 fn fill(field: &mut [u8; 100], bytes: &[u8]) {

@@ -1,9 +1,9 @@
-//! Paths inside the root file system, as bytes. Pure, since packages may be hostile.
+//! Paths inside the root file system, as bytes. Pure, because packages may be hostile.
 
-/// What merged into `/usr`: a package's `/bin/x` is `/usr/bin/x`.
+/// Directories that are merged into `/usr`: a package's `/bin/x` becomes `/usr/bin/x`.
 const MERGED: &[&str] = &["bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"];
 
-/// Documentation and translations, and what only builders of packages read.
+/// Documentation, translations, and files that only package builders read.
 const LEFT_OUT: &[&[u8]] = &[
     b"usr/share/bug",
     b"usr/share/doc-base",
@@ -17,16 +17,16 @@ const LEFT_OUT: &[&[u8]] = &[
 ];
 const DOC: &[u8] = b"usr/share/doc";
 
-/// The longest path that Linux takes, and the longest name in it.
+/// The maximum length of a path and of a path component on Linux.
 const MAX_PATH: usize = 4095;
 const MAX_NAME: usize = 255;
 
-/// Relative to the root: no leading slash, no empty, `.` or `..` part. The root itself is empty.
+/// A path relative to the root: no leading slash, no empty, `.` or `..` component. The root itself is empty.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GuestPath(Vec<u8>);
 
 impl GuestPath {
-    /// A name in an archive. Says what is wrong with a bad one.
+    /// Parses a name in an archive. Returns the reason if it is invalid.
     pub(crate) fn parse(raw: &[u8]) -> Result<Self, &'static str> {
         if raw.is_empty() {
             return Err("a name is empty");
@@ -35,26 +35,26 @@ impl GuestPath {
             return Err("a name is absolute");
         }
         if raw.len() > MAX_PATH {
-            return Err("a name is longer than Linux takes");
+            return Err("a name is longer than Linux allows");
         }
         if raw.contains(&0) {
-            return Err("a name holds a zero byte");
+            return Err("a name contains a zero byte");
         }
         let mut parts: Vec<&[u8]> = Vec::new();
         for part in raw.split(|&byte| byte == b'/') {
             match part {
                 b"" | b"." => {}
                 b".." => return Err("a name climbs out of its directory"),
-                part if part.len() > MAX_NAME => return Err("a part of a name is longer than Linux takes"),
-                // In a layer of a container image it would hide another file.
-                part if part.starts_with(b".wh.") => return Err("a name means 'removed' in images of containers"),
+                part if part.len() > MAX_NAME => return Err("a component of a name is longer than Linux allows"),
+                // In a layer of a container image, it would hide another file.
+                part if part.starts_with(b".wh.") => return Err("a name means 'removed' in container images"),
                 part => parts.push(part),
             }
         }
         Ok(Self(parts.join(&b'/')))
     }
 
-    /// A path that is written in this crate.
+    /// Creates a path from a constant of this crate.
     pub(crate) fn ours(path: &str) -> Self {
         Self(path.as_bytes().to_vec())
     }
@@ -71,12 +71,12 @@ impl GuestPath {
         self.0.split(|&byte| byte == b'/').filter(|part| !part.is_empty())
     }
 
-    /// Whether it is one of the directories that became links.
+    /// Returns true if the path is one of the directories that became links.
     pub(crate) fn is_merged(&self) -> bool {
         MERGED.iter().any(|name| name.as_bytes() == self.0)
     }
 
-    /// Where it is once `/bin`, `/lib` and the like are links into `/usr`.
+    /// Returns the path below `/usr` if its directory is merged, such as `/bin` or `/lib`.
     pub(crate) fn merged(self) -> Self {
         let first = self.parts().next().unwrap_or_default();
         if MERGED.iter().any(|name| name.as_bytes() == first) {
@@ -85,13 +85,13 @@ impl GuestPath {
         self
     }
 
-    /// The directories above, from the top, without the root.
+    /// Returns the parent directories, from the top, without the root.
     pub(crate) fn parents(&self) -> impl Iterator<Item = Self> {
         let slashes = self.0.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         slashes.map(|(at, _)| Self(self.0[..at].to_vec()))
     }
 
-    /// Whether this is left out of the root file system.
+    /// Returns true if the path is left out of the root file system.
     pub(crate) fn is_left_out(&self, is_directory: bool, is_symlink: bool) -> bool {
         if LEFT_OUT.iter().any(|directory| self.is_within(directory)) {
             return true;
@@ -99,7 +99,7 @@ impl GuestPath {
         if !self.is_within(DOC) {
             return false;
         }
-        // `usr/share/doc/PACKAGE` and the licence in it stay.
+        // `usr/share/doc/PACKAGE` and the license in it stay.
         match self.parts().count() {
             0..=3 => false,
             4 => !(is_directory || is_symlink),
@@ -112,7 +112,7 @@ impl GuestPath {
         self.0.strip_prefix(directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     }
 
-    /// Whether a symbolic link here with this target climbs above the root.
+    /// Returns true if a symbolic link at this path with this target leads above the root.
     pub(crate) fn climbs_out(&self, target: &[u8]) -> bool {
         let mut depth = if target.first() == Some(&b'/') { 0 } else { self.parts().count().saturating_sub(1) };
         for part in target.split(|&byte| byte == b'/') {

@@ -1,4 +1,4 @@
-//! What a recipe comes to, and what is made of that.
+//! The resolved packages of a recipe, and the root file system from them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -14,16 +14,16 @@ use crate::progress::Progress;
 use crate::recipe::Recipe;
 use crate::{reader, uris};
 
-/// A package of a certain version.
+/// A specific version of a package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
     /// Its name.
     pub name: String,
     /// Its version.
     pub version: String,
-    /// `all`, or the architecture that it is for.
+    /// `all`, or the package's architecture.
     pub architecture: String,
-    /// Bytes of its file.
+    /// Size of its file, in bytes.
     pub size: u64,
     /// The SHA-256 of its file, from the archive's signed lists.
     pub sha256: String,
@@ -31,7 +31,7 @@ pub struct Package {
     pub(crate) uri: String,
 }
 
-/// Packages that make a root file system, each pinned by its hash.
+/// The packages of a root file system, each pinned by its hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     packages: Vec<Package>,
@@ -46,14 +46,15 @@ enum Source {
         lists: PathBuf,
         architecture: String,
     },
-    /// In the order of the packages.
+    /// Files in the order of the packages.
     Files(Vec<PathBuf>),
 }
 
-/// Asks the archive of the host's sources for the packages of a recipe and all that they depend on. Nothing is fetched but
-/// package lists.
+/// Resolves the packages of a recipe and all their dependencies against the archives of the host's sources. Downloads
+/// package lists only.
 ///
-/// Where no archive answers, lists of before or the host's are used if they are not older than a week; a note says so.
+/// If no archive can be reached, uses the previous lists or the host's, if they are less than a week old. A note
+/// reports that.
 ///
 /// # Errors
 ///
@@ -72,7 +73,7 @@ pub fn resolve(recipe: &Recipe, cache: &Cache, progress: &mut dyn FnMut(Progress
     Ok(Plan { packages, notes, source: Source::Archive { cache: cache.clone(), lists: lists.directory, architecture } })
 }
 
-/// With every optional package that can be had.
+/// Returns all dependencies, with every optional package that is available.
 fn closure(apt: &Apt<'_>, lists: &Path, recipe: &Recipe, notes: &mut Vec<String>) -> Result<Vec<Package>> {
     let mut asked = recipe.packages.clone();
     asked.extend_from_slice(&recipe.optional);
@@ -97,12 +98,12 @@ fn closure(apt: &Apt<'_>, lists: &Path, recipe: &Recipe, notes: &mut Vec<String>
 }
 
 impl Plan {
-    /// A plan of packages that lie on this machine. Nothing is looked for that they depend on, and whoever calls this
-    /// vouches for them.
+    /// Creates a plan from package files on this host. Dependencies are not resolved, and the caller vouches for the
+    /// packages.
     ///
     /// # Errors
     ///
-    /// [`DebianError::BadPackage`] for what is no package.
+    /// [`DebianError::BadPackage`] if a file is not a package.
     pub fn from_files(files: &[PathBuf]) -> Result<Self> {
         let described: Result<Vec<_>> = files.iter().map(|path| Ok((described(path)?, path.clone()))).collect();
         let mut described = described?;
@@ -111,7 +112,7 @@ impl Plan {
         Ok(Self { packages, notes: Vec::new(), source: Source::Files(files) })
     }
 
-    /// The same with only some of its packages: what they depend on may be missing from what is made of it.
+    /// Returns the plan with only some of its packages. Their dependencies may be missing from the result.
     #[must_use]
     pub fn only(mut self, mut keep: impl FnMut(&Package) -> bool) -> Self {
         let kept: Vec<bool> = self.packages.iter().map(&mut keep).collect();
@@ -124,22 +125,22 @@ impl Plan {
         self
     }
 
-    /// The packages, sorted by name.
+    /// Returns the packages, sorted by name.
     pub fn packages(&self) -> &[Package] {
         &self.packages
     }
 
-    /// What people should know: what was left out, and package lists that are not new.
+    /// Returns notes for display: packages that were left out, and package lists that are not new.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Bytes of all packages, as they are fetched.
+    /// Returns the download size of all packages, in bytes.
     pub fn bytes(&self) -> u64 {
         self.packages.iter().map(|package| package.size).sum()
     }
 
-    /// Names the content: the same key gives the same tar, byte by byte. Hexadecimal SHA-256.
+    /// Returns an identifier of the content: the same key gives the same tar, byte by byte. Hexadecimal SHA-256.
     pub fn key(&self) -> String {
         let mut text = format!("cofferdam debian root {FORMAT}\n");
         for Package { name, version, architecture, sha256, .. } in &self.packages {
@@ -148,8 +149,8 @@ impl Plan {
         digest::of(text.as_bytes())
     }
 
-    /// Writes the root file system as a tar, fetching what is not in the cache. After an error what was written is of no
-    /// use; it lacks the end that a tar has.
+    /// Writes the root file system as a tar, downloading what is not in the cache. After an error, the output is
+    /// unusable: it lacks the end of a tar.
     ///
     /// # Errors
     ///
@@ -161,14 +162,14 @@ impl Plan {
         merge::merge(&packages, out, progress)
     }
 
-    /// The same into a file, which appears whole and at once, or not at all.
+    /// Writes the tar to a file, which appears complete and atomically, or not at all.
     ///
     /// # Errors
     ///
     /// As [`Self::write_tar`].
     pub fn write_file(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Always the same name beside it, so that killed runs leave no more than one.
+        // The temporary name is constant, so that killed runs leave at most one file.
         let making = path.with_file_name(format!(".{name}.making"));
         let file = sole(&making)?;
         let made = file.set_len(0).map_err(io("write", &making)).and_then(|()| {
@@ -178,13 +179,13 @@ impl Plan {
             fs::rename(&making, path).map_err(io("move into place", path))
         });
         if made.is_err() {
-            // Of no use to anybody, and what went wrong is what is told.
+            // The file is unusable, and the original error is the one to report.
             let _ = fs::remove_file(&making);
         }
         made
     }
 
-    /// Every package, open, its bytes hashed just now.
+    /// Opens every package and verifies its hash.
     fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<File>> {
         match &self.source {
             Source::Files(files) => {
@@ -199,7 +200,7 @@ impl Plan {
                 }
                 lock.prune_old();
                 let missing = |package: &Package| DebianError::FetchFailed {
-                    reason: format!("{} vanished from the cache again: is its disk sound?", package.name),
+                    reason: format!("{} vanished from the cache again: check its disk", package.name),
                 };
                 self.packages.iter().zip(files).map(|(package, file)| file.ok_or_else(|| missing(package))).collect()
             }
@@ -217,7 +218,7 @@ impl Plan {
         self.packages.iter().map(&mut open).collect()
     }
 
-    /// Brings what is missing: from the host's own apt, else from the archive.
+    /// Fetches missing packages, from the host's own apt or from the archive.
     fn fetch(
         &self,
         lock: &Lock,
@@ -230,12 +231,12 @@ impl Plan {
         let archives = apt.archives();
         let (there, missing): (Vec<_>, Vec<_>) = self.packages.iter().zip(files).partition(|(_, file)| file.is_some());
         for (package, _) in &there {
-            lock.lend(package, &archives)?;
+            lock.link_into(package, &archives)?;
         }
         let mut fetched: Vec<&Package> = Vec::new();
         for (package, _) in missing {
             if take(lock, package, &apt.host().archives().join(&package.file), &archives).is_ok() {
-                lock.lend(package, &archives)?;
+                lock.link_into(package, &archives)?;
             } else {
                 fetched.push(package);
             }
@@ -251,33 +252,33 @@ impl Plan {
         let mut wrong = Ok(());
         for package in fetched {
             let came = archives.join(&package.file);
-            // Archives on this machine are not copied by apt.
+            // apt does not copy packages from local archives.
             let local = package.uri.strip_prefix("file:").and_then(uris::unescape).map(PathBuf::from);
             let kept = match local {
                 _ if came.exists() => lock.keep(package, &came),
                 Some(local) => take(lock, package, &local, &archives),
                 None => continue,
             };
-            // All that is good is kept before anything is told.
+            // All valid packages are stored before an error is reported.
             wrong = wrong.and(kept);
         }
         wrong.and(result)
     }
 }
 
-/// The file, and nobody else who has it. One that was moved into place meanwhile is not touched.
+/// Opens the file exclusively. A file that was moved into place in the meantime is not touched.
 fn sole(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     let file = options.open(path).map_err(io("create", path))?;
     let busy = || io("lock", path)(std::io::Error::other("another process writes the same file; wait for it"));
     file.try_lock().map_err(|_| busy())?;
-    let ours = file.metadata().map_err(io("look at", path))?;
+    let ours = file.metadata().map_err(io("inspect", path))?;
     let there = fs::symlink_metadata(path).map_err(|_| busy())?;
     if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) { Ok(file) } else { Err(busy()) }
 }
 
-/// Copies a package that lies on this machine, if it is what it should be.
+/// Copies a package from this host into the cache, if its hash is right.
 fn take(lock: &Lock, package: &Package, from: &Path, archives: &Path) -> Result<()> {
     let copy = archives.join(format!("{}.copy", package.sha256));
     fs::copy(from, &copy).map_err(io("copy", from))?;

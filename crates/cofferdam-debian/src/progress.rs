@@ -1,42 +1,42 @@
-//! What is being done, for whoever draws a bar.
+//! Progress reports, for progress bars.
 
-/// A step, told when it begins and, where it has a length, while it goes on.
+/// A step. It is reported when it begins and, if it has a length, while it proceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Another process uses the same cache; waits for it.
+    /// Waiting for another process that uses the same cache.
     Waiting,
-    /// Package lists are fetched.
+    /// Downloading package lists.
     Updating,
-    /// Dependencies are looked for.
+    /// Resolving dependencies.
     Resolving,
-    /// Packages that are in the cache are hashed.
+    /// Hashing the packages in the cache.
     Checking {
         /// Bytes hashed.
         done: u64,
-        /// Bytes of all packages.
+        /// Size of all packages, in bytes.
         total: u64,
     },
-    /// Packages that are not in the cache are fetched.
+    /// Downloading the packages that are not in the cache.
     Fetching {
-        /// Bytes that came.
+        /// Bytes downloaded.
         done: u64,
-        /// Bytes of all that were missing.
+        /// Size of all packages to download, in bytes.
         total: u64,
     },
-    /// Packages are merged into the tar.
+    /// Merging packages into the tar.
     Writing {
-        /// The package that is read.
+        /// The current package.
         package: String,
-        /// Bytes of packages before this one.
+        /// Size of the packages before this one, in bytes.
         done: u64,
-        /// Bytes of all packages.
+        /// Size of all packages, in bytes.
         total: u64,
     },
 }
 
 impl Progress {
-    /// Bytes done and bytes of all, if this step has a length.
+    /// Returns the bytes done and the total, if this step has a length.
     pub fn bytes(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Waiting | Self::Updating | Self::Resolving => None,
@@ -50,11 +50,11 @@ impl Progress {
 impl std::fmt::Display for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Waiting => "waiting for whoever uses the same cache",
-            Self::Updating => "fetching package lists",
-            Self::Resolving => "looking for dependencies",
+            Self::Waiting => "waiting for another process that uses the same cache",
+            Self::Updating => "downloading package lists",
+            Self::Resolving => "resolving dependencies",
             Self::Checking { .. } => "checking packages",
-            Self::Fetching { .. } => "fetching packages",
+            Self::Fetching { .. } => "downloading packages",
             Self::Writing { package, .. } => return write!(f, "packing {package}"),
         })
     }

@@ -1,4 +1,4 @@
-//! What is in a package, read through `dpkg-deb`, which knows all formats that packages of this host have.
+//! Reads packages through `dpkg-deb`, which supports all formats of the host's packages.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -13,13 +13,13 @@ use crate::path::GuestPath;
 use crate::run;
 
 const TOOL: &str = "dpkg-deb";
-/// The longest name that is read before it is judged.
+/// The maximum length of a name that is read before it is checked.
 const MAX_NAME: u64 = 4096;
-/// The most entries and bytes in all files of one package.
+/// The maximum number of entries of one package, and the maximum size of all its files.
 const MAX_ENTRIES: usize = 1 << 20;
 const MAX_BYTES: u64 = 8 << 30;
 
-/// What kind of thing an entry is; everything else is refused.
+/// The kind of an entry. All others are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     HardLink(GuestPath),
 }
 
-/// An entry, with its name where it will be.
+/// An entry, with its path in the root file system.
 #[derive(Debug)]
 pub(crate) struct Entry<'a, R: Read> {
     pub(crate) path: GuestPath,
@@ -41,7 +41,7 @@ pub(crate) struct Entry<'a, R: Read> {
     pub(crate) data: &'a mut R,
 }
 
-/// Which part of a package.
+/// A part of a package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Files,
@@ -59,7 +59,7 @@ pub(crate) fn files(
     read(package, file, Part::Files, &mut each)
 }
 
-/// What the package says of itself.
+/// Reads the package's control file.
 pub(crate) fn control(package: &str, file: &File) -> Result<Control> {
     let mut found = None;
     read(package, file, Part::Control, &mut |entry| {
@@ -89,9 +89,9 @@ fn read(
     let mut stderr = run::nameless()?;
     let copy = |file: &File| file.try_clone().map_err(io("copy a descriptor for", TOOL));
     let mut command = run::command(TOOL)?;
-    // By the descriptor that was hashed, not by a name that something else could get.
+    // Through the descriptor that was hashed, because another file could get the name.
     command.arg(option).arg("/dev/stdin").stdin(copy(file)?).stdout(Stdio::piped()).stderr(copy(&stderr)?);
-    // One thread, since each takes memory for a whole block.
+    // One thread, because each needs memory for a whole block.
     command.env("LC_ALL", "C").env("DPKG_DEB_THREADS_MAX", "1");
     let mut running = run::start(&mut command, TOOL)?;
     let Some(stdout) = running.child.stdout.take() else { return Err(bad_package(package, "it cannot be read")) };
@@ -99,32 +99,32 @@ fn read(
     let result = entries(package, &mut archive, each);
     let mut rest = archive.into_inner();
     if result.is_ok() {
-        // Padding. What dpkg-deb cannot write it reports by its status.
+        // Padding. dpkg-deb reports a failed write in its status.
         let _ = std::io::copy(&mut rest, &mut std::io::sink());
     }
     drop(rest);
     let status = running.child.wait().map_err(io("wait for", TOOL))?;
     match result {
         Err(Stop::Refused(error)) => Err(error),
-        // What it says of a damaged package is better than what can be seen of its output.
+        // dpkg-deb's message about a damaged package is better than what its output shows.
         _ if !status.success() => {
-            let said = run::printed(&mut stderr);
-            if said.contains("Cannot allocate memory") {
-                // Not the package's fault.
+            let message = run::printed(&mut stderr);
+            if message.contains("Cannot allocate memory") {
+                // The package is not the cause.
                 return Err(io("read, with too little memory, the package", package)(ErrorKind::OutOfMemory.into()));
             }
-            Err(bad_package(package, format!("dpkg-deb cannot read it ({status}): {}", said.trim())))
+            Err(bad_package(package, format!("dpkg-deb cannot read it ({status}): {}", message.trim())))
         }
         Err(Stop::Unreadable(reason)) => Err(bad_package(package, reason)),
         Ok(()) => Ok(()),
     }
 }
 
-/// Why reading ended early.
+/// A reason to end reading early.
 enum Stop {
-    /// By this crate.
+    /// This crate refused the package.
     Refused(DebianError),
-    /// The archive is damaged, or not of a kind that packages have.
+    /// The archive is damaged, or has a format that packages do not have.
     Unreadable(String),
 }
 
@@ -141,7 +141,7 @@ fn entries(
 ) -> Result<(), Stop> {
     let (mut long_name, mut long_link) = (None, None);
     let mut bytes = 0_u64;
-    // Raw, so that a name of a gigabyte is not read into memory before anybody looks at it.
+    // Raw entries, so that a name of a gigabyte is checked before it is read into memory.
     for (number, entry) in archive.entries()?.raw(true).enumerate() {
         let mut entry = entry?;
         match entry.header().entry_type() {
@@ -156,7 +156,7 @@ fn entries(
                 })?;
                 bytes = bytes.saturating_add(described.size);
                 if number > MAX_ENTRIES || bytes > MAX_BYTES {
-                    return Err(Stop::Refused(bad_package(package, "it holds more than any package should")));
+                    return Err(Stop::Refused(bad_package(package, "it has more entries or bytes than allowed")));
                 }
                 each(described).map_err(Stop::Refused)?;
             }
@@ -165,10 +165,10 @@ fn entries(
     Ok(())
 }
 
-/// A name that did not fit into its header.
+/// Reads a name that did not fit into its header.
 fn long(entry: &mut Tarred<'_>) -> Result<Vec<u8>, Stop> {
     if entry.size() > MAX_NAME {
-        return Err(Stop::Unreadable("a name in it is longer than Linux takes".to_owned()));
+        return Err(Stop::Unreadable("a name in it is longer than Linux allows".to_owned()));
     }
     let mut name = Vec::new();
     entry.read_to_end(&mut name)?;
@@ -186,28 +186,28 @@ fn describe<'a, 'b>(
     let mut path = GuestPath::parse(name)?;
     let header = entry.header();
     let unread = |error: std::io::Error| error.to_string();
-    let target = || link.clone().filter(|target| !target.is_empty()).ok_or("a link leads nowhere");
+    let target = || link.clone().filter(|target| !target.is_empty()).ok_or("a link has no target");
     let kind = match header.entry_type() {
         EntryType::Regular => Kind::File,
         EntryType::Directory => Kind::Directory,
         EntryType::Symlink => Kind::Symlink(target()?),
         EntryType::Link => Kind::HardLink(GuestPath::parse(&target()?)?.merged()),
-        EntryType::Char | EntryType::Block => return Err("it holds a device".to_owned()),
-        EntryType::Fifo => return Err("it holds a named pipe".to_owned()),
-        other => return Err(format!("it holds something of the unknown kind {:#x}", other.as_byte())),
+        EntryType::Char | EntryType::Block => return Err("it contains a device".to_owned()),
+        EntryType::Fifo => return Err("it contains a named pipe".to_owned()),
+        other => return Err(format!("it contains an entry of unknown kind {:#x}", other.as_byte())),
     };
-    let id = |id: u64| u32::try_from(id).ok().filter(|id| *id <= 0xffff).ok_or("a file belongs to an impossible user");
+    let id = |id: u64| u32::try_from(id).ok().filter(|id| *id <= 0xffff).ok_or("a file has an invalid owner");
     let (uid, gid) = (id(header.uid().map_err(unread)?)?, id(header.gid().map_err(unread)?)?);
     let (mode, mtime) = (header.mode().map_err(unread)?, header.mtime().map_err(unread)?);
     let size = header.size().map_err(unread)?;
     if size != 0 && kind != Kind::File {
-        return Err("something that is no file has contents".to_owned());
+        return Err("an entry that is not a file has contents".to_owned());
     }
     if matches!(&kind, Kind::Symlink(target) if target.len() > 4095 || target.contains(&0)) {
-        return Err("a link's target is none".to_owned());
+        return Err("a link has an invalid target".to_owned());
     }
     match &kind {
-        // A package may bring the link itself, but not another in its place.
+        // A package may contain the same link, but not another one.
         Kind::Symlink(target) if path.is_merged() => {
             let plain = target.strip_prefix(b"/").unwrap_or(target);
             if plain.strip_prefix(b"usr/") != Some(path.as_bytes()) {

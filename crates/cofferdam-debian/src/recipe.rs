@@ -1,42 +1,43 @@
-//! What a root file system is made of.
+//! Recipes of root file systems.
 
 use crate::error::{DebianError, Result};
 
-/// Packages to ask for. What they depend on comes with them, what they only recommend does not.
+/// The packages to install. Dependencies are included, recommendations are not.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recipe {
-    /// Packages that must be there, as `NAME` or `NAME=VERSION`.
+    /// Required packages, as `NAME` or `NAME=VERSION`.
     pub packages: Vec<String>,
-    /// Packages that are left out, with a note, where the archive does not have them.
+    /// Packages that are left out, with a note, if the archive does not have them.
     pub optional: Vec<String>,
-    /// Debian's name of an architecture, for example `arm64`. None is the host's.
+    /// Debian's name of the architecture, for example `arm64`. Defaults to the host's.
     pub architecture: Option<String>,
 }
 
-/// What every program may count on: a shell, the usual tools, C.UTF-8, `setsid`, descriptions of terminals.
+/// The packages that every program may rely on: a shell, the usual tools, C.UTF-8, `setsid`, terminal descriptions.
 const FOUNDATION: &[&str] = &["base-files", "coreutils", "dash", "libc-bin", "libc6", "util-linux"];
 const TOOLS: &[&str] =
     &["bash", "diffutils", "findutils", "grep", "gzip", "mawk", "ncurses-base", "python3", "sed", "tar"];
 
 impl Recipe {
-    /// These packages and nothing else; the architecture is the host's.
+    /// Creates a recipe of these packages and nothing else, for the host's architecture.
     pub fn new<I: Into<String>>(packages: impl IntoIterator<Item = I>) -> Self {
         Self { packages: packages.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// A shell, the usual tools, Python, and Node where the archive has it.
+    /// Returns a recipe with a shell, the usual tools, Python, and Node if the archive has it.
     pub fn base() -> Self {
         let mut recipe = Self::new(FOUNDATION.iter().chain(TOOLS).copied());
         recipe.optional = vec!["nodejs".to_owned()];
         recipe
     }
 
-    /// The least that conformance and most tests need: a shell, coreutils, `setsid`, Python without most of its library.
+    /// Returns the minimum for the conformance suite and most tests: a shell, coreutils, `setsid`, Python without most
+    /// of its library.
     pub fn tiny() -> Self {
         Self::new(FOUNDATION.iter().copied().chain(["python3-minimal"]))
     }
 
-    /// Refuses what is no name, so that none is taken for an option or an order to remove something.
+    /// Refuses invalid names, so that none is taken for an option or a request to remove a package.
     pub(crate) fn check(&self) -> Result<()> {
         let names = self.packages.iter().chain(&self.optional).chain(&self.architecture);
         for name in names {

@@ -1,4 +1,4 @@
-//! What is in every root file system, whatever packages are.
+//! The content of every root file system, independent of its packages.
 
 /// Directories and their permissions.
 pub(crate) const DIRECTORIES: &[(&str, u32)] = &[
@@ -35,16 +35,16 @@ pub(crate) const DIRECTORIES: &[(&str, u32)] = &[
     ("workspace", 0o755),
 ];
 
-/// Links and their targets. They come before everything else, so that whoever unpacks has them in time.
+/// Links and their targets. They come first, so that they exist when later entries are unpacked.
 pub(crate) const LINKS: &[(&str, &str)] =
     &[("bin", "usr/bin"), ("lib", "usr/lib"), ("sbin", "usr/sbin"), ("var/lock", "/run/lock"), ("var/run", "/run")];
 
-/// Files that no package has, since scripts make them.
+/// Files that no package contains, because maintainer scripts create them.
 pub(crate) const FILES: &[(&str, &str)] = &[
     ("etc/group", "root:x:0:\nmail:x:8:\nshadow:x:42:\nutmp:x:43:\nstaff:x:50:\nusers:x:100:\nnogroup:x:65534:\n"),
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n"),
     ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"),
 ];
 
-/// Nothing but directories may be here: what is in them is the kernel's, or is mounted.
+/// Directories that may contain only directories: the kernel or a mount provides their content.
 pub(crate) const EMPTY: &[&[u8]] = &[b"dev", b"proc", b"sys", b"workspace", b"code"];

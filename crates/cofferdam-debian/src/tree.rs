@@ -1,15 +1,15 @@
-//! What is in the root file system so far, and so what may come into it. Pure, since packages may be hostile.
+//! The content of the root file system so far, and the rules for additions. Pure, because packages may be hostile.
 
 use std::collections::BTreeMap;
 
 use crate::path::GuestPath;
 
-/// Who brought something.
+/// The origin of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// This crate.
     Ours,
-    /// A package, by its number.
+    /// A package, by its index.
     Package(usize),
 }
 
@@ -20,12 +20,12 @@ enum Node {
     Symlink(Vec<u8>, Origin),
 }
 
-/// What to do with an entry.
+/// The action for an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Placed {
-    /// Write these directories first, which nothing brought so far, then the entry.
+    /// Write these missing directories first, then the entry.
     New(Vec<GuestPath>),
-    /// It is there already, and the same.
+    /// The same entry exists already.
     There,
 }
 
@@ -42,7 +42,7 @@ impl Tree {
     pub(crate) fn directory(&mut self, path: &GuestPath) -> Result<Placed, String> {
         match self.nodes.get(path) {
             _ if path.is_root() => Ok(Placed::There),
-            // Where this crate made a link, as for `/var/run`, packages may still bring the empty directory.
+            // If this crate created a link, as for `/var/run`, packages may still contain the empty directory.
             Some(Node::Directory | Node::Symlink(_, Origin::Ours)) => Ok(Placed::There),
             Some(_) => Err(format!("its directory {path} is something else in another package")),
             None => self.place(path, Node::Directory),
@@ -68,7 +68,7 @@ impl Tree {
         }
     }
 
-    /// Another name for a file of the same package.
+    /// Adds another name for a file of the same package.
     pub(crate) fn hard_link(&mut self, path: &GuestPath, to: &GuestPath, origin: Origin) -> Result<Placed, String> {
         if self.nodes.get(to) != Some(&Node::File(origin)) {
             return Err(format!("{path} is a hard link to {to}, which is no earlier file of the package"));
@@ -81,7 +81,7 @@ impl Tree {
         for parent in path.parents() {
             match self.nodes.get(&parent) {
                 Some(Node::Directory) => {}
-                Some(_) => return Err(format!("{path} is beneath {parent}, which is no directory")),
+                Some(_) => return Err(format!("{path} is below {parent}, which is no directory")),
                 None => missing.push(parent),
             }
         }
@@ -91,7 +91,7 @@ impl Tree {
     }
 }
 
-/// A slash at the end changes nothing.
+/// Compares targets. A trailing slash has no effect.
 fn same_target(one: &[u8], other: &[u8]) -> bool {
     let plain = |target: &[u8]| target.strip_suffix(b"/").unwrap_or(target).to_vec();
     plain(one) == plain(other)

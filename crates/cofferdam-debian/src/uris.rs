@@ -1,10 +1,10 @@
-//! What `apt-get --print-uris` prints: one line a package, `'URI' FILE SIZE SHA256:HASH`.
+//! Parser for the output of `apt-get --print-uris`: one line per package, `'URI' FILE SIZE SHA256:HASH`.
 
 use crate::digest;
 use crate::error::{DebianError, Result};
 use crate::plan::Package;
 
-/// Every line. A line that is not understood, or without a SHA-256, is an error: nothing may be left out in silence.
+/// Parses every line. An unknown line, or one without a SHA-256, is an error: nothing may be skipped silently.
 pub(crate) fn parse(text: &str) -> Result<Vec<Package>> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines.map(|line| package(line).ok_or_else(|| DebianError::StrangeAnswer { line: line.to_owned() })).collect()
@@ -22,7 +22,7 @@ fn package(line: &str) -> Option<Package> {
     whole.then_some(Package { name, version, architecture, size, sha256, file, uri })
 }
 
-/// `NAME_VERSION_ARCHITECTURE.deb`, where a version's colon is written `%3a`.
+/// Splits `NAME_VERSION_ARCHITECTURE.deb`, in which a version's colon is written `%3a`.
 fn parts(file: &str) -> Option<(String, String, String)> {
     let mut parts = file.strip_suffix(".deb")?.split('_');
     let (name, version, architecture) = (parts.next()?, parts.next()?, parts.next()?);
@@ -38,7 +38,7 @@ fn parts(file: &str) -> Option<(String, String, String)> {
     good.then(|| (name.to_owned(), version, architecture.to_owned()))
 }
 
-/// Undoes `%XX`. None for what is no such escape, or not UTF-8.
+/// Decodes `%XX`. Returns `None` for an invalid escape or text that is not UTF-8.
 pub(crate) fn unescape(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,5 +1,5 @@
-//! An archive of a machine from a stranger: it is verified and restored, and must come out the same both ways. Its hashes fit,
-//! and it may be sealed with the right key: whoever makes an archive can do that.
+//! Fuzz target for VM archives: each is verified and restored, and both results must agree. The hashes match and the
+//! archive may be sealed with the right key, because an attacker can do both.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -17,13 +17,14 @@ use crate::cases::damaged;
 use crate::drive::Outcome;
 use crate::watch;
 
-/// What an archive may come to.
-const MOST: u64 = 4 << 20;
-const LIMITS: Limits = Limits { parts: 8, json: 64 << 10, state: MOST, memory: MOST, disk: MOST, total: 2 * MOST };
-/// Most pages that one record of a made case is for.
+/// Maximum sizes of an archive.
+const MAX_PART: u64 = 4 << 20;
+const LIMITS: Limits =
+    Limits { parts: 8, json: 64 << 10, state: MAX_PART, memory: MAX_PART, disk: MAX_PART, total: 2 * MAX_PART };
+/// Maximum pages of one record in a generated case.
 const RUN: u32 = 20;
 
-/// Reads archives, and checks what must hold for every one.
+/// A reader of archives that checks the properties of every case.
 #[derive(Debug)]
 pub struct Archives {
     base: Vec<u8>,
@@ -32,7 +33,7 @@ pub struct Archives {
 }
 
 impl Archives {
-    /// With a base and a key that cases may use.
+    /// Creates a target with a base and a key that cases may use.
     pub fn new() -> Result<Self> {
         watch::keep_panics();
         let base: Vec<u8> =
@@ -41,7 +42,7 @@ impl Archives {
         Ok(Self { base, id, key: Key::new(&[9; 32])? })
     }
 
-    /// Makes the case of a seed, and reads it.
+    /// Generates the case of a seed and reads it.
     pub fn case(&mut self, seed: u64) -> Result<Outcome> {
         let mut rng = Rng::with_seed(seed);
         let forged = self.forged(&mut rng);
@@ -53,7 +54,8 @@ impl Archives {
         self.read(&bytes, key).with_context(|| format!("an archive of {} bytes", bytes.len()))
     }
 
-    /// Reads what somebody else chose: as an archive, and as what is packed in one whose hashes fit. An error is a finding.
+    /// Reads bytes from the fuzzer: as an archive, and as the packed content of an archive with matching hashes. An
+    /// error is a finding.
     pub fn check(&mut self, bytes: &[u8]) -> Result<Outcome> {
         self.read(bytes, None)?;
         let Some((shape, contents)) = bytes.split_first_chunk::<4>() else { return Ok(Outcome::Refused) };
@@ -132,29 +134,29 @@ impl Archives {
         ensure!(panics.is_empty(), "panicked: {}", panics.join("; "));
         match (verified, restored) {
             (Ok(_), Ok(restored)) => {
-                ensure!(shown, "what can be restored could not be inspected");
+                ensure!(shown, "an archive that can be restored could not be inspected");
                 self.again(&restored)?;
                 Ok(Outcome::Ended)
             }
-            // A base that is not there is not asked for where nothing is restored.
+            // Without restoring, a missing base is not an error.
             (verified, Err(error)) => {
                 let wants_base = matches!(error, ArchiveError::BaseMissing { .. } | ArchiveError::WrongBase { .. });
-                ensure!(verified.is_err() || wants_base, "was verified, and not restored: {error}");
+                ensure!(verified.is_err() || wants_base, "verified, but not restored: {error}");
                 for file in given {
-                    ensure!(file.metadata()?.len() == 0, "something is left of what was refused");
+                    ensure!(file.metadata()?.len() == 0, "a refused file is not empty");
                 }
                 refused(&error)
             }
-            (Err(error), Ok(_)) => bail!("was restored, and not verified: {error}"),
+            (Err(error), Ok(_)) => bail!("restored, but not verified: {error}"),
         }
     }
 
-    /// What was restored has the declared sizes, and comes through another archive as it is.
+    /// Checks that the restored parts have the declared sizes, and are unchanged after a second archive.
     fn again(&self, restored: &Restored) -> Result<()> {
         let bases = self.bases()?;
         let mut writer = Writer::new(WriteOptions::default())?;
         for (part, file) in &restored.files {
-            ensure!(file.metadata()?.len() == part.size, "another size than declared");
+            ensure!(file.metadata()?.len() == part.size, "the size differs from the declared one");
             let base = bases.iter().find(|base| Some(base.id()) == part.base);
             writer.disk(part.name.as_str(), file, base)?;
         }
@@ -163,7 +165,7 @@ impl Archives {
         let reader = Reader::open(&bytes[..], &ReadOptions { key: None, limits: LIMITS })?;
         let twice = reader.restore(&bases, &mut |_| blank(), &mut on)?;
         for ((_, one), (part, other)) in restored.files.iter().zip(&twice.files) {
-            ensure!(contents(one)? == contents(other)?, "{} is another after a second time", part.name);
+            ensure!(contents(one)? == contents(other)?, "{} differs after a second round trip", part.name);
         }
         Ok(())
     }
@@ -189,7 +191,7 @@ fn contents(file: &File) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Contents of a document or a state, and their size.
+/// Generates the contents of a document or a device state, and their size.
 fn plain(rng: &mut Rng) -> (Vec<u8>, u64) {
     let mut bytes = vec![0; rng.usize(..3000)];
     rng.fill(&mut bytes);
@@ -197,12 +199,12 @@ fn plain(rng: &mut Rng) -> (Vec<u8>, u64) {
     (bytes, size)
 }
 
-/// Records of pages that follow each other, mostly as they may, and the size that they cover.
+/// Generates records of consecutive pages, mostly valid, and the size that they cover.
 fn paged(rng: &mut Rng, based: bool) -> (Vec<u8>, u64) {
     let (mut bytes, mut pages) = (Vec::new(), 0u64);
     for _ in 0..rng.u32(..12) {
         let kind = match rng.u8(..7) {
-            // Each is wrong where it is left as it is, which is to be tried, too.
+            // Each of these is invalid in some positions, to test these cases too.
             0 if !based && rng.u8(..16) > 0 => 1,
             4.. if pages == 0 && rng.u8(..16) > 0 => 3,
             0 => 2,
@@ -223,14 +225,14 @@ fn paged(rng: &mut Rng, based: bool) -> (Vec<u8>, u64) {
         pages += u64::from(count);
     }
     let short = if rng.u8(..4) == 0 { rng.u64(..PAGE as u64) } else { 0 };
-    // A short end is one page more, which may only be as it was or follow in full.
+    // A short last page is one page more. It may only be unchanged or follow in full.
     if short > 0 {
         bytes.extend(record(1, 1, 0));
     }
     (bytes, pages * PAGE as u64 + short)
 }
 
-/// Blocks that may lie.
+/// Generates blocks with correct or wrong sizes.
 fn blocks(rng: &mut Rng) -> Vec<u8> {
     let bytes = vec![rng.u8(..); rng.usize(1..5000)];
     let small = packed(&bytes).unwrap_or_default();
@@ -238,14 +240,14 @@ fn blocks(rng: &mut Rng) -> Vec<u8> {
     block(say(rng, bytes.len()), say(rng, small.len()), &small)
 }
 
-/// What may be said of an archive. Anything else is a finding.
+/// Checks that an error is an expected one. Any other is a finding.
 fn refused(error: &ArchiveError) -> Result<Outcome> {
     match error {
         ArchiveError::Io { .. } | ArchiveError::NoSpace { .. } | ArchiveError::Cancelled => {
-            bail!("refused for a reason that is not there: {error}")
+            bail!("refused for a reason that does not apply: {error}")
         }
         ArchiveError::UnfitFile { .. } | ArchiveError::SourceChanged { .. } | ArchiveError::BadLevel { .. } => {
-            bail!("refused for what was not done: {error}")
+            bail!("refused with the error of another operation: {error}")
         }
         _ => Ok(Outcome::Refused),
     }

@@ -1,4 +1,4 @@
-//! Cases from a seed: the same seed is the same case, everywhere.
+//! Case generation: the same seed gives the same case everywhere.
 
 use std::sync::LazyLock;
 
@@ -11,9 +11,9 @@ use wasm_smith::Config;
 
 use crate::module::Mode;
 
-/// Bytes of choices that make one module.
+/// Number of random bytes from which one module is generated.
 const CHOICES: usize = 4096;
-/// What a module can import, as a module.
+/// The functions that a module can import, as a module.
 const IMPORTS: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_read" (func (param i32 i32 i32 i32) (result i32)))
@@ -28,10 +28,10 @@ const IMPORTS: &str = r#"(module
     (import "wasi_snapshot_preview1" "environ_get" (func (param i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "sched_yield" (func (result i32)))
     (import "wasi_snapshot_preview1" "proc_exit" (func (param i32))))"#;
-/// What it exports, so that it is a command.
+/// The exports that make a module a command.
 const EXPORTS: &str = r#"(module (memory (export "memory") 1) (func (export "_start")))"#;
 
-/// A library that keeps something of every sort: memory, globals, a table, a file, descriptors.
+/// A library with state of every kind: memory, globals, a table, a file, descriptors.
 const KEEPER: &str = r#"(module
     (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
     (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
@@ -70,13 +70,13 @@ const KEEPER: &str = r#"(module
           (i64.const 0) (i32.const 0) (i32.const 8)))
         (br_if $each (i32.lt_u (local.tee $fd (i32.add (local.get $fd) (i32.const 1))) (i32.const 12))))))"#;
 
-/// The same assembled, for snapshots to begin with.
+/// The assembled library, as the base of snapshots.
 pub(crate) static LIBRARY: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(KEEPER).ok());
 static ASSEMBLED_IMPORTS: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(IMPORTS).ok());
 static ASSEMBLED_EXPORTS: LazyLock<Option<Vec<u8>>> = LazyLock::new(|| wat::parse_str(EXPORTS).ok());
 static PROGRAMS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(programs);
 
-/// A module and how to run it.
+/// Generates a module and its execution mode.
 pub fn module(seed: u64) -> (Vec<u8>, Mode) {
     let mut rng = Rng::with_seed(seed);
     let mode = [Mode::Plain, Mode::Plain, Mode::Fuel, Mode::Deterministic][rng.usize(..4)];
@@ -94,7 +94,8 @@ pub fn module(seed: u64) -> (Vec<u8>, Mode) {
     (bytes, mode)
 }
 
-/// A module out of bytes that somebody else chose: taken as it is if it begins like one, else as choices to make one.
+/// Returns a module from bytes of the fuzzer: the bytes themselves if they begin like a module, else one generated from
+/// them.
 pub fn module_of(bytes: &[u8]) -> Vec<u8> {
     if bytes.starts_with(b"\0asm") {
         return bytes.to_vec();
@@ -109,15 +110,15 @@ fn built(rng: &mut Rng) -> Vec<u8> {
     smith(&choices, rng.u64(..))
 }
 
-/// A module that the validator finds no fault with, unless it has what is off here.
+/// Generates a module that passes validation, unless it uses a disabled feature.
 fn smith(choices: &[u8], shape: u64) -> Vec<u8> {
     let mut unstructured = Unstructured::new(choices);
     let module = wasm_smith::Module::new(config(shape), &mut unstructured);
-    // Too few choices are no module; an empty one is a case, too.
+    // Too few random bytes make no module. An empty module is a case too.
     module.map(|module| module.to_bytes()).unwrap_or_default()
 }
 
-/// Mostly a command that can start, and sometimes what must be refused.
+/// Returns a configuration, mostly for a command that can start, and sometimes for a module that must be refused.
 fn config(shape: u64) -> Config {
     let bit = |number: u32| shape >> number & 1 == 1;
     let is_command = shape & 7 != 7;
@@ -129,13 +130,13 @@ fn config(shape: u64) -> Config {
         exceptions_enabled: with_more,
         memory64_enabled: with_more,
         relaxed_simd_enabled: with_more,
-        // They come with references to the host's values, which are off.
+        // They use references to host values, which are disabled.
         reference_types_enabled: with_more,
         tail_call_enabled: with_more,
         threads_enabled: with_more,
         simd_enabled: bit(8),
         allow_invalid_funcs: shape & 0x1E00 == 0x1E00,
-        // A command has the memory that it exports, and that is all.
+        // A command has exactly one memory, the exported one.
         max_memories: usize::from(!is_command) + usize::from(with_more),
         max_memory32_bytes: if bit(13) { 4 << 20 } else { 1 << 32 },
         max_tables: 4,
@@ -146,7 +147,7 @@ fn config(shape: u64) -> Config {
     }
 }
 
-/// A few bytes changed, taken out, doubled, or moved.
+/// Changes, removes, duplicates or moves a few bytes.
 pub(crate) fn damaged(rng: &mut Rng, mut bytes: Vec<u8>) -> Vec<u8> {
     for _ in 0..1 << rng.u32(..5) {
         if bytes.is_empty() {
@@ -161,14 +162,14 @@ pub(crate) fn damaged(rng: &mut Rng, mut bytes: Vec<u8>) -> Vec<u8> {
             3 => drop(bytes.drain(at..to)),
             4 => bytes.insert(at, rng.u8(..)),
             5 => bytes.extend_from_within(at..to),
-            // A number that goes on: lengths and counts become huge.
+            // A number with a continuation bit: lengths and counts become huge.
             _ => bytes[at] |= 0x80,
         }
     }
     bytes
 }
 
-/// The conformance kit's programs that end or wait.
+/// Returns the programs of the conformance suite that end or wait.
 fn programs() -> Vec<Vec<u8>> {
     use GuestProgram as P;
     let path = || "a".to_owned();

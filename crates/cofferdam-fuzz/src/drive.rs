@@ -1,4 +1,4 @@
-//! Cases one after the other, for a time or for a number.
+//! The driver, which runs cases in sequence for a time or a number of cases.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -7,50 +7,50 @@ use anyhow::{Context, Result, ensure};
 
 use crate::watch;
 
-/// Cases after which the process has all that it will keep.
+/// Number of cases after which memory use must be stable.
 const WARM: u64 = 300;
-/// What it may grow by after that. Allocators keep some of what they had.
+/// Maximum growth of resident memory after that. Allocators retain some freed memory.
 const GROWTH: u64 = 256 << 20;
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was refused before anything ran.
+    /// The input was refused before anything ran.
     Refused,
-    /// It came to an end of its own.
+    /// The guest ended by itself.
     Ended,
-    /// It trapped, or its memory was refused at once.
+    /// The guest trapped, or its memory was refused at once.
     Trapped,
-    /// A limit ended it.
+    /// A limit ended the guest.
     Limited,
 }
 
-/// When to stop.
+/// The bound of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Bound {
-    /// After this time.
+    /// The maximum time.
     pub time: Duration,
-    /// After so many cases.
+    /// The maximum number of cases.
     pub cases: u64,
 }
 
-/// What was done.
+/// Counts of the outcomes of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Report {
-    /// Cases that were refused.
+    /// Number of refused cases.
     pub refused: u64,
-    /// That ended by themselves.
+    /// Number of cases that ended by themselves.
     pub ended: u64,
-    /// That trapped.
+    /// Number of cases that trapped.
     pub trapped: u64,
-    /// That a limit ended.
+    /// Number of cases that a limit ended.
     pub limited: u64,
-    /// The most memory that this process had, in bytes.
+    /// Peak resident memory of this process, in bytes.
     pub resident: u64,
 }
 
 impl Report {
-    /// Cases in all.
+    /// Returns the number of cases.
     pub fn cases(&self) -> u64 {
         self.refused + self.ended + self.trapped + self.limited
     }
@@ -71,7 +71,7 @@ impl fmt::Display for Report {
         let Self { refused, ended, trapped, limited, resident } = self;
         write!(
             f,
-            "{} cases: {refused} refused, {ended} ended, {trapped} trapped, {limited} met a limit; {} MiB at most",
+            "{} cases: {refused} refused, {ended} ended, {trapped} trapped, {limited} hit a limit; peak memory {} MiB",
             self.cases(),
             resident >> 20
         )

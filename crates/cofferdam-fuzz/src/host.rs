@@ -1,4 +1,4 @@
-//! What the cases of every target run on, and what must hold after each.
+//! The environment of all targets: the runtime and backend on which cases run, and the checks after each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use tokio::runtime::Runtime;
 use crate::drive::Outcome;
 use crate::watch;
 
-/// Real time that a guest gets, and its compiler before it.
+/// Wall time of a guest, and of the compiler before it.
 pub(crate) const WALL_TIME: Duration = Duration::from_secs(1);
-/// What the end may come late on a machine with other work.
+/// Tolerance for ends that are late because the machine is busy.
 pub(crate) const LATE: Duration = Duration::from_secs(30);
-/// Output that is kept of an exec.
+/// Size of the output buffer of an exec.
 pub(crate) const OUTPUT: ByteSize = ByteSize::from_bytes(64 << 10);
 const CPU_TIME: Duration = Duration::from_millis(100);
 const MEMORY: ByteSize = ByteSize::from_mebibytes(16);
 const DISK: ByteSize = ByteSize::from_mebibytes(1);
-/// Larger modules are refused: those that are compiled should be many.
+/// Maximum module size. Larger modules are refused, so that many are compiled.
 const MODULE: ByteSize = ByteSize::from_bytes(256 << 10);
-/// Cases that share a backend and what it keeps.
+/// Number of cases that share a backend and its caches.
 const SHARED_BY: u32 = 64;
 
-/// A runtime, and a backend that is a new one from time to time.
+/// A runtime and a backend, which is recreated periodically.
 #[derive(Debug)]
 pub(crate) struct Host {
     runtime: Runtime,
@@ -34,19 +34,19 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// From now on panics are kept.
+    /// Creates a host. Panics are recorded from now on.
     pub(crate) fn new() -> Result<Self> {
         watch::keep_panics();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         Ok(Self { runtime, backend: backend(), used: 0 })
     }
 
-    /// Does what is no case, such as making one.
+    /// Runs preparatory work that is not a case, such as generating one.
     pub(crate) fn prepare<T>(&self, work: impl AsyncFnOnce(&WasmBackend) -> Result<T>) -> Result<T> {
         self.runtime.block_on(work(&self.backend))
     }
 
-    /// Runs a case. A panic on any thread, a thread that is left, and an error are findings.
+    /// Runs a case. A panic on any thread, a remaining thread, and an error are findings.
     pub(crate) fn check(&mut self, case: impl AsyncFnOnce(&WasmBackend) -> Result<Outcome>) -> Result<Outcome> {
         self.used += 1;
         if self.used.is_multiple_of(SHARED_BY) {
@@ -56,7 +56,7 @@ impl Host {
         let panics = watch::panics();
         ensure!(panics.is_empty(), "panicked: {}", panics.join("; "));
         let left = watch::threads_left();
-        ensure!(left.is_empty(), "threads were left behind: {left:?}");
+        ensure!(left.is_empty(), "threads still run: {left:?}");
         outcome
     }
 }
@@ -65,7 +65,7 @@ fn backend() -> WasmBackend {
     WasmBackend::new(WasmConfig { module_size: MODULE, ..WasmConfig::default() })
 }
 
-/// What a case gets: little of everything.
+/// Returns the limits of a case: little of everything.
 pub(crate) fn limits() -> Limits {
     Limits {
         wall_time: WALL_TIME,
@@ -76,13 +76,13 @@ pub(crate) fn limits() -> Limits {
     }
 }
 
-/// What was stored, and what was used at most, is within [`limits`].
+/// Checks that disk use and peak memory are within [`limits`].
 pub(crate) async fn within_limits(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
-    let usage = sandbox.usage().await.context("no usage")?;
+    let usage = sandbox.usage().await.context("cannot read the usage")?;
     let disk = usage.disk_bytes.unwrap_or(u64::MAX);
-    ensure!(disk <= DISK.as_bytes(), "{disk} bytes are stored");
+    ensure!(disk <= DISK.as_bytes(), "{disk} bytes are stored, over the limit");
     let peak = usage.peak_memory_bytes.unwrap_or(u64::MAX);
-    ensure!(peak <= MEMORY.as_bytes(), "{peak} bytes of memory were used");
+    ensure!(peak <= MEMORY.as_bytes(), "{peak} bytes of memory were used, over the limit");
     Ok(())
 }
 

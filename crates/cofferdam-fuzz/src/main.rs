@@ -1,4 +1,4 @@
-//! Runs a target for a time: `cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
+//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -38,18 +38,18 @@ fn run(words: &[String]) -> Result<()> {
             _ => bail!(USAGE),
         }
     }
-    println!("seeds from {seed} on, for {seconds} s");
+    println!("running seeds from {seed} on, for {seconds} s");
     let bound = Bound { time: Duration::from_secs(seconds), cases };
     let report = drive(seed, bound, &mut *check).with_context(|| {
         format!(
-            "found something; `cargo xtask fuzz {target} --cases 1 --seed` with the seed of the case shows it again"
+            "found a failure; reproduce it with `cargo xtask fuzz {target} --cases 1 --seed` and the seed of the case"
         )
     })?;
     println!("{report}");
     Ok(())
 }
 
-/// Checks the case of a seed.
+/// A function that checks the case of a seed.
 type Check = Box<dyn FnMut(u64) -> Result<Outcome>>;
 
 fn checker(target: &str) -> Result<Check> {

@@ -1,4 +1,4 @@
-//! A module from a stranger: its bytes are compiled and run, with little of everything.
+//! Fuzz target for WebAssembly modules: each is compiled and run under small limits.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,28 +11,28 @@ use crate::cases;
 use crate::drive::Outcome;
 use crate::host::{Host, LATE, OUTPUT, WALL_TIME, limits, within_limits};
 
-/// How a module is run.
+/// The execution mode of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// At full speed.
+    /// Without instrumentation.
     Plain,
-    /// With steps counted.
+    /// With fuel metering.
     Fuel,
-    /// The same each time.
+    /// Deterministic.
     Deterministic,
 }
 
-/// Runs modules, and checks what must hold for every one.
+/// A runner of modules that checks the properties of every case.
 #[derive(Debug)]
 pub struct Modules(Host);
 
 impl Modules {
-    /// With a runtime of its own.
+    /// Creates a target with a runtime of its own.
     pub fn new() -> Result<Self> {
         Host::new().map(Self)
     }
 
-    /// Makes the case of a seed, and runs it.
+    /// Generates the case of a seed and runs it.
     pub fn case(&mut self, seed: u64) -> Result<Outcome> {
         let (bytes, mode) = cases::module(seed);
         self.check(&bytes, mode).with_context(|| format!("a module of {} bytes, {mode:?}", bytes.len()))
@@ -66,14 +66,14 @@ fn request(bytes: &[u8]) -> Result<ExecRequest> {
 }
 
 async fn check(backend: &WasmBackend, bytes: &[u8], mode: Mode) -> Result<Outcome> {
-    let sandbox = backend.create(spec(mode)?).await.context("no sandbox")?;
+    let sandbox = backend.create(spec(mode)?).await.context("cannot create a sandbox")?;
     let outcome = run(&sandbox, bytes).await;
-    let usage = sandbox.usage().await.context("no usage")?;
-    // Files have an account of their own under a disk limit.
+    let usage = sandbox.usage().await.context("cannot read the usage")?;
+    // Files are accounted separately under a disk limit.
     let memory = usage.memory_bytes.unwrap_or(u64::MAX);
-    ensure!(memory == 0, "{memory} bytes of memory are held when nothing runs");
+    ensure!(memory == 0, "{memory} bytes of memory are in use although no guest runs");
     within_limits(&sandbox).await?;
-    sandbox.close().await.context("the sandbox does not close")?;
+    sandbox.close().await.context("cannot close the sandbox")?;
     outcome
 }
 
@@ -83,7 +83,7 @@ async fn run(sandbox: &Arc<dyn Sandbox>, bytes: &[u8]) -> Result<Outcome> {
     ensure!(start.elapsed() <= WALL_TIME + LATE, "it took {:?} to compile or to refuse", start.elapsed());
     let handle = match started {
         Ok(handle) => handle,
-        // Compiling may take no longer than running; on a busy machine it can.
+        // Compilation may take no longer than execution. On a busy machine it can.
         Err(error) if error.kind() == ErrorKind::ResourceExhausted && start.elapsed() >= WALL_TIME => {
             return Ok(Outcome::Limited);
         }
@@ -92,7 +92,9 @@ async fn run(sandbox: &Arc<dyn Sandbox>, bytes: &[u8]) -> Result<Outcome> {
     };
     let start = Instant::now();
     let exit = tokio::time::timeout(WALL_TIME + LATE, handle.exit()).await;
-    let Ok(exit) = exit else { bail!("still runs after {:?}, {WALL_TIME:?} were allowed", start.elapsed()) };
+    let Ok(exit) = exit else {
+        bail!("still runs after {:?}, with a wall time limit of {WALL_TIME:?}", start.elapsed())
+    };
     match exit {
         Ok(exit) => outcome(&exit),
         Err(error) if error.kind() == ErrorKind::ResourceExhausted => Ok(Outcome::Trapped),
@@ -100,13 +102,16 @@ async fn run(sandbox: &Arc<dyn Sandbox>, bytes: &[u8]) -> Result<Outcome> {
     }
 }
 
-/// An exit says one thing: a code, a signal with or without a limit, or that time ran out.
+/// Checks that an exit has one cause only: a code, a signal with or without a limit, or a time-out.
 pub(crate) fn outcome(exit: &Exit) -> Result<Outcome> {
-    ensure!(!exit.cancelled, "nobody cancelled it: {exit:?}");
-    ensure!(exit.signal.is_some() || (0..256).contains(&exit.code), "neither code nor signal: {exit:?}");
+    ensure!(!exit.cancelled, "cancelled without a request: {exit:?}");
+    ensure!(exit.signal.is_some() || (0..256).contains(&exit.code), "neither a code nor a signal: {exit:?}");
     let known = |limit| matches!(limit, LimitKind::Cpu | LimitKind::Memory);
-    ensure!(exit.killed_by.is_none_or(known), "killed by a limit that is not counted: {exit:?}");
-    ensure!(exit.signal.is_some() || (!exit.timed_out && exit.killed_by.is_none()), "limited, yet a code: {exit:?}");
+    ensure!(exit.killed_by.is_none_or(known), "killed by a limit that is not reported: {exit:?}");
+    ensure!(
+        exit.signal.is_some() || (!exit.timed_out && exit.killed_by.is_none()),
+        "limited, but exited with a code: {exit:?}"
+    );
     Ok(match exit {
         Exit { timed_out: true, .. } | Exit { killed_by: Some(_), .. } => Outcome::Limited,
         Exit { signal: Some(_), .. } => Outcome::Trapped,

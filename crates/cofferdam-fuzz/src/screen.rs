@@ -1,5 +1,5 @@
-//! Code from a stranger that is to be screened: every answer comes in time, is bounded, and says what it says in characters
-//! that a terminal can show.
+//! Fuzz target for static analysis: every report arrives in time, is bounded, and contains only characters that a
+//! terminal can print.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::cases::damaged;
 use crate::drive::Outcome;
 use crate::watch;
 
-/// For any code of the size that cases have, on a machine that is busy.
+/// Maximum time to analyse a case, on a busy machine.
 const LATE: Duration = Duration::from_secs(20);
 const LANGUAGES: [Language; 3] = [Language::Python, Language::JavaScript, Language::TypeScript];
-/// The longest that a case becomes by repeating.
-const MOST: usize = 64 << 10;
+/// Maximum size of a case that repeats a piece of code.
+const MAX_CASE: usize = 64 << 10;
 
-/// Programs to begin with, which have a little of everything.
+/// Seed programs, which contain a little of everything.
 const SAMPLES: &[&str] = &[
     "import os as o\nfrom sys import modules\n@d\nasync def f(a, *b, c=eval, **d) -> int:\n    async with a as b: await c\n    \
      return [x async for x in y if not z]\n",
@@ -34,20 +34,20 @@ const PIECES: &[&str] = &[
     "else ", ":", "?", "<", "f'{", "'''", "//", "/*", "#", ".a", "+a", "()", "\u{2028}", "\0", "\u{202e}",
 ];
 
-/// Screens code, and checks what must hold for any.
+/// An analyser of code that checks the properties of every report.
 #[derive(Debug)]
 pub struct Screens {
     screen: Screen,
 }
 
 impl Screens {
-    /// With the rules that are there without a configuration.
+    /// Creates a target with the default rules.
     pub fn new() -> Self {
         watch::keep_panics();
         Self { screen: Screen::default() }
     }
 
-    /// Makes the case of a seed, and screens it.
+    /// Generates the case of a seed and analyses it.
     pub fn case(&mut self, seed: u64) -> Result<Outcome> {
         let mut rng = Rng::with_seed(seed);
         let code = code(&mut rng);
@@ -55,7 +55,7 @@ impl Screens {
         self.check(&code).with_context(|| format!("{} bytes of code, {begin:?} …", code.len()))
     }
 
-    /// Screens bytes as code of every language. An error is a finding.
+    /// Analyses bytes as code of every language. An error is a finding.
     pub fn check(&mut self, code: &str) -> Result<Outcome> {
         let mut outcome = Outcome::Refused;
         for language in LANGUAGES {
@@ -67,15 +67,20 @@ impl Screens {
             match answer {
                 Ok(report) => {
                     outcome = Outcome::Ended;
-                    ensure!(report.findings.len() <= self.screen.rules().most_findings, "{language} found too much");
+                    ensure!(
+                        report.findings.len() <= self.screen.rules().most_findings,
+                        "{language} reported too many findings"
+                    );
                     let lines = code.len() + 1;
                     let good = report.findings.iter().all(|found| {
                         (1..=lines).contains(&found.line) && found.column >= 1 && is_shown(&found.to_string())
                     });
-                    ensure!(good, "{language} found {:?}", report.findings);
+                    ensure!(good, "{language} reported malformed findings {:?}", report.findings);
                 }
                 Err(ScreenError::Parser(said) | ScreenError::Host(said)) => anyhow::bail!("{language} failed: {said}"),
-                Err(error) => ensure!(is_shown(&error.to_string()), "{language} said {error:?}"),
+                Err(error) => {
+                    ensure!(is_shown(&error.to_string()), "{language} returned an unprintable error {error:?}")
+                }
             }
         }
         Ok(outcome)
@@ -108,7 +113,7 @@ fn code(rng: &mut Rng) -> String {
         while !code.is_char_boundary(at) {
             at -= 1;
         }
-        code.insert_str(at, &piece.repeat(times.min(MOST / piece.len().max(1))));
+        code.insert_str(at, &piece.repeat(times.min(MAX_CASE / piece.len().max(1))));
     }
     code
 }

@@ -1,5 +1,5 @@
-//! A snapshot from a stranger: its bytes are read, restored and called, with little of everything. Its hash fits: that it
-//! must is known, and whoever changes a file can change that.
+//! Fuzz target for session snapshots: each is read, restored and called under small limits. The hash matches, because
+//! an attacker who changes a file can recompute it.
 
 use std::time::Instant;
 
@@ -14,32 +14,32 @@ use crate::drive::Outcome;
 use crate::host::{Host, LATE, OUTPUT, WALL_TIME, limits, within_limits};
 use crate::module::outcome;
 
-/// What a file may unpack to.
-const MOST: ByteSize = ByteSize::from_mebibytes(8);
-/// What every file begins with, before its length.
+/// Maximum uncompressed size of a file.
+const MAX_UNPACKED: ByteSize = ByteSize::from_mebibytes(8);
+/// Length of the constant beginning of every file, before its length field.
 const BEGINNING: usize = 20;
 const PREFIX: usize = 28;
 const HASH: usize = 32;
 
-/// Restores snapshots, and checks what must hold for every one.
+/// A restorer of snapshots that checks the properties of every case.
 #[derive(Debug)]
 pub struct Snapshots {
     host: Host,
-    /// What a whole file begins with, and what is packed in it.
+    /// The beginning of a whole file, and its unpacked content.
     beginning: Vec<u8>,
     plain: Vec<u8>,
 }
 
 impl Snapshots {
-    /// With a runtime of its own, and a snapshot to change.
+    /// Creates a target with a runtime of its own and a snapshot to mutate.
     pub fn new() -> Result<Self> {
         let host = Host::new()?;
-        let file = host.prepare(sample).context("no snapshot to begin with")?;
-        let plain = unpacked(&file).context("the snapshot does not unpack")?;
+        let file = host.prepare(sample).context("cannot create the sample snapshot")?;
+        let plain = unpacked(&file).context("cannot unpack the sample snapshot")?;
         Ok(Self { host, beginning: file[..BEGINNING].to_vec(), plain })
     }
 
-    /// Makes the case of a seed, and restores it.
+    /// Generates the case of a seed and restores it.
     pub fn case(&mut self, seed: u64) -> Result<Outcome> {
         let mut rng = Rng::with_seed(seed);
         let plain = changed(&mut rng, self.plain.clone());
@@ -47,16 +47,16 @@ impl Snapshots {
         self.check(&plain, access).with_context(|| format!("a snapshot of {} bytes, {access:?}", plain.len()))
     }
 
-    /// Restores a file with this in it. An error is a finding.
+    /// Restores a file with this content. An error is a finding.
     pub fn check(&mut self, plain: &[u8], access: Access) -> Result<Outcome> {
         let file = packed(&self.beginning, plain);
         self.host.check(async |backend| check(backend, &file, access).await)
     }
 }
 
-/// A file of a session that has changed all that it can.
+/// Returns the file of a session that has changed all state it can.
 async fn sample(backend: &WasmBackend) -> Result<Vec<u8>> {
-    let module = LIBRARY.clone().context("the library does not assemble")?;
+    let module = LIBRARY.clone().context("cannot assemble the library")?;
     let session = backend.open_session(SessionKind::Module(module.into()), spec(Access::ReadWrite)?).await?;
     let done = session.call("change", "").await?;
     ensure!(done.exit.success(), "{:?}", done.exit);
@@ -78,11 +78,11 @@ fn packed(beginning: &[u8], plain: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Mostly changed behind the module, which stands first and is the other target's to change.
+/// Mutates mostly the bytes after the module, which comes first and is covered by the module target.
 fn changed(rng: &mut Rng, plain: Vec<u8>) -> Vec<u8> {
     let module = LIBRARY.as_ref().map_or(0, Vec::len).min(plain.len());
     let from = if rng.u8(..8) == 0 { 0 } else { module };
-    // Memory takes most of it, and its bytes say nothing: the header ends long before.
+    // Memory is the largest part and its bytes have no structure. The header ends long before.
     let header = (module + 2048).min(plain.len());
     let until = if rng.u8(..4) == 0 { plain.len() } else { header };
     let (before, rest) = plain.split_at(from);
@@ -94,13 +94,13 @@ fn spec(access: Access) -> Result<Spec> {
     Ok(Spec::builder().limits(limits()).workspace(Workspace::Private { access }).build()?)
 }
 
-/// What may be said of a file that is not as it was. Anything else is a finding.
+/// Checks that an error is an expected one for a mutated file. Any other is a finding.
 fn refused(error: &Error) -> Result<Outcome> {
     match error.kind() {
         ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::NotExecutable => Ok(Outcome::Refused),
-        // Files of the snapshot that have no room, or a memory that has none.
+        // The files or the memory of the snapshot exceed a limit.
         ErrorKind::ResourceExhausted => Ok(Outcome::Refused),
-        // An interpreter that is not installed: the file may ask for one.
+        // The file may name an interpreter that is not installed.
         ErrorKind::Unavailable => Ok(Outcome::Refused),
         kind => bail!("refused with an error of kind {kind:?}: {error}"),
     }
@@ -108,12 +108,12 @@ fn refused(error: &Error) -> Result<Outcome> {
 
 async fn check(backend: &WasmBackend, file: &[u8], access: Access) -> Result<Outcome> {
     let start = Instant::now();
-    let snapshot = match SessionSnapshot::from_bytes(file, MOST) {
+    let snapshot = match SessionSnapshot::from_bytes(file, MAX_UNPACKED) {
         Ok(snapshot) => snapshot,
         Err(error) => return refused(&error),
     };
     let restored = timeout(WALL_TIME + LATE, backend.restore_session(&snapshot, spec(access)?)).await;
-    let Ok(restored) = restored else { bail!("still restores after {:?}", start.elapsed()) };
+    let Ok(restored) = restored else { bail!("the restore still runs after {:?}", start.elapsed()) };
     let session = match restored {
         Ok(session) => session,
         Err(error) => return refused(&error),
@@ -121,13 +121,13 @@ async fn check(backend: &WasmBackend, file: &[u8], access: Access) -> Result<Out
     let outcome = call(&session).await;
     let sandbox = session.sandbox();
     within_limits(&sandbox).await?;
-    // What was restored can be frozen again, unless it has ended.
+    // A restored session can be snapshotted again, unless it has ended.
     match session.snapshot() {
-        Ok(again) => drop(again.to_bytes().context("a snapshot of what was restored cannot be written")?),
+        Ok(again) => drop(again.to_bytes().context("cannot write a snapshot of the restored session")?),
         Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Unsupported) => {}
-        Err(error) => bail!("no snapshot of what was restored: {error}"),
+        Err(error) => bail!("cannot snapshot the restored session: {error}"),
     }
-    session.close().await.context("the session does not close")?;
+    session.close().await.context("cannot close the session")?;
     outcome
 }
 
@@ -135,14 +135,14 @@ async fn call(session: &Session) -> Result<Outcome> {
     let request = ExecRequest::builder(Command::Argv(vec!["tell".to_owned()])).timeout(WALL_TIME).max_output(OUTPUT);
     let handle = match session.start(&request.output_buffer(OUTPUT).build()?) {
         Ok(handle) => handle,
-        // A module that exports something else.
+        // A module with other exports.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => {
             return Ok(Outcome::Refused);
         }
         Err(error) => bail!("a call was refused with an error of kind {:?}: {error}", error.kind()),
     };
     let Ok(exit) = timeout(WALL_TIME + LATE, handle.exit()).await else {
-        bail!("still runs, {WALL_TIME:?} were allowed")
+        bail!("still runs, with a wall time limit of {WALL_TIME:?}")
     };
     match exit {
         Ok(exit) => outcome(&exit),

@@ -1,18 +1,18 @@
-//! What a case may have left in this process.
+//! Detection of panics, threads and memory that a case leaves in this process.
 
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long threads may take to be gone. A compiler whose time ran out goes on until it is done.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How the names of the backend's threads begin, except for the clock's, which lives a little longer than its guests.
+/// Time within which threads must end. A compiler whose time ran out still runs to completion.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(60);
+const THREADS_INTERVAL: Duration = Duration::from_millis(2);
+/// Name prefixes of the backend's threads, except for the clock's, which lives a little longer than its guests.
 const GUESTS: [&str; 3] = ["wasm-guest", "wasm-session", "wasm-compiler"];
 
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static HOOK: Once = Once::new();
 
-/// From now on panics are kept, on whatever thread and whoever catches them.
+/// Records panics from now on, on any thread, even if they are caught.
 pub(crate) fn keep_panics() {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
@@ -23,21 +23,21 @@ pub(crate) fn keep_panics() {
     });
 }
 
-/// Those that happened since the last call.
+/// Returns the panics since the last call.
 pub(crate) fn panics() -> Vec<String> {
     std::mem::take(&mut *PANICS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Waits until no thread runs a guest or compiles; gives the names of those that go on.
+/// Waits until no thread runs a guest or compiles. Returns the names of threads that remain.
 pub(crate) fn threads_left() -> Vec<String> {
     let start = Instant::now();
     loop {
         let left: Vec<String> =
             threads().into_iter().filter(|name| GUESTS.iter().any(|guest| name.starts_with(guest))).collect();
-        if left.is_empty() || start.elapsed() > PATIENCE {
+        if left.is_empty() || start.elapsed() > THREADS_TIMEOUT {
             return left;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(THREADS_INTERVAL);
     }
 }
 
@@ -46,14 +46,14 @@ fn threads() -> Vec<String> {
     tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
 }
 
-/// Memory of this process that is in the machine's, in bytes; 0 where that is not known.
+/// Returns the resident memory of this process, in bytes, or 0 where it is not known.
 pub(crate) fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").ok();
     let pages = pages.and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
     pages.unwrap_or_default() * rustix::param::page_size() as u64
 }
 
-/// Held by tests that panic: whoever asks takes all panics of the process.
+/// A lock for tests that panic, because [`panics`] takes all panics of the process.
 #[cfg(test)]
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 

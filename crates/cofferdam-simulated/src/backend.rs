@@ -1,4 +1,4 @@
-//! Makes simulated sandboxes.
+//! The backend of simulated sandboxes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,19 +36,19 @@ impl Default for SimulatedBackend {
 }
 
 impl SimulatedBackend {
-    /// A backend that pretends to be what `config` says.
+    /// Creates a backend that simulates the host in `config`.
     pub fn new(config: Config) -> Self {
         let mut config = config;
         config.capabilities.retain(|capability| Config::KNOWN.contains(capability));
         Self { host: Arc::new(Host::new(config)), made: AtomicU64::new(0) }
     }
 
-    /// A backend that can do all it knows, with faults.
+    /// Creates a backend with all capabilities and these faults.
     pub fn with_faults(faults: FaultPlan) -> Self {
         Self::new(Config { faults, ..Config::default() })
     }
 
-    /// Ids of the sandboxes that are alive, the warm ones included: made, and neither closed nor dropped.
+    /// Returns the ids of live sandboxes, prepared ones included: created, and neither closed nor dropped.
     pub fn living(&self) -> BTreeSet<SandboxId> {
         self.host.living().clone()
     }
@@ -64,18 +64,18 @@ impl SimulatedBackend {
 
     fn make(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
         let shared = Arc::new(self.share(spec, tree)?);
-        Ok(Arc::new(SimulatedSandbox::new(shared, Arc::new(Maker::new(Arc::clone(&self.host))))))
+        Ok(Arc::new(SimulatedSandbox::new(shared, Arc::new(ForkContext::new(Arc::clone(&self.host))))))
     }
 }
 
-/// What a sandbox needs to make a fork of itself.
+/// The state that a sandbox needs to create a fork of itself.
 #[derive(Debug)]
-pub(crate) struct Maker {
+pub(crate) struct ForkContext {
     host: Arc<Host>,
     forks: AtomicU64,
 }
 
-impl Maker {
+impl ForkContext {
     pub(crate) fn new(host: Arc<Host>) -> Self {
         Self { host, forks: AtomicU64::new(0) }
     }
@@ -88,7 +88,7 @@ impl Maker {
     }
 }
 
-/// A frozen workspace.
+/// A snapshot of a workspace.
 pub(crate) struct Frozen(pub(crate) Tree);
 
 #[async_trait]
@@ -112,11 +112,11 @@ impl Backend for SimulatedBackend {
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         if !self.host.config.capabilities.contains(&Capability::Snapshot) {
-            return Err(Error::unsupported("restore", "this backend makes no snapshots"));
+            return Err(Error::unsupported("restore", "this backend does not support snapshots"));
         }
         self.host.faults.pass(FaultPoint::Restore).await?;
         let frozen = snapshot.payload::<Frozen>().filter(|_| snapshot.backend() == NAME);
-        let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot is not of this backend"))?;
+        let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot belongs to another backend"))?;
         self.make(spec, |spec| {
             frozen.0.with_limit(disk_limit(spec)).ok_or_else(|| {
                 Error::new(ErrorKind::ResourceExhausted, "restore", "the snapshot is larger than the disk limit")
@@ -126,7 +126,7 @@ impl Backend for SimulatedBackend {
 
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
         if !self.host.config.capabilities.contains(&Capability::Warm) {
-            return Err(Error::unsupported("warm", "this backend makes no sandbox ahead of its request"));
+            return Err(Error::unsupported("warm", "this backend does not support prepared sandboxes"));
         }
         let nth = self.host.faults.pass(FaultPoint::Warm).await?;
         let shared = self.share(spec, |spec| Ok(Tree::new(disk_limit(spec))))?;
@@ -138,11 +138,11 @@ pub(crate) fn disk_limit(spec: &Spec) -> Option<u64> {
     spec.limits().disk.map(|limit| limit.as_bytes())
 }
 
-/// Refuses what is malformed or beyond the simulation.
+/// Refuses a spec that is malformed or not supported by the simulation.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
     if matches!(spec.workspace(), Workspace::HostDir { .. }) {
-        return Err(Error::unsupported("create", "a simulated sandbox never touches a directory of the host"));
+        return Err(Error::unsupported("create", "a simulated sandbox cannot mount a host directory"));
     }
     if *spec.root() != RootFs::Default {
         return Err(Error::unsupported("create", "a simulated sandbox has no root file system"));

@@ -1,4 +1,4 @@
-//! What a simulated backend pretends to be.
+//! Configuration of a simulated backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,24 +6,23 @@ use cofferdam_contract::{Capabilities, Capability, Protection, ProtectionState};
 
 use crate::FaultPlan;
 
-/// What a simulated backend pretends to be. The default can do all it knows, on a host that enforces every limit.
+/// Configuration of a simulated backend. The default has all capabilities, on a host that enforces every limit.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What it declares; the rest answers `Unsupported`. Host directories, root directories, network allowlists and
-    /// Unix programs are beyond it, and never declared.
+    /// The declared capabilities. Operations that need others fail with `Unsupported`. Host directories, root
+    /// directories, network allowlists and Unix programs are never supported and never declared.
     pub capabilities: Capabilities,
-    /// Protections in which the pretended host falls short, and how.
+    /// Protections that the simulated host does not fully enforce, and their states.
     pub shortfalls: BTreeMap<Protection, ProtectionState>,
-    /// Limits that are fixed when a sandbox is made ahead of its request: a spec that asks for another value than the
-    /// template does not fit. Default: the processor share. Protections that are no limit, the workspace's access aside, are never
-    /// fixed.
+    /// Limits that are fixed when a sandbox is prepared. A spec with another value than the template is not compatible.
+    /// Default: the CPU share. Protections that are not limits are never fixed, except for the workspace's access.
     pub fixed_when_warm: BTreeSet<Protection>,
-    /// What fails, and when.
+    /// The faults to inject.
     pub faults: FaultPlan,
 }
 
 impl Config {
-    /// All that it can do.
+    /// All capabilities that the simulation supports.
     pub(crate) const KNOWN: [Capability; 8] = [
         Capability::MultipleExecs,
         Capability::StreamingStdin,

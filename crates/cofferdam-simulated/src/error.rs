@@ -1,11 +1,11 @@
-//! From the tree's errors to the contract's.
+//! Conversion of the tree's errors to the contract's.
 
 use cofferdam_contract::{Error, ErrorKind};
 
 use crate::tree::TreeError;
 
 impl TreeError {
-    /// What a guest prints.
+    /// Returns the message that a guest prints.
     pub(crate) fn message(self) -> &'static str {
         match self {
             Self::NotFound => "no such file or directory",
@@ -20,7 +20,7 @@ impl TreeError {
         }
     }
 
-    /// What a caller of the file API gets.
+    /// Returns the error for a caller of the file API.
     pub(crate) fn into_error(self, operation: &'static str, path: &str) -> Error {
         let kind = match self {
             Self::NotFound => ErrorKind::NotFound,

@@ -1,4 +1,4 @@
-//! One exec: its program beside what can end it from outside.
+//! One exec: its program, and the events that can end it from outside.
 //!
 //! ```text
 //! running --(steps end | limit | signal | cancel | time-out | lost)--> tree stopped --> exit reported
@@ -18,17 +18,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::fault::ExecFault;
-use crate::interpreter::{Machine, Process, while_not_paused};
+use crate::interpreter::{Interpreter, Process, while_not_paused};
 use crate::state::{Shared, Signal};
 use crate::{OnTerm, PROGRAM, Program};
 
 const SIGINT: i32 = 2;
 pub(crate) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
-/// Input that is held for a program that does not read it.
+/// Size of the buffer for input that a program has not read.
 const PIPE: usize = 64 << 10;
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct End {
     pub(crate) code: i32,
@@ -60,7 +60,7 @@ struct Control {
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        // An exec that has ended listens no more.
+        // Fails if the exec has ended, which needs no signal.
         let _ = self.signals.send(Signal::Cancel(grace));
     }
 
@@ -148,7 +148,7 @@ fn check_working_dir(shared: &Shared, request: &ExecRequest) -> Result<()> {
     }
 }
 
-/// Where a program's input comes from.
+/// The source of a program's input.
 enum Input {
     Plain(Box<dyn AsyncRead + Send + Unpin>),
     /// Bytes typed at a terminal, in which control characters are signals.
@@ -181,10 +181,10 @@ impl Supervisor {
                 Box::new(read)
             }
         };
-        let machine = Machine::new(Arc::clone(&process), stdin);
-        let end = self.wait(&process, machine.run(&program.0)).await;
-        drop(machine);
-        // Only now may anybody be told: nothing of the tree runs any more.
+        let interpreter = Interpreter::new(Arc::clone(&process), stdin);
+        let end = self.wait(&process, interpreter.run(&program.0)).await;
+        drop(interpreter);
+        // Report the exit only now: nothing of the tree runs any more.
         process.stop_all().await;
         let (memory, processes) = process.held();
         self.shared.leave(self.id, memory, processes);
@@ -201,7 +201,7 @@ impl Supervisor {
             if *paused.borrow_and_update() {
                 let since = Instant::now();
                 let _ = paused.wait_for(|paused| !paused).await;
-                // Time stood still.
+                // The sandbox was paused.
                 self.deadline += since.elapsed();
                 kill_at = kill_at.map(|at| at + since.elapsed());
             }
@@ -222,7 +222,7 @@ impl Supervisor {
         End { cancelled: cancelled && !end.timed_out, ..end }
     }
 
-    /// Takes a signal; gives the end if it is one.
+    /// Handles a signal. Returns the end if the signal is one.
     fn take(
         &self,
         signal: Signal,
@@ -253,7 +253,7 @@ impl Supervisor {
     }
 }
 
-/// Passes typed bytes on; Ctrl-C is SIGINT, Ctrl-D is end-of-file.
+/// Forwards typed bytes. Ctrl-C is SIGINT, Ctrl-D is end-of-file.
 async fn line_discipline(mut typed: DuplexStream, mut pump: DuplexStream, signals: mpsc::UnboundedSender<Signal>) {
     let mut buffer = [0; 1024];
     while let Ok(size @ 1..) = typed.read(&mut buffer).await {
@@ -280,7 +280,7 @@ fn report(process: Arc<Process>, end: End, started: Instant) {
     let limits_hit = process.limits_hit();
     let failed = process.failed_exit();
     let Some(driver) = Arc::into_inner(process).map(Process::into_driver) else {
-        // Whoever waits is told by the driver's drop.
+        // Waiters are notified when the driver is dropped.
         return;
     };
     let outcome = match (end.lost, failed) {
@@ -301,13 +301,13 @@ fn report(process: Arc<Process>, end: End, started: Instant) {
     ExecDriver::finish(driver, outcome);
 }
 
-/// The environment of a simulated guest.
+/// Returns the environment of a simulated guest.
 pub(crate) fn environment(request: &ExecRequest) -> BTreeMap<String, String> {
     let base = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("HOME", "/workspace"), ("LANG", "C.UTF-8")];
     request.env().apply(base).into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Bytes of a text that is repeated, cut at `total`.
+/// Returns `size` bytes, from offset `at`, of a repeated text.
 pub(crate) fn repeated(text: &str, at: u64, size: usize) -> Bytes {
     let text = text.as_bytes();
     let offset = (at % text.len().max(1) as u64) as usize;

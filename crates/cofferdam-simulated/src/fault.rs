@@ -1,7 +1,7 @@
-//! Faults that are injected, the same ones in every run.
+//! Fault injection, identical in every run.
 //!
-//! A plan counts calls by their kind. It holds explicit faults, and may fail others by a rate: whether the nth call of a
-//! kind fails is then a function of seed, kind and n alone, whatever else goes on.
+//! A plan counts calls by kind. It holds explicit faults, and may fail other calls at a rate. The result of the nth
+//! call of a kind then depends on the seed, the kind and n only.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -19,9 +19,9 @@ pub enum FaultPoint {
     Restore,
     /// `Backend::warm`.
     Warm,
-    /// `Warm::claim`; the sandbox is closed all the same.
+    /// `Warm::claim`. The sandbox is closed nevertheless.
     Claim,
-    /// `Sandbox::start`, `Sandbox::exec` included.
+    /// `Sandbox::start`, and so `Sandbox::exec`.
     Start,
     /// `Sandbox::read_file`.
     ReadFile,
@@ -41,7 +41,7 @@ pub enum FaultPoint {
     Resume,
     /// `Sandbox::usage`.
     Usage,
-    /// `Sandbox::close` and `Warm::close`; it closes all the same.
+    /// `Sandbox::close` and `Warm::close`. They close nevertheless.
     Close,
 }
 
@@ -67,22 +67,22 @@ impl FaultPoint {
     }
 }
 
-/// What goes wrong with an exec that was started.
+/// A fault of an exec that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ExecFault {
-    /// The program is killed by SIGKILL when it has written this many chunks.
+    /// SIGKILL kills the program when it has written this many chunks.
     KillAfterChunks(u64),
-    /// Output after this many chunks is lost, and nobody is told.
+    /// Output after this many chunks is lost without a report.
     DropOutputAfterChunks(u64),
     /// The exec ends with this error instead of an exit, when its program ends.
     FailExit(ErrorKind),
-    /// The whole sandbox is lost when its program has written this many chunks: its execs end with `Unavailable`, and
+    /// The whole sandbox is lost when its program has written this many chunks. Its execs end with `Unavailable`, and
     /// so does every later call but `close`.
     LoseSandboxAfterChunks(u64),
 }
 
-/// What fails, and when. Calls of one kind are counted from 1, over the life of the backend.
+/// A plan of faults. Calls of one kind are counted from 1, over the life of the backend.
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct FaultPlan {
@@ -101,42 +101,42 @@ struct Random {
 }
 
 impl FaultPlan {
-    /// No fault.
+    /// Creates a plan without faults.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Each call fails with `kind` in about `per_mille` of 1000 cases, which ones being fixed by `seed`. `close` is
-    /// spared.
+    /// Creates a plan in which each call fails with `kind` in about `per_mille` of 1000 cases, selected by `seed`.
+    /// `close` never fails.
     pub fn seeded(seed: u64, per_mille: u16, kind: ErrorKind) -> Self {
         Self { random: Some(Random { seed, per_mille, kind }), ..Self::default() }
     }
 
-    /// The nth call of a kind fails.
+    /// Makes the nth call of a kind fail.
     pub fn fail(mut self, point: FaultPoint, nth: u64, kind: ErrorKind) -> Self {
         self.errors.insert((point, nth), kind);
         self
     }
 
-    /// The nth call of a kind takes this long, before it fails or goes on.
+    /// Delays the nth call of a kind, before it fails or proceeds.
     pub fn delay(mut self, point: FaultPoint, nth: u64, time: Duration) -> Self {
         self.delays.insert((point, nth), time);
         self
     }
 
-    /// Something goes wrong with the exec that the nth start made.
+    /// Injects a fault into the exec of the nth start.
     pub fn exec(mut self, nth_start: u64, fault: ExecFault) -> Self {
         self.execs.entry(nth_start).or_default().push(fault);
         self
     }
 
-    /// The sandbox that the nth `warm` made dies this long after it was made, if it has not been claimed by then.
+    /// Makes the sandbox of the nth `warm` die after this time, unless it is claimed first.
     pub fn die_waiting(mut self, nth_warm: u64, after: Duration) -> Self {
         self.deaths.insert(nth_warm, after);
         self
     }
 
-    /// What the plan says about the nth call of a kind.
+    /// Returns the planned error of the nth call of a kind.
     fn error(&self, point: FaultPoint, nth: u64) -> Option<ErrorKind> {
         self.errors.get(&(point, nth)).copied().or_else(|| {
             let random = self.random.filter(|_| point != FaultPoint::Close)?;
@@ -146,7 +146,7 @@ impl FaultPlan {
     }
 }
 
-/// SplitMix64's finaliser.
+/// Applies the finaliser of SplitMix64.
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -154,7 +154,7 @@ fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A plan that is being carried out.
+/// A plan that is being executed.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     plan: FaultPlan,
@@ -166,7 +166,7 @@ impl Faults {
         Self { plan, counts: Mutex::default() }
     }
 
-    /// Counts a call and lets it wait or fail as planned; gives its number.
+    /// Counts a call, and delays or fails it as planned. Returns its number.
     pub(crate) async fn pass(&self, point: FaultPoint) -> Result<u64> {
         let nth = {
             let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +185,7 @@ impl Faults {
         }
     }
 
-    /// How long the sandbox that the nth `warm` made lives unclaimed, if there is an end to it.
+    /// Returns the time after which the unclaimed sandbox of the nth `warm` dies, if it does.
     pub(crate) fn death(&self, nth_warm: u64) -> Option<Duration> {
         self.plan.deaths.get(&nth_warm).copied()
     }

@@ -1,4 +1,4 @@
-//! What all sandboxes of one backend share: what it pretends to be, its faults, and who is alive.
+//! State that all sandboxes of one backend share: the configuration, the faults, and the live sandboxes.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use cofferdam_contract::SandboxId;
 use crate::Config;
 use crate::fault::Faults;
 
-/// The pretended host of one backend.
+/// The simulated host of one backend.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) config: Config,
@@ -22,7 +22,7 @@ impl Host {
         Self { config, faults, living: Mutex::default() }
     }
 
-    /// Sandboxes made and not closed.
+    /// Returns the sandboxes that were created and not closed.
     pub(crate) fn living(&self) -> MutexGuard<'_, BTreeSet<SandboxId>> {
         self.living.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Carries out the steps of a program, against simulated limits.
+//! Executes the steps of a program under simulated limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -21,18 +21,18 @@ use crate::state::{Shared, Signal};
 use crate::tree::{Parents, Tree, TreeError, inside};
 use crate::{OnTerm, Step};
 
-/// Processor time that one step is said to take.
+/// Simulated CPU time of one step.
 const STEP_COST: Duration = Duration::from_micros(10);
-/// How finely computing is simulated.
+/// Time slice of simulated computing.
 const SLICE: Duration = Duration::from_millis(10);
-/// The most that is written at once.
+/// Maximum size of one write.
 const CHUNK: usize = 8 << 10;
 
 type Input = Box<dyn AsyncRead + Send + Unpin>;
 type Flow = Result<(), End>;
 
 #[derive(Debug, Default)]
-struct Ledger {
+struct Counters {
     on_term: OnTerm,
     limits_hit: BTreeSet<LimitKind>,
     memory: u64,
@@ -40,18 +40,18 @@ struct Ledger {
     cpu: Duration,
 }
 
-/// What the program of an exec and its daemons share.
+/// State shared by the program of an exec and its daemons.
 pub(crate) struct Process {
     shared: Arc<Shared>,
     driver: ExecDriver,
     env: BTreeMap<String, String>,
     working_dir: SandboxPath,
     terminal: Option<watch::Receiver<TerminalSize>>,
-    ledger: Mutex<Ledger>,
+    counters: Mutex<Counters>,
     output_closed: AtomicBool,
     chunks: AtomicU64,
     faults: Vec<ExecFault>,
-    /// Everything beside the main program; `None` once it was stopped.
+    /// All tasks beside the main program. `None` after they were stopped.
     tasks: AsyncMutex<Option<JoinSet<()>>>,
 }
 
@@ -69,7 +69,7 @@ impl Process {
             env: environment(request),
             working_dir: request.working_dir().clone(),
             terminal,
-            ledger: Mutex::new(Ledger { processes: 1, ..Ledger::default() }),
+            counters: Mutex::new(Counters { processes: 1, ..Counters::default() }),
             output_closed: AtomicBool::new(false),
             chunks: AtomicU64::new(0),
             faults,
@@ -77,16 +77,16 @@ impl Process {
         }
     }
 
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn on_term(&self) -> OnTerm {
-        self.ledger().on_term
+        self.counters().on_term
     }
 
     pub(crate) fn cpu(&self) -> Duration {
-        self.ledger().cpu
+        self.counters().cpu
     }
 
     pub(crate) fn peak_memory(&self) -> u64 {
@@ -94,13 +94,13 @@ impl Process {
     }
 
     pub(crate) fn limits_hit(&self) -> Vec<LimitKind> {
-        self.ledger().limits_hit.iter().copied().collect()
+        self.counters().limits_hit.iter().copied().collect()
     }
 
-    /// Memory and processes to give back.
+    /// Returns the memory and the processes to release.
     pub(crate) fn held(&self) -> (u64, u32) {
-        let ledger = self.ledger();
-        (ledger.memory, ledger.processes)
+        let counters = self.counters();
+        (counters.memory, counters.processes)
     }
 
     pub(crate) fn failed_exit(&self) -> Option<ErrorKind> {
@@ -114,14 +114,14 @@ impl Process {
         self.driver
     }
 
-    /// Runs something until the exec ends.
+    /// Runs a task until the exec ends.
     pub(crate) async fn beside(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(tasks) = self.tasks.lock().await.as_mut() {
             tasks.spawn(while_not_paused(self.shared.paused(), task));
         }
     }
 
-    /// Stops everything beside the main program, and returns when none of it runs.
+    /// Stops all tasks beside the main program, and returns when none of them runs.
     pub(crate) async fn stop_all(&self) {
         let tasks = self.tasks.lock().await.take();
         if let Some(mut tasks) = tasks {
@@ -129,7 +129,7 @@ impl Process {
         }
     }
 
-    /// Writes to a stream, as a chunk.
+    /// Writes a chunk to a stream.
     fn publish(&self, stream: OutputStream, data: Bytes) -> Flow {
         if self.output_closed.load(Ordering::Relaxed) || data.is_empty() {
             return Ok(());
@@ -157,10 +157,10 @@ impl Process {
 
     fn charge_cpu(&self, time: Duration) -> Flow {
         self.shared.lock().cpu += time;
-        let mut ledger = self.ledger();
-        ledger.cpu += time;
+        let mut counters = self.counters();
+        counters.cpu += time;
         match self.shared.spec.limits().cpu_time {
-            Some(limit) if ledger.cpu >= limit => Err(End::limit(LimitKind::Cpu)),
+            Some(limit) if counters.cpu >= limit => Err(End::limit(LimitKind::Cpu)),
             _ => Ok(()),
         }
     }
@@ -172,37 +172,37 @@ impl Process {
         if wanted > limit {
             state.peak_memory = limit;
             drop(state);
-            self.ledger().limits_hit.insert(LimitKind::Memory);
+            self.counters().limits_hit.insert(LimitKind::Memory);
             return Err(End::limit(LimitKind::Memory));
         }
         state.memory = wanted;
         state.peak_memory = state.peak_memory.max(wanted);
         drop(state);
-        self.ledger().memory += bytes;
+        self.counters().memory += bytes;
         Ok(())
     }
 
-    /// Adds up to `count` processes; gives how many the limit left.
+    /// Adds up to `count` processes. Returns the number that the limit allowed.
     fn add_processes(&self, count: u32) -> u32 {
         let mut state = self.shared.lock();
         let limit = self.shared.spec.limits().single_threaded_processes().unwrap_or(u32::MAX);
         let added = count.min(limit - state.processes);
         state.processes += added;
         drop(state);
-        let mut ledger = self.ledger();
-        ledger.processes += added;
+        let mut counters = self.counters();
+        counters.processes += added;
         if added < count {
-            ledger.limits_hit.insert(LimitKind::Pids);
+            counters.limits_hit.insert(LimitKind::Pids);
         }
         added
     }
 
     fn remove_processes(&self, count: u32) {
         self.shared.lock().processes -= count;
-        self.ledger().processes -= count;
+        self.counters().processes -= count;
     }
 
-    /// A guest's path as the tree takes it.
+    /// Converts a guest's path to a path of the tree.
     fn path(&self, path: &str) -> Result<String, TreeError> {
         match path.strip_prefix('/') {
             Some(_) => inside(path).map(str::to_owned).ok_or(TreeError::NotFound),
@@ -211,18 +211,18 @@ impl Process {
     }
 }
 
-/// One thread of steps with its input.
-pub(crate) struct Machine {
+/// A thread of steps, and its input.
+pub(crate) struct Interpreter {
     process: Arc<Process>,
     stdin: AsyncMutex<Input>,
 }
 
-impl Machine {
+impl Interpreter {
     pub(crate) fn new(process: Arc<Process>, stdin: Input) -> Self {
         Self { process, stdin: AsyncMutex::new(stdin) }
     }
 
-    /// Carries out steps; gives the end if one of them was that.
+    /// Executes steps. Returns the end if one of them ends the program.
     pub(crate) async fn run(&self, steps: &[Step]) -> Option<End> {
         self.steps(steps).await.err()
     }
@@ -232,7 +232,7 @@ impl Machine {
             for step in steps {
                 self.process.charge_cpu(STEP_COST)?;
                 self.step(step).await?;
-                // However long a program is, it can be ended after each step.
+                // Yield after each step, so that a program of any length can be ended.
                 tokio::task::yield_now().await;
             }
             Ok(())
@@ -246,9 +246,9 @@ impl Machine {
             Step::PrintRepeated { text, total } => self.print_repeated(text, *total).await,
             Step::PrintEnvironment => {
                 let variables = self.process.env.iter().map(|(name, value)| format!("{name}={value}\0"));
-                self.say(variables.collect::<String>()).await
+                self.print_text(variables.collect::<String>()).await
             }
-            Step::PrintWorkingDirectory => self.say(format!("{}\n", self.process.working_dir.inside())).await,
+            Step::PrintWorkingDirectory => self.print_text(format!("{}\n", self.process.working_dir.inside())).await,
             Step::Exit(code) => Err(End::code(*code)),
             Step::Die(signal) => Err(End::signal(*signal)),
             Step::Sleep { millis } => {
@@ -257,7 +257,7 @@ impl Machine {
             }
             Step::SleepForever => std::future::pending().await,
             Step::OnTerm(action) => {
-                self.process.ledger().on_term = *action;
+                self.process.counters().on_term = *action;
                 Ok(())
             }
             Step::CloseOutput => {
@@ -275,26 +275,26 @@ impl Machine {
             Step::Allocate { bytes } => self.process.allocate(*bytes),
             Step::AllocateInChild { bytes } => {
                 let status = if self.process.allocate(*bytes).is_ok() { 0 } else { -SIGKILL };
-                self.say(format!("child {status}\n")).await
+                self.print_text(format!("child {status}\n")).await
             }
             Step::Spin { processes } => self.spin(*processes).await,
             Step::Fork { count } => {
                 let forked = self.process.add_processes(*count);
-                self.say(format!("forked {forked}\n")).await?;
+                self.print_text(format!("forked {forked}\n")).await?;
                 self.process.remove_processes(forked);
                 Ok(())
             }
             Step::WatchTerminal => self.watch_terminal().await,
             Step::CountProcesses => {
                 let count = self.process.shared.lock().processes;
-                self.say(format!("{count}\n")).await
+                self.print_text(format!("{count}\n")).await
             }
             Step::Repeat { times, steps } => self.repeat(*times, steps).await,
             Step::Daemon(steps) => self.daemon(steps.clone()).await,
         }
     }
 
-    async fn say(&self, text: String) -> Flow {
+    async fn print_text(&self, text: String) -> Flow {
         self.print(OutputStream::Stdout, text.as_bytes()).await
     }
 
@@ -321,7 +321,7 @@ impl Machine {
         let mut stdin = self.stdin.lock().await;
         let mut buffer = vec![0; CHUNK];
         let mut count = 0u64;
-        // A line is read byte by byte, so that what follows is left for the next step.
+        // A line is read byte by byte, to leave the rest for the next step.
         let most = if *step == Step::ReadLine { 1 } else { CHUNK };
         while let Ok(size @ 1..) = stdin.read(&mut buffer[..most]).await {
             count += size as u64;
@@ -331,7 +331,7 @@ impl Machine {
                 _ => tokio::task::yield_now().await,
             }
         }
-        if *step == Step::CountInput { self.say(format!("{count}\n")).await } else { Ok(()) }
+        if *step == Step::CountInput { self.print_text(format!("{count}\n")).await } else { Ok(()) }
     }
 
     async fn file(&self, step: &Step) -> Flow {
@@ -357,15 +357,15 @@ impl Machine {
             Step::FillDisk { path, bytes } => {
                 let mut stored = 0;
                 self.change(path, |tree, at| {
-                    stored = tree.room().min(*bytes);
+                    stored = tree.free_bytes().min(*bytes);
                     tree.write(at, vec![0; stored as usize], Parents::MustExist)
                 })
                 .await?;
-                self.say(format!("stored {stored}\n")).await?;
+                self.print_text(format!("stored {stored}\n")).await?;
                 if stored == *bytes {
                     return Ok(());
                 }
-                self.process.ledger().limits_hit.insert(LimitKind::Disk);
+                self.process.counters().limits_hit.insert(LimitKind::Disk);
                 Err(End::code(28))
             }
             _ => Ok(()),
@@ -382,7 +382,7 @@ impl Machine {
             Ok(()) => Ok(()),
             Err(error) => {
                 if error == TreeError::Full {
-                    self.process.ledger().limits_hit.insert(LimitKind::Disk);
+                    self.process.counters().limits_hit.insert(LimitKind::Disk);
                 }
                 self.fail(path, error.message()).await
             }
@@ -406,12 +406,12 @@ impl Machine {
 
     async fn watch_terminal(&self) -> Flow {
         let Some(mut terminal) = self.process.terminal.clone() else {
-            self.say("no tty\n".to_owned()).await?;
+            self.print_text("no tty\n".to_owned()).await?;
             return std::future::pending().await;
         };
         loop {
             let size = *terminal.borrow_and_update();
-            self.say(format!("tty {} {}\r\n", size.rows, size.columns)).await?;
+            self.print_text(format!("tty {} {}\r\n", size.rows, size.columns)).await?;
             if terminal.changed().await.is_err() {
                 return std::future::pending().await;
             }
@@ -433,11 +433,11 @@ impl Machine {
         if self.process.add_processes(1) == 0 {
             return self.fail("fork", "no more processes").await;
         }
-        let machine = Self::new(Arc::clone(&self.process), Box::new(tokio::io::empty()));
+        let interpreter = Self::new(Arc::clone(&self.process), Box::new(tokio::io::empty()));
         self.process
             .beside(async move {
-                // Nobody hears how a daemon ends.
-                let _ = machine.run(&steps).await;
+                // A daemon's end is not reported.
+                let _ = interpreter.run(&steps).await;
             })
             .await;
         Ok(())
@@ -448,7 +448,7 @@ impl Machine {
 pub(crate) async fn while_not_paused<T>(mut paused: watch::Receiver<bool>, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     loop {
-        // Whoever pauses lives as long as the sandbox: if it is gone, nothing is paused.
+        // The sender lives as long as the sandbox. If it is gone, nothing is paused.
         let _ = paused.wait_for(|paused| !paused).await;
         tokio::select! {
             biased;

@@ -1,10 +1,10 @@
-//! What a simulated sandbox can say about itself: that it is no wall.
+//! The posture of a simulated sandbox, which provides no isolation.
 
 use cofferdam_contract::{Posture, PostureItem, Protection, ProtectionState, Spec};
 
 use crate::Config;
 
-/// The posture of a sandbox of this spec on the pretended host.
+/// Returns the posture of a sandbox of this spec on the simulated host.
 pub(crate) fn posture(spec: &Spec, config: &Config) -> Posture {
     Posture::new(Protection::ALL.iter().map(|protection| row(*protection, spec, config)))
 }
@@ -21,12 +21,12 @@ fn row(protection: Protection, spec: &Spec, config: &Config) -> PostureItem {
         Protection::Workspace => Some(format!("{:?}", spec.workspace().access())),
         Protection::Network => Some("no guest step reaches a network".to_owned()),
         _ => {
-            // Nothing that a namespace or a filter could hold back is ever run.
-            return item(protection, ProtectionState::NotAsked, "simulated: no code of the host runs");
+            // No host code runs, so a namespace or a filter has nothing to restrict.
+            return item(protection, ProtectionState::NotAsked, "simulated: no host code runs");
         }
     };
     match (limit, config.shortfalls.get(&protection)) {
-        (None, _) => item(protection, ProtectionState::NotAsked, "no bound was asked for"),
+        (None, _) => item(protection, ProtectionState::NotAsked, "no limit was requested"),
         (Some(limit), None) => item(protection, ProtectionState::Enforced, &format!("simulated: {limit}")),
         (Some(_), Some(state)) => PostureItem {
             remedy: Some("configure the simulated host without this shortfall".to_owned()),

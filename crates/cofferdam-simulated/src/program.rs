@@ -3,169 +3,170 @@
 use cofferdam_contract::{Error, ExecRequest, ExecRequestBuilder, OutputStream, Result};
 use serde::{Deserialize, Serialize};
 
-/// The name of the one program there is: `["sim", STEPS]`, where STEPS is a [`Program`] as JSON.
+/// The name of the only program: `["sim", STEPS]`, where STEPS is a [`Program`] as JSON.
 pub const PROGRAM: &str = "sim";
 
-/// What a program does when it is sent SIGTERM.
+/// The reaction of a program to SIGTERM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnTerm {
-    /// It dies of it.
+    /// The program dies of the signal.
     #[default]
     Die,
-    /// It goes on.
+    /// The program continues.
     Ignore,
-    /// It ends with this code.
+    /// The program exits with this code.
     Exit(i32),
 }
 
-/// One step of a program. Paths are relative to the working directory, or begin with `/workspace`. A step that fails
-/// says so on standard error and ends the program with code 1, unless its description says more.
+/// A step of a program. Paths are relative to the working directory, or begin with `/workspace`. Unless documented
+/// otherwise, a step that fails prints an error to standard error and ends the program with code 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Step {
     /// Prints text.
     Print {
-        /// Where to.
+        /// The stream.
         stream: OutputStream,
-        /// What.
+        /// The text.
         text: String,
     },
     /// Prints bytes to standard output.
     PrintBytes(Vec<u8>),
-    /// Prints `text` again and again to standard output, cut at `total` bytes.
+    /// Prints `text` repeatedly to standard output, cut at `total` bytes.
     PrintRepeated {
-        /// What.
+        /// The repeated text.
         text: String,
-        /// Bytes in all.
+        /// The number of bytes in total.
         total: u64,
     },
     /// Prints each variable as `NAME=value` followed by NUL.
     PrintEnvironment,
     /// Prints the working directory and a newline.
     PrintWorkingDirectory,
-    /// Ends with this code.
+    /// Exits with this code.
     Exit(i32),
     /// Dies of this signal.
     Die(i32),
     /// Sleeps.
     Sleep {
-        /// How long.
+        /// The time in milliseconds.
         millis: u64,
     },
-    /// Sleeps for ever.
+    /// Sleeps forever.
     SleepForever,
-    /// Chooses what SIGTERM does from now on.
+    /// Sets the reaction to SIGTERM.
     OnTerm(OnTerm),
-    /// Closes both output streams; what is printed from then on is gone.
+    /// Closes both output streams. Later output is discarded.
     CloseOutput,
     /// Copies standard input to standard output until end-of-file.
     CopyInput,
     /// Prints the number of input bytes and a newline.
     CountInput,
-    /// Waits for a line of input or its end.
+    /// Reads a line of input, or until its end.
     ReadLine,
-    /// Makes or replaces a file.
+    /// Creates or replaces a file.
     WriteFile {
-        /// Where.
+        /// The file.
         path: String,
-        /// What.
+        /// The contents.
         contents: String,
     },
-    /// Makes a file or adds to it.
+    /// Creates a file or appends to it.
     AppendFile {
-        /// Where.
+        /// The file.
         path: String,
-        /// What.
+        /// The contents to append.
         contents: String,
     },
     /// Prints a file.
     ReadFile {
-        /// Which.
+        /// The file.
         path: String,
     },
-    /// Makes a directory.
+    /// Creates a directory.
     MakeDirectory {
-        /// Where.
+        /// The directory.
         path: String,
     },
-    /// Makes a symbolic link.
+    /// Creates a symbolic link.
     MakeSymlink {
-        /// Where.
+        /// The link.
         path: String,
-        /// What it names.
+        /// The link's target.
         target: String,
-        /// Whether a link of that name gives way, in one step.
+        /// True if the link atomically replaces an existing one.
         #[serde(default)]
         replace: bool,
     },
-    /// Makes a fifo.
+    /// Creates a FIFO.
     MakeFifo {
-        /// Where.
+        /// The FIFO.
         path: String,
     },
-    /// Takes memory until the exec's end; over the limit the program is killed.
+    /// Allocates memory until the exec's end. Over the limit, the program is killed.
     Allocate {
-        /// How much.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Starts a child that takes memory; over the limit the child is killed. Prints `child N`: 0, or minus the signal.
+    /// Starts a child that allocates memory. Over the limit, the child is killed. Prints `child N`: 0, or minus the
+    /// signal.
     AllocateInChild {
-        /// How much.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// Computes for ever in this many processes, the program itself being one.
+    /// Computes forever in this many processes, including the program itself.
     Spin {
-        /// How many.
+        /// The number of processes.
         processes: u32,
     },
-    /// Starts up to `count` children, as many as the limit leaves; prints `forked N`; ends them.
+    /// Starts up to `count` children, as many as the limit allows, prints `forked N`, and ends them.
     Fork {
-        /// How many.
+        /// The maximum number of children.
         count: u32,
     },
-    /// Writes `bytes` zeros into a file, as many as the limit leaves; prints `stored N`; ends with code 28 if not all
-    /// fitted.
+    /// Writes up to `bytes` zeros into a file, as many as the limit allows, and prints `stored N`. Exits with code 28
+    /// if not all fit.
     FillDisk {
         /// The file.
         path: String,
-        /// How many.
+        /// The maximum number of bytes.
         bytes: u64,
     },
-    /// Prints `tty ROWS COLUMNS` or `no tty`, now and after each change of size, for ever.
+    /// Prints `tty ROWS COLUMNS` or `no tty`, now and after each resize, forever.
     WatchTerminal,
     /// Prints the number of processes in the sandbox and a newline.
     CountProcesses,
     /// Repeats steps.
     Repeat {
-        /// How often; for ever without a number.
+        /// The number of repetitions. Forever if `None`.
         times: Option<u64>,
-        /// What.
+        /// The steps to repeat.
         steps: Vec<Step>,
     },
-    /// Goes on with these steps beside the program, as a grandchild that no signal but SIGKILL ends.
+    /// Executes these steps beside the program, as a grandchild that only SIGKILL ends.
     Daemon(Vec<Step>),
 }
 
-/// Steps, one after the other; at their end the program ends with code 0.
+/// A sequence of steps. After the last one, the program exits with code 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Program(pub Vec<Step>);
 
 impl Program {
-    /// A program of these steps.
+    /// Creates a program of these steps.
     pub fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self(steps.into_iter().collect())
     }
 
-    /// A program that prints a line and ends with `code`.
+    /// Creates a program that prints a line and exits with `code`.
     pub fn print(line: impl AsRef<str>, code: i32) -> Self {
         let text = format!("{}\n", line.as_ref());
         Self::new([Step::Print { stream: OutputStream::Stdout, text }, Step::Exit(code)])
     }
 
-    /// The request that runs it, all else default.
+    /// Returns the request that runs the program, with defaults for everything else.
     pub fn request(&self) -> ExecRequestBuilder {
         // Every step has a JSON form: its fields are text, numbers and lists of them.
         let steps = serde_json::to_string(self).unwrap_or_default();
@@ -177,6 +178,6 @@ impl Program {
             return Err(Error::invalid("start", "'sim' takes one argument, its steps as JSON"));
         };
         serde_json::from_str(steps)
-            .map_err(|error| Error::invalid("start", "the steps of 'sim' are not understood").with_source(error))
+            .map_err(|error| Error::invalid("start", "the steps of 'sim' are invalid").with_source(error))
     }
 }

@@ -1,11 +1,11 @@
-//! The conformance kit's programs for simulated guests.
+//! The conformance suite's programs for simulated guests.
 
 use cofferdam_conformance::{GuestProgram, Programs, READY};
 use cofferdam_contract::{ExecRequest, ExecRequestBuilder, OutputStream, WORKSPACE_PATH};
 
 use crate::{OnTerm, Program, Step};
 
-/// The kit's programs as steps. A few ask for a real kernel or network, and have none.
+/// The suite's programs as steps. A few need a real kernel or network and are not available.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SimulatedPrograms;
 
@@ -67,7 +67,7 @@ fn steps(program: &GuestProgram) -> Option<Vec<Step>> {
         P::SwapSymlinkForever { path, inside, outside } => {
             let point = |target: &str| Step::MakeSymlink { path: path.clone(), target: target.into(), replace: true };
             let swaps = vec![point(&outside), point(&inside)];
-            // The pause lets a paused clock go on.
+            // The sleep lets a paused clock advance.
             let round = vec![Step::Repeat { times: Some(50), steps: swaps }, Step::Sleep { millis: 1 }];
             vec![point(&inside), ready(), Step::Repeat { times: None, steps: round }]
         }

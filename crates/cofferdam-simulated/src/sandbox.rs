@@ -1,4 +1,4 @@
-//! One simulated sandbox.
+//! A simulated sandbox.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use cofferdam_contract::{
 };
 use tokio::io::AsyncReadExt;
 
-use crate::backend::{Frozen, Maker, NAME};
+use crate::backend::{ForkContext, Frozen, NAME};
 use crate::exec;
 use crate::fault::FaultPoint;
 use crate::state::Shared;
 use crate::tree::{Parents, Tree};
 
-/// A sandbox; the execs hold only what they share with it, so that dropping it ends them.
+/// A sandbox. The execs hold only the shared state, so dropping the sandbox ends them.
 #[derive(Debug)]
 pub(crate) struct SimulatedSandbox {
     shared: Arc<Shared>,
-    maker: Arc<Maker>,
+    forks: Arc<ForkContext>,
 }
 
 impl SimulatedSandbox {
-    pub(crate) fn new(shared: Arc<Shared>, maker: Arc<Maker>) -> Self {
-        Self { shared, maker }
+    pub(crate) fn new(shared: Arc<Shared>, forks: Arc<ForkContext>) -> Self {
+        Self { shared, forks }
     }
 
-    /// What every call begins with: capability, fault, and whether the sandbox is still there.
+    /// Begins a call: checks the capability, injects a fault, and checks that the sandbox still exists.
     async fn enter(&self, point: FaultPoint, needs: Option<Capability>) -> Result<()> {
         if needs.is_some_and(|needed| !self.shared.host.config.capabilities.contains(&needed)) {
-            return Err(Error::unsupported(point.operation(), "this backend does not offer it"));
+            return Err(Error::unsupported(point.operation(), "this backend does not support it"));
         }
         match point {
             FaultPoint::Usage | FaultPoint::Pause | FaultPoint::Resume => drop(self.shared.open(point.operation())?),
@@ -40,7 +40,7 @@ impl SimulatedSandbox {
         self.shared.host.faults.pass(point).await.map(drop)
     }
 
-    /// The workspace as it is now, for a copy.
+    /// Returns a copy of the current workspace.
     fn freeze(&self, operation: &'static str) -> Result<Tree> {
         Ok(self.shared.open(operation)?.tree.clone())
     }
@@ -81,13 +81,14 @@ impl Sandbox for SimulatedSandbox {
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.enter(FaultPoint::WriteFile, Some(Capability::Files)).await?;
-        // No more is held than could ever be stored.
+        // Buffer no more than could ever be stored.
         let limit = self.shared.open("write_file")?.tree.limit();
         let mut data = Vec::new();
         let mut source = contents.take(limit.saturating_add(1));
-        source.read_to_end(&mut data).await.map_err(|error| {
-            Error::new(ErrorKind::Io, "write_file", "the source of the bytes failed").with_source(error)
-        })?;
+        source
+            .read_to_end(&mut data)
+            .await
+            .map_err(|error| Error::new(ErrorKind::Io, "write_file", "cannot read the source").with_source(error))?;
         let size = data.len() as u64;
         let mut state = self.shared.open("write_file")?;
         let written = state.tree.write(path.as_str(), data, Parents::Make);
@@ -118,7 +119,7 @@ impl Sandbox for SimulatedSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         self.enter(FaultPoint::Fork, Some(Capability::Fork)).await?;
-        Ok(self.maker.fork(&self.shared, self.freeze("fork")?))
+        Ok(self.forks.fork(&self.shared, self.freeze("fork")?))
     }
 
     async fn pause(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What a sandbox's execs and its callers share.
+//! State that a sandbox's execs and its callers share.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use crate::host::Host;
 use crate::tree::Tree;
 
-/// What can happen to a running exec from outside.
+/// An external event for a running exec.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Signal {
     /// SIGTERM, then SIGKILL.
@@ -19,7 +19,7 @@ pub(crate) enum Signal {
     Kill,
     /// SIGINT from the terminal.
     Interrupt,
-    /// The sandbox was lost.
+    /// Loss of the sandbox.
     Lose,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) execs: BTreeMap<u64, mpsc::UnboundedSender<Signal>>,
 }
 
-/// One sandbox, as its execs know it.
+/// The state of one sandbox that its execs share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: SandboxId,
@@ -44,9 +44,9 @@ pub(crate) struct Shared {
     pub(crate) posture: Posture,
     pub(crate) host: Arc<Host>,
     state: Mutex<State>,
-    /// Execs alive.
+    /// The number of live execs.
     alive: watch::Sender<usize>,
-    /// Whether programs stand still.
+    /// True while programs are paused.
     paused: watch::Sender<bool>,
 }
 
@@ -75,19 +75,19 @@ impl Shared {
         }
     }
 
-    /// Makes the sandbox what its request asks for. Nothing has run in it; its workspace is as it was made.
-    pub(crate) fn become_what_is_asked(&mut self, posture: Posture, disk: Option<u64>, spec: Spec) {
+    /// Applies the spec of the claim. No exec has run in the sandbox, and its workspace is unchanged.
+    pub(crate) fn apply_claim(&mut self, posture: Posture, disk: Option<u64>, spec: Spec) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.tree = Tree::new(disk);
         (self.spec, self.posture) = (spec, posture);
     }
 
-    /// The state, whatever became of the sandbox.
+    /// Returns the state, even of a sandbox that is closed or lost.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of a sandbox that is usable.
+    /// Returns the state of a usable sandbox.
     pub(crate) fn open(&self, operation: &'static str) -> Result<MutexGuard<'_, State>> {
         let state = self.lock();
         if state.closed {
@@ -99,7 +99,7 @@ impl Shared {
         Ok(state)
     }
 
-    /// The state of a sandbox that is usable and not paused.
+    /// Returns the state of a sandbox that is usable and not paused.
     pub(crate) fn active(&self, operation: &'static str) -> Result<MutexGuard<'_, State>> {
         let state = self.open(operation)?;
         if *self.paused.borrow() {
@@ -110,19 +110,19 @@ impl Shared {
         Ok(state)
     }
 
-    /// Stops programs, or lets them go on.
+    /// Pauses or resumes programs.
     pub(crate) fn set_paused(&self, operation: &'static str, paused: bool) -> Result<()> {
         let _state = self.open(operation)?;
         self.paused.send_replace(paused);
         Ok(())
     }
 
-    /// Whether programs stand still, now and later.
+    /// Returns a watch of the paused state.
     pub(crate) fn paused(&self) -> watch::Receiver<bool> {
         self.paused.subscribe()
     }
 
-    /// Enters an exec; it counts as one process.
+    /// Registers an exec. It counts as one process.
     pub(crate) fn enter(&self, sender: mpsc::UnboundedSender<Signal>) -> Result<u64> {
         let mut state = self.active("start")?;
         if !self.capable_of_many() && !state.execs.is_empty() {
@@ -143,7 +143,7 @@ impl Shared {
         self.host.config.capabilities.contains(&cofferdam_contract::Capability::MultipleExecs)
     }
 
-    /// Takes out an exec that has ended and what it held.
+    /// Removes an exec that has ended, and releases its resources.
     pub(crate) fn leave(&self, id: u64, memory: u64, processes: u32) {
         let mut state = self.lock();
         if state.execs.remove(&id).is_some() {
@@ -153,10 +153,10 @@ impl Shared {
         }
     }
 
-    /// Sends every exec a signal.
+    /// Sends a signal to every exec.
     pub(crate) fn signal_all(&self, state: &State, signal: Signal) {
         for sender in state.execs.values() {
-            // One that has just ended needs no signal.
+            // Fails if the exec has just ended, which needs no signal.
             let _ = sender.send(signal);
         }
     }
@@ -172,7 +172,7 @@ impl Shared {
 
     /// Waits until no exec is alive.
     pub(crate) async fn quiet(&self) {
-        // The sender lives as long as this, so that waiting cannot fail.
+        // The sender lives as long as `self`, so waiting cannot fail.
         let _ = self.alive.subscribe().wait_for(|count| *count == 0).await;
     }
 }

@@ -1,11 +1,11 @@
-//! A workspace in memory. It says how paths and links lead, and how many bytes fit; it knows no sandbox.
+//! An in-memory workspace. It resolves paths and links and counts bytes, independently of sandboxes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use cofferdam_contract::{DirEntry, EntryKind, WORKSPACE_PATH};
 
-/// Links followed on the way to one file.
+/// Maximum number of links followed during the resolution of a path.
 const MAX_LINKS: u32 = 40;
 
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ enum Node {
 
 type Entries = BTreeMap<String, Node>;
 
-/// Why an operation on the tree failed.
+/// An error of an operation on the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TreeError {
     NotFound,
@@ -34,7 +34,7 @@ pub(crate) enum TreeError {
 
 type Result<T> = std::result::Result<T, TreeError>;
 
-/// Directories, files, links and fifos, with a bound on the bytes in files.
+/// Directories, files, links and FIFOs, with a limit on the bytes in files.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
     root: Node,
@@ -47,7 +47,7 @@ impl Tree {
         Self { root: Node::Directory(Entries::new()), bytes: 0, limit: limit.unwrap_or(u64::MAX) }
     }
 
-    /// The same files under another bound; `None` where they are too large.
+    /// Returns the same files under another limit, or `None` if they are too large.
     pub(crate) fn with_limit(&self, limit: Option<u64>) -> Option<Self> {
         let limit = limit.unwrap_or(u64::MAX);
         (self.bytes <= limit).then(|| Self { limit, ..self.clone() })
@@ -61,12 +61,12 @@ impl Tree {
         self.limit
     }
 
-    /// Bytes that fit still.
-    pub(crate) fn room(&self) -> u64 {
+    /// Returns the number of bytes until the limit.
+    pub(crate) fn free_bytes(&self) -> u64 {
         self.limit - self.bytes
     }
 
-    /// Where a path leads, link by link. What does not exist leads where its name says.
+    /// Resolves a path, link by link. A missing component resolves to its name.
     fn resolve(&self, path: &str, follow_last: bool) -> Result<Vec<String>> {
         let mut pending: VecDeque<String> = path.split('/').map(str::to_owned).collect();
         let mut at: Vec<String> = Vec::new();
@@ -119,7 +119,7 @@ impl Tree {
         })
     }
 
-    /// The entries of the directory above `at`, made where missing if that is asked, and the last name.
+    /// Returns the entries of the directory above `at`, created if missing and requested, and the last name.
     fn parent<'a>(&mut self, at: &'a [String], make: Parents) -> Result<(&mut Entries, &'a str)> {
         let (name, above) = at.split_last().ok_or(TreeError::IsTheWorkspace)?;
         let mut node = &mut self.root;
@@ -229,7 +229,7 @@ impl Tree {
     }
 }
 
-/// What to do about directories above a new entry that are missing.
+/// The handling of missing directories above a new entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Parents {
     Make,
@@ -244,7 +244,7 @@ fn size(node: &Node) -> u64 {
     }
 }
 
-/// An absolute path relative to the workspace, if it is inside.
+/// Converts an absolute path to one relative to the workspace, if it is inside.
 pub(crate) fn inside(path: &str) -> Option<&str> {
     let rest = path.strip_prefix(WORKSPACE_PATH)?;
     (rest.is_empty() || rest.starts_with('/')).then_some(rest)
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(tree.write("b", vec![0; 3], Parents::Make), Err(TreeError::Full));
         tree.write("a", vec![0; 2], Parents::Make).unwrap();
         tree.write("d/b", vec![0; 8], Parents::Make).unwrap();
-        assert_eq!(tree.room(), 0);
+        assert_eq!(tree.free_bytes(), 0);
         tree.remove("d").unwrap();
         assert_eq!(tree.bytes(), 2);
         assert!(tree.with_limit(Some(1)).is_none());

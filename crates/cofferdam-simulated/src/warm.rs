@@ -1,4 +1,4 @@
-//! A simulated sandbox that waits for its request.
+//! A prepared simulated sandbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use async_trait::async_trait;
 use cofferdam_contract::{Error, ErrorKind, Limits, Protection, Result, Sandbox, Spec, SpecParts, Warm, Workspace};
 use tokio::time::Instant;
 
-use crate::backend::{Maker, check, disk_limit};
+use crate::backend::{ForkContext, check, disk_limit};
 use crate::fault::FaultPoint;
 use crate::posture::posture;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 
-/// A sandbox without a request. No exec has ever entered it.
+/// A sandbox without a request. No exec has ever run in it.
 #[derive(Debug)]
 pub(crate) struct SimulatedWarm {
-    /// `None` once it was claimed.
+    /// `None` once the sandbox was claimed.
     shared: Option<Box<Shared>>,
     template: Spec,
-    /// When the fault plan lets it die.
+    /// The time at which the fault plan lets the sandbox die.
     death: Option<Instant>,
 }
 
@@ -56,20 +56,20 @@ impl Warm for SimulatedWarm {
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
         if !self.fits(&spec) {
-            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+            return Err(Error::invalid("claim", "the spec differs in a setting that is fixed in a prepared sandbox"));
         }
         let alive = self.is_alive();
         let host = self.shared.as_ref().map(|shared| Arc::clone(&shared.host));
         let (Some(host), true) = (host, alive) else {
-            return Err(Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited"));
+            return Err(Error::new(ErrorKind::Unavailable, "claim", "the prepared sandbox died"));
         };
         host.faults.pass(FaultPoint::Claim).await?;
         let posture = posture(&spec, &host.config);
         posture.require(spec.allow_weaker())?;
         let Some(mut shared) = self.shared.take() else { return Err(Error::closed("claim")) };
-        shared.become_what_is_asked(posture, disk_limit(&spec), spec);
-        let maker = Maker::new(host);
-        Ok(Arc::new(SimulatedSandbox::new(Arc::new(*shared), Arc::new(maker))))
+        shared.apply_claim(posture, disk_limit(&spec), spec);
+        let forks = ForkContext::new(host);
+        Ok(Arc::new(SimulatedSandbox::new(Arc::new(*shared), Arc::new(forks))))
     }
 
     async fn close(mut self: Box<Self>) -> Result<()> {
@@ -83,13 +83,13 @@ fn fixed(shared: &Shared, protection: Protection) -> bool {
     shared.host.config.fixed_when_warm.contains(&protection)
 }
 
-/// Whether a sandbox made for `template` can still become what `spec` asks for.
+/// Returns true if a sandbox prepared for `template` can be changed to match `spec`.
 fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
-    // These are names and permissions; nothing was built from the template's.
+    // These are names and permissions, from which nothing was created.
     let (_, _, _) = (tenant, labels, allow_weaker);
-    // The backend has none of its own, and ignores those of others.
+    // The backend has no attributes of its own, and ignores those of others.
     let _ = attributes;
     matches!(workspace, Workspace::Private { .. })
         && (workspace.access() == template.workspace().access() || !fixed(Protection::Workspace))

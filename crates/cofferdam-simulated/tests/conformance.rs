@@ -1,4 +1,4 @@
-//! The simulated backend passes the kit.
+//! The simulated backend passes the conformance suite.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use cofferdam_conformance::{Options, Outcome, Report, Target, run};
 use cofferdam_contract::{Capability, Protection, ProtectionState};
 use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
 
-async fn kit(config: Config, options: Options) -> Report {
+async fn run_suite(config: Config, options: Options) -> Report {
     let backend = Arc::new(SimulatedBackend::new(config));
     let census = {
         let backend = Arc::clone(&backend);
@@ -20,9 +20,9 @@ async fn kit(config: Config, options: Options) -> Report {
 
 #[tokio::test(start_paused = true)]
 async fn the_simulated_backend_passes() {
-    let report = kit(Config::default(), Options::default()).await;
+    let report = run_suite(Config::default(), Options::default()).await;
     assert!(report.is_success(), "{report}");
-    // What is skipped is known, so that a case cannot fall silent.
+    // The skipped cases are listed, so that no case can be skipped unnoticed.
     let skipped: Vec<&str> = report
         .cases
         .iter()
@@ -61,7 +61,7 @@ async fn the_simulated_backend_passes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_declares_nothing_passes_by_refusing() {
-    let report = kit(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
+    let report = run_suite(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
     assert!(report.is_success(), "{report}");
     for capability in
         ["multiple-execs", "streaming-stdin", "terminal", "files", "image", "pause", "snapshot", "fork", "warm"]
@@ -76,7 +76,7 @@ async fn every_single_capability_can_be_left_out() {
     for left_out in Config::default().capabilities {
         let capabilities = Config::default().capabilities.into_iter().filter(|known| *known != left_out).collect();
         let options = Options { filter: Some("undeclared".into()), ..Options::default() };
-        let report = kit(Config { capabilities, ..Config::default() }, options).await;
+        let report = run_suite(Config { capabilities, ..Config::default() }, options).await;
         assert!(report.is_success(), "without {left_out:?}: {report}");
     }
     assert!(Config::default().capabilities.contains(&Capability::Files));
@@ -90,7 +90,7 @@ async fn a_claim_that_would_be_weaker_is_refused() {
         ..Config::default()
     };
     let options = Options { filter: Some("warm/".into()), ..Options::default() };
-    let report = kit(config, options).await;
+    let report = run_suite(config, options).await;
     assert!(report.is_success(), "{report}");
     assert_eq!(report.get("warm/weaker-claims-are-refused").unwrap().outcome, Outcome::Passed);
 }
@@ -99,7 +99,7 @@ async fn a_claim_that_would_be_weaker_is_refused() {
 async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
     let fixed_when_warm = Protection::ALL.iter().copied().collect();
     let options = Options { filter: Some("warm/".into()), ..Options::default() };
-    let report = kit(Config { fixed_when_warm, ..Config::default() }, options).await;
+    let report = run_suite(Config { fixed_when_warm, ..Config::default() }, options).await;
     assert!(report.is_success(), "{report}");
     for case in ["warm/access-is-the-claims", "warm/disk-is-the-claims", "warm/processes-are-the-claims"] {
         assert!(matches!(report.get(case).unwrap().outcome, Outcome::Skipped(_)), "{case}");
@@ -110,6 +110,6 @@ async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cases_run_at_once_on_threads_and_a_running_clock() {
     let options = Options { parallelism: 8, large_file: "4M".parse().unwrap(), ..Options::default() };
-    let report = kit(Config::default(), options).await;
+    let report = run_suite(Config::default(), options).await;
     assert!(report.is_success(), "{report}");
 }

@@ -1,4 +1,4 @@
-//! The kit can fail: each broken promise is caught by the case that is about it.
+//! Tests of the conformance suite: each violation of the contract fails the case that covers it.
 #![forbid(unsafe_code)]
 
 mod support;
@@ -12,7 +12,7 @@ use cofferdam_contract::{Protection, ProtectionState};
 use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
 use support::{Defect, broken, failed};
 
-/// The host on which a defect shows.
+/// Returns the host on which a defect is visible.
 fn config(defect: Defect) -> Config {
     match defect {
         Defect::WarmAcceptsWeaker => Config {
@@ -24,7 +24,7 @@ fn config(defect: Defect) -> Config {
     }
 }
 
-/// Runs the kit on a broken backend, and looks for the case that must fail.
+/// Runs the suite on a defective backend, and checks that the case fails.
 async fn caught(defect: Defect, case: &str) -> Result<(), String> {
     let backend = broken(SimulatedBackend::new(config(defect)), defect);
     let group = case.split('/').next().unwrap_or_default();

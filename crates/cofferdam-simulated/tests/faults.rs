@@ -1,4 +1,4 @@
-//! Faults come when the plan says so, and the same ones each time.
+//! Faults occur as planned, and identically in each run.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Libraries that the package of the C library has.
+/// Libraries in the package of the C library.
 const OF_LIBC: &[&str] = &["libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux"];
 /// The unwinder's library, and Debian's package of it.
 const UNWINDER: (&str, &str) = ("libgcc_s.so", "libgcc-s1");
@@ -60,7 +60,7 @@ impl Program {
     }
 
     fn parse(bytes: &[u8]) -> Result<Self> {
-        ensure!(bytes.starts_with(b"\x7fELF\x02\x01"), "it is no 64-bit little-endian ELF file");
+        ensure!(bytes.starts_with(b"\x7fELF\x02\x01"), "it is not a 64-bit little-endian ELF file");
         let file = File(bytes);
         let architecture = match file.number(18, 2)? {
             62 => X86_64,
@@ -134,7 +134,7 @@ impl File<'_> {
             if name.starts_with(UNWINDER.0) {
                 others.push(UNWINDER.1);
             } else if !OF_LIBC.iter().any(|known| name.starts_with(known)) {
-                bail!("it needs the library '{name}', which is in no package that ours may depend on");
+                bail!("it needs the library '{name}', which is in no package that the Cofferdam package may depend on");
             }
         }
         let versions = strings.split(|byte| *byte == 0).filter_map(|name| {

@@ -13,17 +13,17 @@ use super::tree::{Tree, run_tool};
 const WHEEL_SCRIPT: &str = include_str!("wheel.py");
 /// The oldest glibc that has the symbols of manylinux2014.
 const MANYLINUX_2014: u32 = 17;
-/// A line more about the program than its description has.
+/// A second line about the program, after its description.
 const LONGER: &str = "Sandboxes for commands and code: WebAssembly, processes, containers and virtual machines.";
 /// The holder of the copyright.
 const AUTHORS: &str = "The Cofferdam authors";
 
-/// How much time is spent on small packages.
+/// The effort for small packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// As much as it takes, for packages that users download.
+    /// Maximum compression, for packages that users download.
     Best,
-    /// Little, for packages that tests throw away.
+    /// Minimum compression, for packages that tests discard.
     Fast,
 }
 
@@ -107,7 +107,7 @@ pub fn npm(contents: &Contents, stage: &Path, out: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Packs one directory of a tree with tar and gzip, in an order and with times that are always the same.
+/// Packs one directory of a tree with tar and gzip, reproducibly.
 fn tar(contents: &Contents, tree: &Tree, directory: &str, file: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=ustar", "--sort=name", "--owner=root:0", "--group=root:0", "--numeric-owner"])

@@ -1,7 +1,7 @@
-//! Builds the program as it is to be installed, and makes the packages that users install.
+//! Builds the program for installation and creates the packages that users install.
 //!
-//! The program is optimised as a whole. Where the toolchain can make such programs, it has no dynamic C library: it starts
-//! faster and runs on any Linux of its architecture.
+//! The whole program is optimised. If the toolchain supports it, the program is linked statically: it starts faster and
+//! runs on any Linux of its architecture.
 
 mod elf;
 mod formats;
@@ -23,9 +23,9 @@ use tree::run_tool;
 pub use formats::Compression;
 pub use tree::missing_tool;
 
-/// The program.
+/// The program's name.
 const PROGRAM: &str = "cofferdam";
-/// The time of all files in packages where `SOURCE_DATE_EPOCH` names none: 1980, the first year that wheels can name.
+/// The default time of all files in packages, without `SOURCE_DATE_EPOCH`: 1980, the first year that a wheel can store.
 const EPOCH: u64 = 315_532_800;
 
 /// The packages of one program.
@@ -64,9 +64,9 @@ pub fn run(repository: &Repository, options: &[&str]) -> Result<()> {
             _ => bail!("unknown option '{}'; the options are --binary PATH and --out DIR", option.join(" ")),
         }
     }
-    // A build takes minutes; a missing tool is reported before it.
+    // Report a missing tool before the build, which takes minutes.
     if let Some(missing) = missing_tool() {
-        bail!("cannot make packages: {missing}");
+        bail!("cannot create packages: {missing}");
     }
     let binary = match binary {
         Some(binary) => binary,
@@ -80,7 +80,7 @@ pub fn run(repository: &Repository, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Makes all packages of a program in a directory.
+/// Creates all packages of a program in a directory.
 pub fn package(repository: &Repository, binary: &Path, out: &Path, compression: Compression) -> Result<Packages> {
     std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let contents = contents(repository, binary, compression)?;
@@ -107,12 +107,12 @@ fn contents(repository: &Repository, binary: &Path, compression: Compression) ->
         field.with_context(|| format!("the package '{PROGRAM}' has no {name}"))
     };
     let version = field("version")?;
-    // Debian and Python write versions of pre-releases in their own ways.
+    // Debian and Python have their own forms of pre-release versions.
     let is_release = version.split('.').all(|part| part.parse::<u64>().is_ok());
     ensure!(is_release, "cannot package the pre-release {version}: packages have plain versions such as 1.2.3");
     let ask = |arguments: &[&str]| {
         let mut program = Command::new(binary);
-        // No configuration of this user changes the answer.
+        // The user's configuration must not affect the answer.
         run_tool(&binary.display().to_string(), program.args(arguments).env_clear())
     };
     let own = ask(&["--version"])?;
@@ -123,7 +123,7 @@ fn contents(repository: &Repository, binary: &Path, compression: Compression) ->
         own.trim_end()
     );
     let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
-        Ok(epoch) => epoch.parse().context("SOURCE_DATE_EPOCH is no number of seconds")?,
+        Ok(epoch) => epoch.parse().context("SOURCE_DATE_EPOCH is not a number of seconds")?,
         Err(_) => EPOCH,
     };
     let completions = |shell| ask(&["completions", shell]);
@@ -142,7 +142,7 @@ fn contents(repository: &Repository, binary: &Path, compression: Compression) ->
     })
 }
 
-/// Builds the program, and returns its path.
+/// Builds the program and returns its path.
 pub fn build(repository: &Repository) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     let mut cargo = repository.cargo();
@@ -152,25 +152,25 @@ pub fn build(repository: &Repository) -> Result<PathBuf> {
         cargo.args(["--target", &target]);
     } else {
         println!(
-            "== build the command line for this system; `rustup target add {target}` gives one that starts faster"
+            "== build the command line for this system; `rustup target add {target}` enables a build that starts faster"
         );
     }
     as_installed(&build_binary(cargo, PROGRAM)?)
 }
 
-/// Copies a program, as an installation does. Linkers write a file in no order, and the kernel keeps it in small pieces: until
-/// the file is read from the disk again, the program starts up to a third slower.
+/// Copies a program, as an installation does. Linkers write a file in random order, and the kernel caches it in small
+/// pages. Until the file is read from the disk again, the program starts up to a third slower.
 fn as_installed(program: &Path) -> Result<PathBuf> {
     let directory = program.with_file_name("installed");
-    std::fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let (copy, new) = (directory.join(PROGRAM), directory.join("new"));
-    // A program that runs cannot be overwritten.
+    // A running program cannot be overwritten.
     std::fs::copy(program, &new).with_context(|| format!("cannot copy to {}", new.display()))?;
     std::fs::rename(&new, &copy).with_context(|| format!("cannot rename to {}", copy.display()))?;
     Ok(copy)
 }
 
-/// Returns whether the toolchain has the standard library for a target.
+/// Returns true if the toolchain has the standard library for a target.
 fn can_build_for(target: &str) -> bool {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).args(["--print", "target-libdir", "--target", target]).output();

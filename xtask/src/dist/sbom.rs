@@ -11,7 +11,7 @@ use crate::repository::Repository;
 /// The version of the format.
 const SPEC_VERSION: &str = "1.5";
 
-/// Makes the bill of materials of a program with all features, for this target.
+/// Creates the bill of materials of a program with all features, for this target.
 pub fn make(repository: &Repository, program: &str, target: &str) -> Result<Value> {
     let features = format!("{program}/full");
     let metadata = output(repository.cargo().args([
@@ -23,8 +23,9 @@ pub fn make(repository: &Repository, program: &str, target: &str) -> Result<Valu
         "--features",
         &features,
     ]))?;
-    let metadata = serde_json::from_str(&metadata).context("cargo metadata is no JSON")?;
-    // The metadata has the features that any package of the workspace asks for, the tree those of this program alone.
+    let metadata = serde_json::from_str(&metadata).context("cargo metadata is not JSON")?;
+    // The metadata contains the features that any package of the workspace enables, the tree only those of this
+    // program.
     let tree = output(repository.cargo().args([
         "tree",
         "--locked",
@@ -46,7 +47,7 @@ pub fn make(repository: &Repository, program: &str, target: &str) -> Result<Valu
 fn output(cargo: &mut Command) -> Result<String> {
     let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "cargo cannot list the dependencies");
-    String::from_utf8(output.stdout).context("cargo printed no text")
+    String::from_utf8(output.stdout).context("the output of cargo is not UTF-8")
 }
 
 /// Returns name and version of each package in the output of `cargo tree`.
@@ -64,7 +65,7 @@ struct Package<'a> {
     version: &'a str,
     license: &'a str,
     is_macro: bool,
-    /// Packages that it uses when it runs, and those that it uses when it is built.
+    /// The packages that it uses at run time, and those that it uses at build time.
     uses: Vec<&'a str>,
     is_built_with: Vec<&'a str>,
 }
@@ -90,7 +91,7 @@ impl Package<'_> {
     }
 }
 
-/// Returns a licence as SPDX writes it. Older packages have a slash between alternatives.
+/// Returns a licence in SPDX form. Older packages have a slash between alternatives.
 fn expression(license: &str) -> String {
     license.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ")
 }
@@ -99,7 +100,7 @@ fn document(metadata: &Value, compiled: &BTreeSet<(String, String)>, program: &s
     let packages = packages(metadata, compiled)?;
     let root = packages.iter().find(|(_, package)| package.name == program);
     let (root, own) = root.with_context(|| format!("cargo metadata names no package '{program}'"))?;
-    // Macros and what they use run in the compiler; nothing of them is in the program.
+    // Macros and their dependencies run in the compiler and are not part of the program.
     let runs = reached(&packages, root, |package| if package.is_macro { Vec::new() } else { package.uses.clone() });
     let all = reached(&packages, root, |package| [&*package.uses, &*package.is_built_with].concat());
     let scope = |id: &str| match runs.contains(id) && !packages[id].is_macro {
@@ -135,7 +136,7 @@ fn document(metadata: &Value, compiled: &BTreeSet<(String, String)>, program: &s
     }))
 }
 
-/// Returns the packages that are compiled, by cargo's id.
+/// Returns the compiled packages, by cargo's id.
 fn packages<'a>(metadata: &'a Value, compiled: &BTreeSet<(String, String)>) -> Result<BTreeMap<&'a str, Package<'a>>> {
     let mut packages = BTreeMap::new();
     for package in list(&metadata["packages"]) {
@@ -172,7 +173,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Returns the packages that can be reached from one, itself included.
+/// Returns the packages that are reachable from one, itself included.
 fn reached<'a>(
     packages: &BTreeMap<&'a str, Package<'a>>,
     root: &'a str,
@@ -188,7 +189,7 @@ fn reached<'a>(
     reached
 }
 
-/// Checks that a document has what the format requires, and that its parts fit each other.
+/// Checks that a document has the required fields, and that its parts are consistent.
 pub fn validate(document: &Value) -> Result<()> {
     ensure!(document["bomFormat"] == "CycloneDX" && document["specVersion"] == SPEC_VERSION, "wrong format");
     ensure!(document["version"] == 1, "wrong version of the document");
@@ -202,7 +203,7 @@ pub fn validate(document: &Value) -> Result<()> {
         let licences = list(&component["licenses"]);
         ensure!(!licences.is_empty(), "the component '{name}' has no licence");
         for licence in licences.iter().map(|licence| text(&licence["expression"])) {
-            ensure!(is_expression(licence), "'{licence}', the licence of '{name}', is no SPDX expression");
+            ensure!(is_expression(licence), "'{licence}', the licence of '{name}', is not an SPDX expression");
         }
         ensure!(references.insert(text(&component["bom-ref"])), "two components have the reference of '{name}'");
     }
@@ -211,7 +212,7 @@ pub fn validate(document: &Value) -> Result<()> {
         let uses: Vec<&str> = list(&entry["dependsOn"]).iter().map(text).collect();
         let from = text(&entry["ref"]);
         if let Some(unknown) = uses.iter().chain([&from]).find(|name| !references.contains(*name)) {
-            bail!("the dependency graph names '{unknown}', which is no component");
+            bail!("the dependency graph names '{unknown}', which is not a component");
         }
         let package =
             Package { name: from, version: "", license: "", is_macro: false, uses, is_built_with: Vec::new() };
@@ -224,7 +225,7 @@ pub fn validate(document: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a text has the form of an SPDX expression: identifiers, joined by operators.
+/// Returns true if a text has the form of an SPDX expression: identifiers, joined by operators.
 fn is_expression(text: &str) -> bool {
     let words: Vec<&str> =
         text.split(|c: char| c.is_whitespace() || "()".contains(c)).filter(|w| !w.is_empty()).collect();

@@ -1,4 +1,4 @@
-//! Directories whose contents become a package, and the tools that pack them.
+//! Directories that become packages, and the tools that pack them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::command;
 
-/// The tools that packages are made with, and the Debian packages that have them.
+/// The packaging tools, and the Debian packages that contain them.
 const TOOLS: &[(&str, &str)] =
     &[("tar", "tar"), ("gzip", "gzip"), ("dpkg-deb", "dpkg"), ("python3", "python3"), ("sha256sum", "coreutils")];
 const PROGRAM_MODE: u32 = 0o755;
 const FILE_MODE: u32 = 0o644;
 
-/// Returns how the first missing tool is installed, if one is missing.
+/// Returns instructions to install the first missing tool, if one is missing.
 pub fn missing_tool() -> Option<String> {
     let missing = TOOLS.iter().find(|(tool, _)| !command::exists(tool));
     missing.map(|(tool, package)| {
@@ -32,7 +32,7 @@ pub fn run_tool(name: &str, tool: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A directory whose files have the modes that a package gives them, whatever the umask is.
+/// A directory whose files have the modes of a package, regardless of the umask.
 #[derive(Debug)]
 pub struct Tree {
     root: PathBuf,
@@ -86,7 +86,7 @@ impl Tree {
 
     fn parent_of(&self, name: &str) -> Result<PathBuf> {
         let name = Path::new(name);
-        ensure!(name.is_relative(), "{} is no name within a package", name.display());
+        ensure!(name.is_relative(), "{} is not a name within a package", name.display());
         let above: Vec<&Path> = name.ancestors().skip(1).filter(|parent| *parent != Path::new("")).collect();
         above.iter().rev().try_for_each(|parent| self.directory(parent))?;
         Ok(self.root.join(name))

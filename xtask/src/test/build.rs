@@ -1,4 +1,4 @@
-//! Building the test programs, and finding them.
+//! Builds and finds the test programs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,36 +8,36 @@ use serde_json::Value;
 
 use crate::repository::Repository;
 
-/// The command line with everything in it, as a feature of the workspace.
+/// The feature of the command line with everything in it.
 pub const FULL: &str = "cofferdam/full";
 
-/// One program with tests.
+/// A test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// Package and target, such as `cofferdam suite`.
     pub name: String,
-    /// The file.
+    /// The path of the program.
     pub path: PathBuf,
-    /// The package's directory, where tests run.
+    /// The package's directory, in which tests run.
     pub directory: PathBuf,
 }
 
-/// Everything built.
+/// The result of a build.
 #[derive(Debug)]
 pub struct Built {
     /// The test programs.
     pub programs: Vec<Program>,
-    /// Name and file of each binary that tests start.
+    /// Name and path of each binary that tests start.
     pub binaries: Vec<(String, PathBuf)>,
-    /// The directory with all of it.
+    /// The target directory.
     pub target: PathBuf,
-    /// Independent clients that tests let talk with the server for agents, if they can be had.
+    /// The directory of the independent MCP clients, if they are installed.
     pub clients: Option<PathBuf>,
-    /// Roots with Nodes that take types away, if they can be had.
+    /// The directory of roots with Nodes, if they are installed.
     pub nodes: Option<PathBuf>,
 }
 
-/// `cargo` in these sources; what it makes can be read by everybody when it goes to a directory of our own.
+/// Returns `cargo` in these sources. Its output in a separate target directory is readable by every user.
 pub fn cargo(sources: &Repository, target: Option<&Path>) -> Command {
     let cargo = sources.cargo();
     let Some(target) = target else { return cargo };
@@ -65,7 +65,7 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
         .output()
         .context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("the tests do not build");
+        bail!("cannot build the tests");
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let messages: Vec<Value> = messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -93,7 +93,7 @@ fn program(message: &Value) -> Option<Program> {
     Some(Program { name: format!("{package} {kind} {target}"), path, directory })
 }
 
-/// Runs a `cargo build`, and says where the binary of this name is.
+/// Runs a `cargo build` and returns the path of the binary with this name.
 pub fn build_binary(mut cargo: Command, name: &str) -> Result<PathBuf> {
     let output = cargo
         .arg("--message-format=json-render-diagnostics")
@@ -102,14 +102,14 @@ pub fn build_binary(mut cargo: Command, name: &str) -> Result<PathBuf> {
         .output()
         .context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("{name} does not build");
+        bail!("cannot build {name}");
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let mut found = messages.lines().filter_map(|line| binary(&serde_json::from_str(line).ok()?));
     Ok(found.find(|(found, _)| found == name).with_context(|| format!("cargo built no {name}"))?.1)
 }
 
-/// Name and file of a program or an example, if cargo tells of one that is no test.
+/// Returns name and path of a program or an example, if the message of cargo describes one that is not a test.
 pub fn binary(message: &Value) -> Option<(String, PathBuf)> {
     let path = executable(message).filter(|_| message["profile"]["test"] == false)?;
     let target = &message["target"];

@@ -1,4 +1,4 @@
-//! Packages that are made from the tested program, installed into a directory that is thrown away, and run.
+//! Tests that package the tested program, install each package into a temporary directory, and run it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,13 +16,13 @@ use crate::dist::{self, Compression, Packages};
 use crate::place::Temporary;
 use crate::repository::Repository;
 
-/// How the lines of these tests begin.
+/// Prefix of these tests' output lines.
 const NAME: &str = "xtask installs";
-/// The time that one command may take.
+/// Maximum time of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
-/// Variables that would change what an installed program does.
+/// Environment variables that would change the behaviour of an installed program.
 const SETTINGS: &[&str] = &["COFFERDAM_CONFIG", "COFFERDAM_DAEMON", "SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC"];
-/// Compares every file of a wheel with its row in RECORD.
+/// A script that compares every file of a wheel with its row in RECORD.
 const CHECK_RECORD: &str = "
 import base64, csv, hashlib, sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
@@ -45,26 +45,26 @@ const TESTS: &[(&str, Test)] = &[
 
 type Test = fn(&Packages, &Place<'_>) -> Result<Verdict>;
 
-/// The end of a test that found no mistake.
+/// The result of a test that found no error.
 enum Verdict {
     Passed,
     Skipped(&'static str),
 }
 
-/// The packages that are tested, and the tests of them that were asked for.
+/// The packages under test, and the selected tests.
 pub struct Installs {
     tests: Vec<(&'static str, Test)>,
     made: Result<Made, Outcome>,
 }
 
-/// Packages, and the directory that has them.
+/// Packages, and the directory that contains them.
 struct Made {
     packages: Packages,
     _directory: Temporary,
 }
 
 impl Installs {
-    /// Makes packages of the tested program, if the name of a test contains `filter`.
+    /// Packages the tested program, if the name of a test contains `filter`.
     pub fn prepare(sources: &Repository, built: &Built, filter: Option<&str>) -> Self {
         let wanted = |(name, _): &&(&str, Test)| filter.is_none_or(|filter| name.contains(filter));
         let tests: Vec<_> = TESTS.iter().filter(wanted).copied().collect();
@@ -74,8 +74,8 @@ impl Installs {
                 Err(Outcome { skips: vec![format!("SKIP {NAME}: no packages: {missing}")], ..Outcome::default() })
             }
             None => Made::make(sources, built).map_err(|error| {
-                println!("   {NAME}: cannot make packages: {error:#}");
-                Outcome { failures: vec![format!("{NAME}: packages cannot be made")], ..Outcome::default() }
+                println!("   {NAME}: cannot create packages: {error:#}");
+                Outcome { failures: vec![format!("{NAME}: packages cannot be created")], ..Outcome::default() }
             }),
         };
         Self { tests, made }
@@ -118,7 +118,7 @@ impl Made {
     fn make(sources: &Repository, built: &Built) -> Result<Self> {
         let found = built.binaries.iter().find(|(name, _)| name == "cofferdam");
         let (_, program) = found.context("cargo built no cofferdam")?;
-        println!("== make packages of {}", program.display());
+        println!("== create packages of {}", program.display());
         let directory = Temporary::create(&built.target, "packages-", 0o755)?;
         Ok(Self { packages: Self::package(sources, program, directory.path())?, _directory: directory })
     }
@@ -166,7 +166,8 @@ impl Place<'_> {
         command
     }
 
-    /// Runs a command and returns its output, which goes to a file: a process that it leaves would hold a pipe open.
+    /// Runs a command and returns its output. The output goes to a file, because a leftover process would keep a pipe
+    /// open.
     fn output(&self, command: &mut Command) -> Result<String> {
         // The first argument is an option of env.
         let words: Vec<_> = command.get_args().skip(1).map(|word| word.to_string_lossy()).collect();
@@ -183,7 +184,7 @@ impl Place<'_> {
         }
     }
 
-    /// Checks that a program is of this version, and makes a sandbox.
+    /// Checks a program's version, and that it can run a sandbox.
     fn check(&self, packages: &Packages, program: &Path) -> Result<Verdict> {
         let version = self.output(self.command(program).arg("--version"))?;
         ensure!(version == format!("cofferdam {}\n", packages.version), "the version is '{}'", version.trim_end());
@@ -214,14 +215,14 @@ fn tarball(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
     place.check(packages, &top.join("cofferdam"))
 }
 
-/// Installs with dpkg into a directory and a database of its own. Only root can; other users unpack the package.
+/// Installs with dpkg into a directory and a database of its own. Requires root. Other users unpack the package.
 fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
     let root = place.create("root")?;
     if place.user.is_current() && is_root() {
         if !exists("dpkg") {
             return Ok(Verdict::Skipped("dpkg is not installed"));
         }
-        // A dependency counts as installed where the host has it.
+        // A dependency counts as installed if the host has it.
         let control = place.output(place.command("dpkg-deb").arg("--field").arg(&packages.deb).arg("Depends"))?;
         let depends = control.trim().split(',').filter_map(|package| package.split_whitespace().next());
         let database = place.create("database")?;
@@ -240,16 +241,16 @@ fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
         let mut query = place.command("dpkg-query");
         query.arg("--admindir").arg(&database).args(["--show", "--showformat=${db:Status-Status}", "cofferdam"]);
         let installed = place.output(&mut query)?;
-        ensure!(installed == "installed", "dpkg says '{installed}'");
+        ensure!(installed == "installed", "dpkg reports '{installed}'");
     } else {
         place.output(place.command("dpkg-deb").arg("--extract").arg(&packages.deb).arg(&root))?;
     }
     place.check(packages, &root.join("usr/bin/cofferdam"))
 }
 
-/// Installs with pip into an environment of its own. pip does not compare the hashes in RECORD; other installers do.
+/// Installs with pip into an environment of its own. pip does not verify the hashes in RECORD. Other installers do.
 fn wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
-    // A Python that is found first may be in root's home, closed to other users.
+    // The first Python in the search path may be in root's home, closed to other users.
     let python = Path::new("/usr/bin/python3");
     if place.output(place.command(python).args(["-I", "-c", "import ensurepip"])).is_err() {
         return Ok(Verdict::Skipped("/usr/bin/python3 has no venv"));

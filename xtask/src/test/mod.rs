@@ -1,13 +1,14 @@
-//! `cargo xtask test`: every test, as every kind of user that this process can be.
+//! Implementation of `cargo xtask test`: every test, as root and as an ordinary user if possible.
 //!
 //! ```text
 //! packages -> (root: copy of the sources that every user can read) -> build once -> run as root -> run as a user -> census
 //! ```
 //!
-//! Paths are compiled into tests, so that both runs must find the same files in the same place; a checkout below
-//! `/root` would be closed to the second. It builds nothing twice and measures no time.
+//! Paths are compiled into tests, so both runs must find the same files in the same place. A checkout below `/root` is
+//! closed to the ordinary user. Nothing is built twice, and no time is measured.
 //!
-//! The last tests of each user install the packages of `cargo xtask dist`, made of the program that was tested, and run them.
+//! The last tests of each user install the packages of `cargo xtask dist`, created from the tested program, and run
+//! them.
 
 pub mod build;
 mod installs;
@@ -33,18 +34,18 @@ use installs::Installs;
 use outcome::{Outcome, Printed};
 use user::User;
 
-/// Whether tests start virtual machines, which are translated and slow: those of one user do. `all` has every case of the
-/// conformance kit run on machines that booted, rather than on claimed ones.
+/// The variable that makes tests start VMs, which are emulated and slow. It is set for one user. `all` runs every case
+/// of the conformance suite on VMs that booted, rather than on claimed ones.
 const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
-/// What the fast run takes of the suite of the command line.
+/// Filters of the fast run for the suite of the command line.
 const FAST_FILTERS: &[&str] =
     &["conformance::process", "cli::run::", "cli::usage::", "cli::forms::", "cli::kills::", "cli::signals::"];
-/// How many failed tests of one program are run again by themselves: where more fail, something is broken.
-const AGAIN: usize = 3;
-/// How many tests may fail beside others and pass by themselves. Each is told, and is a defect to be mended.
-const UNSTEADY: usize = 2;
-/// The beginnings of the names of test programs that run once, as the current user: their tests do not depend on the user, or
-/// become an ordinary user themselves.
+/// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
+const MAX_RETRIED: usize = 3;
+/// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
+const MAX_UNSTEADY: usize = 2;
+/// Name prefixes of test programs that run once, as the current user. Their tests do not depend on the user, or become
+/// an ordinary user themselves.
 const ONCE: &[&str] = &[
     "cofferdam-archive ",
     "cofferdam-bench ",
@@ -60,8 +61,8 @@ const ONCE: &[&str] = &[
     "cofferdam-wasm test ",
     "xtask ",
 ];
-/// What one test program may take: that of the binary starts tens of virtual machines.
-const DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// Maximum time of one test program. The program of the command line starts tens of VMs.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Runs all tests whose name contains `filter`.
 pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
@@ -120,17 +121,17 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     if filter.is_some() && all.passed + all.failed() == 0 {
         bail!("no test's name contains '{}'", filter.unwrap_or_default());
     }
-    if all.unsteady.len() > UNSTEADY {
-        bail!("{} tests passed only by themselves; {UNSTEADY} may", all.unsteady.len());
+    if all.unsteady.len() > MAX_UNSTEADY {
+        bail!("{} tests passed only when run alone, at most {MAX_UNSTEADY} are allowed", all.unsteady.len());
     }
     if all.failed() > 0 || !left.is_empty() {
-        bail!("{} tests failed, {} things were left behind", all.failed(), left.len());
+        bail!("{} tests failed, {} objects were left behind", all.failed(), left.len());
     }
     Ok(())
 }
 
-/// Runs what answers within minutes after a change: unit tests, and the suite of the command line as far as it needs neither
-/// container engines nor virtual machines. As this user alone, in the checkout's own build directory.
+/// Runs the tests that finish within minutes: unit tests, and the suite of the command line without container engines
+/// and VMs. Runs as this user only, in the checkout's own build directory.
 pub fn run_fast(repository: &Repository) -> Result<()> {
     let start = Instant::now();
     let built = build::build(repository, None)?;
@@ -151,7 +152,7 @@ pub fn run_fast(repository: &Repository) -> Result<()> {
     Ok(())
 }
 
-/// Whether a test program belongs to the fast run: unit tests, and the suite of the command line.
+/// Returns true if a test program belongs to the fast run: unit tests, and the suite of the command line.
 fn is_fast(name: &str) -> bool {
     name.contains(" lib ") || name.contains(" bin ") || name == "cofferdam test suite"
 }
@@ -164,7 +165,7 @@ fn summarise(totals: &[(String, Outcome)], took: Duration) {
             println!("   FAILED {failure}");
         }
         for test in &total.unsteady {
-            println!("   UNSTEADY {test}: it failed beside others, above, and passed by itself");
+            println!("   UNSTEADY {test}: failed in parallel with others, see above, and passed alone");
         }
     }
     let sum = |count: fn(&Outcome) -> usize| totals.iter().map(|(_, total)| count(total)).sum::<usize>();
@@ -192,9 +193,9 @@ fn run_program(
     let mut outcome = finish(command(filter.as_slice()), &program.name, user, Printed::ByOne)?;
     let failed: Vec<String> =
         outcome.failed_tests(&program.name).unwrap_or_default().into_iter().map(str::to_owned).collect();
-    if (1..=AGAIN).contains(&failed.len()) {
+    if (1..=MAX_RETRIED).contains(&failed.len()) {
         for test in failed {
-            println!("   again, by itself: {test}");
+            println!("   again, alone: {test}");
             let again = finish(command(&["--exact", &test]), &program.name, user, Printed::ByOne)?;
             outcome.again(&format!("{}: {test}", program.name), &again);
         }
@@ -202,7 +203,7 @@ fn run_program(
     Ok(outcome)
 }
 
-/// Without engines, nothing that takes long is tested.
+/// Without engines, slow tests are left out.
 fn program_command(
     program: &Program,
     built: &Built,
@@ -233,7 +234,7 @@ fn program_command(
     command
 }
 
-/// Tests in documentation are compiled by rustdoc, and so run only as the user who may do that.
+/// Runs the documentation tests. rustdoc compiles them, so they run only as the user that may do that.
 fn doc_tests(sources: &Repository, target: Option<PathBuf>, filter: Option<&str>) -> Result<Outcome> {
     let mut command = build::cargo(sources, target.as_deref());
     command
@@ -253,14 +254,14 @@ fn doc_tests(sources: &Repository, target: Option<PathBuf>, filter: Option<&str>
     finish(command, "documentation", &User::current(), Printed::BySeveral)
 }
 
-/// Runs a command whose output is that of test programs. It goes to a file: a daemon that a broken test leaves would
-/// hold a pipe open.
+/// Runs a command that prints the output of test programs. The output goes to a file, because a leftover daemon would
+/// keep a pipe open.
 fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Result<Outcome> {
     let start = Instant::now();
     let log = user.log()?;
     command.stdin(std::process::Stdio::null()).stdout(log.writer()?).stderr(log.writer()?);
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    let status = wait_until(&mut child, name, DEADLINE)?;
+    let status = wait_until(&mut child, name, PROGRAM_TIMEOUT)?;
     let text = log.read()?;
     let ended = status.map(|status| status.to_string());
     let mut outcome = Outcome::parse(name, &text, printed);
@@ -269,11 +270,11 @@ fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Re
         _ if outcome.failed() > 0 && status.is_some() => {}
         _ => outcome.failures.push(match ended {
             Some(ended) => format!("{name}: ended with {ended}"),
-            None => format!("{name}: killed after {} minutes", DEADLINE.as_secs() / 60),
+            None => format!("{name}: killed after {} minutes", PROGRAM_TIMEOUT.as_secs() / 60),
         }),
     }
     if outcome.failed() > 0 {
-        // What failed comes last, with its output; what passed needs no telling then.
+        // The failures come last, with their output. Passed tests are then not printed.
         println!("{}", text.find("\nfailures:\n\n----").map_or(&*text, |at| &text[at..]).trim_end());
     }
     if outcome.ran() {

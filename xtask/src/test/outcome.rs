@@ -1,33 +1,33 @@
-//! What test programs print, understood: the lines of Rust's own harness, `SKIP …` lines of our tests, and the lines of
-//! the conformance kit for skipped cases.
+//! Parser for the output of test programs: the lines of Rust's test harness, `SKIP …` lines of the project's tests, and
+//! the conformance suite's lines for skipped cases.
 
-/// A reason with which a test is ignored that another test starts by itself: no skip.
+/// The prefix of the reason of an ignored test that another test starts itself. It does not count as skipped.
 const HELPER: &str = "started by ";
 
-/// What happened.
+/// The results of test programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Tests that passed.
+    /// Number of tests that passed.
     pub passed: usize,
-    /// One line a failure.
+    /// One line for each failure.
     pub failures: Vec<String>,
-    /// One line a test that failed beside others and passed by itself.
+    /// One line for each test that failed in parallel with others and passed alone.
     pub unsteady: Vec<String>,
-    /// One line a skip, with its reason.
+    /// One line for each skip, with its reason.
     pub skips: Vec<String>,
 }
 
-/// Whose output it is.
+/// The source of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Printed {
-    /// One test program's. It may have started itself again, whose result then comes before its own.
+    /// One test program. It may have started itself again, whose result then comes before its own.
     ByOne,
-    /// That of several programs, one after the other.
+    /// Several programs, one after the other.
     BySeveral,
 }
 
 impl Outcome {
-    /// Reads the output of the program `name`.
+    /// Parses the output of the program `name`.
     pub fn parse(name: &str, text: &str, printed: Printed) -> Self {
         let mut outcome = Self::default();
         for line in text.lines() {
@@ -36,7 +36,7 @@ impl Outcome {
             } else if let Some(skip) = line.trim_start().strip_prefix("SKIP ") {
                 outcome.skips.push(format!("SKIP {skip}"));
             } else if let Some(case) = line.strip_prefix("skipped ").filter(|case| case.contains(" ms  ")) {
-                outcome.skips.push(format!("SKIP conformance: {}", kit(case)));
+                outcome.skips.push(format!("SKIP conformance: {}", suite_case(case)));
             } else if let Some(counts) = line.strip_prefix("test result: ") {
                 // Quiet runs print no line for each test.
                 let passed = counts.split_whitespace().nth(1).and_then(|count| count.parse().ok()).unwrap_or(0);
@@ -56,12 +56,12 @@ impl Outcome {
         }
     }
 
-    /// The names of the tests of the program `name` that failed; nothing if something else went wrong as well.
+    /// Returns the names of the failed tests of the program `name`. Returns `None` if there were other failures.
     pub fn failed_tests(&self, name: &str) -> Option<Vec<&str>> {
         self.failures.iter().map(|line| line.strip_prefix(name)?.strip_prefix(": ")).collect()
     }
 
-    /// Takes in what became of a failed test that was run again by itself.
+    /// Adds the result of a failed test that was run again alone.
     pub fn again(&mut self, test: &str, again: &Self) {
         let passed = again.failures.is_empty() && again.passed == 1;
         if let Some(at) = self.failures.iter().position(|line| line == test).filter(|_| passed) {
@@ -70,12 +70,12 @@ impl Outcome {
         }
     }
 
-    /// How many failed.
+    /// Returns the number of failures.
     pub fn failed(&self) -> usize {
         self.failures.len()
     }
 
-    /// Every skip, and how often it came: one case may be skipped for several configurations.
+    /// Returns every skip with its number of occurrences: one case may be skipped for several configurations.
     pub fn distinct_skips(&self) -> Vec<(&str, usize)> {
         let mut distinct: Vec<(&str, usize)> = Vec::new();
         for skip in &self.skips {
@@ -87,12 +87,12 @@ impl Outcome {
         distinct
     }
 
-    /// Whether there is anything to tell.
+    /// Returns true if any test ran or was skipped.
     pub fn ran(&self) -> bool {
         *self != Self::default()
     }
 
-    /// Puts another's results to these.
+    /// Adds another outcome to this one.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failures.extend(other.failures);
@@ -100,14 +100,14 @@ impl Outcome {
         self.skips.extend(other.skips);
     }
 
-    /// `N passed, N failed, N skipped`.
+    /// Formats the counts as `N passed, N failed, N skipped`.
     pub fn line(&self) -> String {
         format!("{} passed, {} failed, {} skipped", self.passed, self.failures.len(), self.skips.len())
     }
 }
 
-/// `K6  exit/timeout      12 ms  reason` without the padding.
-fn kit(case: &str) -> String {
+/// Removes the padding from `K6  exit/timeout      12 ms  reason`.
+fn suite_case(case: &str) -> String {
     let (left, reason) = case.split_once(" ms  ").unwrap_or((case, ""));
     format!("{}: {reason}", left.split_whitespace().nth(1).unwrap_or_default())
 }
@@ -132,7 +132,7 @@ successes:
 
 ---- a::works stdout ----
 SKIP hostile: a keyring of the host: the kernel has none
-skipped K6  undeclared/files                                          0 ms  files is declared, its own cases test it
+skipped K6  undeclared/files                                          0 ms  files is declared and tested by its own cases
 skipped parts of the report
 
 test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.00s
@@ -146,7 +146,7 @@ test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; 
                 "SKIP demo: a::needs_more: needs a second machine",
                 "SKIP demo: a::forgotten: no reason given",
                 "SKIP hostile: a keyring of the host: the kernel has none",
-                "SKIP conformance: undeclared/files: files is declared, its own cases test it",
+                "SKIP conformance: undeclared/files: files is declared and tested by its own cases",
             ]
         );
     }
@@ -158,7 +158,7 @@ test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; 
         assert_eq!(outcome.failed_tests("demo"), Some(vec!["a", "b"]));
         let ended = |text: &str| Outcome::parse("demo", text, Printed::ByOne);
         outcome.again("demo: a", &ended("test a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n"));
-        outcome.again("demo: a", &ended("killed before it said anything\n"));
+        outcome.again("demo: a", &ended("killed before it printed anything\n"));
         assert_eq!((outcome.failures.len(), outcome.passed), (2, 5));
         outcome.again("demo: b", &ended("test b ... ok\ntest result: ok. 1 passed; 0 failed\n"));
         assert_eq!(

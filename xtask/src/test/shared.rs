@@ -1,6 +1,6 @@
-//! A copy of the sources that every user of the machine can read, for builds that are run as several users.
+//! A copy of the sources that every user can read, for builds that several users run.
 //!
-//! It is kept from run to run, so that only what changed is built again.
+//! Later runs reuse it, so that only changes are built again.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::repository::Repository;
 
-/// Where copies are kept: it survives a restart, and every user can enter it.
+/// The directory of copies. It survives a restart, and every user can enter it.
 const PLACE: &str = "/var/tmp";
 
-/// Brings the copy up to date.
+/// Updates the copy.
 pub fn copy(repository: &Repository) -> Result<Repository> {
     let mut hasher = DefaultHasher::new();
     repository.root().hash(&mut hasher);
@@ -31,21 +31,21 @@ pub fn copy(repository: &Repository) -> Result<Repository> {
     Ok(Repository::at(place))
 }
 
-/// Anybody may have made a directory of this name there; only one of our own will do.
+/// Creates the directory or checks that this user owns it, because any user can create one with this name.
 fn claim(place: &Path) -> Result<()> {
     match fs::DirBuilder::new().mode(0o755).create(place) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-        other => other.with_context(|| format!("cannot make {}", place.display()))?,
+        other => other.with_context(|| format!("cannot create {}", place.display()))?,
     }
     let meta = place.symlink_metadata()?;
     if !meta.is_dir() || meta.uid() != Path::new("/proc/self").metadata()?.uid() {
-        bail!("{} belongs to somebody else: remove it", place.display());
+        bail!("{} belongs to another user: remove it", place.display());
     }
     fs::set_permissions(place, Permissions::from_mode(0o755))?;
     Ok(())
 }
 
-/// Writes a file only where it differs: its time of change decides what is built again.
+/// Writes a file only if it differs, because its modification time decides what is built again.
 fn update(from: &Path, place: &Path, file: &Path) -> Result<()> {
     let to = place.join(file);
     let meta = from.symlink_metadata()?;
@@ -78,7 +78,7 @@ fn update(from: &Path, place: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what is no longer a source, the build's own directory excepted.
+/// Removes files that are no longer sources, except for the build directory.
 fn remove_others(place: &Path, directory: &Path, files: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in directory.read_dir()? {
         let path = entry?.path();

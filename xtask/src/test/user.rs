@@ -1,4 +1,4 @@
-//! Who runs the tests.
+//! Users that run the tests.
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Seek, SeekFrom};
@@ -11,26 +11,26 @@ use anyhow::Result;
 
 use crate::place::{self, Temporary};
 
-/// The ordinary user's number: no distribution gives it to anybody.
+/// The ordinary user's id. No distribution assigns it.
 pub const ORDINARY: u32 = 65_533;
-/// Where an ordinary user finds programs.
+/// The search path of an ordinary user.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// A user, with a directory of its own if it is not the one that started this program.
+/// A user, with a directory of its own if it is not the current one.
 #[derive(Debug)]
 pub struct User {
     home: Option<PathBuf>,
 }
 
 impl User {
-    /// Whoever started this program.
+    /// Returns the user that started this program.
     pub fn current() -> Self {
         Self { home: None }
     }
 
-    /// A user without any rights. Requires root.
+    /// Creates a user without privileges. Requires root.
     pub fn ordinary() -> Result<Self> {
-        // Not named after us: tests look for directories that are, to see what was left behind.
+        // The name does not contain "cofferdam": tests search for directories that do, to find leftovers.
         let home = place::make(Path::new("/tmp"), "xtask-user-", 0o700, &[0, ORDINARY])?;
         let user = Self { home: Some(home.clone()) };
         for directory in [home.clone(), home.join("tmp")] {
@@ -43,7 +43,7 @@ impl User {
         Ok(user)
     }
 
-    /// For people.
+    /// Returns a name for display.
     pub fn name(&self) -> String {
         match (&self.home, crate::command::is_root()) {
             (Some(_), _) => format!("an ordinary user (uid {ORDINARY})"),
@@ -52,13 +52,13 @@ impl User {
         }
     }
 
-    /// Whether it is the one that started this program.
+    /// Returns true if it is the user that started this program.
     pub fn is_current(&self) -> bool {
         self.home.is_none()
     }
 
-    /// A command of this user. Setting the user id also drops root's supplementary groups. Signals do what they do in a
-    /// new program, also where this one was started in the background, where a shell has some ignored.
+    /// Returns a command of this user. Setting the user id also drops root's supplementary groups. Signals have their
+    /// default actions, even if this program was started in the background, where a shell ignores some.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("/usr/bin/env");
         command.arg("--default-signal").arg(program);
@@ -72,7 +72,7 @@ impl User {
         command
     }
 
-    /// Creates an empty directory of this user, which is removed when it is dropped.
+    /// Creates an empty directory of this user, which is removed on drop.
     pub fn directory(&self, prefix: &str) -> Result<Temporary> {
         let parent = self.home.as_ref().map_or_else(std::env::temp_dir, |home| home.join("tmp"));
         let directory = Temporary::create(&parent, prefix, 0o700)?;
@@ -82,7 +82,7 @@ impl User {
         Ok(directory)
     }
 
-    /// A file for output, without a name.
+    /// Creates an unnamed file for output.
     pub fn log(&self) -> Result<Log> {
         let me = Path::new("/proc/self").metadata()?.uid();
         let place = place::make(&std::env::temp_dir(), "xtask-log-", 0o700, &[me])?;
@@ -102,17 +102,17 @@ impl Drop for User {
     }
 }
 
-/// Output of one command.
+/// The output of one command.
 #[derive(Debug)]
 pub struct Log(File);
 
 impl Log {
-    /// An end to write to.
+    /// Returns an end to write to.
     pub fn writer(&self) -> Result<Stdio> {
         Ok(Stdio::from(self.0.try_clone()?))
     }
 
-    /// Everything written.
+    /// Returns everything written.
     pub fn read(mut self) -> Result<String> {
         let mut bytes = Vec::new();
         self.0.seek(SeekFrom::Start(0))?;

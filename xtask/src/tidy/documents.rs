@@ -1,4 +1,4 @@
-//! Promises in documents that nothing stands behind.
+//! Rules for documents: every claim has a proof.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,9 @@ const SPECIFICATION: &str = "SPECIFICATION.md";
 const ESCAPES: &str = "docs/past-escapes.md";
 const GUESTS: &str = "crates/cofferdam/tests/guests";
 const CASES: &str = "crates/cofferdam-conformance/src/cases/mod.rs";
-/// Says that nothing shows a promise yet.
+/// The word for a claim that has no proof yet.
 const UNPROVEN: &str = "unproven";
-/// Not tests, but they show something.
+/// Benchmarks, which count as proof like tests.
 const BENCHMARKS: &[&str] = &[
     "cargo xtask bench spawn",
     "cargo xtask bench memory",
@@ -24,7 +24,7 @@ const BENCHMARKS: &[&str] = &[
     "cargo xtask docs",
 ];
 
-/// Specification rows without an existing test, and hostile programs without a known escape.
+/// Returns specification rows without an existing test, and hostile programs without a known escape.
 pub fn check(sources: &[Source]) -> Vec<String> {
     let text = |path: &str| sources.iter().find(|source| source.path.as_os_str() == path).map(|source| &*source.text);
     let mut breaches = Vec::new();
@@ -36,7 +36,7 @@ pub fn check(sources: &[Source]) -> Vec<String> {
     breaches.extend(
         guests(sources)
             .filter(|name| !escapes.contains(&format!("`{name}`")))
-            .map(|name| format!("{ESCAPES}: names no escape that {GUESTS}/{name}.c stands for")),
+            .map(|name| format!("{ESCAPES}: names no escape that {GUESTS}/{name}.c represents")),
     );
     breaches
 }
@@ -46,7 +46,7 @@ fn guests(sources: &[Source]) -> impl Iterator<Item = String> {
     files.filter_map(|source| Some(source.path.file_stem()?.to_string_lossy().into_owned()))
 }
 
-/// Names of test functions, conformance cases and benchmarks.
+/// Returns the names of test functions, conformance cases and benchmarks.
 fn tests(sources: &[Source]) -> BTreeSet<String> {
     let mut names: BTreeSet<String> = BENCHMARKS.iter().map(|name| (*name).to_owned()).collect();
     for source in sources.iter().filter(|source| source.is("rs")) {
@@ -59,7 +59,7 @@ fn tests(sources: &[Source]) -> BTreeSet<String> {
     names
 }
 
-/// Functions after an attribute that makes them tests, and those that proptest makes tests.
+/// Returns functions after a test attribute, and those that proptest turns into tests.
 fn test_functions(text: &str) -> impl Iterator<Item = String> {
     let mut marked = false;
     text.lines().filter_map(move |line| {
@@ -74,7 +74,9 @@ fn test_functions(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Rows of tables look like `| promise | tests |`: the last cell names tests in backquotes, or says `unproven`.
+/// Checks rows of tables of the form `| promise
+///
+/// tests |`: the last cell names tests in backquotes, or is `unproven`.
 fn unproven_rows(specification: &str, tests: &BTreeSet<String>) -> Vec<String> {
     let mut breaches = Vec::new();
     let mut in_table = false;
@@ -91,12 +93,12 @@ fn unproven_rows(specification: &str, tests: &BTreeSet<String>) -> Vec<String> {
         let proof = line.trim_end().trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
         let named: Vec<&str> = proof.split('`').skip(1).step_by(2).collect();
         if named.is_empty() && !proof.starts_with(UNPROVEN) {
-            breaches.push(format!("{SPECIFICATION}:{number}: names no test; name one, or say `{UNPROVEN}`"));
+            breaches.push(format!("{SPECIFICATION}:{number}: names no test; name one, or write `{UNPROVEN}`"));
         }
         for name in named {
             let function = name.rsplit("::").next().unwrap_or(name);
             if !tests.contains(name) && !tests.contains(function) {
-                breaches.push(format!("{SPECIFICATION}:{number}: there is no test '{name}'"));
+                breaches.push(format!("{SPECIFICATION}:{number}: no test is named '{name}'"));
             }
         }
     }

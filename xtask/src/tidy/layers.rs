@@ -1,13 +1,13 @@
-//! Which crate may depend on which: one way down, as `ARCHITECTURE.md` draws it.
+//! Rules for dependencies between crates: in one direction, as in `ARCHITECTURE.md`.
 
 use serde_json::Value;
 
-/// What one of our crates may know of the others.
+/// The allowed dependencies of a crate of the workspace.
 struct Layer {
     name: &'static str,
-    /// Crates of ours that it may depend on.
+    /// Crates of the workspace that it may depend on.
     uses: &'static [&'static str],
-    /// Those that its tests may use besides.
+    /// Additional crates that its tests may use.
     tests_use: &'static [&'static str],
 }
 
@@ -17,7 +17,7 @@ const fn layer(name: &'static str, uses: &'static [&'static str], tests_use: &'s
     Layer { name, uses, tests_use }
 }
 
-/// Every crate of the workspace. One that is missing here is a breach: somebody has to decide where it belongs.
+/// Every crate of the workspace. A missing one is a breach: its layer has to be decided.
 const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
@@ -64,7 +64,7 @@ const LAYERS: &[Layer] = &[
     layer("xtask", &[], &[]),
 ];
 
-/// The arrows that point the wrong way, and packages without our licence.
+/// Returns dependencies in the wrong direction, and packages without the workspace's licence.
 pub fn check(packages: &[Value]) -> Vec<String> {
     let names: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
     packages.iter().flat_map(|package| package_breaches(package, &names)).collect()
@@ -77,7 +77,7 @@ fn package_breaches(package: &Value, ours: &[&str]) -> Vec<String> {
         breaches.push(format!("{name}: needs `license.workspace = true` in its Cargo.toml"));
     }
     let Some(layer) = LAYERS.iter().find(|layer| layer.name == name) else {
-        breaches.push(format!("{name}: is in no layer; decide in xtask/src/tidy/layers.rs what it may depend on"));
+        breaches.push(format!("{name}: is in no layer; add its allowed dependencies to xtask/src/tidy/layers.rs"));
         return breaches;
     };
     for dependency in package["dependencies"].as_array().into_iter().flatten() {

@@ -1,7 +1,8 @@
-//! The rules of the house that no other tool checks. Each rule looks at the sources and returns what breaks it, one line
-//! a breach, with the file and the remedy; nothing is changed.
+//! Project rules that no other tool checks. Each rule inspects the sources and returns one line for each breach, with
+//! the file and the remedy. It changes nothing.
 
 mod documents;
+mod language;
 mod layers;
 mod paths;
 mod sources;
@@ -12,23 +13,23 @@ use anyhow::{Result, bail};
 
 use crate::repository::Repository;
 
-/// A source file that is text.
+/// A text file of the sources.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Relative to the root.
+    /// The path, relative to the root.
     pub path: PathBuf,
     /// The contents.
     pub text: String,
 }
 
 impl Source {
-    /// Whether the name ends like this.
+    /// Returns true if the file has this extension.
     pub fn is(&self, extension: &str) -> bool {
         self.path.extension().is_some_and(|found| found == extension)
     }
 }
 
-/// Checks everything.
+/// Checks all rules.
 pub fn run(repository: &Repository) -> Result<()> {
     println!("== tidy");
     let packages = repository.packages()?;
@@ -38,6 +39,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     breaches.extend(sources::roots(&packages, repository)?);
     breaches.extend(documents::check(&sources));
     breaches.extend(paths::check(&sources));
+    breaches.extend(language::check(&sources));
     breaches.extend(executable(repository, Path::new(".ci/run")));
     for breach in &breaches {
         println!("   {breach}");
@@ -51,7 +53,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     }
 }
 
-/// Every source that is text; others are none of tidy's business.
+/// Reads every text file of the sources and skips others.
 fn read(repository: &Repository) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in repository.files()? {

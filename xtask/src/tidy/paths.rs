@@ -1,6 +1,6 @@
-//! Modules that take directories and files which a caller named: a guest may own a directory above them and swap what is
-//! in it for links, so that they are opened by `cofferdam_linux::named` and read by `cofferdam_linux::walk`, and never by
-//! their path. The rule reads lines, and knows the usual calls only.
+//! A rule for modules that read directories and files named by a caller. A guest may own a directory above them and
+//! replace its content with links. So these modules open files through `cofferdam_linux::named` and read them through
+//! `cofferdam_linux::walk`, and never by path. The rule checks lines, and knows the usual calls only.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const MODULES: &[&str] = &[
     "crates/cofferdam/src/plan.rs",
     "crates/cofferdam/src/registry/machines/made.rs",
 ];
-/// Calls that find something by its path, and follow links on the way.
+/// Calls that open or inspect a file by its path and follow links.
 const BY_PATH: &[&str] = &[
     "read_dir(",
     "File::open(",
@@ -34,7 +34,7 @@ const BY_PATH: &[&str] = &[
     "rustix::fs::stat(",
     "OpenOptions::new(",
 ];
-/// Paths that no caller named: a module, a part of the line, and why.
+/// Paths that no caller named: a module, a part of the line, and the reason.
 const ALLOWED: &[(&str, &str, &str)] = &[
     ("launcher/template.rs", "read_dir(&directory)", "a directory of /etc"),
     ("launcher/template.rs", "rustix::fs::open(path, flags", "a file of /etc, whose links are not followed"),
@@ -48,7 +48,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("cofferdam/src/plan.rs", ".open(canonical)", "a program's file, compared with what was found before"),
 ];
 
-/// Breaches: lines that open by path what a caller may have named.
+/// Returns lines that open by path a file that a caller may have named.
 pub fn check(sources: &[Source]) -> Vec<String> {
     sources.iter().filter(|source| source.is("rs") && is_covered(&source.path)).flat_map(breaches).collect()
 }
@@ -68,7 +68,9 @@ fn breaches(source: &Source) -> Vec<String> {
     let name = source.path.display();
     let breach = |(index, _)| {
         let number: usize = index + 1;
-        format!("{name}:{number}: opens by path what a caller may have named; use cofferdam_linux::named or ::walk")
+        format!(
+            "{name}:{number}: opens by path a file that a caller may have named; use cofferdam_linux::named or ::walk"
+        )
     };
     wrong.map(breach).collect()
 }

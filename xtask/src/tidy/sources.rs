@@ -1,4 +1,4 @@
-//! Rules for single files: their length, where `unsafe` may stand, words that mean "not finished", paths of one machine.
+//! Rules for single files: length, places of `unsafe`, words for unfinished work, paths of one host.
 
 use std::path::{Component, Path};
 
@@ -8,21 +8,21 @@ use serde_json::Value;
 use super::Source;
 use crate::repository::Repository;
 
-/// The longest that a Rust file may be.
+/// The maximum number of lines of a Rust file.
 const MAX_LINES: usize = 600;
-/// The crate that wraps the kernel; elsewhere `unsafe` needs a `sys` module.
+/// The crate that wraps the kernel. Elsewhere, `unsafe` needs a `sys` module.
 const UNSAFE_CRATE: &str = "crates/cofferdam-linux";
-/// Hostile programs look for real files of a machine.
+/// The directory of hostile programs, which open real files of a host.
 const GUESTS: &str = "crates/cofferdam/tests/guests";
-/// Words for what is not finished. Written in two parts, so that this file does not contain them.
+/// Words for unfinished work. Written in two parts, so that this file does not contain them.
 const UNFINISHED: &[&str] =
     &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimpl", "emented!(")];
-/// What may follow the keyword in code.
+/// Tokens that can follow the keyword in code.
 const UNSAFE_FORMS: &[&str] = &["{", "fn ", "impl ", "impl<", "trait ", "extern "];
-/// Names of users that examples and tests invent.
+/// User names that examples and tests invent.
 const INVENTED_USERS: &[&str] = &["user", "me", "you", "alice", "bob", "someone", "sandbox"];
 
-/// Breaches in the text of files.
+/// Returns breaches in the text of files.
 pub fn check(sources: &[Source], root: &Path) -> Vec<String> {
     let machine = machine_paths(root);
     sources.iter().flat_map(|source| file_breaches(source, &machine)).collect()
@@ -31,27 +31,27 @@ pub fn check(sources: &[Source], root: &Path) -> Vec<String> {
 fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
     let name = source.path.display();
     let mut breaches = Vec::new();
-    // As another user, a test whose snapshot holds fails for want of the right to clear it.
+    // A test with a pending snapshot fails as another user, who cannot remove it.
     if source.is("pending-snap") || name.to_string().ends_with(".snap.new") {
-        breaches.push(format!("{name}: a snapshot that nobody has looked at; accept or delete it"));
+        breaches.push(format!("{name}: a pending snapshot; accept or delete it"));
     }
     let rust = source.is("rs");
     let lines = source.text.lines().count();
     if rust && lines > MAX_LINES {
-        breaches.push(format!("{name}: {lines} lines, {MAX_LINES} is the most; split it"));
+        breaches.push(format!("{name}: {lines} lines, at most {MAX_LINES} are allowed; split it"));
     }
     for (number, line) in source.text.lines().enumerate().map(|(index, line)| (index + 1, line)) {
         if rust && !may_be_unsafe(&source.path) && is_unsafe(line) {
             breaches.push(format!("{name}:{number}: unsafe code outside cofferdam-linux and sys modules"));
         }
         if !source.is("lock") && UNFINISHED.iter().any(|word| has_word(line, word)) {
-            breaches.push(format!("{name}:{number}: unfinished; finish it, or open an issue and take the mark out"));
+            breaches.push(format!("{name}:{number}: unfinished; finish it, or open an issue and remove the mark"));
         }
         if source.path.starts_with(GUESTS) {
             continue;
         }
         if let Some(path) = machine.iter().find(|path| line.contains(path.as_str())) {
-            breaches.push(format!("{name}:{number}: names {path}, a path of one machine"));
+            breaches.push(format!("{name}:{number}: names {path}, a path of one host"));
         } else if let Some(user) = home_of(line) {
             breaches.push(format!("{name}:{number}: names the home directory of '{user}'"));
         }
@@ -59,7 +59,7 @@ fn file_breaches(source: &Source, machine: &[String]) -> Vec<String> {
     breaches
 }
 
-/// Paths of the machine that this runs on: the checkout, and the tools of whoever runs it.
+/// Returns paths of this host: the checkout, and the tools of the user that runs this.
 fn machine_paths(root: &Path) -> Vec<String> {
     let mut paths = vec![root.display().to_string()];
     if let Some(home) = std::env::var_os("HOME") {
@@ -70,7 +70,7 @@ fn machine_paths(root: &Path) -> Vec<String> {
     paths
 }
 
-/// The user in `/home/user/…` or `/Users/user/…`, unless it is an invented one.
+/// Returns the user in `/home/user/…` or `/Users/user/…`, unless it is an invented one.
 fn home_of(line: &str) -> Option<&str> {
     [concat!("/ho", "me/"), concat!("/Us", "ers/")].iter().find_map(|prefix| {
         let (_, rest) = line.split_once(prefix)?;
@@ -107,7 +107,7 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Crates whose root does not refuse `unsafe`, or where it must be allowed in `sys`, does not deny it elsewhere.
+/// Returns crates whose root does not forbid `unsafe`. A crate with a `sys` module has to deny it elsewhere.
 pub fn roots(packages: &[Value], repository: &Repository) -> Result<Vec<String>> {
     let mut breaches = Vec::new();
     for package in packages.iter().filter(|package| package["name"] != "cofferdam-linux") {

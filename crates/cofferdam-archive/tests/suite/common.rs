@@ -1,4 +1,4 @@
-//! A small machine, and how it is saved and restored.
+//! A small VM, and helpers that save and restore it.
 
 use std::fs::File;
 use std::io::Cursor;
@@ -9,41 +9,41 @@ use cofferdam_archive::{
     Base, Key, Limits, PAGE, Part, Progress, ReadOptions, Reader, Restored, Result, WriteOptions, Writer,
 };
 
-/// Goes on, whatever the progress.
+/// Continues, regardless of the progress.
 pub fn on(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// A file without a name.
+/// Creates an unnamed file.
 pub fn blank() -> File {
     tempfile::tempfile().unwrap()
 }
 
-/// A file with these bytes.
+/// Creates a file with these bytes.
 pub fn file_of(bytes: &[u8]) -> File {
     let file = blank();
     file.write_all_at(bytes, 0).unwrap();
     file
 }
 
-/// All of a file.
+/// Reads a whole file.
 pub fn contents(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
     bytes
 }
 
-/// Bytes that a file takes on the disk.
+/// Returns the bytes that a file takes on the disk.
 pub fn stored(file: &File) -> u64 {
     file.metadata().unwrap().blocks() * 512
 }
 
-/// A page whose bytes cannot be packed to nothing, a different one for each number but zero.
+/// Returns an incompressible page that is different for each number except zero.
 pub fn page(number: u64) -> Vec<u8> {
     let mut state = number;
     let mut page = vec![0; PAGE];
     for word in page.chunks_exact_mut(8) {
-        // The steps of splitmix64, which from zero go nowhere here.
+        // The steps of splitmix64, which map zero to zero.
         state = state.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         word.copy_from_slice(&(mixed ^ (mixed >> 27)).to_le_bytes());
@@ -51,7 +51,7 @@ pub fn page(number: u64) -> Vec<u8> {
     page
 }
 
-/// Pages by their numbers, one after the other.
+/// Returns pages by their numbers, one after the other.
 pub fn pages(numbers: &[u64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| page(*number)).collect()
 }
@@ -60,8 +60,8 @@ pub fn key() -> Key {
     Key::new(&[0x5A; 32]).unwrap()
 }
 
-/// A machine with everything in it.
-pub struct Machine {
+/// A VM with every kind of part.
+pub struct Vm {
     pub manifest: Vec<u8>,
     pub devices: File,
     pub memory: File,
@@ -69,8 +69,8 @@ pub struct Machine {
     pub base: Option<Base>,
 }
 
-impl Machine {
-    /// A few pages of each kind.
+impl Vm {
+    /// Creates a VM with a few pages of each kind.
     pub fn small() -> Self {
         Self {
             manifest: br#"{"cpu":"named"}"#.to_vec(),
@@ -99,19 +99,19 @@ impl Machine {
         self.save(WriteOptions { key: Some(&key()), ..WriteOptions::default() }).unwrap()
     }
 
-    /// What it is made of, in the order of the archive.
+    /// Returns the parts' contents, in the order of the archive.
     pub fn all(&self) -> Vec<Vec<u8>> {
         vec![self.manifest.clone(), contents(&self.devices), contents(&self.memory), contents(&self.disk)]
     }
 
-    /// Again, for restoring.
+    /// Returns new handles of the bases, for restoring.
     pub fn bases(&self) -> Vec<Base> {
         let again = |base: &Base, file: &File| Base::known(base.id(), file.try_clone().unwrap()).unwrap();
         self.base.iter().map(|base| again(base, &file_of(&pages(&[7, 8, 8, 0])))).collect()
     }
 }
 
-/// Restores to files without names; gives the restored parts, and every file that was handed in.
+/// Restores to unnamed files. Returns the restored parts and every file that was passed.
 pub fn restore(bytes: &[u8], key: Option<&Key>, bases: &[Base]) -> (Result<Restored>, Vec<File>) {
     let options = ReadOptions { key, limits: Limits::default() };
     let mut given = Vec::new();
@@ -125,13 +125,13 @@ pub fn restore(bytes: &[u8], key: Option<&Key>, bases: &[Base]) -> (Result<Resto
     (restored, given)
 }
 
-/// Verifies only.
+/// Verifies without restoring.
 pub fn verify(bytes: &[u8], key: Option<&Key>) -> Result<()> {
     let options = ReadOptions { key, limits: Limits::default() };
     Reader::open(Cursor::new(bytes), &options)?.verify(&mut on).map(|_| ())
 }
 
-/// What was restored, as bytes in the order of the archive.
+/// Returns the restored contents, in the order of the archive.
 pub fn all(restored: &Restored) -> Vec<Vec<u8>> {
     let documents = restored.documents.iter().map(|document| document.bytes.clone());
     documents.chain(restored.files.iter().map(|(_, file)| contents(file))).collect()

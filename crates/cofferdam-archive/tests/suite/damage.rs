@@ -1,34 +1,34 @@
-//! Whatever is changed, cut off, moved or added is noticed before anything is handed out.
+//! Damage tests: bytes that are changed, cut off, moved or added are detected before anything is handed out.
 
 use cofferdam_archive::{ArchiveError, Key, ReadOptions, Reader, WriteOptions, Writer};
 
-use crate::common::{Machine, file_of, key, on, page, pages, restore, verify};
+use crate::common::{Vm, file_of, key, on, page, pages, restore, verify};
 
-/// Refused by both ways of reading, with nothing left in any file.
-fn refused(bytes: &[u8], key: Option<&Key>, machine: &Machine) -> ArchiveError {
+/// Checks that both ways of reading refuse the archive, with every file left empty.
+fn refused(bytes: &[u8], key: Option<&Key>, vm: &Vm) -> ArchiveError {
     assert!(verify(bytes, key).is_err(), "was verified");
-    let (restored, given) = restore(bytes, key, &machine.bases());
+    let (restored, given) = restore(bytes, key, &vm.bases());
     for file in given {
-        assert_eq!(file.metadata().unwrap().len(), 0, "something is left");
+        assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
     restored.expect_err("was restored")
 }
 
-/// A machine that is small, so that each of its bytes can be tried.
-fn tiny() -> Machine {
-    let machine = Machine::small();
+/// Creates a VM so small that each bit of its archive can be flipped.
+fn tiny() -> Vm {
+    let vm = Vm::small();
     let repeated = |byte: u8| vec![byte; 4096];
-    Machine {
+    Vm {
         memory: file_of(&[vec![0; 4096], repeated(1), repeated(1), repeated(2)].concat()),
         disk: file_of(&[&page(7)[..], &repeated(3), b"end"].concat()),
-        ..machine
+        ..vm
     }
 }
 
 #[test]
 fn every_flipped_bit_is_noticed() {
-    let (machine, key) = (tiny(), key());
-    for (bytes, key) in [(machine.plain(), None), (machine.encrypted(), Some(&key))] {
+    let (vm, key) = (tiny(), key());
+    for (bytes, key) in [(vm.plain(), None), (vm.encrypted(), Some(&key))] {
         assert!(bytes.len() < 2000, "{} bytes", bytes.len());
         for at in 0..bytes.len() {
             for bit in 0..8 {
@@ -40,17 +40,17 @@ fn every_flipped_bit_is_noticed() {
         for at in (0..bytes.len()).step_by(7) {
             let mut bytes = bytes.clone();
             bytes[at] = !bytes[at];
-            refused(&bytes, key, &machine);
+            refused(&bytes, key, &vm);
         }
     }
 }
 
 #[test]
 fn every_cut_is_noticed() {
-    let (machine, key) = (tiny(), key());
-    let plain = machine.plain();
+    let (vm, key) = (tiny(), key());
+    let plain = vm.plain();
     for end in 0..plain.len() {
-        let error = refused(&plain[..end], None, &machine);
+        let error = refused(&plain[..end], None, &vm);
         let expected = if end == 0 {
             matches!(error, ArchiveError::NotAnArchive)
         } else {
@@ -58,26 +58,26 @@ fn every_cut_is_noticed() {
         };
         assert!(expected, "{end}: {error}");
     }
-    let encrypted = machine.encrypted();
+    let encrypted = vm.encrypted();
     for end in 0..encrypted.len() {
-        refused(&encrypted[..end], Some(&key), &machine);
+        refused(&encrypted[..end], Some(&key), &vm);
     }
 }
 
 #[test]
 fn bytes_behind_the_end_are_noticed() {
-    let (machine, key) = (Machine::small(), key());
+    let (vm, key) = (Vm::small(), key());
     for more in [&b"\0"[..], b"more", &[0; 70_000]] {
-        let plain = refused(&[&machine.plain(), more].concat(), None, &machine);
+        let plain = refused(&[&vm.plain(), more].concat(), None, &vm);
         assert!(matches!(plain, ArchiveError::TrailingBytes), "{plain}");
-        refused(&[&machine.encrypted(), more].concat(), Some(&key), &machine);
+        refused(&[&vm.encrypted(), more].concat(), Some(&key), &vm);
     }
 }
 
 const HEAD: usize = 96 + 80 + 32;
 const SEALED: usize = (64 << 10) + 16;
 
-/// An encrypted archive of many chunks; its head, and its chunks.
+/// Returns the head and the chunks of an encrypted archive of many chunks.
 fn chunks(key: &Key) -> (Vec<u8>, Vec<Vec<u8>>) {
     let memory = file_of(&pages(&(1..=80).collect::<Vec<_>>()));
     let mut writer = Writer::new(WriteOptions { key: Some(key), ..WriteOptions::default() }).unwrap();
@@ -118,7 +118,8 @@ fn sealed_chunks_stay_where_they_are() {
 
 #[test]
 fn a_full_last_chunk_can_be_told_from_a_cut() {
-    // Contents that do not pack, so that the body's length can be chosen: blocks, hashes and the end take 88 bytes.
+    // The contents are incompressible, so that the body's length can be chosen: blocks, hashes and the end take 88
+    // bytes.
     let key = key();
     let mut lengths = std::collections::BTreeSet::new();
     let random = pages(&(1..=17).collect::<Vec<_>>());
@@ -149,13 +150,13 @@ fn a_body_opens_under_its_own_head_only() {
 
 #[test]
 fn keys_are_asked_for_and_compared() {
-    let (machine, right, wrong) = (Machine::small(), key(), Key::new(&[1; 32]).unwrap());
-    let (plain, encrypted) = (machine.plain(), machine.encrypted());
-    assert!(matches!(refused(&encrypted, None, &machine), ArchiveError::KeyMissing));
-    let error = refused(&encrypted, Some(&wrong), &machine);
+    let (vm, right, wrong) = (Vm::small(), key(), Key::new(&[1; 32]).unwrap());
+    let (plain, encrypted) = (vm.plain(), vm.encrypted());
+    assert!(matches!(refused(&encrypted, None, &vm), ArchiveError::KeyMissing));
+    let error = refused(&encrypted, Some(&wrong), &vm);
     assert!(matches!(error, ArchiveError::WrongKey));
-    // Nobody can pass off an archive of his own where an encrypted one is expected.
-    assert!(matches!(refused(&plain, Some(&right), &machine), ArchiveError::NotEncrypted));
+    // An attacker cannot substitute an archive of their own where an encrypted one is expected.
+    assert!(matches!(refused(&plain, Some(&right), &vm), ArchiveError::NotEncrypted));
     let options = ReadOptions { key: Some(&right), ..ReadOptions::default() };
     let shown = format!("{options:?} {:?} {error} {error:?}", Reader::open(&encrypted[..], &options).unwrap());
     assert!(!shown.contains("90, 90") && !shown.to_lowercase().contains("5a5a"), "{shown}");

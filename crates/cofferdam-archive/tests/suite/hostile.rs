@@ -1,4 +1,4 @@
-//! Archives as a hostile program would make them: every hash fits, and what they say is wrong.
+//! Hostile archives: every hash matches, but the declarations are wrong.
 
 use std::io::Cursor;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ const MEMORY: u8 = 3;
 const DISK: u8 = 4;
 const SIZE: u64 = PAGE as u64;
 
-/// Refused whether encrypted or not, by both ways of reading, with nothing left in any file.
+/// Checks that both ways of reading refuse the archive, encrypted or not, with every file left empty.
 fn refused(forged: &Forged) -> ArchiveError {
     let (plain, key) = (forged.bytes(None).unwrap(), key());
     let sealed = forged.bytes(Some(&key)).unwrap();
@@ -23,7 +23,7 @@ fn refused(forged: &Forged) -> ArchiveError {
     assert!(verify(&sealed, Some(&key)).is_err(), "was verified, encrypted");
     let (restored, given) = restore(&plain, None, &[]);
     for file in given {
-        assert_eq!(file.metadata().unwrap().len(), 0, "something is left");
+        assert_eq!(file.metadata().unwrap().len(), 0, "the file is not empty");
     }
     restored.expect_err("was restored")
 }
@@ -44,7 +44,7 @@ fn forged_archives_are_read_where_they_are_right() {
         ForgedPart::new("memory", MEMORY, 6 * SIZE, records),
         ForgedPart { blocks: block(3, 3, b"abc"), ..ForgedPart::new("devices", STATE, 0, Vec::new()) },
     ]);
-    // The last is a lie, of which the forger knows no hash.
+    // The last is a wrong declaration, for which the builder knows no hash.
     assert!(matches!(refused(&forged), ArchiveError::SizeLies { .. }));
     let forged = Forged { parts: forged.parts[..2].to_vec(), ..forged };
     let (restored, _) = restore(&forged.bytes(None).unwrap(), None, &[]);
@@ -58,7 +58,7 @@ fn one_record_of_everything_is_stopped_within_it() {
     let (size, most) = (64 * MIB, 4 * MIB);
     let all = (size / SIZE) as u32;
     let data = [record(3, all, 0), page(7).repeat(all as usize)].concat();
-    // One MiB of data, which all the rest are copies of, in one record.
+    // One MiB of data, which all the rest copies, in one record.
     let few = (MIB / SIZE) as u32;
     let [before, half] = [few, all / 2];
     let start = [record(3, before, 0), page(7).repeat(before as usize)].concat();
@@ -188,9 +188,9 @@ fn sizes_beyond_the_limits_are_refused_before_anything_is_read() {
         let head = &bytes[..96 + 80 + 32];
         assert!(matches!(inspect(head, &options), Err(ArchiveError::TooLarge { .. })), "{kind} of {size}");
     }
-    // What the format allows and the caller does not.
+    // Sizes that the format allows and the caller does not.
     assert!(matches!(refused(&one(part(MEMORY, 65 << 30, Vec::new()))), ArchiveError::TooLarge { .. }));
-    // A document that only claims to be large takes no memory: it is refused when nothing comes.
+    // A document that only declares a large size takes no memory: it is refused when no data follows.
     let options = ReadOptions { key: None, limits: Limits::FORMAT };
     let bytes = one(part(JSON, 4 << 20, Vec::new())).bytes(None).unwrap();
     assert!(matches!(inspect(&bytes[..], &options), Err(ArchiveError::SizeLies { .. })));
@@ -208,7 +208,7 @@ fn a_hole_of_terabytes_takes_no_time_and_no_space() {
     if let Ok(restored) = reader.restore(&[], &mut |_| Ok(place.take().unwrap()), &mut on) {
         assert_eq!(crate::common::stored(&restored.files[0].1), 0);
     } else {
-        // A file system that cannot have files of that size.
+        // Some file systems do not support files of that size.
         assert_eq!(handle.metadata().unwrap().len(), 0);
     }
 }
@@ -221,10 +221,10 @@ fn blocks_that_are_bombs_or_broken_are_refused() {
     let length = |bytes: &[u8]| bytes.len() as u32;
     for (what, blocks) in [
         ("a bomb", block(1 << 20, length(&bomb), &bomb)),
-        ("a bomb that says so", block(100 << 20, length(&bomb), &bomb)),
-        ("says all there can be", block(u32::MAX, u32::MAX, &bomb)),
-        ("more than said", block(999, length(&small), &small)),
-        ("less than said", block(1001, length(&small), &small)),
+        ("a bomb that declares its size", block(100 << 20, length(&bomb), &bomb)),
+        ("declares the maximum", block(u32::MAX, u32::MAX, &bomb)),
+        ("more than declared", block(999, length(&small), &small)),
+        ("less than declared", block(1001, length(&small), &small)),
         ("packed to nothing", block(5, 0, b"")),
         ("unpacked to nothing", block(0, 5, b"12345")),
         ("packed to more", block(4, 5, b"12345")),
@@ -254,7 +254,7 @@ fn pages_where_none_can_be_are_refused() {
         ("no pages", SIZE, record(1, 0, 0)),
         ("no kind", SIZE, record(0, 1, 0)),
         ("an unknown kind", SIZE, record(5, 1, 0)),
-        ("marks where none belong", SIZE, record(1, 1, 1)),
+        ("unexpected flags", SIZE, record(1, 1, 1)),
         ("zeroes without a base", SIZE, record(2, 1, 0)),
     ] {
         let error = refused(&one(part(MEMORY, size, records.clone())));

@@ -1,4 +1,4 @@
-//! What an archive promises: what goes in comes out, and nothing else is ever taken.
+//! Properties of archives: the restored contents equal the saved ones, and nothing else is accepted.
 #![forbid(unsafe_code)]
 
 mod common;

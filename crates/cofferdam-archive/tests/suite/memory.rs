@@ -1,4 +1,4 @@
-//! A machine of gigabytes goes through a process of megabytes.
+//! Memory use: a VM of gigabytes is saved and restored by a process of megabytes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,8 +12,8 @@ use crate::common::{key, on, page, stored};
 const PLACE: &str = "COFFERDAM_TEST_PLACE";
 const SIZE: u64 = 2 << 30;
 const DATA: u64 = 64 << 20;
-/// Less than the data, so that it cannot have been in memory at once.
-const MOST: u64 = 40 << 20;
+/// Less than the data, so that the data cannot have been in memory at once.
+const MAX_PEAK: u64 = 40 << 20;
 
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -21,7 +21,7 @@ fn peak() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Both have the same where there is data. That there is nothing else, their stored bytes say.
+/// Checks that both files have the same data. Their stored size shows that there is no other data.
 fn same(one: &File, other: &File) {
     let (mut a, mut b) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     for at in (0..16u64).flat_map(|place| (0..DATA >> 24).map(move |part| place_of(place) + (part << 20))) {
@@ -36,7 +36,7 @@ fn place_of(place: u64) -> u64 {
 }
 
 #[test]
-#[ignore = "runs in a child of another test, which has its memory for itself"]
+#[ignore = "runs in a child of another test, which needs a process of its own to measure memory"]
 fn child() {
     let place = PathBuf::from(std::env::var_os(PLACE).expect("not run by its parent"));
     let memory = File::open(place.join("memory")).unwrap();
@@ -53,7 +53,7 @@ fn child() {
     assert!(stored(file) < DATA + (1 << 20), "{} bytes are stored", stored(file));
     let peak = peak();
     same(&memory, file);
-    assert!(peak < MOST, "{} MiB at most", peak >> 20);
+    assert!(peak < MAX_PEAK, "{} MiB at most", peak >> 20);
     println!("restored within {} MiB", peak >> 20);
 }
 
@@ -62,7 +62,7 @@ fn gigabytes_go_through_a_few_megabytes() {
     let directory = tempfile::tempdir().unwrap();
     let memory = File::create_new(directory.path().join("memory")).unwrap();
     memory.set_len(SIZE).unwrap();
-    // Pages that are all different and do not pack, in sixteen places.
+    // Distinct, incompressible pages in sixteen places.
     let mut block: Vec<u8> = (1..=DATA / 16 / 4096).flat_map(page).collect();
     for place in 0..16u64 {
         block.chunks_mut(4096).for_each(|page| page[..8].copy_from_slice(&(place + 1).to_le_bytes()));

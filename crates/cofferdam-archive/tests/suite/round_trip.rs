@@ -1,4 +1,4 @@
-//! What goes in comes out.
+//! Round trips: the restored contents equal the saved ones.
 
 use std::io::Cursor;
 use std::ops::ControlFlow;
@@ -9,16 +9,16 @@ use cofferdam_archive::{
 };
 use proptest::prelude::*;
 
-use crate::common::{Machine, all, blank, contents, file_of, key, on, page, pages, restore, stored, verify};
+use crate::common::{Vm, all, blank, contents, file_of, key, on, page, pages, restore, stored, verify};
 
 #[test]
 fn a_machine_comes_back_as_it_was() {
-    let machine = Machine::small();
+    let vm = Vm::small();
     let key = key();
-    for (bytes, key) in [(machine.plain(), None), (machine.encrypted(), Some(&key))] {
+    for (bytes, key) in [(vm.plain(), None), (vm.encrypted(), Some(&key))] {
         verify(&bytes, key).unwrap();
-        let restored = restore(&bytes, key, &machine.bases()).0.unwrap();
-        assert!(all(&restored) == machine.all());
+        let restored = restore(&bytes, key, &vm.bases()).0.unwrap();
+        assert!(all(&restored) == vm.all());
         let names: Vec<_> = restored.files.iter().map(|(part, _)| (part.name.as_str(), part.kind)).collect();
         assert_eq!(names, [("devices", Kind::State), ("memory", Kind::Memory), ("disk", Kind::Disk)]);
     }
@@ -40,8 +40,8 @@ fn an_archive_of_nothing_is_one() {
 
 #[test]
 fn the_same_machine_gives_the_same_bytes_wherever_its_holes_are() {
-    let machine = Machine::small();
-    assert_eq!(machine.plain(), machine.plain());
+    let vm = Vm::small();
+    assert_eq!(vm.plain(), vm.plain());
     // Zeroes as holes, and zeroes that were written.
     let size = 700 * PAGE as u64 + 5;
     let (holes, written) = (blank(), file_of(&vec![0; size as usize]));
@@ -64,15 +64,15 @@ fn the_same_machine_gives_the_same_bytes_wherever_its_holes_are() {
 
 #[test]
 fn two_encrypted_archives_have_nothing_in_common() {
-    let machine = Machine::small();
-    let (one, other) = (machine.encrypted(), machine.encrypted());
+    let vm = Vm::small();
+    let (one, other) = (vm.encrypted(), vm.encrypted());
     let head = 96 + 4 * 80 + 32;
     let equal = one[head..].iter().zip(&other[head..]).filter(|(a, b)| a == b).count();
     assert_eq!(one.len(), other.len());
     assert!(equal < one.len() / 50, "{equal} of {} bytes are equal", one.len());
-    // Nothing of a document can be found.
+    // No part of a document appears in clear.
     assert!(!one.windows(5).any(|bytes| bytes == b"named"));
-    assert!(machine.plain().windows(5).any(|bytes| bytes == b"named"));
+    assert!(vm.plain().windows(5).any(|bytes| bytes == b"named"));
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn what_is_restored_is_sparse() {
     memory.set_len(256 * mebibyte).unwrap();
     memory.write_all_at(&page(1), 100 * mebibyte).unwrap();
     memory.write_all_at(&page(2), 256 * mebibyte - PAGE as u64).unwrap();
-    // Zeroes that are no holes in the source.
+    // Zeroes that are not holes in the source.
     memory.write_all_at(&vec![0; mebibyte as usize], 10 * mebibyte).unwrap();
     let mut writer = Writer::new(WriteOptions::default()).unwrap();
     writer.memory("memory", &memory).unwrap();
@@ -118,7 +118,7 @@ fn a_disk_is_stored_as_its_differences() {
     let below: Vec<u64> = (1..=500).collect();
     let mut above = below.clone();
     (above[3], above[200], above[499]) = (1000, 0, 1001);
-    // One longer than its base, one shorter.
+    // One disk longer than its base, one shorter.
     for length in [520, 480] {
         above.resize(length, 1002);
         let (base, disk) = (Base::hashed(file_of(&pages(&below))).unwrap(), file_of(&pages(&above)));
@@ -135,10 +135,10 @@ fn a_disk_is_stored_as_its_differences() {
 
 #[test]
 fn a_disk_needs_just_its_base() {
-    let machine = Machine::small();
-    let bytes = machine.plain();
-    let wanted = machine.base.as_ref().unwrap().id();
-    // It can be verified without.
+    let vm = Vm::small();
+    let bytes = vm.plain();
+    let wanted = vm.base.as_ref().unwrap().id();
+    // Verification needs no base.
     verify(&bytes, None).unwrap();
     match restore(&bytes, None, &[]).0 {
         Err(ArchiveError::BaseMissing { base, .. }) => assert_eq!(base, wanted),
@@ -149,30 +149,30 @@ fn a_disk_needs_just_its_base() {
         Err(error @ ArchiveError::WrongBase { .. }) => assert!(error.to_string().contains(&wanted.to_string())),
         other => panic!("{other:?}"),
     }
-    assert!(given.is_empty(), "a file was made before it was known whether the base is there");
+    assert!(given.is_empty(), "a file was created before the base was checked");
     let mut bases = vec![Base::hashed(file_of(b"other")).unwrap()];
-    bases.extend(machine.bases());
+    bases.extend(vm.bases());
     assert!(restore(&bytes, None, &bases).0.is_ok());
 }
 
 #[test]
 fn inspect_reads_the_beginning_and_says_what_is_in_clear() {
-    let (machine, key) = (Machine::small(), key());
-    let (plain, encrypted) = (machine.plain(), machine.encrypted());
+    let (vm, key) = (Vm::small(), key());
+    let (plain, encrypted) = (vm.plain(), vm.encrypted());
     let head = 96 + 4 * 80 + 32;
     let summary = inspect(&plain[..head + 200], &ReadOptions::default()).unwrap();
     assert!(!summary.encrypted);
-    assert_eq!(summary.documents.unwrap()[0].bytes, machine.manifest);
+    assert_eq!(summary.documents.unwrap()[0].bytes, vm.manifest);
     let parts: Vec<_> = summary.parts.iter().map(|part| (part.name.as_str(), part.size)).collect();
     let page = PAGE as u64;
     assert_eq!(parts, [("manifest", 15), ("devices", 20), ("memory", 7 * page), ("disk", 4 * page + 3)]);
-    assert_eq!(summary.parts[3].base, machine.base.as_ref().map(Base::id));
-    // Of an encrypted one the head, and with the key the documents.
+    assert_eq!(summary.parts[3].base, vm.base.as_ref().map(Base::id));
+    // For an encrypted archive: the head, and with the key the documents.
     let summary = inspect(&encrypted[..head], &ReadOptions::default()).unwrap();
     assert_eq!((summary.encrypted, summary.documents, summary.parts.len()), (true, None, 4));
     let with_key = ReadOptions { key: Some(&key), ..ReadOptions::default() };
     let summary = inspect(&encrypted[..], &with_key).unwrap();
-    assert_eq!(summary.documents.unwrap()[0].bytes, machine.manifest);
+    assert_eq!(summary.documents.unwrap()[0].bytes, vm.manifest);
 }
 
 #[test]
@@ -186,16 +186,16 @@ fn progress_comes_to_the_total_and_can_end_it() {
         let mut bytes = Vec::new();
         writer.write(&mut bytes, watch).map(|_| bytes)
     };
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     let bytes = save(&mut |progress| {
-        told.push(progress);
+        reports.push(progress);
         ControlFlow::Continue(())
     });
     let bytes = bytes.unwrap();
     let total = (64 << 20) + 2;
-    assert!(told.len() >= 64 && told.iter().all(|progress| progress.total == total));
-    assert!(told.is_sorted_by_key(|progress| (progress.done, progress.archive)));
-    assert_eq!(told.last().unwrap().done, total);
+    assert!(reports.len() >= 64 && reports.iter().all(|progress| progress.total == total));
+    assert!(reports.is_sorted_by_key(|progress| (progress.done, progress.archive)));
+    assert_eq!(reports.last().unwrap().done, total);
     let stop = |progress: cofferdam_archive::Progress| match progress.done > total / 2 {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
@@ -212,12 +212,12 @@ fn progress_comes_to_the_total_and_can_end_it() {
 
 #[test]
 fn places_that_are_in_use_are_left_alone() {
-    let machine = Machine::small();
-    let used = file_of(b"somebody's");
-    let reader = Reader::open(Cursor::new(machine.plain()), &ReadOptions::default()).unwrap();
-    let restored = reader.restore(&machine.bases(), &mut |_| used.try_clone(), &mut on);
+    let vm = Vm::small();
+    let used = file_of(b"existing");
+    let reader = Reader::open(Cursor::new(vm.plain()), &ReadOptions::default()).unwrap();
+    let restored = reader.restore(&vm.bases(), &mut |_| used.try_clone(), &mut on);
     assert!(matches!(restored, Err(ArchiveError::UnfitFile { .. })));
-    assert_eq!(contents(&used), b"somebody's");
+    assert_eq!(contents(&used), b"existing");
     let null = std::fs::File::open("/dev/null").unwrap();
     let mut writer = Writer::new(WriteOptions::default()).unwrap();
     assert!(matches!(writer.memory("memory", &null), Err(ArchiveError::UnfitFile { .. })));
@@ -254,7 +254,7 @@ fn what_cannot_be_saved_is_refused_at_once() {
     assert!(matches!(writer.json("../up", b""), Err(ArchiveError::BadName { .. })));
     let large = vec![0; (4 << 20) + 1];
     assert!(matches!(writer.json("large", &large), Err(ArchiveError::TooLarge { .. })));
-    // What was refused is not in it.
+    // The archive does not contain the refused parts.
     let mut bytes = Vec::new();
     writer.write(&mut bytes, &mut on).unwrap();
     assert_eq!(inspect(&bytes[..], &ReadOptions::default()).unwrap().parts, []);
@@ -266,7 +266,7 @@ fn what_cannot_be_saved_is_refused_at_once() {
 
 #[test]
 fn the_callers_limits_hold() {
-    let bytes = Machine::small().plain();
+    let bytes = Vm::small().plain();
     let refused = |limits: Limits| {
         let reader = Reader::open(Cursor::new(&bytes), &ReadOptions { key: None, limits });
         let shown = inspect(&bytes[..], &ReadOptions { key: None, limits });
@@ -287,7 +287,7 @@ fn the_callers_limits_hold() {
     }
 }
 
-/// Pages by small numbers, so that there are zeroes and duplicates, and a tail.
+/// Generates pages by small numbers, to include zeroes and duplicates, and a tail.
 fn image() -> impl Strategy<Value = Vec<u8>> {
     let runs = prop::collection::vec((0..6u64, 1..40usize), 0..20);
     (runs, prop::collection::vec(any::<u8>(), 0..3)).prop_map(|(runs, tail)| {

@@ -1,4 +1,4 @@
-//! Where there is no room, that is said, and nothing is left half done.
+//! Full disks: the error is reported, and no partial file is left.
 
 use std::fs::File;
 use std::io::Cursor;
@@ -9,7 +9,7 @@ use cofferdam_archive::{ArchiveError, ReadOptions, Reader, WriteOptions, Writer}
 
 use crate::common::{file_of, on, page, pages, stored};
 
-/// Names the directory with little room to the child.
+/// Names the environment variable with the small directory for the child.
 const PLACE: &str = "COFFERDAM_TEST_PLACE";
 /// More than any of the limits below.
 const PAGES: u64 = 400;
@@ -27,13 +27,13 @@ fn new_file(path: &Path) -> std::io::Result<File> {
     File::options().read(true).write(true).create_new(true).open(path)
 }
 
-/// Runs [`child`] by a shell that first does this.
+/// Runs [`child`] in a shell that first runs a script.
 fn run_child(shell: &mut Command, script: &str, place: &Path) -> (bool, String) {
     let exe = std::env::current_exe().unwrap();
     shell.args(["-c", &format!("{script} exec \"$0\" --exact --ignored --nocapture space::child")]).arg(exe);
     let output = shell.env(PLACE, place).output().unwrap();
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    (output.status.success() && text.contains("no room was found out"), text)
+    (output.status.success() && text.contains("NoSpace was reported"), text)
 }
 
 #[test]
@@ -51,17 +51,17 @@ fn child() {
     writer.memory("memory", &memory).unwrap();
     let written = writer.write(new_file(&place.join("saved")).unwrap(), &mut on);
     assert!(matches!(written, Err(ArchiveError::NoSpace { .. })), "{written:?}");
-    println!("no room was found out");
+    println!("NoSpace was reported");
 }
 
-/// The same without a file that would need room itself: read from where the parent put it.
+/// Returns the same without a file that would need space itself: the parent has stored both.
 fn archive_in_memory() -> (File, Vec<u8>) {
     let place = PathBuf::from(std::env::var_os(PLACE).unwrap());
     let above = place.parent().unwrap();
     (File::open(above.join("memory")).unwrap(), std::fs::read(above.join("archive")).unwrap())
 }
 
-/// A directory with a memory, its archive, and a place.
+/// Creates a directory with a memory, its archive, and a working directory.
 fn prepared() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let (memory, bytes) = archive();
@@ -103,7 +103,7 @@ fn an_output_without_room_is_told() {
     let mut writer = Writer::new(WriteOptions::default()).unwrap();
     writer.memory("memory", &memory).unwrap();
     match writer.write(full, &mut on) {
-        Err(error @ ArchiveError::NoSpace { .. }) => assert!(error.to_string().contains("make room"), "{error}"),
+        Err(error @ ArchiveError::NoSpace { .. }) => assert!(error.to_string().contains("free some space"), "{error}"),
         other => panic!("{other:?}"),
     }
 }

@@ -1,20 +1,20 @@
-//! Everything that could be left behind, at one time.
+//! A sample of everything that could leak.
 
 use crate::host::{groups, kernel, mounts, tree};
 
-/// What a figure counts, and so how much of it must be added before it is said to have grown.
+/// The unit of a figure, which also determines the growth that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Things: a single one matters.
+    /// A number of objects, of which a single one matters.
     Count,
-    /// KiB of processes of ours.
+    /// KiB of Cofferdam's own processes.
     OwnKib,
-    /// KiB of the whole host, where others work, too.
+    /// KiB of the whole host, which other processes use too.
     HostKib,
 }
 
 impl Unit {
-    /// The least growth over a whole run that is told.
+    /// Returns the smallest growth over a whole run that is reported.
     pub fn least(self) -> f64 {
         match self {
             Self::Count => 1.0,
@@ -23,7 +23,7 @@ impl Unit {
         }
     }
 
-    /// As written behind a number.
+    /// Returns the text after a number.
     pub fn text(self) -> &'static str {
         match self {
             Self::Count => "",
@@ -32,7 +32,7 @@ impl Unit {
     }
 }
 
-/// The figures, in the order of [`Look`].
+/// The figures, in the order of [`Reading`].
 pub const FIGURES: [(&str, Unit); 12] = [
     ("own RSS", Unit::OwnKib),
     ("launcher RSS", Unit::OwnKib),
@@ -48,12 +48,12 @@ pub const FIGURES: [(&str, Unit); 12] = [
     ("host Slab", Unit::HostKib),
 ];
 
-/// One value for each of [`FIGURES`]; `None` where this user may not know.
+/// One value for each of [`FIGURES`]. `None` if this user may not read it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Look(pub [Option<f64>; FIGURES.len()]);
+pub struct Reading(pub [Option<f64>; FIGURES.len()]);
 
-impl Look {
-    /// How it is now.
+impl Reading {
+    /// Samples the current values.
     pub fn now() -> Self {
         let own = std::process::id();
         let launchers = tree::launchers();
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_look_at_this_process_finds_it() {
-        let Look(values) = Look::now();
+        let Reading(values) = Reading::now();
         let value = |name: &str| FIGURES.iter().position(|(figure, _)| *figure == name).and_then(|at| values[at]);
         assert!(value("own RSS").unwrap() > 0.0);
         assert!(value("own fds").unwrap() >= 3.0);

@@ -1,4 +1,4 @@
-//! What is left and what grows while sandboxes are made, run in, and destroyed, one after the other.
+//! Leak test: samples what remains while sandboxes are created, used and destroyed in sequence.
 
 mod look;
 mod report;
@@ -15,19 +15,19 @@ use crate::options::ChurnOptions;
 use crate::ours;
 use crate::results::{self, File};
 use crate::spawn::Workload;
-use look::Look;
+use look::Reading;
 use report::{Report, Sampled};
 
-/// Samples while it runs, the first excluded.
+/// Number of samples during the run, without the first.
 const SAMPLES: u64 = 10;
-/// Sandboxes before the first sample: what is made once, or kept ready, is there then.
+/// Number of sandboxes before the first sample. After them, everything that is created once or prepared exists.
 const WARM_UP: u64 = 50;
-/// The longest that the kernel is waited for: it takes down network namespaces one by one, in the background.
-const SETTLE_LIMIT: Duration = Duration::from_secs(90);
-/// Time in which nothing may change any more for it to be settled.
+/// Maximum wait for the kernel, which removes network namespaces one by one in the background.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Time without changes after which the kernel has settled.
 const STEADY: Duration = Duration::from_secs(3);
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &ChurnOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -41,16 +41,16 @@ async fn measure(count: u64) -> Result<Report> {
     churn(&backend, WARM_UP).await?;
     settle().await;
     let start = Instant::now();
-    let mut sampled = vec![Sampled { done: 0, look: Look::now() }];
+    let mut sampled = vec![Sampled { done: 0, reading: Reading::now() }];
     let mut done = 0;
     for part in 1..=SAMPLES {
         churn(&backend, count * part / SAMPLES - done).await?;
         done = count * part / SAMPLES;
-        sampled.push(Sampled { done, look: Look::now() });
+        sampled.push(Sampled { done, reading: Reading::now() });
     }
     let took = start.elapsed();
     let settling = settle().await;
-    Ok(Report { took, settling, sampled, settled: Look::now() })
+    Ok(Report { took, settling, sampled, settled: Reading::now() })
 }
 
 async fn churn(backend: &ProcessBackend, count: u64) -> Result<()> {
@@ -63,12 +63,12 @@ async fn churn(backend: &ProcessBackend, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the kernel has taken down what it is going to, and gives the time that this took.
+/// Waits until the kernel has finished its cleanup. Returns the time that this took.
 async fn settle() -> Duration {
     let start = Instant::now();
     let mut changed = Instant::now();
     let mut last = kernel::network_namespaces();
-    while changed.elapsed() < STEADY && start.elapsed() < SETTLE_LIMIT {
+    while changed.elapsed() < STEADY && start.elapsed() < SETTLE_TIMEOUT {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let now = kernel::network_namespaces();
         if now != last {

@@ -1,39 +1,39 @@
-//! What was sampled, and what of it grew.
+//! The samples of a run, and the figures that grew.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::look::{FIGURES, Look};
+use super::look::{FIGURES, Reading};
 use crate::host::machine::Facts;
 use crate::sample::tenths;
 use crate::trend::{self, fit};
 
-/// One sample.
+/// A sample.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampled {
-    /// Sandboxes until then.
+    /// Number of sandboxes before the sample.
     pub done: u64,
-    /// What there was.
-    pub look: Look,
+    /// The values.
+    pub reading: Reading,
 }
 
-/// Everything that one run found out.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
-    /// Time of all sandboxes together.
+    /// The time of all sandboxes together.
     pub took: Duration,
-    /// Time until the kernel had settled afterwards.
+    /// The time until the kernel had settled afterwards.
     pub settling: Duration,
-    /// At the start, and after each tenth.
+    /// The samples at the start and after each tenth.
     pub sampled: Vec<Sampled>,
-    /// After the kernel had settled.
-    pub settled: Look,
+    /// The sample after the kernel had settled.
+    pub settled: Reading,
 }
 
 impl Report {
-    /// A table for people, and what grew.
+    /// Formats a table, and the figures that grew.
     pub fn table(&self, facts: &Facts) -> String {
         let mut text = format!(
             "{}\n{} sandboxes in {:.1} s; the kernel settled {:.1} s later\n\n{:10}",
@@ -46,8 +46,8 @@ impl Report {
         for (name, _) in FIGURES {
             let _ = write!(text, " {:>width$}", name, width = width(name));
         }
-        let rows = self.sampled.iter().map(|sampled| (sampled.done.to_string(), sampled.look));
-        for (done, Look(values)) in rows.chain([("settled".to_owned(), self.settled)]) {
+        let rows = self.sampled.iter().map(|sampled| (sampled.done.to_string(), sampled.reading));
+        for (done, Reading(values)) in rows.chain([("settled".to_owned(), self.settled)]) {
             let _ = write!(text, "\n{done:10}");
             for ((name, _), value) in FIGURES.iter().zip(values) {
                 let shown = value.map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
@@ -71,14 +71,14 @@ impl Report {
         }
         for (index, (name, _)) in FIGURES.iter().enumerate() {
             if self.settled.0[index].is_none() {
-                let _ = writeln!(text, "not told to this user: {name}");
+                let _ = writeln!(text, "not readable by this user: {name}");
             }
         }
     }
 
-    /// The figure against thousands of sandboxes.
+    /// Returns the figure by thousands of sandboxes.
     fn points(&self, index: usize) -> Vec<(f64, f64)> {
-        let point = |sampled: &Sampled| Some((sampled.done as f64 / 1000.0, sampled.look.0[index]?));
+        let point = |sampled: &Sampled| Some((sampled.done as f64 / 1000.0, sampled.reading.0[index]?));
         self.sampled.iter().filter_map(point).collect()
     }
 
@@ -91,13 +91,13 @@ impl Report {
         self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, least))
     }
 
-    /// The same for programs.
+    /// Returns the results as JSON.
     pub fn json(&self, facts: &Facts) -> Value {
         let figures = FIGURES.iter().enumerate().map(|(index, (name, unit))| {
             json!({
                 "name": name,
                 "unit": unit.text().trim(),
-                "samples": self.sampled.iter().map(|sampled| sampled.look.0[index]).collect::<Vec<_>>(),
+                "samples": self.sampled.iter().map(|sampled| sampled.reading.0[index]).collect::<Vec<_>>(),
                 "settled": self.settled.0[index],
                 "per_1000": self.per_thousand(index).map(tenths),
                 "grew": self.grew(index),
@@ -123,16 +123,16 @@ mod tests {
     use super::*;
     use crate::host::machine;
 
-    /// A run in which descriptors of the launcher leak, one for each 100 sandboxes, and nothing else changes.
+    /// Returns a run in which the launcher leaks one descriptor for every 100 sandboxes, and nothing else changes.
     fn leaky() -> Report {
-        let look = |done: u64| {
-            let mut look = Look([Some(500.0); FIGURES.len()]);
-            look.0[3] = Some(20.0 + done as f64 / 100.0);
-            look.0[10] = None;
-            look
+        let reading = |done: u64| {
+            let mut reading = Reading([Some(500.0); FIGURES.len()]);
+            reading.0[3] = Some(20.0 + done as f64 / 100.0);
+            reading.0[10] = None;
+            reading
         };
-        let sampled = (0..=10).map(|part| Sampled { done: part * 1000, look: look(part * 1000) }).collect();
-        Report { took: Duration::from_secs(20), settling: Duration::from_secs(4), sampled, settled: look(10_000) }
+        let sampled = (0..=10).map(|part| Sampled { done: part * 1000, reading: reading(part * 1000) }).collect();
+        Report { took: Duration::from_secs(20), settling: Duration::from_secs(4), sampled, settled: reading(10_000) }
     }
 
     #[test]
@@ -140,7 +140,7 @@ mod tests {
         let text = leaky().table(&machine::facts());
         assert!(text.contains("GREW: launcher fds by 10.0 for each 1000 sandboxes\n"), "{text}");
         assert_eq!(text.matches("GREW").count(), 1, "{text}");
-        assert!(text.contains("not told to this user: host net ns"), "{text}");
+        assert!(text.contains("not readable by this user: host net ns"), "{text}");
         let json = leaky().json(&machine::facts());
         assert_eq!(json["figures"][3]["grew"], true);
         assert_eq!(json["figures"][3]["per_1000"], 10.0);
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn what_comes_back_after_settling_did_not_grow() {
         let mut report = leaky();
-        report.settled = report.sampled[0].look;
+        report.settled = report.sampled[0].reading;
         assert!(report.table(&machine::facts()).contains("nothing grew"));
     }
 }

@@ -9,101 +9,102 @@ use cofferdam::registry::{self, Containers, MACHINE_BACKEND, Setup};
 use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam_contract::{Backend, Limits, Sandbox, Spec};
 
-use super::{Lang, WALLS, Wall, Way};
+use super::{BACKENDS, BackendName, Lang, Way};
 use crate::options::CodeOptions;
 use crate::program::{self, Keep};
 
-/// Node starts more threads than a sandbox may have by default.
+/// Process limit, because Node starts more threads than a sandbox may have by default.
 const PROCESSES: u32 = 32;
 
-/// What the turns of one wall need.
-struct Post {
-    wall: Wall,
-    /// Or why there is none.
+/// The state for the turns of one backend.
+struct BackendState {
+    name: BackendName,
+    /// The backend, or the reason why it is missing.
     backend: Result<Arc<dyn Backend>, String>,
     live: Option<(Place, Arc<dyn Sandbox>)>,
     sessions: Vec<(Lang, Arc<CodeSession>)>,
 }
 
-/// Everything that turns need.
+/// The state for all turns.
 pub struct Field {
     executor: Executor,
     sessions: Sessions,
-    /// The interpreters of this machine.
+    /// The interpreters of this host.
     bare: Vec<(Lang, String)>,
-    posts: Vec<Post>,
+    backends: Vec<BackendState>,
 }
 
 impl Field {
-    /// Makes the backends; sandboxes come when they are needed.
+    /// Creates the backends. Sandboxes are created on demand.
     pub async fn prepare(options: &CodeOptions) -> Result<Self> {
         let mut setup = Setup::from_environment();
         let host = options.host.clone().or_else(|| std::env::var("COFFERDAM_TEST_DOCKER").ok());
         setup.containers = Containers { host: host.or(setup.containers.host), ..setup.containers };
         setup.machines = Machines { build: Build::Missing, ..setup.machines };
         let executor = Executor::new(CodeConfig::default())?;
-        let mut posts = Vec::new();
-        for wall in WALLS {
-            let backend = match wall.0 {
+        let mut backends = Vec::new();
+        for name in BACKENDS {
+            let backend = match name.0 {
                 MACHINE_BACKEND if !options.vm => Err("--vm includes it".to_owned()),
                 name => registry::backend_with(name, &setup).map_err(|error| error.to_string()),
             };
-            posts.push(Post { wall, backend, live: None, sessions: Vec::new() });
+            backends.push(BackendState { name, backend, live: None, sessions: Vec::new() });
         }
         let mut bare = Vec::new();
         for lang in Lang::ALL {
             let [interpreter, option] = lang.bare();
-            let told = tokio::process::Command::new(interpreter).args([option, lang.place()]).output().await;
-            if let Ok(told) = told.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-                && !told.is_empty()
+            let output = tokio::process::Command::new(interpreter).args([option, lang.place()]).output().await;
+            if let Ok(output) = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+                && !output.is_empty()
             {
-                bare.push((lang, told));
+                bare.push((lang, output));
             }
         }
-        Ok(Self { sessions: Sessions::new(executor.clone()), executor, bare, posts })
+        Ok(Self { sessions: Sessions::new(executor.clone()), executor, bare, backends })
     }
 
-    /// Makes what lives, if it is needed and not there.
-    pub async fn ready(&mut self, lang: Lang, way: Way) -> Result<()> {
-        let wall = match way {
+    /// Creates the live sandbox or session, if it is needed and missing.
+    pub async fn prepare_turn(&mut self, lang: Lang, way: Way) -> Result<()> {
+        let name = match way {
             Way::Bare | Way::New(_) => return Ok(()),
-            Way::Live(wall) | Way::Session(wall) => wall,
+            Way::Live(name) | Way::Session(name) => name,
         };
-        let post = self.posts.iter_mut().find(|post| post.wall == wall).context("there is no such backend")?;
-        let backend = post.backend.as_ref().map_err(|why| anyhow!("{why}"))?;
-        if post.live.is_none() {
+        let state = self.backends.iter_mut().find(|state| state.name == name).context("no such backend")?;
+        let backend = state.backend.as_ref().map_err(|why| anyhow!("{why}"))?;
+        if state.live.is_none() {
             let sandbox = backend.create(spec()?).await?;
-            post.live = Some((Place::of(&**backend), sandbox));
+            state.live = Some((Place::of(&**backend), sandbox));
         }
-        if let (Way::Session(_), Some((place, sandbox))) = (way, &post.live) {
+        if let (Way::Session(_), Some((place, sandbox))) = (way, &state.live) {
             let session = self.sessions.open(place, sandbox, lang.name()).await?;
-            post.sessions.push((lang, session));
+            state.sessions.push((lang, session));
         }
         Ok(())
     }
 
-    /// One turn.
+    /// Runs one turn.
     pub async fn turn(&self, lang: Lang, way: Way) -> Result<Duration> {
         let begun = Instant::now();
         let request = || CodeRequest::new(lang.name(), lang.code());
         let result = match way {
             Way::Bare => {
-                let (_, interpreter) = self.bare.iter().find(|(of, _)| *of == lang).context("there is none here")?;
+                let (_, interpreter) =
+                    self.bare.iter().find(|(of, _)| *of == lang).context("no interpreter on this host")?;
                 let line = [interpreter.as_str(), lang.bare()[1], lang.code()];
                 program::run(&line, "1\n", Keep::Output).await.map_err(anyhow::Error::msg)?;
                 return Ok(begun.elapsed());
             }
-            Way::New(wall) => {
-                let backend = self.post(wall)?.backend.as_ref().map_err(|why| anyhow!("{why}"))?;
+            Way::New(name) => {
+                let backend = self.state(name)?.backend.as_ref().map_err(|why| anyhow!("{why}"))?;
                 self.executor.run(&**backend, spec()?, request()).await?
             }
-            Way::Live(wall) => {
-                let (place, sandbox) = self.post(wall)?.live.as_ref().context("there is no live sandbox")?;
+            Way::Live(name) => {
+                let (place, sandbox) = self.state(name)?.live.as_ref().context("no live sandbox")?;
                 self.executor.execute(place, &**sandbox, request()).await?
             }
-            Way::Session(wall) => {
-                let sessions = &self.post(wall)?.sessions;
-                let session = sessions.iter().find(|(of, _)| *of == lang).context("there is no session")?;
+            Way::Session(name) => {
+                let sessions = &self.state(name)?.sessions;
+                let session = sessions.iter().find(|(of, _)| *of == lang).context("no session")?;
                 session.1.call(request()).await?
             }
         };
@@ -112,14 +113,14 @@ impl Field {
         Ok(took)
     }
 
-    fn post(&self, wall: Wall) -> Result<&Post> {
-        self.posts.iter().find(|post| post.wall == wall).context("there is no such backend")
+    fn state(&self, name: BackendName) -> Result<&BackendState> {
+        self.backends.iter().find(|state| state.name == name).context("no such backend")
     }
 
-    /// Ends everything that lives.
+    /// Closes all sandboxes and sessions.
     pub async fn end(self) -> Result<()> {
         self.sessions.shutdown().await;
-        for (_, sandbox) in self.posts.into_iter().filter_map(|post| post.live) {
+        for (_, sandbox) in self.backends.into_iter().filter_map(|state| state.live) {
             sandbox.close().await?;
         }
         Ok(())

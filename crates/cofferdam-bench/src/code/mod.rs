@@ -1,5 +1,5 @@
-//! How long `print(1)` takes in Python and JavaScript through `execute`, behind each wall: in a sandbox made for it, in one
-//! that lives, in a live session; against the bare interpreter, in one run.
+//! Time of `print(1)` in Python and JavaScript through `execute`, at each isolation level: in a new sandbox, in a live
+//! sandbox, and in a live session. Compared with the bare interpreter, in one run.
 
 mod field;
 mod report;
@@ -20,7 +20,7 @@ use crate::sample::Sample;
 use field::Field;
 use report::Report;
 
-/// What is run.
+/// The language that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Lang {
     /// `print(1)`
@@ -47,7 +47,7 @@ impl Lang {
         }
     }
 
-    /// The interpreter, and the option that code comes after.
+    /// Returns the interpreter, and its option for code.
     fn bare(self) -> [&'static str; 2] {
         match self {
             Self::Python => ["python3", "-c"],
@@ -55,7 +55,8 @@ impl Lang {
         }
     }
 
-    /// Has the interpreter print where it is: what a search path leads to may be a script that looks for it.
+    /// Returns code that prints the interpreter's path, because the interpreter in the search path may be a wrapper
+    /// script.
     fn place(self) -> &'static str {
         match self {
             Self::Python => "import sys; print(sys.executable)",
@@ -66,36 +67,40 @@ impl Lang {
 
 /// A backend, by its name in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wall(&'static str);
+struct BackendName(&'static str);
 
-const WALLS: [Wall; 4] =
-    [Wall(MODULE_BACKEND), Wall(registry::DEFAULT_BACKEND), Wall(CONTAINER_BACKEND), Wall(MACHINE_BACKEND)];
+const BACKENDS: [BackendName; 4] = [
+    BackendName(MODULE_BACKEND),
+    BackendName(registry::DEFAULT_BACKEND),
+    BackendName(CONTAINER_BACKEND),
+    BackendName(MACHINE_BACKEND),
+];
 
-/// One way to run it.
+/// A way to run the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// The interpreter alone.
     Bare,
-    /// A sandbox made for one call.
-    New(Wall),
-    /// A sandbox that lives.
-    Live(Wall),
+    /// A sandbox created for one call.
+    New(BackendName),
+    /// A live sandbox.
+    Live(BackendName),
     /// A session: an interpreter that lives in a sandbox.
-    Session(Wall),
+    Session(BackendName),
 }
 
 impl Way {
     fn all() -> impl Iterator<Item = Self> {
-        let of = |make: fn(Wall) -> Self| WALLS.into_iter().map(make);
+        let of = |make: fn(BackendName) -> Self| BACKENDS.into_iter().map(make);
         [Self::Bare].into_iter().chain(of(Self::New)).chain(of(Self::Live)).chain(of(Self::Session))
     }
 
     fn slug(self) -> String {
         match self {
             Self::Bare => "bare".to_owned(),
-            Self::New(wall) => format!("new-{}", wall.0),
-            Self::Live(wall) => format!("live-{}", wall.0),
-            Self::Session(wall) => format!("session-{}", wall.0),
+            Self::New(backend) => format!("new-{}", backend.0),
+            Self::Live(backend) => format!("live-{}", backend.0),
+            Self::Session(backend) => format!("session-{}", backend.0),
         }
     }
 }
@@ -104,14 +109,14 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bare => f.write_str("the interpreter alone"),
-            Self::New(wall) => write!(f, "{}: new sandbox, execute, close", wall.0),
-            Self::Live(wall) => write!(f, "{}: execute in a live sandbox", wall.0),
-            Self::Session(wall) => write!(f, "{}: a call of a live session", wall.0),
+            Self::New(backend) => write!(f, "{}: new sandbox, execute, close", backend.0),
+            Self::Live(backend) => write!(f, "{}: execute in a live sandbox", backend.0),
+            Self::Session(backend) => write!(f, "{}: a call of a live session", backend.0),
         }
     }
 }
 
-/// What one way in one language took, or why it was not measured.
+/// The times of one way in one language, or the reason why it was not measured.
 #[derive(Debug)]
 struct Line {
     lang: Lang,
@@ -119,7 +124,7 @@ struct Line {
     outcome: Result<Sample, String>,
 }
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &CodeOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -152,8 +157,8 @@ async fn of_language(field: &mut Field, lang: Lang, rounds: usize, share: Durati
     let mut entrants = Vec::new();
     for way in Way::all() {
         let tried = async {
-            field.ready(lang, way).await?;
-            // The first turn has to load what the next ones find in memory.
+            field.prepare_turn(lang, way).await?;
+            // The first turn loads what later turns find in memory.
             field.turn(lang, way).await?;
             field.turn(lang, way).await
         };
@@ -172,7 +177,7 @@ async fn of_language(field: &mut Field, lang: Lang, rounds: usize, share: Durati
         }
     }
     let measured = entrants.into_iter().map(|(way, _, times)| Line { lang, way, outcome: Ok(Sample::new(times)) });
-    // The measured ones in their order, and then those that are not there.
+    // The measured ones in order, then the missing ones.
     let mut all: Vec<Line> = measured.collect();
     all.append(&mut lines);
     Ok(all)

@@ -1,4 +1,4 @@
-//! What people and programs read of it.
+//! The results as a table and as JSON.
 
 use std::fmt::Write;
 
@@ -8,20 +8,20 @@ use super::{Line, Way};
 use crate::host::machine::Facts;
 use crate::sample::hundredths;
 
-/// What a run found out.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
     pub lines: Vec<Line>,
 }
 
 impl Report {
-    /// How many times as long as the interpreter alone.
+    /// Returns the ratio to the interpreter alone.
     fn ratio(&self, line: &Line) -> Option<f64> {
         let bare = self.lines.iter().find(|other| other.lang == line.lang && other.way == Way::Bare)?;
         Some(line.outcome.as_ref().ok()?.median() / bare.outcome.as_ref().ok()?.median())
     }
 
-    /// For people.
+    /// Formats a table.
     pub fn table(&self, facts: &Facts) -> String {
         let mut text = facts.line();
         let mut lang = None;
@@ -51,7 +51,7 @@ impl Report {
         text
     }
 
-    /// For programs. Times in microseconds.
+    /// Returns the results as JSON. Times are in microseconds.
     pub fn json(&self, facts: &Facts) -> Value {
         let (mut results, mut absent) = (Vec::new(), Vec::new());
         for line in &self.lines {
@@ -75,7 +75,7 @@ impl Report {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{Lang, WALLS};
+    use super::super::{BACKENDS, Lang};
     use super::*;
     use crate::host::machine;
     use crate::sample::Sample;
@@ -87,13 +87,13 @@ mod tests {
             way,
             outcome: Ok(Sample::new(vec![Duration::from_millis(millis); 5])),
         };
-        let absent = |lang| Line { lang, way: Way::New(WALLS[3]), outcome: Err("--vm includes it".to_owned()) };
+        let absent = |lang| Line { lang, way: Way::New(BACKENDS[3]), outcome: Err("--vm includes it".to_owned()) };
         let report = Report {
             lines: vec![
                 line(Lang::Python, Way::Bare, 10),
-                line(Lang::Python, Way::Session(WALLS[1]), 1),
+                line(Lang::Python, Way::Session(BACKENDS[1]), 1),
                 line(Lang::JavaScript, Way::Bare, 40),
-                line(Lang::JavaScript, Way::New(WALLS[1]), 60),
+                line(Lang::JavaScript, Way::New(BACKENDS[1]), 60),
                 absent(Lang::Python),
                 absent(Lang::JavaScript),
             ],

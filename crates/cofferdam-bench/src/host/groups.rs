@@ -1,25 +1,26 @@
-//! Control groups: those of this process's launchers, and those that a peer left behind.
+//! Control groups: those of this process's launchers, and leftovers of a peer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where control groups are found.
+/// The mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
-/// How deep they are searched.
+/// The maximum depth of the search.
 const DEPTH: usize = 6;
-/// What the name of a launcher's own group begins with.
+/// The prefix of a launcher's own group.
 const PREFIX: &str = "cofferdam-";
 
-/// What a control group says about memory, in KiB. `None` where it does not say.
+/// Memory statistics of a control group, in KiB. `None` if the group does not report them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupMemory {
-    /// Everything charged to it: pages, files in memory, and what the kernel holds for it.
+    /// All charged memory: pages, files in memory, and kernel memory.
     pub all: Option<u64>,
-    /// Of this, what the kernel holds.
+    /// The kernel memory.
     pub kernel: Option<u64>,
 }
 
-/// The groups that launchers with these numbers keep, one for each controller and sandbox; their own are included.
+/// Returns the groups of launchers with these process ids, one for each controller and sandbox, including the
+/// launchers' own.
 pub fn of_launchers(launchers: &[u32]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     search(Path::new(ROOT), DEPTH, &mut |group| {
@@ -31,7 +32,7 @@ pub fn of_launchers(launchers: &[u32]) -> Vec<PathBuf> {
     found
 }
 
-/// Removes empty groups whose names begin like this: what a peer left behind that failed.
+/// Removes empty groups whose names have this prefix: leftovers of a peer that failed.
 pub fn remove_left(prefix: &str) {
     let mut left = Vec::new();
     search(Path::new(ROOT), DEPTH, &mut |group| {
@@ -40,7 +41,7 @@ pub fn remove_left(prefix: &str) {
         }
     });
     for group in left {
-        // One in use cannot be removed, and should not be.
+        // A group in use cannot be removed, and must not be.
         let _ = fs::remove_dir(group);
     }
 }
@@ -56,14 +57,15 @@ fn search(parent: &Path, depth: usize, found: &mut dyn FnMut(&Path)) {
     }
 }
 
-/// The launcher in a group's name, `cofferdam-<pid namespace>-<pid>-<start time>`.
+/// Returns the launcher's process id from a group's name, `cofferdam-<pid namespace>-<pid>-<start time>`.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split('-').nth(1)?.parse().ok()
 }
 
-/// What is charged to the launchers' groups: version 1 has files of its own for kernel memory, version 2 a line.
+/// Returns the memory charged to the launchers' groups. Version 1 has separate files for kernel memory, version 2 a
+/// line.
 pub fn memory(groups: &[PathBuf]) -> GroupMemory {
-    // Each launcher's own group counts what is below it.
+    // Each launcher's own group includes its subgroups.
     let tops =
         groups.iter().filter(|group| group.file_name().is_some_and(|name| owner(&name.to_string_lossy()).is_some()));
     tops.map(|group| one(group)).fold(GroupMemory::default(), |sum, part| GroupMemory {

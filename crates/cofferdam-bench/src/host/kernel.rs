@@ -1,29 +1,29 @@
-//! Memory that the kernel itself holds.
+//! Memory use of the kernel.
 
 use super::{field, read};
 
-/// Figures of `/proc/meminfo`, for the whole machine, in KiB.
+/// Figures of `/proc/meminfo`, for the whole host, in KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KernelMemory {
-    /// What could be had without swapping.
+    /// Memory available without swapping.
     pub available: u64,
-    /// Everything.
+    /// Total memory.
     pub total: u64,
-    /// Objects of the kernel.
+    /// Kernel objects.
     pub slab: u64,
-    /// Of these, those that cannot be given back under pressure.
+    /// Kernel objects that cannot be reclaimed under pressure.
     pub unreclaimable: u64,
-    /// Stacks that the kernel runs on, one a task.
+    /// Kernel stacks, one for each task.
     pub stacks: u64,
     /// Page tables.
     pub tables: u64,
-    /// What exists once a processor.
+    /// Per-CPU allocations.
     pub per_processor: u64,
     /// Files in memory: tmpfs and shared memory.
     pub shared: u64,
 }
 
-/// The figures now.
+/// Reads the current figures.
 pub fn memory() -> KernelMemory {
     parse(&read("/proc/meminfo"))
 }
@@ -42,8 +42,8 @@ fn parse(text: &str) -> KernelMemory {
     }
 }
 
-/// Network namespaces of the whole machine, those included that nobody is in and that the kernel has yet to take down.
-/// `None` for those who may not know.
+/// Returns the number of network namespaces of the host, including empty ones that the kernel has not yet removed.
+/// Returns `None` if this user may not read it.
 pub fn network_namespaces() -> Option<u64> {
     active(&read("/proc/slabinfo"), "net_namespace")
 }

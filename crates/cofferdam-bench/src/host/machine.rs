@@ -1,11 +1,11 @@
-//! The machine and the versions that a result belongs to.
+//! The host and the versions of a result.
 
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-/// What a result belongs to. What cannot be found out is empty.
+/// The environment of a result. Unknown values are empty.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// Seconds since 1970.
@@ -14,17 +14,17 @@ pub struct Facts {
     pub kernel: String,
     /// The processor's model name.
     pub processor: String,
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub cores: usize,
     /// The three load averages.
     pub load: String,
-    /// Whether it ran as root.
+    /// True if the benchmark ran as root.
     pub root: bool,
-    /// The compiler that built it.
+    /// The compiler that built the program.
     pub rustc: String,
 }
 
-/// Looks around.
+/// Collects the facts of this host.
 pub fn facts() -> Facts {
     let cpuinfo = read("/proc/cpuinfo");
     let processor = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -41,13 +41,13 @@ pub fn facts() -> Facts {
     }
 }
 
-/// The three load averages now.
+/// Returns the current three load averages.
 pub fn load() -> String {
     read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" ")
 }
 
 impl Facts {
-    /// One line for people.
+    /// Formats one line.
     pub fn line(&self) -> String {
         let who = if self.root { "root" } else { "ordinary user" };
         let load = load();
@@ -57,7 +57,7 @@ impl Facts {
         )
     }
 
-    /// As written to files, at the end of a benchmark.
+    /// Returns the facts as JSON, at the end of a benchmark.
     pub fn json(&self) -> Value {
         json!({
             "unix_time": self.unix_time,
@@ -77,7 +77,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-/// The first line of what a program says about its version.
+/// Returns the first line of a program's version output.
 pub fn version(program: &str) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| output.stdout).unwrap_or_default();

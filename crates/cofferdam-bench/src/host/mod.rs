@@ -1,5 +1,5 @@
-//! What this machine is, and what exists on it: processes, memory, control groups, mounts. Reads, changes nothing but
-//! this process's own limit on descriptors.
+//! The host and its objects: processes, memory, control groups, mounts. Reads only, and changes nothing but this
+//! process's own limit on descriptors.
 
 pub mod groups;
 pub mod kernel;
@@ -10,19 +10,19 @@ pub mod tree;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lifts this process's limit on open descriptors as far as it may: benchmarks hold many sandboxes at once.
+/// Raises this process's limit on open descriptors as far as allowed, because benchmarks hold many sandboxes at once.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    // Where it fails, the sandboxes that can be held are fewer, which is then told.
+    // If this fails, fewer sandboxes can be held, which is then reported.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// A file of `/proc` or `/sys`, empty where it cannot be read: what it tells of may have ended meanwhile.
+/// Reads a file of `/proc` or `/sys`. Returns an empty text if it cannot be read, because its process may have ended.
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The number after `name:` in lines such as `Pss:   12 kB`.
+/// Returns the number after `name:` in lines such as `Pss:   12 kB`.
 fn field(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     rest.split_whitespace().next()?.parse().ok()

@@ -1,15 +1,15 @@
-//! Mounts, as processes see them.
+//! Mounts in the namespaces of processes.
 
 use std::collections::BTreeSet;
 
 use super::read;
 
-/// Mounts in a process's own namespace.
+/// Returns the number of mounts in a process's own namespace.
 pub fn count(pid: u32) -> usize {
     read(&format!("/proc/{pid}/mountinfo")).lines().count()
 }
 
-/// Different tmpfs that these processes see.
+/// Returns the number of distinct tmpfs mounts in the namespaces of these processes.
 pub fn tmpfs(pids: &[u32]) -> usize {
     let mut devices = BTreeSet::new();
     for pid in pids {
@@ -18,7 +18,7 @@ pub fn tmpfs(pids: &[u32]) -> usize {
     devices.len()
 }
 
-/// The device of a line of `mountinfo`, if a tmpfs is mounted there.
+/// Returns the device of a line of `mountinfo`, if it describes a tmpfs.
 fn tmpfs_device(line: &str) -> Option<&str> {
     let (front, back) = line.split_once(" - ")?;
     (back.split(' ').next() == Some("tmpfs")).then(|| front.split(' ').nth(2))?

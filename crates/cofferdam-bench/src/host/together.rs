@@ -1,18 +1,18 @@
-//! What two processors do together. Two that are threads of one core do little more than one of them.
+//! Throughput of two processors together. Two threads of one core do little more than one.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// How long each turn takes.
+/// The duration of each turn.
 const TURN: Duration = Duration::from_millis(60);
 const TURNS: usize = 9;
-/// Steps between two looks at the clock.
+/// Number of steps between two reads of the clock.
 const STEPS: usize = 2_000;
-/// Entries of the table that is looked into: as much as a core's own caches hold.
+/// Number of entries of the lookup table, which fills a core's own caches.
 const ENTRIES: u32 = 1 << 15;
 
-/// How much two threads get done at once, in the work of one that is alone: 2 where they have a core each. The median of
-/// turns; `None` with one processor.
+/// Returns the throughput of two threads at once, relative to one thread alone: 2 if each has a core. It is the median
+/// of several turns. Returns `None` with one processor.
 pub fn two_at_once() -> Option<f64> {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
         return None;
@@ -31,8 +31,8 @@ pub fn two_at_once() -> Option<f64> {
     ratios.get(TURNS / 2).copied()
 }
 
-/// Work for a while that keeps all of a core busy: several sums that do not wait for each other, by entries of a table and
-/// branches that nobody can foresee. How many rounds of it a second.
+/// Keeps a core busy for a while: several independent sums, with table lookups and unpredictable branches. Returns the
+/// number of rounds per second.
 fn work(time: Duration) -> f64 {
     let table: Vec<u32> = (0..ENTRIES).map(|number| number.wrapping_mul(0x9e37_79b9)).collect();
     let (mut lanes, mut rounds) = ([1_u32, 2, 3, 4, 5, 6, 7, 8], 0_u32);

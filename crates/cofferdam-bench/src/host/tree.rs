@@ -1,4 +1,4 @@
-//! Processes: who descends from whom, and what each holds.
+//! Process trees, and the resources of processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,27 +6,27 @@ use std::io::ErrorKind;
 
 use super::{field, read};
 
-/// Memory of one process or several, in KiB.
+/// Memory of one or several processes, in KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Resident, what is shared counted in full.
+    /// Resident set size, with shared pages counted in full.
     pub resident: u64,
-    /// Resident, what is shared divided among those that share it.
+    /// Proportional set size, with shared pages divided among their users.
     pub proportional: u64,
-    /// Resident and nobody else's.
+    /// Unique set size, without shared pages.
     pub own: u64,
 }
 
 /// The kinds of namespaces that are counted.
 const NAMESPACES: &[&str] = &["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
 
-/// The direct children of this process: its launchers, as long as it runs no other program.
+/// Returns the direct children of this process: its launchers, as long as it runs no other program.
 pub fn launchers() -> Vec<u32> {
     let own = std::process::id();
     parents().into_iter().filter(|(_, parent)| *parent == own).map(|(pid, _)| pid).collect()
 }
 
-/// Every process that descends from this one.
+/// Returns all descendants of this process.
 pub fn descendants() -> Vec<u32> {
     below(&parents(), std::process::id())
 }
@@ -41,20 +41,20 @@ fn below(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// The parent of each process.
+/// Returns the parent of each process.
 fn parents() -> BTreeMap<u32, u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(|pid| Some((pid, parent(&read(&format!("/proc/{pid}/stat")))?))).collect()
 }
 
-/// The parent in a line of `/proc/PID/stat`, whose second field may hold anything.
+/// Returns the parent from a line of `/proc/PID/stat`, whose second field may contain anything.
 fn parent(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Memory of these processes together, by the kernel's own sums over their mappings. `None` where one of them may not be
-/// looked at; one that has ended has none.
+/// Returns the memory of these processes together, from the kernel's own sums over their mappings. Returns `None` if
+/// this user may not inspect one of them. A process that has ended has none.
 pub fn memory(pids: &[u32]) -> Option<Memory> {
     let mut sum = Memory::default();
     for pid in pids {
@@ -75,12 +75,13 @@ fn rollup(text: &str) -> Memory {
     Memory { resident: value("Rss"), proportional: value("Pss"), own: value("Private_Clean") + value("Private_Dirty") }
 }
 
-/// Page tables of a process, in KiB.
+/// Returns the size of a process's page tables, in KiB.
 pub fn page_tables(pid: u32) -> u64 {
     field(&read(&format!("/proc/{pid}/status")), "VmPTE").unwrap_or_default()
 }
 
-/// Open descriptors of these processes together. `None` where one of them may not be looked at.
+/// Returns the number of open descriptors of these processes together. Returns `None` if this user may not inspect one
+/// of them.
 pub fn descriptors(pids: &[u32]) -> Option<usize> {
     let mut sum = 0;
     for pid in pids {
@@ -93,7 +94,7 @@ pub fn descriptors(pids: &[u32]) -> Option<usize> {
     Some(sum)
 }
 
-/// Different namespaces that these processes are in.
+/// Returns the number of distinct namespaces of these processes.
 pub fn namespaces(pids: &[u32]) -> usize {
     let links = pids.iter().flat_map(|pid| NAMESPACES.iter().map(move |kind| format!("/proc/{pid}/ns/{kind}")));
     links.filter_map(|link| fs::read_link(link).ok()).collect::<BTreeSet<_>>().len()
@@ -129,7 +130,7 @@ mod tests {
         assert!(held.own > 0 && held.proportional >= held.own && held.resident >= held.proportional, "{held:?}");
         assert!(tables > 0 && open >= Some(3));
         assert_eq!(spaces, NAMESPACES.len());
-        // It is gone now.
+        // The child has ended.
         assert_eq!((memory(&[child.id()]), descriptors(&[child.id()])), (Some(Memory::default()), Some(0)));
     }
 }

@@ -1,42 +1,44 @@
-//! Who is compared. A new contestant of ours is a variant here with its line in `all`, `slug` and `name`, and an arm in
-//! `Field::run`; a new program beside ours is a [`Peer`].
+//! The contestants. To add one of Cofferdam's, add a variant here with its line in `all`, `slug` and `name`, and an arm
+//! in `Field::run`. Another program is a [`Peer`].
 
 use super::peer::Peer;
 use super::workload::Workload;
 
-/// One way to run a program. What it does is said in `docs/performance.md`.
+/// A way to run a program. `docs/performance.md` describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contestant {
-    /// No wall at all: glibc's `posix_spawn`, which is `clone(CLONE_VM | CLONE_VFORK)` and `execve`.
+    /// No sandbox: glibc's `posix_spawn`, which is `clone(CLONE_VM
+    ///
+    /// CLONE_VFORK)` and `execve`.
     Bare,
-    /// A command in a sandbox that is there already.
+    /// A command in an existing sandbox.
     Exec,
-    /// Create, exec, close, one after the other.
+    /// Create, exec, close, in sequence.
     Create,
-    /// The one-shot call, which may order the command together with the sandbox.
+    /// The one-shot call, which may request the command together with the sandbox.
     Run,
-    /// The one-shot call to a backend that makes nothing ready in idle time.
+    /// The one-shot call to a backend that prepares nothing in idle time.
     Unprepared,
-    /// A claim from a pool that has some ready, and a command in it.
+    /// A claim from a pool with prepared sandboxes, and a command in it.
     Pool,
-    /// The same from a pool that has enough ready for a burst of them all.
+    /// The same from a pool with enough prepared sandboxes for a burst.
     PoolBurst,
-    /// `cofferdam run` as a program, with everything that it starts and ends.
+    /// `cofferdam run` as a program, including its start and end.
     CommandLine,
-    /// The same through a daemon that has sandboxes ready.
+    /// The same through a daemon with prepared sandboxes.
     CommandLineDaemon,
-    /// A Python that waits takes over a script, instead of one that is started.
+    /// A prepared Python that takes over a script.
     Warm,
-    /// A Python that waits with pandas imported takes over a script that imports it.
+    /// A prepared Python with pandas imported that takes over a script that imports it.
     WarmPandas,
-    /// No wall, and a Python that imports pandas.
+    /// No sandbox, and a Python that imports pandas.
     BarePandas,
     /// Another program.
     Peer(Peer),
 }
 
 impl Contestant {
-    /// Everybody, in the order of the tables.
+    /// Returns all contestants, in the order of the tables.
     pub fn all() -> Vec<Self> {
         let ours = [
             Self::Bare,
@@ -55,7 +57,7 @@ impl Contestant {
         ours.into_iter().chain(Peer::ALL.iter().copied().map(Self::Peer)).collect()
     }
 
-    /// The short name, for options and programs.
+    /// Returns the short name, for options and JSON.
     pub fn slug(self) -> &'static str {
         match self {
             Self::Bare => "bare",
@@ -74,7 +76,7 @@ impl Contestant {
         }
     }
 
-    /// The name for people.
+    /// Returns the display name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bare => "bare posix_spawn",
@@ -93,27 +95,27 @@ impl Contestant {
         }
     }
 
-    /// Whether it is measured with several at once, too: those that a target or a comparison needs.
+    /// Returns true if it is also measured with several runs at once, for a target or a comparison.
     pub fn at_once(self) -> bool {
         let ours = matches!(self, Self::Bare | Self::PoolBurst | Self::Create | Self::Run | Self::CommandLine);
         ours || self == Self::Peer(Peer::Bubblewrap)
     }
 
-    /// Whether it is measured one at a time.
+    /// Returns true if it is measured one at a time.
     pub fn alone(self) -> bool {
         self != Self::PoolBurst
     }
 
-    /// Whether it runs this workload, or something of its own beside it.
+    /// Returns true if it runs this workload, or one of its own beside it.
     pub fn runs(self, workload: Workload) -> bool {
         workload == Workload::Python || !matches!(self, Self::Warm | Self::WarmPandas | Self::BarePandas)
     }
 
-    /// The one with this short name.
+    /// Returns the contestant with this short name.
     pub fn parse(slug: &str) -> Result<Self, String> {
         let known = || Self::all().iter().map(|who| who.slug()).collect::<Vec<_>>().join(", ");
         let found = Self::all().into_iter().find(|who| who.slug() == slug);
-        found.ok_or_else(|| format!("nobody is called '{slug}'; known are {}", known()))
+        found.ok_or_else(|| format!("unknown contestant '{slug}'; known are {}", known()))
     }
 }
 
@@ -126,6 +128,6 @@ mod tests {
         for who in Contestant::all() {
             assert_eq!(Contestant::parse(who.slug()), Ok(who));
         }
-        assert!(Contestant::parse("nobody").unwrap_err().contains("bwrap"));
+        assert!(Contestant::parse("unknown").unwrap_err().contains("bwrap"));
     }
 }

@@ -1,4 +1,4 @@
-//! Those who take part on this machine, ready to run, and why the others do not.
+//! The contestants on this host, ready to run, and the reasons why others are missing.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,35 +20,35 @@ use super::workload::Workload;
 use crate::ours;
 use crate::program::{self, Keep};
 
-/// Sandboxes that a pool keeps ready for one claim after the other.
+/// Number of prepared sandboxes of a pool for sequential claims.
 const FEW: usize = 4;
-/// Sandboxes that a pool keeps ready for a burst: all runs of the largest batch.
+/// Number of prepared sandboxes of a pool for a burst: all runs of the largest batch.
 const BURST: usize = 64;
 
-/// What those with pandas run.
+/// The code of the contestants with pandas.
 const PANDAS: &str = "import pandas; print(1)";
 
-/// One who does not take part, and why.
+/// A missing contestant, and the reason.
 pub type Absent = (Contestant, String);
 
-/// Time of the phases of one sandbox.
+/// Times of the phases of one sandbox.
 #[derive(Debug, Clone, Copy)]
 pub struct Phases {
-    /// Until the sandbox is there and measured.
+    /// Until the sandbox exists and is measured.
     pub create: Duration,
     /// From the request to the collected result.
     pub exec: Duration,
-    /// Until nothing is left of it.
+    /// Until the sandbox is removed.
     pub close: Duration,
 }
 
-/// Those who take part.
+/// The contestants.
 #[derive(Debug)]
 pub struct Field {
     entrants: Vec<Contestant>,
-    /// Those who do not, and why.
+    /// The missing contestants, and the reasons.
     pub absent: Vec<Absent>,
-    /// Those who take part with less than their usual wall, and what is missing.
+    /// Contestants with weaker isolation than usual, and the difference.
     pub weaker: Vec<(Contestant, &'static str)>,
     backend: Arc<ProcessBackend>,
     unprepared: Arc<ProcessBackend>,
@@ -65,8 +65,8 @@ pub struct Field {
 }
 
 impl Field {
-    /// Starts what lives longer than one run, and tries every peer once. Ours must work; a peer that does not is absent.
-    /// `command_line` is the program to measure, if it is not beside this one.
+    /// Starts everything that lives longer than one run, and tries every peer once. Cofferdam's contestants must work.
+    /// A peer that does not is skipped. `command_line` is the program to measure, if it is not beside this one.
     pub async fn prepare(selected: &[Contestant], command_line: Option<&Path>) -> Result<Self> {
         let backend = ours::backend().await?;
         let own = std::env::current_exe().context("cannot find this program")?;
@@ -101,7 +101,7 @@ impl Field {
         match contestant {
             Contestant::Peer(peer) => self.admit_peer(peer).await,
             Contestant::CommandLine | Contestant::CommandLineDaemon if !self.command_line.exists() => {
-                Err("the program is not built: start the benchmark by `cargo xtask bench`".to_owned())
+                Err("the program is not built: start the benchmark with `cargo xtask bench`".to_owned())
             }
             Contestant::CommandLineDaemon => {
                 self.resident = Some(Resident::start(&self.command_line).map_err(|error| format!("fails: {error:#}"))?);
@@ -156,16 +156,16 @@ impl Field {
                 Err(reason) => reasons.push(reason),
             }
         }
-        // What the usual command line said.
+        // The message of the usual command line.
         Err(reasons.swap_remove(0))
     }
 
-    /// Who takes part.
+    /// Returns the contestants.
     pub fn entrants(&self) -> &[Contestant] {
         &self.entrants
     }
 
-    /// Lets what a contestant's turn set off in the background come to its end, so that others do not run beside it.
+    /// Waits until the background work of a contestant's turn has ended, so that the others do not run beside it.
     pub async fn rest(&self, contestant: Contestant) -> Result<()> {
         match contestant {
             Contestant::Pool => ours::refilled(&self.pools[0], FEW).await,
@@ -174,7 +174,7 @@ impl Field {
         }
     }
 
-    /// Runs one once. The time is the whole; phases come from those that have them.
+    /// Runs a contestant once. Returns the total time, and the phases if it has them.
     pub async fn run(&self, contestant: Contestant, workload: Workload) -> Result<(Duration, Option<Phases>)> {
         if let Some(warm) = self.warm.get(&contestant) {
             warm.refill().await?;
@@ -204,12 +204,12 @@ impl Field {
                 None
             }
             Contestant::Warm | Contestant::WarmPandas => {
-                let warm = self.warm.get(&contestant).context("it was not admitted")?;
+                let warm = self.warm.get(&contestant).context("the contestant was not admitted")?;
                 ours::check(&warm.run().await?, workload.output())?;
                 None
             }
             Contestant::BarePandas => {
-                let python = self.pandas.as_deref().context("it was not admitted")?;
+                let python = self.pandas.as_deref().context("the contestant was not admitted")?;
                 run(&[python, "-c", PANDAS], workload).await?
             }
             Contestant::Peer(peer) => {

@@ -1,4 +1,4 @@
-//! Rounds: whoever takes part in a round runs in it, in an order that changes from round to round.
+//! Rounds: each contestant of a round runs in it, in an order that changes from round to round.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,70 +11,70 @@ use super::workload::Workload;
 use crate::rounds::{Orders, takes_part, turns};
 use crate::sample::Sample;
 
-/// Runs of each task before the next contestant's turn.
+/// Number of runs of each task before the next contestant's turn.
 const BATCH: usize = 5;
-/// The most runs of each contestant that are not counted.
+/// Maximum number of runs of each contestant that are not counted.
 const WARM_UP: usize = 20;
 
-/// How long to measure.
+/// The effort of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Time of each contestant in all; those that need more have fewer turns.
+    /// Total time of each contestant. Slow ones have fewer turns.
     pub share: Duration,
 }
 
 impl Effort {
-    /// When rounds end, however many are left: on a machine that has become slower, all have fewer turns.
+    /// Returns the time at which rounds end, even if some are left. On a slower host, all contestants have fewer turns.
     fn deadline(self, contestants: usize) -> Instant {
         Instant::now() + self.share.saturating_mul(u32::try_from(contestants).unwrap_or(u32::MAX))
     }
 }
 
-/// One contestant, one at a time.
+/// Results of one contestant, one at a time.
 #[derive(Debug)]
 pub struct Alone {
-    /// Who.
+    /// The contestant.
     pub contestant: Contestant,
-    /// How long one run took.
+    /// Times of single runs.
     pub latency: Sample,
-    /// Create, exec, close, where it has such phases.
+    /// Times of create, exec and close, if it has such phases.
     pub phases: Option<[Sample; 3]>,
 }
 
-/// Everybody with one workload, one at a time.
+/// Results of all contestants with one workload, one at a time.
 #[derive(Debug)]
 pub struct Series {
-    /// What they ran.
+    /// The workload.
     pub workload: Workload,
     /// The results.
     pub results: Vec<Alone>,
-    /// Those that dropped out, and why.
+    /// Contestants that dropped out, and the reasons.
     pub absent: Vec<Absent>,
 }
 
-/// One contestant, several at once.
+/// Results of one contestant, several at once.
 #[derive(Debug)]
 pub struct Crowd {
-    /// Who.
+    /// The contestant.
     pub contestant: Contestant,
-    /// How long one run took.
+    /// Times of single runs.
     pub latency: Sample,
-    /// Runs a second.
+    /// Runs per second.
     pub throughput: f64,
 }
 
-/// Everybody, with this many at once.
+/// Results of all contestants with this many at once.
 #[derive(Debug)]
 pub struct AtOnce {
-    /// How many at once.
+    /// Number of concurrent runs.
     pub tasks: usize,
     /// The results.
     pub results: Vec<Crowd>,
 }
 
-/// One contestant while it is measured.
+/// A contestant during its measurement.
 struct Runner {
     contestant: Contestant,
     turns: usize,
@@ -83,7 +83,7 @@ struct Runner {
     failed: Option<String>,
 }
 
-/// Runs everybody, one at a time.
+/// Runs all contestants, one at a time.
 pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) -> Result<Series> {
     let mut runners = Vec::new();
     for contestant in
@@ -113,7 +113,7 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
         match runner.failed {
             Some(reason) => series.absent.push((runner.contestant, reason)),
             None if runner.times.is_empty() => {
-                series.absent.push((runner.contestant, "the time was over before its first turn".to_owned()));
+                series.absent.push((runner.contestant, "the time ended before its first turn".to_owned()));
             }
             None => series.results.push(runner.result()),
         }
@@ -122,11 +122,11 @@ pub async fn one_at_a_time(field: &Field, workload: Workload, effort: Effort) ->
 }
 
 impl Runner {
-    /// Runs it until it is warm, and says how long it takes: the median, or the whole with what is made ready between
-    /// two turns.
+    /// Runs the contestant until it is warm. Returns its cost: the median, or the whole if there are preparations
+    /// between two turns.
     async fn warm_up(&mut self, field: &Field, workload: Workload, share: Duration) -> Result<Duration> {
         let start = Instant::now();
-        // The first run has to load what the next ones find in memory.
+        // The first run loads what later runs find in memory.
         self.run(field, workload).await?;
         self.times.clear();
         let warm = Instant::now();
@@ -140,7 +140,7 @@ impl Runner {
         Ok(times.get(times.len() / 2).copied().max(each).unwrap_or_else(|| start.elapsed()))
     }
 
-    /// A peer that fails drops out; one of ours must not.
+    /// Runs once. A peer that fails drops out, a contestant of Cofferdam must not fail.
     async fn run(&mut self, field: &Field, workload: Workload) -> Result<()> {
         match field.run(self.contestant, workload).await {
             Ok((time, phases)) => {
@@ -161,7 +161,7 @@ impl Runner {
     }
 }
 
-/// Runs everybody about as often as there are rounds, `tasks` at once, in short batches.
+/// Runs all contestants about as often as there are rounds, `tasks` at once, in short batches.
 pub async fn at_once(field: Arc<Field>, tasks: usize, effort: Effort) -> Result<AtOnce> {
     let all = field.entrants().to_vec();
     let mut times: Vec<Vec<Duration>> = vec![Vec::new(); all.len()];
@@ -172,7 +172,7 @@ pub async fn at_once(field: Arc<Field>, tasks: usize, effort: Effort) -> Result<
     }
     let deadline = effort.deadline(all.len());
     for round in 0..effort.rounds.div_ceil(tasks * BATCH) {
-        // The first round is whole, so that everybody has figures.
+        // The first round is complete, so that every contestant has figures.
         if round > 0 && Instant::now() > deadline {
             break;
         }

@@ -1,4 +1,4 @@
-//! How long a program takes behind each wall, compared with no wall: one at a time, and several at once.
+//! Time of a program at each isolation level, compared with an unsandboxed start: one at a time, and several at once.
 
 mod contestant;
 mod field;
@@ -30,16 +30,16 @@ use field::Absent;
 use measure::{AtOnce, Effort, Series};
 use report::Report;
 
-/// Numbers of runs at once.
+/// Numbers of concurrent runs.
 const AT_ONCE: [usize; 3] = [2, 4, 8];
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let plan = Plan::new(options);
     let mut report = Report::new(facts);
     if let Some(program) = &plan.command_line {
-        // From the directory of the target on: which build it is.
+        // The path from the target directory on, which shows the build profile.
         let parts: Vec<_> = program.iter().rev().take(3).collect();
         let shown: PathBuf = parts.into_iter().rev().collect();
         report.notes.push(format!("the command line is {}", shown.display()));
@@ -56,7 +56,7 @@ pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
     results::publish(out, &files, &report.table())
 }
 
-/// What is asked for.
+/// The requested measurements.
 struct Plan {
     command_line: Option<PathBuf>,
     selected: Vec<Contestant>,
@@ -67,7 +67,7 @@ struct Plan {
 
 impl Plan {
     fn new(options: &SpawnOptions) -> Self {
-        // Everything is told relative to bare.
+        // All results are relative to bare.
         let wanted =
             |who: &Contestant| options.only.is_empty() || *who == Contestant::Bare || options.only.contains(who);
         let (rounds, share) = if options.quick { (300, 1000) } else { (2000, 20_000) };
@@ -80,7 +80,7 @@ impl Plan {
         }
     }
 
-    /// Python takes many times as long.
+    /// Returns the effort of a workload. Python takes many times as long.
     fn effort(&self, workload: Workload) -> Effort {
         match workload {
             Workload::True => Effort { rounds: self.rounds, share: self.share },
@@ -94,7 +94,7 @@ fn one_at_a_time(plan: &Plan, report: &mut Report) -> Result<()> {
         let field = Field::prepare(&plan.selected, plan.command_line.as_deref()).await?;
         for workload in plan.workloads.iter().copied() {
             match workload.missing() {
-                Some(reason) => report.notes.push(format!("workload {} is left out: {reason}", workload.slug())),
+                Some(reason) => report.notes.push(format!("workload {} is skipped: {reason}", workload.slug())),
                 None => {
                     let effort = plan.effort(workload);
                     report.series.push(measure::one_at_a_time(&field, workload, effort).await?);

@@ -1,4 +1,4 @@
-//! Bundles for OCI runtimes: a root with nothing but links into the host's `/usr`, and a configuration.
+//! Bundles for OCI runtimes: a root with only links into the host's `/usr`, and a configuration.
 
 use std::fs;
 use std::io;
@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 
 use super::workload::Workload;
 
-/// Bytes of memory, as a sandbox of ours has by default.
+/// Memory limit in bytes, the default of a Cofferdam sandbox.
 const MEMORY: u64 = 512 << 20;
-/// Processes, as a sandbox of ours has by default.
+/// Process limit, the default of a Cofferdam sandbox.
 const PROCESSES: u64 = 10;
-/// The user that the command runs as.
-const NOBODY: u32 = 65534;
+/// The user id of the command.
+const USER: u32 = 65534;
 
-/// Makes a root file system: mount points, and the links that lead into `/usr` on this host.
+/// Creates a root file system: mount points, and this host's links into `/usr`.
 pub fn make_root(root: &Path) -> io::Result<()> {
     for name in ["usr", "proc", "dev", "tmp", "workspace"] {
         fs::create_dir_all(root.join(name))?;
     }
     for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
-        // A host that keeps these apart has them as directories; then the programs there are not found, which is told.
+        // A host without these links has directories. Programs in them are then not found, which is reported.
         if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
             symlink(target, root.join(name))?;
         }
@@ -30,7 +30,7 @@ pub fn make_root(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A bundle's configuration.
+/// Returns a bundle's configuration.
 pub fn config(workload: Workload, root: &Path) -> Value {
     let none: [&str; 0] = [];
     let tmpfs = |path: &str, options: &[&str]| json!({ "destination": path, "type": "tmpfs", "source": "tmpfs", "options": options });
@@ -41,7 +41,7 @@ pub fn config(workload: Workload, root: &Path) -> Value {
         "root": { "path": root, "readonly": true },
         "process": {
             "terminal": false,
-            "user": { "uid": NOBODY, "gid": NOBODY },
+            "user": { "uid": USER, "gid": USER },
             "args": workload.argv(),
             "env": ["PATH=/usr/bin:/bin", "HOME=/workspace"],
             "cwd": "/workspace",

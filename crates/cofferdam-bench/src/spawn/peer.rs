@@ -1,14 +1,14 @@
-//! Other programs that put a wall around a command, and the command lines that ask each for what is nearest to ours: no
-//! network, processes of its own, the host's programs read-only, no privilege, and limits where it has them. What each
-//! leaves out is told in `docs/performance.md`.
+//! Other sandboxing programs, with command lines for the configuration closest to Cofferdam's: no network, processes of
+//! its own, the host's programs read-only, no privileges, and limits if supported. `docs/performance.md` lists the
+//! differences.
 
 use std::path::Path;
 
 use super::workload::Workload;
 
-/// The image that Docker is given: empty but for links into `/usr`, which is lent to it.
+/// The image for Docker. It contains only links into `/usr`, which is mounted.
 pub const IMAGE: &str = "cofferdam-bench:peer";
-/// The sandbox that isolate is given, of the thousand that it has.
+/// The sandbox number for isolate, which has a thousand.
 pub const BOX: &str = "987";
 
 /// Another program.
@@ -20,9 +20,9 @@ pub enum Peer {
     Nsjail,
     /// firejail.
     Firejail,
-    /// isolate, of the programming contests.
+    /// isolate, for programming contests.
     Isolate,
-    /// Docker, by its command line and daemon.
+    /// Docker, through its command line and daemon.
     Docker,
     /// runc, the OCI runtime below Docker.
     Runc,
@@ -30,16 +30,16 @@ pub enum Peer {
     Crun,
     /// runsc, gVisor's OCI runtime, with a kernel of its own.
     Runsc,
-    /// srt, Anthropic's sandbox runtime, which drives bubblewrap.
+    /// srt, Anthropic's sandbox runtime, which uses bubblewrap.
     Srt,
 }
 
-/// What a command line is made from.
+/// The inputs of a command line.
 #[derive(Debug, Clone, Copy)]
 pub struct Scene<'a> {
-    /// A directory with what peers need, made by [`super::stage::Stage`].
+    /// The directory of the peers' files, created by [`super::stage::Stage`].
     pub dir: &'a Path,
-    /// Not used by another run of this process.
+    /// A number that no other run of this process uses.
     pub serial: u64,
 }
 
@@ -53,13 +53,13 @@ impl Scene<'_> {
     }
 }
 
-/// How the names of all containers of this process begin.
+/// Returns the name prefix of all containers of this process.
 pub fn id_prefix() -> String {
     format!("cofferdam-bench-{}-", std::process::id())
 }
 
 impl Peer {
-    /// Everybody, in the order of the tables.
+    /// All peers, in the order of the tables.
     pub const ALL: &[Self] = &[
         Self::Bubblewrap,
         Self::Nsjail,
@@ -72,7 +72,7 @@ impl Peer {
         Self::Srt,
     ];
 
-    /// The program, which is the short name, too.
+    /// Returns the program, which is also the short name.
     pub fn slug(self) -> &'static str {
         match self {
             Self::Bubblewrap => "bwrap",
@@ -87,7 +87,7 @@ impl Peer {
         }
     }
 
-    /// The name for people.
+    /// Returns the display name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bubblewrap => "bwrap --unshare-all",
@@ -100,8 +100,8 @@ impl Peer {
         }
     }
 
-    /// Options beyond the usual that make it work on some hosts, each with what is then weaker. Those that come first are
-    /// tried first.
+    /// Returns additional options that are needed on some hosts, each with the resulting weakness. They are tried in
+    /// order.
     pub fn variants(self) -> &'static [(&'static [&'static str], &'static str)] {
         match self {
             Self::Nsjail => &[(&[], ""), (&["--disable_clone_newcgroup"], "without a cgroup namespace")],
@@ -110,11 +110,11 @@ impl Peer {
         }
     }
 
-    /// The whole command line, program first.
+    /// Returns the whole command line, program first.
     pub fn command_line(self, variant: &[&str], workload: Workload, scene: &Scene<'_>) -> Vec<String> {
         let mut line = vec![self.slug().to_owned()];
         line.extend(self.options(workload, scene));
-        // The options of a variant are global ones, which stand before the subcommand or the command.
+        // The options of a variant are global. They precede the subcommand or the command.
         line.splice(1..1, variant.iter().map(|word| (*word).to_owned()));
         if self.takes_argv() {
             line.extend(workload.argv().iter().map(|word| (*word).to_owned()));
@@ -122,7 +122,7 @@ impl Peer {
         line
     }
 
-    /// The others have the command in a file or as a line for a shell.
+    /// Returns true if the command is passed as arguments. Other peers have it in a file or as a line for a shell.
     fn takes_argv(self) -> bool {
         !matches!(self, Self::Runc | Self::Crun | Self::Runsc | Self::Srt)
     }

@@ -1,4 +1,4 @@
-//! A picture of one series: each contestant's median relative to bare.
+//! A plot of one series: each contestant's median relative to bare.
 
 use anyhow::{Result, ensure};
 
@@ -6,7 +6,7 @@ use super::Contestant;
 use super::measure::{Alone, Series};
 use crate::plot::{self, Bar, Chart, Side};
 
-/// Where bars begin: below 1, so that bare has one, too.
+/// The start of the bars: below 1, so that bare has one too.
 const START: f64 = 0.5;
 
 /// Draws a series as SVG.

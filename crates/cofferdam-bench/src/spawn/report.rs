@@ -1,4 +1,4 @@
-//! One run's results, for people and for programs.
+//! The results of a run as a table and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,25 +10,25 @@ use crate::host::machine::{self, Facts};
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{self, Findings};
 
-/// Everything that one run found out.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
-    /// The machine, as it was before.
+    /// The host before the run.
     pub before: Facts,
-    /// One at a time, by workload.
+    /// Results one at a time, by workload.
     pub series: Vec<Series>,
-    /// Several at once.
+    /// Results with several at once.
     pub at_once: Vec<AtOnce>,
-    /// Who did not take part, and why.
+    /// Missing contestants, and the reasons.
     pub absent: Vec<Absent>,
-    /// Who took part with less than the usual wall, and what was missing.
+    /// Contestants with weaker isolation than usual, and the difference.
     pub weaker: Vec<(Contestant, &'static str)>,
-    /// What else must be told.
+    /// Further notes.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// Nothing yet.
+    /// Creates an empty report.
     pub fn new(before: Facts) -> Self {
         Self {
             before,
@@ -40,7 +40,7 @@ impl Report {
         }
     }
 
-    /// A table for people; times in microseconds.
+    /// Formats a table. Times are in microseconds.
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.before.line());
         for series in &self.series {
@@ -72,7 +72,7 @@ impl Report {
         text + &target::table(&self.findings())
     }
 
-    /// The same for programs.
+    /// Returns the results as JSON.
     pub fn json(&self) -> Value {
         let absent = self.all_absent().map(|(who, reason)| json!({ "name": who.slug(), "reason": reason }));
         let weaker = self.weaker.iter().map(|(who, weaker)| json!({ "name": who.slug(), "weaker": weaker }));
@@ -93,7 +93,7 @@ impl Report {
         self.absent.iter().chain(self.series.iter().flat_map(|series| &series.absent))
     }
 
-    /// The version of each peer that was measured.
+    /// Returns the version of each measured peer.
     fn versions(&self) -> BTreeMap<&'static str, String> {
         let rows = self.series.iter().flat_map(|series| &series.results);
         let peers = rows.filter(|row| matches!(row.contestant, Contestant::Peer(_)));
@@ -122,12 +122,12 @@ impl Report {
 }
 
 impl Series {
-    /// Whether this one has results.
+    /// Returns true if this contestant has results.
     pub fn ran(&self, contestant: Contestant) -> bool {
         self.results.iter().any(|row| row.contestant == contestant)
     }
 
-    /// The median of bare, not a number where it did not run.
+    /// Returns the median of bare, or NaN if it did not run.
     pub fn bare(&self) -> f64 {
         median(self.results.iter().map(|row| (row.contestant, &row.latency)))
     }

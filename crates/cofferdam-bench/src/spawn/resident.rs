@@ -1,4 +1,4 @@
-//! A daemon of the command line's, for the contestant that runs through one. It ends with the benchmark.
+//! A daemon of the command line, for the contestant that runs through it. It ends with the benchmark.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// A daemon that listens.
+/// A listening daemon.
 #[derive(Debug)]
 pub struct Resident {
     child: Child,
@@ -16,7 +16,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Starts one. It keeps sandboxes ready and no interpreters, which no workload here could use.
+    /// Starts a daemon. It prepares sandboxes but no interpreters, which no workload here uses.
     pub fn start(command_line: &Path) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut child = Command::new(command_line)
@@ -30,11 +30,11 @@ impl Resident {
         let stderr = child.stderr.take().context("it is piped")?;
         let resident = Self { child, directory };
         BufReader::new(stderr).read_line(&mut line)?;
-        ensure!(line.contains("listens on"), "the daemon does not start: {line}");
+        ensure!(line.contains("listens on"), "cannot start the daemon: {line}");
         Ok(resident)
     }
 
-    /// What a run through it needs in its environment.
+    /// Returns the environment variable for a run through the daemon.
     pub fn variable(&self) -> (&'static str, &Path) {
         ("XDG_RUNTIME_DIR", self.directory.path())
     }

@@ -1,5 +1,5 @@
-//! What peers need before they run: bundles, an image, settings. Made where a peer that needs it takes part; everything
-//! is gone again when the stage is dropped. What an interrupted run leaves has names that the next run uses again.
+//! Files that peers need: bundles, an image, settings. They are created if a contestant needs them, and removed when
+//! the stage is dropped. The next run reuses the names of an interrupted run.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::workload::Workload;
 use crate::host::groups;
 use crate::program;
 
-/// What peers need before they run.
+/// Files that peers need.
 #[derive(Debug)]
 pub struct Stage {
     dir: TempDir,
@@ -24,11 +24,11 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Prepares the files; what a single peer needs comes with [`Stage::set_up`].
+    /// Prepares the common files. [`Stage::set_up`] prepares those of a single peer.
     pub fn new() -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("cofferdam-bench-").tempdir().context("cannot make a directory")?;
+        let dir = tempfile::Builder::new().prefix("cofferdam-bench-").tempdir().context("cannot create a directory")?;
         let root = dir.path().join("root");
-        oci::make_root(&root).context("cannot make a root for OCI runtimes")?;
+        oci::make_root(&root).context("cannot create a root for OCI runtimes")?;
         for workload in Workload::ALL {
             let bundle = dir.path().join(workload.slug());
             fs::create_dir(&bundle)?;
@@ -42,7 +42,7 @@ impl Stage {
         Ok(Self { dir, image: false, boxed: false })
     }
 
-    /// The directory that command lines name.
+    /// Returns the directory for command lines.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -67,7 +67,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Gives Docker the root as an image. Packed by tar, which keeps links.
+    /// Imports the root into Docker as an image. tar packs it, because it keeps links.
     fn import_image(&self) -> Result<()> {
         let packed = self.dir().join("root.tar");
         let mut tar = Command::new("tar");
@@ -86,7 +86,7 @@ impl Drop for Stage {
         if self.boxed {
             let _ = quiet(Command::new("isolate").args([&format!("--box-id={BOX}"), "--cleanup"]));
         }
-        // runsc leaves its groups where it fails.
+        // runsc leaves its control groups behind if it fails.
         groups::remove_left(&peer::id_prefix());
     }
 }

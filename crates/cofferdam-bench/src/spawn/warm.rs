@@ -1,7 +1,7 @@
-//! Pythons that wait warm, for the contestants that have one take over a request.
+//! Prepared Pythons, for the contestants that take over one for a request.
 //!
-//! Some are made at once between two turns, when none is left, and what was used is closed then: so nothing is made or
-//! closed while anybody is measured.
+//! Several are prepared between two turns, when none is left. Used ones are closed then. So nothing is created or
+//! closed during a measurement.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use cofferdam_contract::{Backend, Command, Completed, ExecRequest, Limits, Sandb
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
 use cofferdam_process::ProcessBackend;
 
-/// Made at once.
+/// Number of Pythons prepared at once.
 const FEW: usize = 4;
 
-/// Pythons that wait with some module, or none.
+/// Prepared Pythons, with or without some modules.
 #[derive(Debug)]
 pub struct WarmPythons {
     backend: Arc<ProcessBackend>,
@@ -25,7 +25,7 @@ pub struct WarmPythons {
 }
 
 impl WarmPythons {
-    /// Those started by `command`, that have imported `modules` and will run `code`.
+    /// Creates an empty set of Pythons started by `command`, which import `modules` and will run `code`.
     pub fn new(backend: &Arc<ProcessBackend>, command: &[&str], modules: &[&str], code: &'static str) -> Self {
         let command = command.iter().map(|&word| word.to_owned()).collect();
         let config = InterpreterConfig { command, ..InterpreterConfig::python().with_modules(modules.iter().copied()) };
@@ -33,7 +33,7 @@ impl WarmPythons {
         Self { backend: Arc::clone(backend), config, code, waiting, used }
     }
 
-    /// Closes what was used, and makes new ones if none waits.
+    /// Closes used Pythons, and prepares new ones if none is left.
     pub async fn refill(&self) -> Result<()> {
         for sandbox in take(&self.used) {
             sandbox.close().await?;
@@ -52,9 +52,9 @@ impl WarmPythons {
         Ok(())
     }
 
-    /// Has one of them run the code.
+    /// Runs the code in a prepared Python.
     pub async fn run(&self) -> Result<Completed> {
-        let waiting = lock(&self.waiting).pop().context("none waits: refill first")?;
+        let waiting = lock(&self.waiting).pop().context("no prepared Python is left: refill first")?;
         let script = Script {
             interpreter: self.config.command.clone(),
             name: "main.py".to_owned(),
@@ -75,7 +75,8 @@ fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
     std::mem::take(&mut *lock(list))
 }
 
-/// A Python of the search path that has this module, itself: a version manager's `python3` is a script.
+/// Returns the path of a Python in the search path that has this module. A version manager's `python3` is only a
+/// script.
 pub fn python_with(module: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let programs = std::env::split_paths(&path).map(|directory| directory.join("python3"));
@@ -94,7 +95,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_waiting_python_runs_once() {
-        let python = python_with("json").expect("Python has it");
+        let python = python_with("json").expect("Python has this module");
         assert_eq!(python_with("no_such_module_at_all"), None);
         let backend = ours::backend().await.unwrap();
         let code = "import sys; print(int('json' in sys.modules))";

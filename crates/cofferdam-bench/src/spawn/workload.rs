@@ -1,11 +1,11 @@
-//! What every contestant runs.
+//! The workloads of all contestants.
 
 use clap::ValueEnum;
 
-/// Python as the system has it: a version manager's `python3` is a shell script that takes longer than Python itself.
+/// The system's Python. A version manager's `python3` is a shell script that takes longer than Python itself.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What every contestant runs.
+/// A workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Workload {
     /// `/bin/true`: a dynamically linked program that does nothing.
@@ -15,10 +15,10 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// All, in the order in which they run.
+    /// All workloads, in the order of execution.
     pub const ALL: [Self; 2] = [Self::True, Self::Python];
 
-    /// The word for it in options, tables and file names.
+    /// Returns the name for options, tables and file names.
     pub fn slug(self) -> &'static str {
         match self {
             Self::True => "true",
@@ -26,7 +26,7 @@ impl Workload {
         }
     }
 
-    /// The name for people.
+    /// Returns the display name.
     pub fn title(self) -> &'static str {
         match self {
             Self::True => "/bin/true",
@@ -34,7 +34,7 @@ impl Workload {
         }
     }
 
-    /// The command.
+    /// Returns the command.
     pub fn argv(self) -> &'static [&'static str] {
         match self {
             Self::True => &["/bin/true"],
@@ -42,7 +42,7 @@ impl Workload {
         }
     }
 
-    /// What it prints.
+    /// Returns the expected output.
     pub fn output(self) -> &'static str {
         match self {
             Self::True => "",
@@ -50,16 +50,16 @@ impl Workload {
         }
     }
 
-    /// The command as a line for a shell.
+    /// Returns the command as a line for a shell.
     pub fn shell_line(self) -> String {
         let quoted = self.argv().iter().map(|word| format!("'{word}'"));
         quoted.collect::<Vec<_>>().join(" ")
     }
 
-    /// Why it cannot be run on this machine, if so.
+    /// Returns the reason why it cannot run on this host, if any.
     pub fn missing(self) -> Option<String> {
         let program = self.argv()[0];
-        (!std::path::Path::new(program).exists()).then(|| format!("there is no {program}"))
+        (!std::path::Path::new(program).exists()).then(|| format!("{program} does not exist"))
     }
 }
 

@@ -1,19 +1,19 @@
-//! What is there before, and must not be more afterwards.
+//! Objects that must not be more after the benchmark than before.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use crate::host::{groups, mounts, tree};
 
-/// How long what ends may take to be gone.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait for objects to disappear.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One value for each name; `None` where this user may not know.
+/// One value for each name. `None` if this user may not read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census([(&'static str, Option<usize>); 4]);
 
 impl Census {
-    /// How it is now.
+    /// Counts the current objects.
     pub fn now() -> Self {
         let own = std::process::id();
         Self([
@@ -24,7 +24,7 @@ impl Census {
         ])
     }
 
-    /// What is more than before, each in a few words.
+    /// Returns a text for each count that is higher than before.
     fn since(&self, before: &Self) -> Vec<String> {
         let pairs = self.0.iter().zip(&before.0).filter(|((_, now), (_, before))| now > before);
         pairs.map(|((name, now), (_, before))| difference(name, *now, *before)).collect()
@@ -37,9 +37,9 @@ fn difference(name: &str, now: Option<usize>, before: Option<usize>) -> String {
     text
 }
 
-/// What is still there after everything was closed.
+/// Returns the objects that remain after everything was closed.
 pub async fn left(before: &Census) -> Vec<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CLEANUP_TIMEOUT;
     loop {
         let left = Census::now().since(before);
         if left.is_empty() || Instant::now() >= deadline {

@@ -1,6 +1,6 @@
-//! What clones of one snapshot hold: memory of their monitors, and what the supervisor grew by, divided by their number. First
-//! while nothing has been run in any of them, then some of them alone, after each has run a program once and rests again: all of
-//! them would keep the host's processors too busy to answer.
+//! Memory of the clones of one snapshot: that of their VMMs and the growth of the supervisor, divided by their number.
+//! First without any exec, then of a few clones after each has run a program once and is idle again. If all clones ran
+//! one, the host's processors would be too busy to answer.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,32 +13,32 @@ use super::field::{self, Field};
 use crate::host::kernel;
 use crate::host::tree::{self, Memory};
 
-/// Numbers of clones at which is looked, besides the last.
-const LOOKS: [usize; 4] = [10, 25, 50, 100];
-/// How many run a program.
+/// Numbers of clones at which memory is sampled, besides the last.
+const SAMPLES: [usize; 4] = [10, 25, 50, 100];
+/// Number of clones that run a program.
 const RUN: usize = 10;
-/// Of the host's memory, what must stay available: one part in so many.
-const KEPT_FREE: u64 = 10;
-/// Time for the monitors to come to rest.
+/// Divisor of the host's memory that must stay available.
+const MIN_AVAILABLE_DIVISOR: u64 = 10;
+/// Time for the VMMs to become idle.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What so many clones hold.
+/// Memory of a number of clones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Held {
-    /// How many.
+    /// The number of clones.
     pub clones: usize,
-    /// KiB of each, what is shared divided, with the supervisor's part.
+    /// Proportional set size of each in KiB, with the supervisor's part.
     pub proportional: f64,
-    /// KiB of each that are nobody else's, without the supervisor's part.
+    /// Unique set size of each in KiB, without the supervisor's part.
     pub own: f64,
-    /// KiB by which the supervisor grew for each.
+    /// Growth of the supervisor for each, in KiB.
     pub supervisor: f64,
-    /// Processes of each.
+    /// Number of processes of each.
     pub processes: f64,
 }
 
 impl Held {
-    /// `grown` is what the supervisor has more than before, in KiB.
+    /// Creates a sample. `grown` is the growth of the supervisor, in KiB.
     fn new(clones: usize, memory: Memory, grown: u64, processes: usize) -> Self {
         let each = |all: f64| all / clones as f64;
         Self {
@@ -51,18 +51,18 @@ impl Held {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Clones that were restored: their agents have answered and measured their walls, and nothing else has run.
+    /// Restored clones: their agents have answered and measured their isolation, and nothing else has run.
     pub idle: Vec<Held>,
-    /// Some of them alone, after a program in each.
+    /// A few clones, after a program in each.
     pub after_exec: Option<Held>,
-    /// Why there are not more.
+    /// The reason why there are no more.
     pub stopped: Option<String>,
 }
 
-/// Holds as many as wanted, or as can be, which is then told.
+/// Holds the requested number of clones, or as many as possible. In that case, reports the reason.
 pub async fn measure(field: &Field, wanted: usize) -> Result<Found> {
     let before = Before::now();
     let (mut found, mut clones) = (Found::default(), Vec::<Arc<dyn Sandbox>>::new());
@@ -72,18 +72,18 @@ pub async fn measure(field: &Field, wanted: usize) -> Result<Found> {
             Err(why) => found.stopped = Some(why),
         }
         let last = clones.len() == wanted || found.stopped.is_some();
-        if !clones.is_empty() && (last || LOOKS.contains(&clones.len())) {
-            match before.look(clones.len()).await {
+        if !clones.is_empty() && (last || SAMPLES.contains(&clones.len())) {
+            match before.sample(clones.len()).await {
                 Some(held) => found.idle.push(held),
-                None => found.stopped = Some("this user may not look at the monitors' memory".to_owned()),
+                None => found.stopped = Some("this user may not inspect the VMMs' memory".to_owned()),
             }
         }
     }
     close(clones.split_off(clones.len().min(RUN))).await?;
     if !clones.is_empty() {
         match answered(&clones).await {
-            Ok(()) => found.after_exec = before.look(clones.len()).await,
-            // What was measured is not lost by it.
+            Ok(()) => found.after_exec = before.sample(clones.len()).await,
+            // The results so far are kept.
             Err(why) => found.stopped = Some(format!("a program in a clone: {why:#}")),
         }
     }
@@ -107,16 +107,16 @@ async fn close(clones: Vec<Arc<dyn Sandbox>>) -> Result<()> {
 
 async fn another(field: &Field) -> Result<Arc<dyn Sandbox>, String> {
     let now = kernel::memory();
-    if now.available < now.total / KEPT_FREE {
-        return Err(format!("{} MiB of memory are left", now.available / 1024));
+    if now.available < now.total / MIN_AVAILABLE_DIVISOR {
+        return Err(format!("only {} MiB of memory are left", now.available / 1024));
     }
     field.clone_of_snapshot().await.map_err(|error| format!("{error:#}"))
 }
 
-/// What there was before the first clone.
+/// The state before the first clone.
 struct Before {
     others: BTreeSet<u32>,
-    /// KiB that are the supervisor's alone.
+    /// Unique set size of the supervisor, in KiB.
     supervisor: Option<u64>,
 }
 
@@ -125,16 +125,16 @@ impl Before {
         Self { others: tree::descendants().into_iter().collect(), supervisor: supervisor() }
     }
 
-    async fn look(&self, clones: usize) -> Option<Held> {
+    async fn sample(&self, clones: usize) -> Option<Held> {
         tokio::time::sleep(SETTLE).await;
-        let mut monitors = tree::descendants();
-        monitors.retain(|pid| !self.others.contains(pid));
+        let mut vmms = tree::descendants();
+        vmms.retain(|pid| !self.others.contains(pid));
         let grown = supervisor()?.saturating_sub(self.supervisor?);
-        Some(Held::new(clones, tree::memory(&monitors)?, grown, monitors.len()))
+        Some(Held::new(clones, tree::memory(&vmms)?, grown, vmms.len()))
     }
 }
 
-/// KiB that are this process's alone.
+/// Returns the unique set size of this process, in KiB.
 fn supervisor() -> Option<u64> {
     tree::memory(&[std::process::id()]).map(|memory| memory.own)
 }

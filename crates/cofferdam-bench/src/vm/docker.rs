@@ -1,5 +1,5 @@
-//! `docker run` of `true`, where an engine answers. Its image holds one static program; it is made for the run and removed
-//! after it.
+//! `docker run` of `true`, if an engine answers. Its image contains one static program. It is created for the run and
+//! removed after it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -9,26 +9,27 @@ use std::process::{Command, Stdio};
 use crate::options::VmOptions;
 use crate::program::{self, Keep};
 
-/// Where engines listen by themselves.
+/// The default socket of engines.
 const SOCKET: &str = "/var/run/docker.sock";
 
-/// An engine with an image of ours.
+/// An engine with an image for the benchmark.
 #[derive(Debug)]
 pub struct Docker {
     address: String,
     image: String,
-    /// As the engine says.
+    /// The version that the engine reports.
     pub version: String,
 }
 
 impl Docker {
-    /// Gives an engine the image. The error is the reason why none takes part.
+    /// Imports the image into an engine. The error is the reason why no engine takes part.
     pub async fn prepare(options: &VmOptions, busybox: &Path, scratch: &Path) -> Result<Self, String> {
         let variable = |name| std::env::var(name).ok();
         let named =
             options.host.clone().or_else(|| variable("DOCKER_HOST")).or_else(|| variable("COFFERDAM_TEST_DOCKER"));
         let address = named.or_else(|| Path::new(SOCKET).exists().then(|| SOCKET.to_owned()));
-        let address = address.ok_or("no engine runs: --docker starts one, --host ADDRESS names one")?;
+        let address =
+            address.ok_or("no engine is running: start one with --docker, or name one with --host ADDRESS")?;
         let address = if address.starts_with('/') { format!("unix://{address}") } else { address };
         let image = format!("cofferdam-bench:vm-{}", std::process::id());
         let mut docker = Self { address, image, version: String::new() };
@@ -52,7 +53,7 @@ impl Docker {
         output(import).map(drop)
     }
 
-    /// One run.
+    /// Runs the container once.
     pub async fn run(&self) -> Result<(), String> {
         let line = ["docker", "-H", &self.address, "run", "--rm", "--network=none", &self.image, "/bin/true"];
         program::run(&line, "", Keep::OutputAndErrors).await

@@ -1,4 +1,4 @@
-//! Everything that turns need: the backend, an idle machine and a snapshot of it, and who else takes part.
+//! The state for all turns: the backend, an idle VM and a snapshot of it, and other contestants.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -22,46 +22,46 @@ use super::plain::{self, Plain};
 use crate::options::VmOptions;
 use crate::ours;
 
-/// What is run.
+/// The program that runs.
 const PROGRAM: &str = "true";
-/// The guests' share of a machine that is 128 MiB large, or little more.
+/// Memory limit of the guests in a VM of 128 MiB or a little more.
 const GUESTS: ByteSize = ByteSize::from_mebibytes(32);
-/// Machines of a fork.
+/// Number of VMs of a fork.
 const FORKS: usize = 10;
-/// Time for a machine to come to rest.
+/// Time for a VM to become idle.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// What the figures belong to, besides the host.
+/// The environment of the figures, besides the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct About {
-    /// The monitor and its version.
-    pub monitor: String,
-    /// What runs the machines' instructions.
+    /// The VMM and its version.
+    pub vmm: String,
+    /// The accelerator of the VMs.
     pub accelerator: String,
-    /// The processor that machines have.
+    /// The processor of the VMs.
     pub processor: String,
-    /// What `uname -r` says in machines.
+    /// The kernel release in the VMs.
     pub kernel: String,
-    /// MiB of a machine.
+    /// The memory size of a VM, in MiB.
     pub mebibytes: u64,
-    /// The container engine, empty where none takes part.
+    /// The container engine. Empty if none takes part.
     pub engine: String,
 }
 
-/// What a machine is while it does not run.
+/// The size of a VM snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rest {
-    /// In memory and on disk.
+pub struct SnapshotSize {
+    /// Sizes in memory and on disk.
     pub sizes: SnapshotSizes,
-    /// Bytes of its archive.
+    /// Size of its archive, in bytes.
     pub archive: u64,
-    /// What packing that took.
+    /// Time to write the archive.
     pub packing: Duration,
 }
 
-/// Everything that turns need.
+/// The state for all turns.
 pub struct Field {
-    /// What the figures belong to.
+    /// The environment of the figures.
     pub about: About,
     backend: VmBackend,
     spec: Spec,
@@ -73,7 +73,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// Makes images where they are missing, and boots the machine that snapshots are taken of.
+    /// Builds missing images, and boots the VM for snapshots.
     pub async fn prepare(options: &VmOptions) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("cofferdam-bench-").tempdir()?;
         let (images, packages) = caches(options)?;
@@ -84,10 +84,10 @@ impl Field {
             make: MakePolicy::Missing,
             ..VmConfig::new(scratch.path())
         };
-        println!("== the image of machines");
+        println!("== the VM image");
         let (source, store) = (config.source.clone(), Images::new(images, Cache::new(&packages)));
         let find = move || store.find(&source, MakePolicy::Missing, &mut |_| ());
-        let image = tokio::task::spawn_blocking(find).await?.context("there is no image: see `cofferdam doctor`")?;
+        let image = tokio::task::spawn_blocking(find).await?.context("no VM image: see `cofferdam doctor`")?;
         println!("== measure");
         let like = config.qemu.clone();
         let backend = VmBackend::new(config)?;
@@ -99,7 +99,7 @@ impl Field {
         let manifest = frozen(&snapshot)?.manifest();
         let origin = manifest.origin();
         let mut about = About {
-            monitor: format!("{} {}", origin.monitor, origin.version),
+            vmm: format!("{} {}", origin.monitor, origin.version),
             accelerator: origin.accelerator.as_str().to_owned(),
             processor: origin.processor.clone(),
             kernel: image.release.clone(),
@@ -122,7 +122,7 @@ impl Field {
         Ok(Self { about, backend, spec, source, snapshot, plain, docker, _scratch: scratch })
     }
 
-    /// One turn: what it is, and what else it tells. What is needed before it and after it is not counted.
+    /// Runs one turn, without its setup and cleanup. Returns the time of the figure, and of related figures.
     pub async fn turn(&self, figure: Figure) -> Result<Vec<(Figure, Duration)>> {
         let plain = || self.plain.as_ref().map_err(|why| anyhow!("{why}"));
         let took = match figure {
@@ -206,13 +206,13 @@ impl Field {
         Ok(vec![(Figure::Fork, took), (Figure::ForkAnswered, answered_by)])
     }
 
-    /// One more clone of the snapshot, whose agent has answered.
+    /// Restores another clone of the snapshot, whose agent has answered.
     pub async fn clone_of_snapshot(&self) -> Result<Arc<dyn Sandbox>> {
         Ok(self.backend.restore(self.snapshot.clone(), self.spec.clone()).await?)
     }
 
-    /// What the snapshot takes, and its archive.
-    pub fn rest(&self) -> Result<Rest> {
+    /// Measures the snapshot and its archive.
+    pub fn snapshot_size(&self) -> Result<SnapshotSize> {
         let snapshot = frozen(&self.snapshot)?;
         let manifest = serde_json::to_vec(snapshot.manifest())?;
         let mut writer = Writer::new(WriteOptions::default())?;
@@ -223,7 +223,7 @@ impl Field {
         }
         let begun = Instant::now();
         let written = writer.write(io::sink(), &mut |_| ControlFlow::Continue(()))?;
-        Ok(Rest { sizes: snapshot.sizes()?, archive: written.bytes, packing: begun.elapsed() })
+        Ok(SnapshotSize { sizes: snapshot.sizes()?, archive: written.bytes, packing: begun.elapsed() })
     }
 
     /// Closes everything.
@@ -232,7 +232,7 @@ impl Field {
     }
 }
 
-/// Where images and packages are.
+/// Returns the directories of images and packages.
 fn caches(options: &VmOptions) -> Result<(PathBuf, PathBuf)> {
     if let Some(cache) = &options.cache {
         return Ok((cache.join("vm"), cache.join("debian")));
@@ -243,10 +243,10 @@ fn caches(options: &VmOptions) -> Result<(PathBuf, PathBuf)> {
 }
 
 fn frozen(snapshot: &Snapshot) -> Result<&VmSnapshot> {
-    VmSnapshot::of(snapshot).context("this is no snapshot of a machine")
+    VmSnapshot::of(snapshot).context("this is not a VM snapshot")
 }
 
-/// How long it takes until the machine is there, and until it has answered.
+/// Measures the time until the VM exists, and until it has answered.
 async fn first_exec(
     making: impl Future<Output = cofferdam_contract::Result<Arc<dyn Sandbox>>>,
 ) -> Result<(Duration, Duration, Arc<dyn Sandbox>)> {
@@ -257,9 +257,9 @@ async fn first_exec(
     Ok((made, begun.elapsed(), sandbox))
 }
 
-/// Has a program run in it.
+/// Runs a program in the sandbox.
 pub async fn answered(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
     let done = sandbox.exec(ours::request(&[PROGRAM])?).await?;
-    ensure!(done.exit.success(), "{PROGRAM} failed in a machine: {:?}", done.exit);
+    ensure!(done.exit.success(), "{PROGRAM} failed in a VM: {:?}", done.exit);
     Ok(())
 }

@@ -1,40 +1,40 @@
-//! What is timed.
+//! The measured times.
 
-/// A time that is measured again and again.
+/// A time that is measured repeatedly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Figure {
-    /// QEMU as anybody starts it.
+    /// QEMU with its usual options.
     Plain,
-    /// QEMU with the machine and the words for the kernel that ours has.
+    /// QEMU with the machine type and kernel command line of Cofferdam's VMs.
     PlainMicrovm,
     /// A container.
     Docker,
-    /// A machine is made.
+    /// A cold boot.
     Cold,
-    /// A machine is made from a snapshot.
+    /// A restore from a snapshot, up to the first exec.
     Restore,
-    /// Of that, until the machine is there.
+    /// The part of it until the VM exists.
     RestoreAlone,
-    /// Another exec in it.
+    /// A second exec in it.
     RestoreSecond,
-    /// A machine that was made ahead is taken.
+    /// A claim of a prepared VM, up to the first exec.
     Claim,
-    /// Of that, until the machine is this request's.
+    /// The part of it until the VM belongs to the request.
     ClaimAlone,
-    /// A machine lives.
+    /// An exec in a live VM.
     Exec,
-    /// A snapshot is taken.
+    /// A snapshot.
     Snapshot,
-    /// The same without what a copy of its memory takes.
+    /// A snapshot without the time to copy its memory.
     SnapshotBeside,
-    /// A snapshot is taken, ten machines are made from it, and a program is run in each.
+    /// A snapshot, ten VMs from it, and a program in each.
     Fork,
-    /// Of that, until the last of the ten is there: its agent has answered, and it is another machine than the others.
+    /// The part of it until the last of the ten exists: its agent has answered, and it has an identity of its own.
     ForkAnswered,
 }
 
 impl Figure {
-    /// All, in the order of the table.
+    /// All figures, in the order of the table.
     pub const ALL: [Self; 14] = [
         Self::Plain,
         Self::PlainMicrovm,
@@ -52,7 +52,7 @@ impl Figure {
         Self::ForkAnswered,
     ];
 
-    /// For people.
+    /// Returns the display name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "qemu, machine pc, to a prompt",
@@ -72,7 +72,7 @@ impl Figure {
         }
     }
 
-    /// For programs.
+    /// Returns the name for JSON.
     pub fn slug(self) -> &'static str {
         match self {
             Self::Plain => "plain-qemu",
@@ -92,12 +92,12 @@ impl Figure {
         }
     }
 
-    /// Whether it is Cofferdam's.
+    /// Returns true if the figure is Cofferdam's.
     pub fn is_ours(self) -> bool {
         !matches!(self, Self::Plain | Self::PlainMicrovm | Self::Docker)
     }
 
-    /// Whether turns are taken for it; another one's turn gives the rest.
+    /// Returns true if it has turns of its own. Turns of other figures measure the rest.
     pub fn has_turns(self) -> bool {
         !matches!(
             self,

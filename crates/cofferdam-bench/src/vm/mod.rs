@@ -1,5 +1,5 @@
-//! How long a machine takes to boot, to go on from a snapshot, and to answer; what snapshots and idle clones take. Against the
-//! same kernel in plain QEMU up to the prompt of a shell, and `docker run`, in one run.
+//! Times of VMs: boot, restore and exec, and the memory of snapshots and idle clones. Compared with the same kernel in
+//! plain QEMU up to the prompt of a shell, and with `docker run`, in one run.
 
 mod census;
 mod clones;
@@ -24,7 +24,7 @@ use census::Census;
 use field::Field;
 use report::Report;
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &VmOptions, out: &Path) -> Result<()> {
     let facts = machine::facts();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -37,11 +37,11 @@ pub fn run(options: &VmOptions, out: &Path) -> Result<()> {
     results::publish(out, &files, &report.table(&facts))
 }
 
-/// How long to measure.
+/// The effort of a measurement.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
     rounds: usize,
-    /// Time of each contestant; those that need more have fewer turns.
+    /// Time of each contestant. Slow ones have fewer turns.
     share: Duration,
     clones: usize,
 }
@@ -60,7 +60,7 @@ impl Effort {
 
 async fn measure(options: &VmOptions) -> Result<Report> {
     let effort = Effort::new(options);
-    // What the runtime opens with the first child stays.
+    // Descriptors that the runtime opens with its first child remain open.
     program::succeeds(&["true"]).await.map_err(anyhow::Error::msg)?;
     let before = Census::now();
     let field = Field::prepare(options).await?;
@@ -74,6 +74,6 @@ async fn measured(field: &Field, effort: Effort) -> Result<Report> {
     let together = tokio::task::spawn_blocking(together::two_at_once).await?;
     let (results, absent) = rounds::measure(field, effort.rounds, effort.share).await?;
     let clones = clones::measure(field, effort.clones).await?;
-    let rest = field.rest()?;
-    Ok(Report { about: field.about.clone(), results, absent, clones, rest, together, left: Vec::new() })
+    let snapshot = field.snapshot_size()?;
+    Ok(Report { about: field.about.clone(), results, absent, clones, snapshot, together, left: Vec::new() })
 }

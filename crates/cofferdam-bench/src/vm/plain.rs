@@ -1,5 +1,5 @@
-//! QEMU without Cofferdam: the kernel of our machines and a static shell as its first program, until the shell asks for a
-//! command on the serial console. No disk, no agent, no wall.
+//! QEMU without Cofferdam: the kernel of Cofferdam's VMs and a static shell as init, until the shell prompts for a
+//! command on the serial console. No disk, no agent, no sandboxing.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
@@ -18,18 +18,18 @@ use tokio::process::Command;
 const PROGRAM: &str = "qemu-system-x86_64";
 /// Debian's package with a static shell.
 const PACKAGE: &str = "busybox-static";
-/// The program in it.
+/// The shell's program in the package.
 const SHELL: &str = "busybox";
-/// What the shell asks with.
+/// The prompt of the shell.
 const PROMPT: &[u8] = b"/ # ";
-/// The longest that a boot may take.
-const LIMIT: Duration = Duration::from_secs(180);
-/// The most of the console that is looked at.
+/// Maximum time of a boot.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+/// Maximum size of the console output that is read.
 const MAX_CONSOLE: usize = 1 << 20;
-/// The largest shell that is taken.
+/// Maximum size of the shell.
 const MAX_SHELL: u64 = 16 << 20;
 
-/// The shell of Debian's package, written into `scratch`.
+/// Extracts the shell from Debian's package into `scratch`.
 pub fn busybox(packages: &Path, scratch: &Path) -> Result<PathBuf> {
     let plan = resolve(&Recipe::new([PACKAGE]), &Cache::new(packages), &mut |_| ())?;
     let packed = scratch.join("busybox.tar");
@@ -50,7 +50,7 @@ pub fn busybox(packages: &Path, scratch: &Path) -> Result<PathBuf> {
     bail!("the package {PACKAGE} has no program {SHELL}")
 }
 
-/// What a machine without us starts from.
+/// The configuration of a VM without Cofferdam.
 #[derive(Debug)]
 pub struct Plain {
     kernel: PathBuf,
@@ -71,36 +71,37 @@ impl Plain {
         Ok(Self { kernel: kernel.to_owned(), initramfs, accelerator, processor, mebibytes, words })
     }
 
-    /// What QEMU is told: as anybody does it by hand, or with the machine and the words for the kernel that ours have.
+    /// Returns QEMU's command line: with the usual options, or with the machine type and kernel command line of
+    /// Cofferdam's VMs.
     pub fn line(&self, ours: bool) -> Vec<String> {
         let accelerator = match (ours, self.accelerator) {
-            // As our machines have it.
+            // The same as in Cofferdam's VMs.
             (true, Accelerator::Tcg) => "tcg,tb-size=128,thread=multi",
             (_, other) => other.as_str(),
         };
         let mut line = vec![PROGRAM.to_owned()];
-        let mut tell = |key: &str, value: String| line.extend([format!("-{key}"), value]);
+        let mut push = |key: &str, value: String| line.extend([format!("-{key}"), value]);
         if ours {
-            tell(
+            push(
                 "M",
                 "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,pcie=off,usb=off,x-option-roms=off".to_owned(),
             );
-            tell("cpu", self.processor.clone());
+            push("cpu", self.processor.clone());
         } else if self.accelerator == Accelerator::Kvm {
-            tell("cpu", "host".to_owned());
+            push("cpu", "host".to_owned());
         }
-        tell("accel", accelerator.to_owned());
-        tell("m", format!("{}M", self.mebibytes));
-        tell("nic", "none".to_owned());
-        tell("kernel", self.kernel.display().to_string());
-        tell("initrd", self.initramfs.display().to_string());
+        push("accel", accelerator.to_owned());
+        push("m", format!("{}M", self.mebibytes));
+        push("nic", "none".to_owned());
+        push("kernel", self.kernel.display().to_string());
+        push("initrd", self.initramfs.display().to_string());
         let words = if ours { self.words.as_str() } else { "console=ttyS0 quiet" };
-        tell("append", format!("{words} rdinit=/bin/sh"));
+        push("append", format!("{words} rdinit=/bin/sh"));
         line.extend(["-nographic", "-no-reboot"].map(str::to_owned));
         line
     }
 
-    /// Boots to the prompt, and ends the machine; the time is until the prompt.
+    /// Boots to the prompt, and stops the VM. Returns the time until the prompt.
     pub async fn boot(&self, ours: bool) -> Result<Duration> {
         let line = self.line(ours);
         let begun = std::time::Instant::now();
@@ -108,13 +109,13 @@ impl Plain {
         command.args(&line[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn().with_context(|| format!("cannot start {PROGRAM}"))?;
         let mut console = child.stdout.take().context("the console was not piped")?;
-        let seen = tokio::time::timeout(LIMIT, prompt(&mut console)).await;
+        let seen = tokio::time::timeout(BOOT_TIMEOUT, prompt(&mut console)).await;
         let took = begun.elapsed();
-        child.kill().await.context("QEMU cannot be ended")?;
+        child.kill().await.context("cannot stop QEMU")?;
         match seen {
             Ok(Ok(())) => Ok(took),
             Ok(Err(why)) => Err(why),
-            Err(_) => bail!("no prompt within {} s", LIMIT.as_secs()),
+            Err(_) => bail!("no prompt within {} s", BOOT_TIMEOUT.as_secs()),
         }
     }
 }
@@ -136,7 +137,7 @@ async fn prompt(console: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
     bail!("the console ended without a prompt: {:?}", text.lines().last().unwrap_or_default())
 }
 
-/// An initramfs, as kernels read it ("newc"): the console, and the shell.
+/// Returns an initramfs in the kernel's format ("newc"): the console, and the shell.
 fn shell_archive(shell: &[u8]) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     entry(&mut out, "dev", 0o040_755, (0, 0), &[])?;

@@ -1,4 +1,4 @@
-//! A picture of the times: each figure's median.
+//! A plot of the times: each figure's median.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::figure::Figure;
 use crate::plot::{self, Bar, Chart, Side};
 use crate::sample::Sample;
 
-/// Draws them as SVG, in milliseconds.
+/// Draws the plot as SVG, in milliseconds.
 pub fn draw(results: &[(Figure, Sample)]) -> Result<String> {
     let bars: Vec<Bar> = results
         .iter()
@@ -17,7 +17,7 @@ pub fn draw(results: &[(Figure, Sample)]) -> Result<String> {
             p99: sample.p99() / 1e3,
         })
         .collect();
-    // A time beside another's may be none at all, which has no place on a logarithmic scale.
+    // A difference of times may be zero, which does not exist on a logarithmic scale.
     let shortest = bars.iter().map(|bar| bar.median).filter(|median| *median > 0.0).fold(f64::INFINITY, f64::min);
     let start = if shortest.is_finite() { shortest / 2.0 } else { 0.1 };
     let bars: Vec<Bar> =

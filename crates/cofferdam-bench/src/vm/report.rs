@@ -1,37 +1,37 @@
-//! One run's results, for people and for programs.
+//! The results of a run as a table and as JSON.
 
 use std::fmt::Write;
 
 use serde_json::{Value, json};
 
 use super::clones::{Found, Held};
-use super::field::{About, Rest};
+use super::field::{About, SnapshotSize};
 use super::figure::Figure;
 use crate::host::machine::Facts;
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{Bound, Row, json_of, render};
 
-/// What a run found out.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
-    /// What the figures belong to.
+    /// The environment of the figures.
     pub about: About,
-    /// Times.
+    /// The times.
     pub results: Vec<(Figure, Sample)>,
-    /// Who did not take part, and why.
+    /// Missing contestants, and the reasons.
     pub absent: Vec<(Figure, String)>,
-    /// What clones hold.
+    /// The memory of clones.
     pub clones: Found,
-    /// What a machine is while it does not run.
-    pub rest: Rest,
-    /// How much two threads do at once, in the work of one.
+    /// The size of a VM snapshot.
+    pub snapshot: SnapshotSize,
+    /// The throughput of two threads at once, relative to one.
     pub together: Option<f64>,
-    /// What is still there that was not before.
+    /// Objects that remain and did not exist before.
     pub left: Vec<String>,
 }
 
 impl Report {
-    /// The median, in milliseconds.
+    /// Returns the median, in milliseconds.
     fn median(&self, figure: Figure) -> Option<f64> {
         self.results.iter().find(|(other, _)| *other == figure).map(|(_, sample)| sample.median() / 1e3)
     }
@@ -53,11 +53,11 @@ impl Report {
         ]
     }
 
-    /// A table for people; times in milliseconds.
+    /// Formats a table. Times are in milliseconds.
     pub fn table(&self, facts: &Facts) -> String {
-        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let About { vmm, accelerator, processor, kernel, mebibytes, engine } = &self.about;
         let mut text = format!(
-            "{}\n{monitor}, accelerator {accelerator}, machines of {mebibytes} MiB with one {processor}, Linux {kernel}\n",
+            "{}\n{vmm}, accelerator {accelerator}, VMs of {mebibytes} MiB with one {processor}, Linux {kernel}\n",
             facts.line()
         );
         if !engine.is_empty() {
@@ -87,7 +87,7 @@ impl Report {
     }
 
     fn sizes(&self, text: &mut String) {
-        let Rest { sizes, archive, packing } = &self.rest;
+        let SnapshotSize { sizes, archive, packing } = &self.snapshot;
         let kib = |bytes: u64| bytes / 1024;
         let _ = writeln!(
             text,
@@ -115,9 +115,9 @@ impl Report {
         }
     }
 
-    /// The same for programs.
+    /// Returns the results as JSON.
     pub fn json(&self, facts: &Facts) -> Value {
-        let About { monitor, accelerator, processor, kernel, mebibytes, engine } = &self.about;
+        let About { vmm, accelerator, processor, kernel, mebibytes, engine } = &self.about;
         let rows = self.results.iter().map(|(figure, sample)| {
             json!({
                 "name": figure.slug(),
@@ -130,7 +130,7 @@ impl Report {
         json!({
             "benchmark": "vm",
             "machine": facts.json(),
-            "monitor": monitor,
+            "monitor": vmm,
             "accelerator": accelerator,
             "processor": processor,
             "guest_kernel": kernel,
@@ -138,7 +138,7 @@ impl Report {
             "engine": engine,
             "results": rows.collect::<Vec<_>>(),
             "absent": absent.collect::<Vec<_>>(),
-            "snapshot": self.rest.sizes_json(),
+            "snapshot": self.snapshot.sizes_json(),
             "clones": self.clones.idle.iter().map(Held::json).collect::<Vec<_>>(),
             "clones_after_exec": self.clones.after_exec.as_ref().map(Held::json),
             "stopped": self.clones.stopped,
@@ -161,7 +161,7 @@ impl Held {
     }
 }
 
-impl Rest {
+impl SnapshotSize {
     fn sizes_json(&self) -> Value {
         json!({
             "memory_bytes": self.sizes.memory,
@@ -191,7 +191,7 @@ mod tests {
         let held = |clones, proportional| Held { clones, proportional, own: 4096.0, supervisor: 12.0, processes: 1.0 };
         Report {
             about: About {
-                monitor: "qemu 7.2.22".to_owned(),
+                vmm: "qemu 7.2.22".to_owned(),
                 accelerator: "tcg".to_owned(),
                 processor: "Nehalem-v1".to_owned(),
                 kernel: "6.1.0".to_owned(),
@@ -204,13 +204,13 @@ mod tests {
                 (Figure::Claim, sample(40)),
                 (Figure::SnapshotBeside, sample(20)),
             ],
-            absent: vec![(Figure::Docker, "no engine runs".to_owned())],
+            absent: vec![(Figure::Docker, "no engine is running".to_owned())],
             clones: Found {
                 idle: vec![held(10, 20480.0), held(100, 8192.0)],
                 after_exec: Some(held(100, 30720.0)),
                 stopped: None,
             },
-            rest: Rest {
+            snapshot: SnapshotSize {
                 sizes: SnapshotSizes { memory: 50 << 20, devices: 40 << 10, disk: 0 },
                 archive: 12 << 20,
                 packing: Duration::from_millis(90),
@@ -233,8 +233,8 @@ mod tests {
         assert_eq!(words(" 100 restored"), ["restored,", "idle", "8192", "4096", "12", "1.0"], "{text}");
         assert_eq!(words(" 100 after one exec")[4..], ["30720", "4096", "12", "1.0"], "{text}");
         for part in [
-            "qemu 7.2.22, accelerator tcg, machines of 128 MiB",
-            "not measured: docker run --rm, true: no engine runs",
+            "qemu 7.2.22, accelerator tcg, VMs of 128 MiB",
+            "not measured: docker run --rm, true: no engine is running",
             "51200 KiB of memory, 40 KiB of devices, 0 KiB on disk; its archive 12288 KiB",
             "two threads at once do 1.25 times as much as one",
             "left behind: nothing",

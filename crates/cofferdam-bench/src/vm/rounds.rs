@@ -1,4 +1,4 @@
-//! Rounds: whoever takes part in a round has one turn in it, in an order that changes from round to round.
+//! Rounds: each contestant of a round has one turn in it, in an order that changes from round to round.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use super::figure::Figure;
 use crate::rounds::{Orders, takes_part, turns};
 use crate::sample::Sample;
 
-/// Who took part with which times, and who did not, and why.
+/// The times of the contestants, and the missing ones with the reasons.
 pub type Outcome = (Vec<(Figure, Sample)>, Vec<(Figure, String)>);
 
-/// Everybody, one at a time.
+/// Measures all contestants, one at a time.
 pub async fn measure(field: &Field, rounds: usize, share: Duration) -> Result<Outcome> {
     let (mut entrants, mut absent) = (Vec::new(), Vec::new());
     for figure in Figure::ALL.into_iter().filter(|figure| figure.has_turns()) {
-        // The first turn has to load what the next ones find in memory; it does not count, and says how slow it is.
+        // The first turn loads what later turns find in memory. It does not count, and determines the cost of a turn.
         let begun = Instant::now();
         match field.turn(figure).await {
             Ok(_) => entrants.push((figure, turns(begun.elapsed(), share, rounds))),

@@ -1,4 +1,4 @@
-//! Where the interpreters are, and what to do where they are not.
+//! The cache of interpreters, and the remedy if they are missing.
 
 use std::path::PathBuf;
 
@@ -6,30 +6,30 @@ use cofferdam::registry::wasm_cache;
 use cofferdam_wasm::{Language, WasmBackend, WasmConfig};
 use cofferdam_wasm_supply::Supply;
 
-/// A cache of interpreters, or none, where this user has no directory for it.
+/// A cache of interpreters, or none if this user has no directory for it.
 #[derive(Debug, Clone)]
 pub struct Interpreters {
     cache: Option<PathBuf>,
 }
 
 impl Interpreters {
-    /// Those in `asked`, else those that the command line has.
+    /// Returns the cache in `asked`, else the cache of the command line.
     pub fn new(asked: Option<PathBuf>) -> Self {
         Self { cache: asked.or_else(wasm_cache) }
     }
 
-    /// A new backend that uses them.
+    /// Returns a new backend that uses the cache.
     pub fn backend(&self) -> WasmBackend {
         WasmBackend::new(WasmConfig { cache: self.cache.clone(), ..WasmConfig::default() })
     }
 
-    /// Makes one ready, which takes some seconds if it was not run before. The error is the reason why it cannot run.
+    /// Prepares an interpreter, which takes some seconds on first use. The error is the reason why it cannot run.
     pub async fn prepare(&self, language: Language) -> Result<(), String> {
         let (name, word) = match language {
             Language::Python => ("Python", "python"),
             Language::JavaScript => ("JavaScript", "javascript"),
         };
-        let cache = self.cache.as_ref().ok_or("there is no cache directory: set HOME, or use --cache DIR")?;
+        let cache = self.cache.as_ref().ok_or("no cache directory: set HOME, or use --cache DIR")?;
         match Supply::new(cache).find(language) {
             Err(error) => return Err(error.to_string()),
             Ok(None) => {
@@ -38,7 +38,7 @@ impl Interpreters {
             }
             Ok(Some(_)) => {}
         }
-        let progress = move |step| eprintln!("{name} is made ready: {step:?}");
+        let progress = move |step| eprintln!("preparing {name}: {step:?}");
         self.backend().prepare(language, progress).await.map_err(|error| error.to_string())
     }
 }

@@ -1,32 +1,32 @@
-//! Who is compared.
+//! The contestants.
 
 use super::guest::Guest;
 
-/// One way to run a guest. What each does is said in `docs/performance.md`.
+/// A way to run a guest. `docs/performance.md` describes each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contestant {
-    /// Without a sandbox, on the caller's thread; an instance that ran before and was restored to its beginning.
+    /// Without a sandbox, on the caller's thread, in a reused instance that was restored to its initial state.
     Restored,
-    /// Without a sandbox, the first run of a thread, in an instance of its own, which is dropped.
+    /// Without a sandbox, the first run of a thread, in a new instance that is dropped.
     New,
     /// The one-shot call of the contract: a sandbox, a thread, streams.
     Contract,
-    /// A backend of its own, as in a new process: its engine, the guest's code, the first run.
+    /// A new backend, as in a new process: its engine, the guest's code, the first run.
     Cold,
     /// `cofferdam run` as a program.
     CommandLine,
     /// Wasmtime's own command line, with the same module.
     Wasmtime,
-    /// A native program, no wall.
+    /// A native program, without a sandbox.
     Native,
 }
 
 impl Contestant {
-    /// Everybody, in the order of the tables.
+    /// All contestants, in the order of the tables.
     pub const ALL: [Self; 7] =
         [Self::Restored, Self::New, Self::Contract, Self::Cold, Self::CommandLine, Self::Wasmtime, Self::Native];
 
-    /// The short name, for programs.
+    /// Returns the short name, for JSON.
     pub fn slug(self) -> &'static str {
         match self {
             Self::Restored => "restored",
@@ -39,7 +39,7 @@ impl Contestant {
         }
     }
 
-    /// The name for people, with this guest.
+    /// Returns the display name with this guest.
     pub fn name(self, guest: Guest) -> String {
         match self {
             Self::Restored => "cofferdam, restored instance".to_owned(),
@@ -53,17 +53,18 @@ impl Contestant {
         }
     }
 
-    /// Whether it is ours, and must work.
+    /// Returns true if it is Cofferdam's, and must work.
     pub fn in_process(self) -> bool {
         matches!(self, Self::Restored | Self::New | Self::Contract | Self::Cold)
     }
 
-    /// Whether it can run this guest at all.
+    /// Returns true if it can run this guest.
     pub fn runs(self, guest: Guest) -> bool {
         self != Self::Wasmtime || !guest.is_script()
     }
 
-    /// Runs in one turn: what takes microseconds is measured in a row, after some that do not count.
+    /// Returns the number of runs in one turn. Runs of microseconds are measured in sequence, after some that do not
+    /// count.
     pub fn batch(self) -> usize {
         match self {
             Self::Restored => 200,

@@ -1,4 +1,4 @@
-//! Those who can run one guest on this machine, ready to run, and why the others do not.
+//! The contestants for one guest on this host, ready to run, and the reasons why others are missing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ use super::guest::{Guest, Source};
 use crate::ours;
 use crate::program::{self, Keep};
 
-/// Runs of a batch that are not counted: they find their memory in nobody's cache.
+/// Number of runs of a batch that are not counted, because they find their memory in no cache.
 const UNCOUNTED: usize = 5;
 
-/// Everything that runs of one guest need.
+/// The state for the runs of one guest.
 #[derive(Debug)]
 pub struct Field {
-    /// What they run.
+    /// The guest.
     pub guest: Guest,
-    /// Who takes part.
+    /// The contestants.
     pub entrants: Vec<Contestant>,
-    /// Who does not, and why.
+    /// The missing contestants, and the reasons.
     pub absent: Vec<(Contestant, String)>,
     interpreters: Interpreters,
     backend: WasmBackend,
@@ -38,11 +38,12 @@ pub struct Field {
 }
 
 impl Field {
-    /// Makes ready what they need, and tries those that are programs once. What runs in process must work, unless the
+    /// Prepares the contestants, and tries the programs once. Contestants in this process must work, unless the
     /// interpreter is missing.
     pub async fn prepare(guest: Guest, interpreters: &Interpreters, command_line: Option<&Path>) -> Result<Self> {
         let own = std::env::current_exe().context("cannot find this program")?;
-        let directory = tempfile::Builder::new().prefix("bench-wasm-").tempdir().context("cannot make a directory")?;
+        let directory =
+            tempfile::Builder::new().prefix("bench-wasm-").tempdir().context("cannot create a directory")?;
         let module = guest.module()?;
         if let Some(module) = &module {
             std::fs::write(directory.path().join("main.wasm"), module)?;
@@ -80,7 +81,7 @@ impl Field {
         match contestant {
             who if who.in_process() => return missing.map_or(Ok(()), |reason| Err(reason.to_owned())),
             Contestant::CommandLine if !self.command_line.exists() => {
-                return Err("the program is not built: start the benchmark by `cargo xtask bench`".to_owned());
+                return Err("the program is not built: start the benchmark with `cargo xtask bench`".to_owned());
             }
             Contestant::Wasmtime => installed("wasmtime")?,
             // Of a path too.
@@ -90,7 +91,7 @@ impl Field {
         program::run(&self.line(contestant), self.guest.output(), Keep::OutputAndErrors).await
     }
 
-    /// The command line of those that are programs.
+    /// Returns the command line of the contestants that are programs.
     fn line(&self, contestant: Contestant) -> Vec<OsString> {
         let module = || self.directory.path().join("main.wasm").into_os_string();
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
@@ -109,7 +110,7 @@ impl Field {
         }
     }
 
-    /// What runs in instances that are restored; `None` without the interpreter.
+    /// Returns the guest for restored instances, or `None` without the interpreter.
     pub fn loaded(&self) -> Option<&Loaded> {
         self.loaded.as_ref()
     }
@@ -122,12 +123,12 @@ impl Field {
         })
     }
 
-    /// One turn: as many runs as its batch has.
+    /// Runs one turn: as many runs as its batch has.
     pub async fn turn(&self, contestant: Contestant) -> Result<Vec<Duration>> {
         let mut times = Vec::with_capacity(contestant.batch());
         match contestant {
             Contestant::Restored => {
-                let loaded = self.loaded.as_ref().context("it was not admitted")?;
+                let loaded = self.loaded.as_ref().context("the contestant was not admitted")?;
                 times = loaded.on_runner(|runner| self.batch(runner))??;
                 times.drain(..UNCOUNTED);
             }
@@ -169,7 +170,7 @@ impl Field {
         Ok((time, completed))
     }
 
-    /// The first run of what was loaded just now, and its end. The code is there already.
+    /// Measures the first run of new code, and its end. The code is compiled already.
     async fn new_instance(&self) -> Result<Duration> {
         let loaded = self.load(&self.backend).await?;
         let (ran, _) = loaded.on_runner(|runner| self.timed(runner, &self.guest.call()))??;
@@ -178,7 +179,7 @@ impl Field {
         Ok(ran + start.elapsed())
     }
 
-    /// From nothing to the first result, as in a process that has just begun. Taking it all down does not count.
+    /// Measures from nothing to the first result, as in a new process, without the teardown.
     async fn cold(&self) -> Result<Duration> {
         let start = Instant::now();
         let backend = self.interpreters.backend();

@@ -1,13 +1,13 @@
-//! What is run in WebAssembly, and what a program of its own does instead.
+//! The WebAssembly guests, and native programs that do the same.
 
 use bytes::Bytes;
 use clap::ValueEnum;
 use cofferdam_contract::{Command, ExecRequest, Script};
 use cofferdam_wasm::{Call, INTERPRETER, Language};
 
-/// Does nothing, and has no memory.
+/// A module that does nothing and has no memory.
 const NULL: &str = r#"(module (func (export "_start")))"#;
-/// Writes one line. Its data begins at one MiB, above a stack, as compilers lay it out.
+/// A module that writes one line. Its data begins at one MiB, above a stack, as compilers lay it out.
 const HELLO: &str = r#"(module
   (import "wasi_snapshot_preview1" "fd_write" (func $fd_write (param i32 i32 i32 i32) (result i32)))
   (memory (export "memory") 17)
@@ -15,7 +15,7 @@ const HELLO: &str = r#"(module
   (func (export "_start")
     (drop (call $fd_write (i32.const 1) (i32.const 1048576) (i32.const 1) (i32.const 1048592)))))"#;
 
-/// What is run.
+/// A guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Guest {
     /// A module that does nothing.
@@ -29,7 +29,7 @@ pub enum Guest {
     Python,
 }
 
-/// Where a guest comes from.
+/// The source of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Source {
     /// A module, as text.
@@ -39,10 +39,10 @@ pub enum Source {
 }
 
 impl Guest {
-    /// All, in the order in which they run.
+    /// All guests, in the order of execution.
     pub const ALL: [Self; 4] = [Self::Null, Self::Hello, Self::JavaScript, Self::Python];
 
-    /// The word for it in options and file names.
+    /// Returns the name for options and file names.
     pub fn slug(self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -52,7 +52,7 @@ impl Guest {
         }
     }
 
-    /// The name for people.
+    /// Returns the display name.
     pub fn title(self) -> &'static str {
         match self {
             Self::Null => "null module",
@@ -62,7 +62,7 @@ impl Guest {
         }
     }
 
-    /// Where it comes from.
+    /// Returns the source.
     pub fn source(self) -> Source {
         match self {
             Self::Null => Source::Module(NULL),
@@ -72,12 +72,12 @@ impl Guest {
         }
     }
 
-    /// Whether an interpreter runs it.
+    /// Returns true if an interpreter runs it.
     pub fn is_script(self) -> bool {
         matches!(self.source(), Source::Script(..))
     }
 
-    /// What it prints.
+    /// Returns the expected output.
     pub fn output(self) -> &'static str {
         match self {
             Self::Null => "",
@@ -86,7 +86,8 @@ impl Guest {
         }
     }
 
-    /// A native program that does the same. Python as the system has it: a version manager's `python3` is a script.
+    /// Returns a native program that does the same. Python is the system's, because a version manager's `python3` is a
+    /// script.
     pub fn native(self) -> &'static [&'static str] {
         match self {
             Self::Null => &["/bin/true"],
@@ -96,7 +97,7 @@ impl Guest {
         }
     }
 
-    /// The module's bytes; `None` for a script.
+    /// Returns the module's bytes, or `None` for a script.
     pub fn module(self) -> anyhow::Result<Option<Bytes>> {
         match self.source() {
             Source::Module(text) => Ok(Some(wat::parse_str(text)?.into())),
@@ -104,7 +105,7 @@ impl Guest {
         }
     }
 
-    /// What a run without a sandbox is given.
+    /// Returns the call of a run without a sandbox.
     pub fn call(self) -> Call {
         match self.source() {
             Source::Module(_) => Call::default(),
@@ -112,7 +113,7 @@ impl Guest {
         }
     }
 
-    /// What a sandbox is asked.
+    /// Returns the request to a sandbox.
     pub fn request(self) -> anyhow::Result<ExecRequest> {
         let (interpreter, name, contents) = match self.source() {
             Source::Module(text) => (INTERPRETER, "main.wasm", wat::parse_str(text)?.into()),

@@ -1,6 +1,6 @@
-//! What idle sessions hold: this process's memory before and while they are held, divided by their number.
+//! Memory of idle sessions: this process's memory before and while they are held, divided by their number.
 //!
-//! Those of one kind stay while the next kind is measured, so that nothing is given back that another takes.
+//! Sessions of one kind stay open while the next kind is measured, so that it does not reuse freed memory.
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -15,38 +15,38 @@ use crate::ours;
 /// A library whose function writes to its one page.
 const LIBRARY: &str = r#"(module (memory (export "memory") 1)
   (func (export "touch") (i32.store (i32.const 1024) (i32.const 1))))"#;
-/// Of the host's memory, what must stay available: one part in so many.
-const KEPT_FREE: u64 = 10;
-/// How often the memory left is looked at, in sessions.
-const LOOK_EVERY: usize = 50;
+/// Divisor of the host's memory that must stay available.
+const MIN_AVAILABLE_DIVISOR: u64 = 10;
+/// Number of sessions between two checks of the available memory.
+const CHECK_EVERY: usize = 50;
 
-/// Idle sessions of one kind.
+/// Results of idle sessions of one kind.
 #[derive(Debug)]
 pub struct Idle {
-    /// Which.
+    /// The kind.
     pub kind: Kind,
-    /// How many were held.
+    /// The number of sessions held.
     pub held: usize,
-    /// What each takes, in KiB.
+    /// The memory of each, in KiB.
     pub each: Each,
-    /// Why there are not as many as wanted, if so.
+    /// The reason why there are fewer than requested, if so.
     pub stopped: Option<String>,
 }
 
-/// KiB of one session.
+/// Memory of one session, in KiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Each {
-    /// Resident.
+    /// Resident set size.
     pub resident: f64,
-    /// Resident, what is shared divided.
+    /// Proportional set size.
     pub proportional: f64,
-    /// Resident and nobody else's.
+    /// Unique set size.
     pub own: f64,
     /// Page tables, which the kernel holds.
     pub tables: f64,
 }
 
-/// What sessions are of.
+/// A kind of session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A library of one page.
@@ -57,14 +57,14 @@ pub enum Kind {
     Python,
 }
 
-/// A kind that was not measured, and why.
+/// A kind that was not measured, and the reason.
 pub type Absent = (Kind, String);
 
 impl Kind {
-    /// All, the smallest first.
+    /// All kinds, the smallest first.
     pub const ALL: [Self; 3] = [Self::Module, Self::JavaScript, Self::Python];
 
-    /// The name for people and programs.
+    /// Returns the name for display and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Module => "module",
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-/// Holds so many of each kind, and says what they take.
+/// Holds `wanted` sessions of each kind, and returns their memory.
 pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<Idle>, Vec<Absent>)> {
     let backend = interpreters.backend();
     let (mut found, mut absent, mut held) = (Vec::new(), Vec::new(), Vec::new());
@@ -94,11 +94,11 @@ pub async fn measure(interpreters: &Interpreters, wanted: usize) -> Result<(Vec<
             continue;
         }
         let opener = Opener::new(&backend, kind)?;
-        // What all share is there with the first.
+        // The first session creates the state that all share.
         held.push(opener.open().await?);
-        let before = look()?;
+        let before = read_memory()?;
         let (sessions, stopped) = opener.hold(wanted).await;
-        let each = look()?.since(before, sessions.len());
+        let each = read_memory()?.since(before, sessions.len());
         found.push(Idle { kind, held: sessions.len(), each, stopped });
         held.extend(sessions);
     }
@@ -119,7 +119,7 @@ impl<'a> Opener<'a> {
         Ok(Self { backend, kind, library: wat::parse_str(LIBRARY)?.into() })
     }
 
-    /// One that was called once.
+    /// Opens a session and calls it once.
     async fn open(&self) -> Result<Session> {
         let kind = match self.kind.language() {
             Some(language) => SessionKind::Language(language),
@@ -137,7 +137,7 @@ impl<'a> Opener<'a> {
     async fn hold(&self, wanted: usize) -> (Vec<Session>, Option<String>) {
         let mut sessions = Vec::new();
         while sessions.len() < wanted {
-            if sessions.len() % LOOK_EVERY == 0
+            if sessions.len() % CHECK_EVERY == 0
                 && let Some(reason) = little_left()
             {
                 return (sessions, Some(reason));
@@ -153,22 +153,23 @@ impl<'a> Opener<'a> {
 
 fn little_left() -> Option<String> {
     let now = kernel::memory();
-    (now.available < now.total / KEPT_FREE).then(|| format!("{} MiB of memory are left", now.available / 1024))
+    (now.available < now.total / MIN_AVAILABLE_DIVISOR)
+        .then(|| format!("only {} MiB of memory are left", now.available / 1024))
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Look {
+struct Reading {
     memory: Memory,
     tables: u64,
 }
 
-fn look() -> Result<Look> {
+fn read_memory() -> Result<Reading> {
     let own = std::process::id();
-    let memory = tree::memory(&[own]).context("this process may not look at its own memory")?;
-    Ok(Look { memory, tables: tree::page_tables(own) })
+    let memory = tree::memory(&[own]).context("this process may not inspect its own memory")?;
+    Ok(Reading { memory, tables: tree::page_tables(own) })
 }
 
-impl Look {
+impl Reading {
     fn since(self, before: Self, held: usize) -> Each {
         let each = |after: u64, before: u64| (after as f64 - before as f64) / held as f64;
         Each {
@@ -186,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// A process's memory is everybody's in it, so that the measurement has one of its own.
+    /// All tests of a process share its memory, so the measurement needs a process of its own.
     #[test]
     fn sessions_of_modules_are_held_and_others_absent_without_interpreters() {
         let own = std::env::current_exe().unwrap();
@@ -205,8 +206,8 @@ mod tests {
         let (found, absent) = measure(&interpreters, 100).await.unwrap();
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].kind, found[0].held, &found[0].stopped), (Kind::Module, 100, &None));
-        // At least the page that was written to. What is this process's own is less where another one begins to run the
-        // same program meanwhile: its code is shared then.
+        // At least the page that was written. The process's unique memory shrinks if another process starts the same
+        // program meanwhile, because its code is then shared.
         assert!(found[0].each.resident >= 4.0, "{found:?}");
         let kinds: Vec<Kind> = absent.iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds, [Kind::JavaScript, Kind::Python]);

@@ -1,4 +1,4 @@
-//! Rounds: whoever takes part in a round has one turn in it, in an order that changes from round to round.
+//! Rounds: each contestant of a round has one turn in it, in an order that changes from round to round.
 
 use std::time::{Duration, Instant};
 
@@ -10,38 +10,38 @@ use super::guest::Guest;
 use crate::rounds::{Orders, takes_part, turns};
 use crate::sample::Sample;
 
-/// How long to measure.
+/// The effort of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Time of each contestant with each guest; those that need more have fewer turns.
+    /// Time of each contestant with each guest. Slow ones have fewer turns.
     pub share: Duration,
 }
 
-/// One guest, run by everybody.
+/// Results of all contestants with one guest.
 #[derive(Debug)]
 pub struct Series {
-    /// What they ran.
+    /// The guest.
     pub guest: Guest,
-    /// Who took part, and how long one run took.
+    /// The contestants, and the times of single runs.
     pub results: Vec<(Contestant, Sample)>,
-    /// Who did not, and why.
+    /// The missing contestants, and the reasons.
     pub absent: Vec<(Contestant, String)>,
 }
 
-/// One contestant while it is measured.
+/// A contestant during its measurement.
 struct Entrant {
     contestant: Contestant,
     turns: usize,
     times: Vec<Duration>,
 }
 
-/// Runs everybody, one at a time.
+/// Runs all contestants, one at a time.
 pub async fn series(field: &Field, effort: Effort) -> Result<Series> {
     let mut entrants = Vec::new();
     for contestant in field.entrants.iter().copied() {
-        // The first turn has to load what the next ones find in memory.
+        // The first turn loads what later turns find in memory.
         turn(field, contestant).await?;
         let start = Instant::now();
         turn(field, contestant).await?;

@@ -1,5 +1,5 @@
-//! How long runs of WebAssembly take, in process and out of it, compared with native programs; how many a second; and
-//! what idle sessions hold.
+//! Times of WebAssembly runs, in process and out of it, compared with native programs. Also the throughput, and the
+//! memory of idle sessions.
 
 mod cache;
 mod contestant;
@@ -26,7 +26,7 @@ use cache::Interpreters;
 use field::Field;
 use report::Report;
 
-/// Measures, prints and writes.
+/// Measures, prints and writes the results.
 pub fn run(options: &WasmOptions, out: &Path) -> Result<()> {
     let mut report = Report::new(machine::facts());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -39,7 +39,7 @@ pub fn run(options: &WasmOptions, out: &Path) -> Result<()> {
     results::publish(out, &files, &report.table())
 }
 
-/// What is asked for.
+/// The requested measurements.
 struct Plan<'a> {
     options: &'a WasmOptions,
     guests: Vec<Guest>,

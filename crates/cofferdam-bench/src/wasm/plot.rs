@@ -1,4 +1,4 @@
-//! A picture of one guest: each contestant's median.
+//! A plot of one guest: each contestant's median.
 
 use anyhow::Result;
 

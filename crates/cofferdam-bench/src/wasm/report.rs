@@ -1,4 +1,4 @@
-//! One run's results, for people and for programs.
+//! The results of a run as a table and as JSON.
 
 use std::fmt::Write;
 
@@ -13,28 +13,28 @@ use crate::host::machine::{self, Facts};
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{json_of, render};
 
-/// Everything that one run found out.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Report {
-    /// The machine, as it was before.
+    /// The host before the run.
     pub before: Facts,
-    /// One at a time, by guest.
+    /// Results one at a time, by guest.
     pub series: Vec<Series>,
-    /// Runs a second.
+    /// Runs per second.
     pub rates: Vec<Rates>,
     /// Idle sessions.
     pub idle: Vec<Idle>,
-    /// Those that could not be held, and why.
+    /// Kinds of sessions that could not be held, and the reasons.
     pub not_idle: Vec<idle::Absent>,
 }
 
 impl Report {
-    /// Nothing yet.
+    /// Creates an empty report.
     pub fn new(before: Facts) -> Self {
         Self { before, series: Vec::new(), rates: Vec::new(), idle: Vec::new(), not_idle: Vec::new() }
     }
 
-    /// A table for people; times in microseconds.
+    /// Formats a table. Times are in microseconds.
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.before.line());
         for series in &self.series {
@@ -78,7 +78,7 @@ impl Report {
         }
     }
 
-    /// The same for programs.
+    /// Returns the results as JSON.
     pub fn json(&self) -> Value {
         let rates = self.rates.iter().map(|rates| {
             let per_second = rates.per_second.map(tenths);
@@ -128,7 +128,7 @@ impl Report {
     }
 }
 
-/// The median of the native program, not a number where it did not run.
+/// Returns the median of the native program, or NaN if it did not run.
 fn native(series: &Series) -> f64 {
     let row = series.results.iter().find(|(who, _)| *who == Contestant::Native);
     row.map_or(f64::NAN, |(_, sample)| sample.median())
@@ -180,7 +180,7 @@ mod tests {
         report.rates.push(Rates { guest: Guest::Null, per_second: [400_000.0, 600_000.0], gain: 1.5 });
         let each = Each { resident: 20.0, proportional: 20.5, own: 20.0, tables: 12.0 };
         report.idle.push(Idle { kind: Kind::Module, held: 1000, each, stopped: None });
-        report.not_idle.push((Kind::Python, "not there".to_owned()));
+        report.not_idle.push((Kind::Python, "not installed".to_owned()));
         report
     }
 
@@ -189,7 +189,7 @@ mod tests {
         let text = report().table();
         for expected in [
             "not measured: null module: wasmtime run: not installed",
-            "not measured: idle sessions, python: not there",
+            "not measured: idle sessions, python: not installed",
             "null module                                             400000    600000    1.50",
             "1000     20.0     20.5     20.0     12.0",
         ] {

@@ -1,4 +1,4 @@
-//! The targets of level WASM, each with what was measured beside it. Nothing fails where one is missed.
+//! The targets of level wasm and the measured values. A missed target fails nothing.
 
 use std::collections::BTreeMap;
 
@@ -6,31 +6,31 @@ use super::contestant::Contestant;
 use super::guest::Guest;
 use crate::target::{Bound, Row};
 
-/// What a run found out, as far as targets are about it.
+/// The measured values that targets refer to.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// Medians in microseconds.
     pub medians: BTreeMap<(Guest, Contestant), f64>,
-    /// Runs a second by two threads, relative to one.
+    /// Throughput of two threads, relative to one.
     pub gains: BTreeMap<Guest, f64>,
 }
 
-/// Microseconds that a run in a restored instance may take, on one thread.
-const MOST: [(Guest, f64); 4] =
+/// Maximum time of a run in a restored instance on one thread, in microseconds.
+const MAX_MICROS: [(Guest, f64); 4] =
     [(Guest::Null, 3.0), (Guest::Hello, 6.0), (Guest::JavaScript, 15.0), (Guest::Python, 60.0)];
-/// What a second thread must bring.
+/// Minimum throughput of two threads, relative to one.
 const GAIN: f64 = 1.2;
-/// How many times faster Python must be than one that is started.
+/// Minimum speed-up over a newly started Python.
 const FASTER: f64 = 100.0;
 
-/// All targets.
+/// Returns all targets.
 pub fn rows(found: &Findings) -> Vec<Row> {
     let median = |guest, who| found.medians.get(&(guest, who)).copied();
     let mut rows = Vec::new();
-    for (guest, most) in MOST {
+    for (guest, max) in MAX_MICROS {
         rows.push(Row {
             what: format!("{}: µs of a run, warm", guest.title()),
-            bound: Bound::AtMost(most),
+            bound: Bound::AtMost(max),
             measured: median(guest, Contestant::Restored),
         });
     }
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn figures_stand_beside_their_bounds() {
         let mut found = Findings::default();
-        assert_eq!(render(&rows(&found)).matches("not measured").count(), MOST.len() + Guest::ALL.len() + 1);
+        assert_eq!(render(&rows(&found)).matches("not measured").count(), MAX_MICROS.len() + Guest::ALL.len() + 1);
         found.medians.insert((Guest::Null, Contestant::Restored), 2.5);
         found.medians.insert((Guest::Python, Contestant::Restored), 80.0);
         found.medians.insert((Guest::Python, Contestant::New), 1.0);

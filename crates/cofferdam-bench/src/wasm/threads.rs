@@ -1,5 +1,5 @@
-//! Runs a second by one thread and by two, each with an instance of its own that is restored. Blocks alternate, so that
-//! what disturbs the machine disturbs both alike.
+//! Throughput of one thread and of two, each with an instance of its own that is restored. Blocks alternate, so that
+//! disturbances of the host affect both alike.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -13,23 +13,23 @@ use crate::ours;
 /// Numbers of threads.
 pub const THREADS: [usize; 2] = [1, 2];
 
-/// How long to measure.
+/// The effort of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Blocks of each number of threads.
+    /// Number of blocks for each number of threads.
     pub blocks: usize,
-    /// About how long a block takes.
+    /// Approximate duration of a block.
     pub block: Duration,
 }
 
-/// Runs a second, by the number of threads: medians of the blocks.
+/// Runs per second by the number of threads: medians of the blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
-    /// What was run.
+    /// The guest.
     pub guest: Guest,
-    /// Runs a second, as [`THREADS`] has them.
+    /// Runs per second, in the order of [`THREADS`].
     pub per_second: [f64; 2],
-    /// Of two threads, relative to the block of one just before.
+    /// Throughput of two threads, relative to the preceding block of one.
     pub gain: f64,
 }
 
@@ -54,11 +54,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// So many runs by each of so many threads at once: how long it took from the first run to the end of the last.
+/// Runs a guest `runs` times on each of `threads` threads. Returns the time from the first start to the last end.
 fn block(guest: Guest, loaded: &Loaded, threads: usize, runs: usize) -> Result<Duration> {
     let barrier = Barrier::new(threads);
     let work = |runner: &Runner<'_>| -> Result<(Instant, Instant)> {
-        // An instance for each, and what a thread does once.
+        // An instance for each, and the initialisation of a thread.
         let first = run(guest, runner);
         barrier.wait();
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Ending execs from outside, to the last grandchild.
+//! Cases: ending execs from outside, including all descendants.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, read_small};
 
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
-/// Many beats of the heartbeat, also on a busy machine.
+/// Many beats of the heartbeat, even on a busy machine.
 const BEATS: Duration = Duration::from_millis(800);
 
 pub(super) async fn idempotent_and_surfaces_as_a_signal(cx: Context) -> Verdict {
@@ -40,7 +40,7 @@ fn surfaces(exit: &Exit, signals: &[i32]) -> Verdict {
     );
     check_eq!(exit.code, -1, "code");
     check!(!exit.timed_out, "it did not time out: {exit:?}");
-    check!(!exit.success(), "a cancelled exec is no success");
+    check!(!exit.success(), "a cancelled exec must not be a success");
     Ok(())
 }
 
@@ -75,7 +75,7 @@ pub(super) async fn after_the_end_changes_nothing(cx: Context) -> Verdict {
     let handle = sandbox.start(cx.request(&P::Exit(3))?.build()?).await?;
     let first = handle.exit().await?;
     handle.request_cancel(Duration::ZERO);
-    check_eq!(handle.cancel().await?, first, "the exit after a cancel that came too late");
+    check_eq!(handle.cancel().await?, first, "the exit after a late cancel");
     check!(!first.cancelled, "it ended by itself: {first:?}");
     Ok(())
 }
@@ -97,7 +97,7 @@ pub(super) async fn dropping_the_handle_kills(cx: Context) -> Verdict {
     let handle = cx.start_ready(&sandbox, P::DaemoniseAndSleep { heartbeat: "heartbeat".into() }).await?;
     heartbeat_started(&sandbox).await?;
     drop(handle);
-    // Nobody can wait for a dropped handle's end, so that it may take a moment.
+    // A caller cannot wait for the end of a dropped handle, so the end may take a moment.
     for _ in 0..30 {
         let before = heartbeat(&sandbox).await?;
         sleep(BEATS).await;
@@ -105,7 +105,7 @@ pub(super) async fn dropping_the_handle_kills(cx: Context) -> Verdict {
             return Ok(());
         }
     }
-    Err(Stop::fail("the program of a dropped handle went on"))
+    Err(Stop::fail("the program of a dropped handle still runs"))
 }
 
 async fn heartbeat(sandbox: &Arc<dyn Sandbox>) -> Outcome<usize> {

@@ -1,4 +1,4 @@
-//! Environment, working directory, and the forms of a command.
+//! Cases: environment, working directory, and the forms of a command.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use cofferdam_contract::{Command, ExecRequest, ExecRequestBuilder, SandboxPath, 
 use crate::GuestProgram as P;
 use crate::case::{Context, Outcome, Verdict, check, check_eq, path, text, write_small};
 
-/// What every guest has without asking.
+/// Variables that every guest has by default.
 const BASE: [&str; 3] = ["PATH", "HOME", "LANG"];
-/// What shells add by themselves.
+/// Variables that shells add.
 const OF_THE_SHELL: [&str; 4] = ["PWD", "OLDPWD", "SHLVL", "_"];
 
 async fn environment(cx: &Context, request: ExecRequestBuilder) -> Outcome<BTreeMap<String, String>> {
     let done = cx.run_request(request).await?;
-    check!(done.exit.success(), "printing the environment failed: {:?}", done.exit);
+    check!(done.exit.success(), "cannot print the environment: {:?}", done.exit);
     let output = text(&done.stdout);
     let variables = output.split('\0').filter_map(|variable| variable.split_once('='));
     let variables = variables.filter(|(name, _)| !OF_THE_SHELL.contains(name));
@@ -40,9 +40,9 @@ pub(super) async fn unset_and_replace(cx: Context) -> Verdict {
     let request =
         cx.request(&P::PrintEnvironment)?.unset_env("LANG").unset_env("NOT_THERE").env("HOME", "/workspace/x");
     let variables = environment(&cx, request).await?;
-    check!(!variables.contains_key("LANG"), "an unset variable is there: {variables:?}");
+    check!(!variables.contains_key("LANG"), "an unset variable is present: {variables:?}");
     check_eq!(variables.get("HOME").map(String::as_str), Some("/workspace/x"), "the variable that was replaced");
-    check!(variables.contains_key("PATH"), "a variable that the delta does not name is gone: {variables:?}");
+    check!(variables.contains_key("PATH"), "a variable outside of the delta is missing: {variables:?}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! How execs end, and what their exits say.
+//! Cases: exits and their reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +25,11 @@ pub(super) async fn success_with_full_output(cx: Context) -> Verdict {
     clean(&done.exit)
 }
 
-/// Code 0 and nothing else to tell.
+/// Checks that the exit has code 0 and no other flag.
 fn clean(exit: &Exit) -> Verdict {
     check_eq!(exit.code, 0, "code");
     check_eq!(exit.signal, None, "signal");
-    check!(!exit.timed_out && !exit.cancelled && !exit.truncated, "a plain success says more: {exit:?}");
+    check!(!exit.timed_out && !exit.cancelled && !exit.truncated, "a plain success has other flags: {exit:?}");
     check_eq!(exit.killed_by, None, "killed_by");
     Ok(())
 }
@@ -39,7 +39,7 @@ pub(super) async fn code_verbatim(cx: Context) -> Verdict {
         let exit = cx.run(P::Exit(code)).await?.exit;
         check_eq!(exit.code, i32::from(code), "code");
         check_eq!(exit.signal, None, "signal");
-        check!(!exit.timed_out && !exit.cancelled && exit.killed_by.is_none(), "says more: {exit:?}");
+        check!(!exit.timed_out && !exit.cancelled && exit.killed_by.is_none(), "unexpected flags: {exit:?}");
     }
     Ok(())
 }
@@ -57,7 +57,7 @@ pub(super) async fn signal(cx: Context) -> Verdict {
 pub(super) async fn timeout(cx: Context) -> Verdict {
     let done = timed(&cx, P::SleepForever).await?;
     check_eq!(done.stdout, "ready\n", "output before the time-out");
-    check!(done.exit.duration >= SHORT / 2, "killed after {:?}, asked for {SHORT:?}", done.exit.duration);
+    check!(done.exit.duration >= SHORT / 2, "killed after {:?}, with a time-out of {SHORT:?}", done.exit.duration);
     Ok(())
 }
 
@@ -78,8 +78,8 @@ async fn timed(cx: &Context, program: P) -> Outcome<Completed> {
 pub(super) fn timed_out(exit: &Exit) -> Verdict {
     check!(exit.timed_out, "timed_out is false: {exit:?}");
     check_eq!(exit.code, -1, "code");
-    check!(!exit.cancelled, "nobody cancelled it: {exit:?}");
-    check!(!exit.success(), "a time-out is no success");
+    check!(!exit.cancelled, "cancelled without a request: {exit:?}");
+    check!(!exit.success(), "a time-out must not be a success");
     Ok(())
 }
 
@@ -96,7 +96,7 @@ pub(super) async fn command_not_found(cx: Context) -> Verdict {
     let request = cx.request(&P::Missing)?.build()?;
     let sandbox = cx.sandbox().await?;
     expect_error(sandbox.start(request).await, &[ErrorKind::NotFound], "starting a program that does not exist")?;
-    // The failure spoils nothing.
+    // The failure must not affect later execs.
     cx.exec_ok(&sandbox, P::Succeed).await.map(drop)
 }
 
@@ -121,10 +121,10 @@ pub(super) async fn awaited_by_many(cx: Context) -> Verdict {
     while let Some(exit) = waiters.join_next().await {
         check_eq!(exit.map_err(std::io::Error::other)??, first, "another waiter's exit");
     }
-    check_eq!(handle.exit().await?, first, "exit asked for again after the end");
+    check_eq!(handle.exit().await?, first, "a second exit after the end");
     match handle.try_exit() {
         Some(exit) => check_eq!(exit?, first, "try_exit after the end"),
-        None => check!(false, "try_exit knows nothing after the end"),
+        None => check!(false, "try_exit returns nothing after the end"),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The file API with honest guests.
+//! Cases: the file API with cooperative guests.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) async fn round_trip(cx: Context) -> Verdict {
 
 pub(super) async fn large_file(cx: Context) -> Verdict {
     let size = cx.large_file().as_bytes();
-    // Room for the file beside one that is replaced, and for backends that keep it in memory.
+    // Space for the file beside the one that it replaces, and for backends that keep it in memory.
     let spec = cx.limited(|limits| {
         limits.disk = Some(ByteSize::from_bytes(size * 2 + (64 << 20)));
         limits.memory = Some(ByteSize::from_bytes(size * 2 + (512 << 20)));
@@ -108,7 +108,7 @@ pub(super) async fn list(cx: Context) -> Verdict {
     check_eq!(sizes, vec![0, 5], "sizes of the files");
     let mut expected: Vec<String> = (0..1500).map(|number| format!("f{number}")).collect();
     expected.sort();
-    check!(names(&sandbox, "e").await? == expected, "1500 entries are not all there in order");
+    check!(names(&sandbox, "e").await? == expected, "the 1500 entries are incomplete or not in order");
     check_eq!(names(&sandbox, "a").await?, vec!["below"], "entries of a directory below");
     Ok(())
 }
@@ -127,7 +127,7 @@ pub(super) async fn remove(cx: Context) -> Verdict {
     for name in ["file", "link", "tree"] {
         sandbox.remove(&path(name)?).await?;
     }
-    check_eq!(names(&sandbox, "").await?, vec!["kept", "outside-the-tree"], "what is left");
+    check_eq!(names(&sandbox, "").await?, vec!["kept", "outside-the-tree"], "the remaining entries");
     check_eq!(text(&read_small(&sandbox, "kept").await?), "kept", "the removed link's target");
     check_eq!(names(&sandbox, "outside-the-tree").await?, vec!["x"], "the target of a link in the removed tree");
     Ok(())

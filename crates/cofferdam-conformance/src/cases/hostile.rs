@@ -1,7 +1,6 @@
-//! The file API with guests that set traps in the workspace.
+//! Cases: the file API with hostile guests.
 //!
-//! The stake is a directory of the host, made by the case, which holds one secret: its contents must never come back,
-//! and it must never change.
+//! The case creates a host directory with a secret. Its contents must never be readable, and it must never change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,28 +18,28 @@ use crate::case::{
 const SECRET: &str = "secret of the host";
 const ESCAPE: [ErrorKind; 1] = [ErrorKind::PathEscape];
 /// More than any call here takes, and less than the case's deadline.
-const PROMPT: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The least tries in a race.
+/// Minimum number of attempts in a race.
 const ROUNDS: u32 = 400;
 
-/// A directory of the host with a secret, and the ways to name it by links.
-struct Stake {
+/// A host directory with a secret, and link targets that lead to it.
+struct HostSecret {
     directory: TempDir,
 }
 
-impl Stake {
+impl HostSecret {
     fn new() -> Outcome<Self> {
-        let stake = Self { directory: tempfile::tempdir()? };
-        std::fs::write(stake.file(), SECRET)?;
-        Ok(stake)
+        let secret = Self { directory: tempfile::tempdir()? };
+        std::fs::write(secret.file(), SECRET)?;
+        Ok(secret)
     }
 
     fn file(&self) -> PathBuf {
         self.directory.path().join("secret")
     }
 
-    /// The directory as links name it: absolute, by way of `..`, and through `/proc`.
+    /// Returns link targets that lead to the directory: absolute, through `..`, and through `/proc`.
     fn targets(&self) -> [String; 3] {
         let absolute = self.directory.path().display().to_string();
         let up = "../".repeat(20);
@@ -54,11 +53,11 @@ impl Stake {
     }
 }
 
-/// A sandbox with a link `fileN` to the secret and a link `dirN` to its directory for each way to name them.
-async fn trapped(cx: &Context, stake: &Stake) -> Outcome<Arc<dyn Sandbox>> {
+/// Creates a sandbox with a link `fileN` to the secret and a link `dirN` to its directory for each target.
+async fn trapped(cx: &Context, secret: &HostSecret) -> Outcome<Arc<dyn Sandbox>> {
     let sandbox = cx.sandbox().await?;
     let mut links = Vec::new();
-    for (number, target) in stake.targets().into_iter().enumerate() {
+    for (number, target) in secret.targets().into_iter().enumerate() {
         links.push(P::MakeSymlink { path: format!("file{number}"), target: format!("{target}/secret") });
         links.push(P::MakeSymlink { path: format!("dir{number}"), target });
     }
@@ -66,7 +65,7 @@ async fn trapped(cx: &Context, stake: &Stake) -> Outcome<Arc<dyn Sandbox>> {
     Ok(sandbox)
 }
 
-/// Reads a little of a file, through to its bytes.
+/// Opens a file and reads its contents.
 async fn read(sandbox: &Arc<dyn Sandbox>, name: &SandboxPath) -> cofferdam_contract::Result<Vec<u8>> {
     sandbox.read_file_to_end(name, ByteSize::from_bytes(65_536)).await
 }
@@ -75,7 +74,7 @@ pub(super) async fn dot_dot_and_absolute(cx: Context) -> Verdict {
     for text in ["..", "../x", "a/../../x", "a/..", "/etc/hostname", "/workspacex", "/workspace/../etc/hostname", "/"] {
         expect_error(SandboxPath::new(text), &ESCAPE, &format!("the path {text:?}"))?;
     }
-    // Names that only look like a way out are names.
+    // Names that only resemble an escape are ordinary names.
     let sandbox = cx.sandbox().await?;
     for name in ["...", "..x", "a\\..\\b", "%2e%2e", "~"] {
         write_small(&sandbox, name, name).await?;
@@ -85,8 +84,8 @@ pub(super) async fn dot_dot_and_absolute(cx: Context) -> Verdict {
 }
 
 pub(super) async fn read_through_a_link_outside(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let sandbox = trapped(&cx, &stake).await?;
+    let secret = HostSecret::new()?;
+    let sandbox = trapped(&cx, &secret).await?;
     for number in 0..3 {
         for name in [format!("file{number}"), format!("dir{number}/secret")] {
             expect_error(read(&sandbox, &path(&name)?).await, &ESCAPE, &format!("reading {name}, a link outside"))?;
@@ -96,21 +95,21 @@ pub(super) async fn read_through_a_link_outside(cx: Context) -> Verdict {
 }
 
 pub(super) async fn write_through_a_link_outside(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let sandbox = trapped(&cx, &stake).await?;
+    let secret = HostSecret::new()?;
+    let sandbox = trapped(&cx, &secret).await?;
     for number in 0..3 {
         for name in [format!("file{number}"), format!("dir{number}/secret"), format!("dir{number}/new/file")] {
             let result = sandbox.write_bytes(&path(&name)?, "changed").await;
             expect_error(result, &ESCAPE, &format!("writing {name}, through a link outside"))?;
-            stake.unharmed()?;
+            secret.unharmed()?;
         }
     }
     Ok(())
 }
 
 pub(super) async fn list_through_a_link_outside(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let sandbox = trapped(&cx, &stake).await?;
+    let secret = HostSecret::new()?;
+    let sandbox = trapped(&cx, &secret).await?;
     for number in 0..3 {
         let name = path(&format!("dir{number}"))?;
         expect_error(sandbox.list_dir(&name).await, &ESCAPE, "listing a link to a directory outside")?;
@@ -119,15 +118,15 @@ pub(super) async fn list_through_a_link_outside(cx: Context) -> Verdict {
 }
 
 pub(super) async fn remove_through_a_link_outside(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let sandbox = trapped(&cx, &stake).await?;
+    let secret = HostSecret::new()?;
+    let sandbox = trapped(&cx, &secret).await?;
     for number in 0..3 {
         let through = path(&format!("dir{number}/secret"))?;
         expect_error(sandbox.remove(&through).await, &ESCAPE, "removing through a link outside")?;
         for link in [format!("file{number}"), format!("dir{number}")] {
             sandbox.remove(&path(&link)?).await?;
         }
-        stake.unharmed()?;
+        secret.unharmed()?;
     }
     check_eq!(sandbox.list_dir(&path("")?).await?.len(), 0, "links left");
     Ok(())
@@ -166,11 +165,11 @@ pub(super) async fn link_loop(cx: Context) -> Verdict {
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> Outcome<T> {
-    timeout(PROMPT, future).await.map_err(|_| Stop::fail("the file API was blocked by what the guest made"))
+    timeout(CALL_TIMEOUT, future).await.map_err(|_| Stop::fail("a file of the guest blocked the file API"))
 }
 
-/// Hammers the file API while a guest makes `name` lead inside and outside by turns.
-async fn race(cx: &Context, stake: &Stake, swapped: &str, inside: &str, outside: String, name: &str) -> Verdict {
+/// Calls the file API repeatedly while a guest makes `name` lead inside and outside alternately.
+async fn race(cx: &Context, secret: &HostSecret, swapped: &str, inside: &str, outside: String, name: &str) -> Verdict {
     let sandbox = cx.sandbox().await?;
     write_small(&sandbox, "real/secret", "inside").await?;
     let program = P::SwapSymlinkForever { path: swapped.into(), inside: inside.into(), outside };
@@ -187,24 +186,24 @@ async fn race(cx: &Context, stake: &Stake, swapped: &str, inside: &str, outside:
                 good += 1;
             }
             Err(error) if error.kind() == ErrorKind::PathEscape => refused += 1,
-            // While a link or file is being replaced, there may be none.
+            // While a link or file is being replaced, it may be missing.
             Err(_) => {}
         }
         if round % 4 == 0 {
-            // Whatever they answer, nothing may happen outside.
+            // Any answer is allowed, as long as nothing outside changes.
             let _ = sandbox.write_bytes(&file, "inside").await;
             let _ = sandbox.list_dir(&directory).await;
-            stake.unharmed()?;
+            secret.unharmed()?;
         }
         if round % 16 == 0 && swapped != name {
             let _ = sandbox.remove(&file).await;
             let _ = sandbox.write_bytes(&path("real/secret")?, "inside").await;
-            stake.unharmed()?;
+            secret.unharmed()?;
         }
         tokio::task::yield_now().await;
     }
     handle.close().await?;
-    stake.unharmed()?;
+    secret.unharmed()?;
     if good == 0 || refused == 0 {
         return Err(Stop::skip(format!("no race took place: {good} reads led inside, {refused} outside")));
     }
@@ -212,15 +211,15 @@ async fn race(cx: &Context, stake: &Stake, swapped: &str, inside: &str, outside:
 }
 
 pub(super) async fn link_swapped_during_the_call(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let outside = stake.file().display().to_string();
-    race(&cx, &stake, "swapped", "real/secret", outside, "swapped").await
+    let secret = HostSecret::new()?;
+    let outside = secret.file().display().to_string();
+    race(&cx, &secret, "swapped", "real/secret", outside, "swapped").await
 }
 
 pub(super) async fn directory_swapped_during_the_call(cx: Context) -> Verdict {
-    let stake = Stake::new()?;
-    let [_, outside, _] = stake.targets();
-    race(&cx, &stake, "swapped", "real", outside, "swapped/secret").await
+    let secret = HostSecret::new()?;
+    let [_, outside, _] = secret.targets();
+    race(&cx, &secret, "swapped", "real", outside, "swapped/secret").await
 }
 
 pub(super) async fn fifo(cx: Context) -> Verdict {

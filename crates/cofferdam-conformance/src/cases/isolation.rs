@@ -1,4 +1,4 @@
-//! Sandboxes and execs apart from each other, and from the host.
+//! Cases: isolation of sandboxes and execs from each other and from the host.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::case::{Context, Verdict, check, check_eq, expect_error, path, read_sm
 
 const MANY: u8 = 8;
 
-/// Runs execs at once, each with input, output and code of its own.
+/// Runs execs concurrently, each with input, output and code of its own.
 async fn run_many(cx: &Context, sandboxes: Vec<Arc<dyn Sandbox>>) -> Verdict {
     let mut running = JoinSet::new();
     for (number, sandbox) in (1u8..).zip(sandboxes) {
@@ -26,9 +26,9 @@ async fn run_many(cx: &Context, sandboxes: Vec<Arc<dyn Sandbox>>) -> Verdict {
     while let Some(joined) = running.join_next().await {
         let (number, input, done) = joined.map_err(std::io::Error::other)?;
         let done = done?;
-        check_eq!(done.exit.code, i32::from(number), "the code of one of many");
+        check_eq!(done.exit.code, i32::from(number), "the code of a concurrent exec");
         check!(text(&done.stdout) == input, "exec {number} printed {:?}", text(&done.stdout));
-        check_eq!(text(&done.stderr), "", "stderr of one of many");
+        check_eq!(text(&done.stderr), "", "stderr of a concurrent exec");
         codes.insert(number);
     }
     check_eq!(codes.len(), usize::from(MANY), "execs that ended");
@@ -80,7 +80,7 @@ pub(super) async fn host_files_are_out_of_reach(cx: Context) -> Verdict {
 }
 
 pub(super) async fn no_network(cx: Context) -> Verdict {
-    // Asked first, so that nothing is opened where guests cannot connect at all.
+    // Checked first, so that no listener is opened if guests cannot connect at all.
     let _ = cx.request(&P::Connect { host: "127.0.0.1".into(), port: 1 })?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let port = listener.local_addr()?.port();

@@ -1,4 +1,4 @@
-//! Sandboxes from create to close.
+//! Cases: the life of a sandbox from create to close.
 
 use cofferdam_contract::{Capability, ErrorKind, ExecRequest, Limits, RootFs, Spec, TenantId, Workspace, collect};
 
@@ -48,7 +48,7 @@ pub(super) async fn close_ends_execs(cx: Context) -> Verdict {
     let handle = cx.start_ready(&sandbox, P::IgnoreTermAndSleep).await?;
     sandbox.close().await?;
     match handle.exit().await {
-        Ok(exit) => check!(exit.cancelled && !exit.success(), "an exec ended by close says otherwise: {exit:?}"),
+        Ok(exit) => check!(exit.cancelled && !exit.success(), "an exec ended by close is not cancelled: {exit:?}"),
         Err(error) => check_eq!(error.kind(), ErrorKind::Closed, "the exit of an exec that close ended"),
     }
     Ok(())
@@ -60,33 +60,33 @@ pub(super) async fn one_shot(cx: Context) -> Verdict {
     let (done, posture) = cx.backend().run(cx.spec().build()?, request).await?;
     check_eq!(text(&done.stdout), "once", "output");
     check_eq!(done.exit.code, 0, "code");
-    check!(!posture.items().is_empty(), "no posture came back");
+    check!(!posture.items().is_empty(), "the posture is empty");
     Ok(())
 }
 
 pub(super) async fn single_command(cx: Context) -> Verdict {
     let spec = cx.spec().build()?;
     let program = P::Print { stdout: "single".into(), stderr: String::new() };
-    // More than once: a backend may treat the first one differently.
+    // More than once, because a backend may handle the first one differently.
     for _ in 0..3 {
         let (sandbox, handle) = cx.backend().start_one(spec.clone(), cx.request(&program)?.build()?).await?;
         let done = collect(handle).await?;
         check_eq!(text(&done.stdout), "single", "output");
         check_eq!(done.exit.code, 0, "code");
-        check!(!sandbox.posture().items().is_empty(), "no posture");
+        check!(!sandbox.posture().items().is_empty(), "the posture is empty");
         check_eq!(sandbox.spec(), &spec, "spec");
         sandbox.close().await?;
     }
     let (sandbox, handle) = cx.backend().start_one(spec.clone(), cx.request(&P::IgnoreTermAndSleep)?.build()?).await?;
     sandbox.close().await?;
     match handle.exit().await {
-        Ok(exit) => check!(exit.cancelled && !exit.success(), "an exec ended by close says otherwise: {exit:?}"),
+        Ok(exit) => check!(exit.cancelled && !exit.success(), "an exec ended by close is not cancelled: {exit:?}"),
         Err(error) => check_eq!(error.kind(), ErrorKind::Closed, "the exit of an exec that close ended"),
     }
     let missing = ExecRequest::argv(["/no/such/program"]).build()?;
     let ordinary = cx.sandbox_of(spec.clone()).await?.start(missing.clone()).await.err().map(|error| error.kind());
     let single = cx.backend().start_one(spec, missing).await.err().map(|error| error.kind());
-    check_eq!(single, ordinary, "how a program that does not exist is refused");
+    check_eq!(single, ordinary, "the refusal of a program that does not exist");
     Ok(())
 }
 
@@ -159,7 +159,7 @@ pub(super) async fn root_directory(cx: Context) -> Verdict {
     let write = P::WriteFile { path: "/cofferdam-case".into(), contents: "x".into() };
     let request = cx.request(&write)?.build()?;
     let exit = cx.sandbox_of(cx.spec().root(root).build()?).await?.exec(request).await?.exit;
-    check!(exit.code != 0, "the guest made a file in another root, which must be read-only");
+    check!(exit.code != 0, "the guest created a file in another root, which must be read-only");
     Ok(())
 }
 

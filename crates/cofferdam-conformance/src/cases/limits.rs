@@ -1,4 +1,4 @@
-//! Each limit of E4, hit by a program that tries.
+//! Cases: each limit of requirement E4, exceeded by a program.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, text, wait_f
 
 const MIB: u64 = 1 << 20;
 
-/// Skips the case where the host cannot enforce the limit and the target's spec allows that.
+/// Skips the case if the host cannot enforce the limit and the target's spec allows that.
 pub(super) async fn enforced(cx: &Context, protection: Protection) -> Verdict {
     if !cx.spec().build()?.allow_weaker().contains(&protection) {
         return Ok(());
@@ -21,7 +21,9 @@ pub(super) async fn enforced(cx: &Context, protection: Protection) -> Verdict {
     let sandbox = cx.sandbox().await?;
     match sandbox.posture().get(protection) {
         Some(row) if row.state == ProtectionState::Enforced => Ok(()),
-        Some(row) => Err(Stop::skip(format!("the spec allows a weaker {protection}, and it is: {}", row.mechanism))),
+        Some(row) => {
+            Err(Stop::skip(format!("the spec allows a weaker {protection}, and the host has: {}", row.mechanism)))
+        }
         None => Ok(()),
     }
 }
@@ -36,7 +38,7 @@ async fn memory_refused(cx: &Context, processes: u32) -> Verdict {
     enforced(cx, Protection::Memory).await?;
     let program = P::AllocateMemory { bytes: 256 * MIB, processes };
     let done = run(cx, program, |limits| limits.memory = Some(ByteSize::from_mebibytes(64))).await?;
-    check!(!text(&done.stdout).contains("allocated"), "the guest had four times its memory limit");
+    check!(!text(&done.stdout).contains("allocated"), "the guest allocated four times its memory limit");
     check!(!done.exit.success(), "the program succeeded: {:?}", done.exit);
     if let Some(limit) = done.exit.killed_by {
         check_eq!(limit, LimitKind::Memory, "the limit that killed it");
@@ -65,11 +67,11 @@ pub(super) async fn memory_kill_of_a_child_is_reported(cx: Context) -> Verdict {
             check!(exit.code == 7 && exit.killed_by.is_none(), "the program itself was not killed: {exit:?}");
             check_eq!(exit.limits_hit, [LimitKind::Memory], "limits hit when a child was killed for memory");
         }
-        // A limit on each process refuses memory and kills nothing.
+        // A per-process limit refuses memory and kills nothing.
         "child 12\n" => check_eq!(exit.code, 7, "the program's own exit code"),
-        // Without control groups, a watch kills all processes of the sandbox.
+        // Without control groups, a monitor kills all processes of the sandbox.
         "" => check_eq!(exit.killed_by, Some(LimitKind::Memory), "the limit that killed all of it"),
-        other => return Err(Stop::fail(format!("a child had four times its memory limit: {other:?}, {exit:?}"))),
+        other => return Err(Stop::fail(format!("a child allocated four times its memory limit: {other:?}, {exit:?}"))),
     }
     Ok(())
 }
@@ -78,7 +80,7 @@ pub(super) async fn memory_below_is_usable(cx: Context) -> Verdict {
     let program = P::AllocateMemory { bytes: 64 * MIB, processes: 2 };
     let done = run(&cx, program, |limits| limits.memory = Some(ByteSize::from_mebibytes(256))).await?;
     check_eq!(text(&done.stdout), "allocated\n", "a quarter of the memory limit");
-    check!(done.exit.success() && done.exit.limits_hit.is_empty(), "a limit was in the way: {:?}", done.exit);
+    check!(done.exit.success() && done.exit.limits_hit.is_empty(), "a limit was hit: {:?}", done.exit);
     Ok(())
 }
 
@@ -90,14 +92,11 @@ async fn cpu_runs_out(cx: &Context, program: P, processes: u32) -> Verdict {
     })
     .await?;
     check_eq!(done.exit.killed_by, Some(LimitKind::Cpu), "the limit that killed it");
-    check!(!done.exit.timed_out && !done.exit.success(), "real time was not what ran out: {:?}", done.exit);
+    check!(!done.exit.timed_out && !done.exit.success(), "not ended by the CPU limit: {:?}", done.exit);
     let (used, took) = (done.exit.usage.cpu_seconds, done.exit.duration.as_secs_f64());
     check!((0.0..=3.0).contains(&used), "{used} CPU seconds used under a limit of 1");
-    // Not every backend can account for processes that were killed, but none can use a CPU second in less.
-    check!(
-        (0.8..).contains(&(took * f64::from(processes))),
-        "killed after {took} s, which cannot have been one CPU second"
-    );
+    // Not every backend can account for killed processes, but no program can use a CPU second in less wall time.
+    check!((0.8..).contains(&(took * f64::from(processes))), "killed after {took} s, before one CPU second was used");
     Ok(())
 }
 
@@ -113,7 +112,7 @@ pub(super) async fn cpu_of_grandchildren(cx: Context) -> Verdict {
     cpu_runs_out(&cx, P::DaemoniseAndSpin, 1).await
 }
 
-/// One that has used a little and waits lives on while others, one after the other, use up all that an exec may use.
+/// An exec that has used little CPU time survives while sequential execs use all that one exec may use.
 pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
     enforced(&cx, Protection::CpuTime).await?;
     let spec = cx.limited(|limits| {
@@ -123,7 +122,7 @@ pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
     let sandbox = cx.sandbox_of(spec).await?;
     let row = sandbox.posture().get(Protection::CpuTime).map_or("", |row| &row.mechanism);
     if row.contains("execs are not told apart") {
-        return Err(Stop::skip(format!("the posture says so: {row}")));
+        return Err(Stop::skip(format!("not enforced according to the posture: {row}")));
     }
     let around = P::PrintAroundInput { before: "waits".into(), after: "lives on".into() };
     let little = P::Sequence(vec![P::PrintNumbered { count: 200 }, around]);
@@ -139,13 +138,13 @@ pub(super) async fn cpu_of_another_exec(cx: Context) -> Verdict {
     stdin.flush().await?;
     wait_for(&mut output, "lives on").await?;
     let exit = waiting.exit().await?;
-    check!(exit.success() && exit.limits_hit.is_empty(), "the one that waited ended so: {exit:?}");
+    check!(exit.success() && exit.limits_hit.is_empty(), "the waiting exec failed: {exit:?}");
     let used = exit.usage.cpu_seconds;
-    check!((0.0..2.0).contains(&used), "it is charged with {used} CPU seconds, under a limit of 2");
+    check!((0.0..2.0).contains(&used), "the waiting exec is charged {used} CPU seconds, under a limit of 2");
     Ok(())
 }
 
-/// Runs a program that forks more than it may; gives what it says.
+/// Runs a program that forks beyond its limit. Returns its output and exit.
 async fn fork_many(cx: &Context) -> Outcome<Completed> {
     enforced(cx, Protection::Processes).await?;
     run(cx, P::Fork { count: 64 }, |limits| limits.pids = Some(10)).await
@@ -211,7 +210,7 @@ pub(super) async fn disk_over_directories(cx: Context) -> Verdict {
     let program = P::FillEveryDirectory { bytes: limit * 2 };
     let done = run(&cx, program, |limits| limits.disk = Some(ByteSize::from_bytes(limit))).await?;
     let stored = stored(&done)?;
-    // Where `/tmp` is not on the workspace's file system, it has a bound of its own and counts as memory.
+    // If `/tmp` is not on the workspace's file system, it has a limit of its own and counts as memory.
     let most = limit + limit / 2;
     check!(stored <= most, "{stored} bytes stored in all directories together, under a limit of {limit}");
     Ok(())
@@ -225,12 +224,12 @@ pub(super) async fn disk_in_a_host_directory(cx: Context) -> Verdict {
     let spec = cx.spec().limits(limits).workspace(workspace).build()?;
     let sandbox = match cx.backend().create(spec).await {
         Ok(sandbox) => cx.keep(sandbox),
-        // Refusing what cannot be bounded is right.
+        // Refusing a limit that cannot be enforced is correct.
         Err(error) if error.kind() == ErrorKind::WeakerThanAsked => return Ok(()),
         Err(error) => return Err(error.into()),
     };
     if sandbox.posture().get(Protection::Disk).is_none_or(|row| row.state != ProtectionState::Enforced) {
-        return Err(Stop::skip("the spec allows a weaker disk limit, and it is"));
+        return Err(Stop::skip("the spec allows a weaker disk limit, and the host has one"));
     }
     let fill = |number| P::FillDisk { path: format!("big{number}"), bytes: limit };
     cx.exec(&sandbox, P::Sequence(vec![fill(1), fill(2)])).await?;

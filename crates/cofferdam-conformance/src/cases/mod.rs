@@ -1,4 +1,4 @@
-//! The table of cases. Adding one is a line here and a function in the file of its subject.
+//! The table of cases. To add a case, add a line here and a function in the file of its subject.
 
 mod cancel;
 mod environment;

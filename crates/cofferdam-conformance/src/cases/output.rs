@@ -1,4 +1,4 @@
-//! What becomes of output.
+//! Cases: output.
 
 use cofferdam_contract::{ByteSize, OutputEvent, Stdin};
 use tokio::io::AsyncWriteExt;
@@ -27,26 +27,26 @@ pub(super) async fn truncated_exactly(cx: Context) -> Verdict {
     let (total, limit) = (4 << 20, 1000);
     let request = cx.request(&P::PrintRepeated { line: "0123456789".into(), total })?;
     let done = cx.run_request(request.max_output(ByteSize::from_bytes(limit))).await?;
-    check_eq!(done.stdout.len() as u64, limit, "bytes passed on");
+    check_eq!(done.stdout.len() as u64, limit, "bytes forwarded");
     check!(done.exit.truncated, "truncated is false");
     check_eq!(done.exit.code, 0, "the code of a program that must not have been blocked");
     check_eq!(done.exit.usage.output_bytes, total, "bytes written by the program");
-    check!(text(&done.stdout).starts_with("0123456789\n0123"), "the beginning is kept: {:?}", text(&done.stdout));
+    check!(text(&done.stdout).starts_with("0123456789\n0123"), "the beginning must be kept: {:?}", text(&done.stdout));
     Ok(())
 }
 
 pub(super) async fn not_truncated_at_the_limit(cx: Context) -> Verdict {
     let request = cx.request(&P::PrintRepeated { line: "abc".into(), total: 5000 })?;
     let done = cx.run_request(request.max_output(ByteSize::from_bytes(5000))).await?;
-    check_eq!(done.stdout.len(), 5000, "bytes passed on");
-    check!(!done.exit.truncated, "output of exactly the limit was called truncated");
+    check_eq!(done.stdout.len(), 5000, "bytes forwarded");
+    check!(!done.exit.truncated, "output of exactly the limit was reported as truncated");
     Ok(())
 }
 
 pub(super) async fn truncation_counts_both_streams(cx: Context) -> Verdict {
     let request = cx.request(&P::PrintNumbered { count: 500 })?;
     let done = cx.run_request(request.max_output(ByteSize::from_bytes(700))).await?;
-    check_eq!(done.stdout.len() + done.stderr.len(), 700, "bytes passed on");
+    check_eq!(done.stdout.len() + done.stderr.len(), 700, "bytes forwarded");
     check!(done.exit.truncated, "truncated is false");
     Ok(())
 }
@@ -74,8 +74,8 @@ pub(super) async fn late_subscriber(cx: Context) -> Verdict {
     let mut late = handle.output();
     let mut stdin = handle.stdin().ok_or_else(|| Stop::fail("no stdin"))?;
     stdin.write_all(b"\n").await?;
-    check_eq!(text(&read_all(&mut late).await.0), "after", "what the late subscriber got");
-    check_eq!(text(&read_all(&mut first).await.0), "after", "what the first subscriber got since then");
+    check_eq!(text(&read_all(&mut late).await.0), "after", "output of the late subscriber");
+    check_eq!(text(&read_all(&mut first).await.0), "after", "later output of the first subscriber");
     let (rest, lost) = read_all(&mut handle.output()).await;
     check!(rest.is_empty() && lost == 0, "a subscriber after the end got {} bytes, {lost} lost", rest.len());
     Ok(())
@@ -87,14 +87,17 @@ pub(super) async fn slow_subscriber(cx: Context) -> Verdict {
     let request = request.max_output(ByteSize::from_bytes(total)).output_buffer(ByteSize::from_bytes(buffer));
     let handle = cx.sandbox().await?.start(request.build()?).await?;
     let (mut slow, mut other) = (handle.output(), handle.output());
-    // The slow one reads nothing until the program has ended, which must not keep it from ending.
+    // The slow subscriber reads nothing until the program has ended, which must not block the program.
     let (seen, lost) = read_all(&mut other).await;
     let exit = handle.exit().await?;
     check_eq!(exit.code, 0, "code");
-    check!(!exit.truncated, "a slow subscriber is no truncation");
-    check!(seen.len() as u64 + lost <= total, "the other subscriber got more than there was");
+    check!(!exit.truncated, "a slow subscriber must not cause truncation");
+    check!(seen.len() as u64 + lost <= total, "the other subscriber received more than was written");
     let event = slow.next().await;
-    check!(matches!(event, Some(OutputEvent::Lost { .. })), "the slow subscriber was not told of its loss: {event:?}");
+    check!(
+        matches!(event, Some(OutputEvent::Lost { .. })),
+        "the loss was not reported to the slow subscriber: {event:?}"
+    );
     let Some(OutputEvent::Lost { bytes, chunks }) = event else { return Ok(()) };
     let (rest, lost_later) = read_all(&mut slow).await;
     check!(chunks > 0 && lost_later == 0, "{chunks} chunks lost, then {lost_later} bytes after the end");

@@ -1,4 +1,4 @@
-//! Pausing, and going on.
+//! Cases: pause and resume.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::case::{
     Context, Outcome, Stop, Verdict, check, check_eq, expect_error, path, read_small, wait_for, write_small,
 };
 
-/// Long enough for a program that runs to answer.
-const A_WHILE: Duration = Duration::from_millis(400);
+/// Long enough for a running program to answer.
+const SILENCE: Duration = Duration::from_millis(400);
 
 async fn paused(cx: &Context) -> Outcome<Arc<dyn Sandbox>> {
     let sandbox = cx.sandbox().await?;
@@ -34,7 +34,7 @@ pub(super) async fn stops_and_goes_on(cx: Context) -> Verdict {
         let word = format!("during{round}");
         stdin.write_all(word.as_bytes()).await?;
         stdin.flush().await?;
-        let silence = tokio::time::timeout(A_WHILE, output.next()).await;
+        let silence = tokio::time::timeout(SILENCE, output.next()).await;
         check!(silence.is_err(), "a paused program wrote {silence:?}");
         sandbox.resume().await?;
         sandbox.resume().await?;
@@ -52,17 +52,17 @@ pub(super) async fn time_stands_still(cx: Context) -> Verdict {
     let handle = sandbox.start(request).await?;
     let stdin = handle.stdin().ok_or_else(|| Stop::fail("a streaming request has no stdin"))?;
     sandbox.pause().await?;
-    tokio::time::sleep(allowed + A_WHILE).await;
+    tokio::time::sleep(allowed + SILENCE).await;
     check!(handle.try_exit().is_none(), "an exec ended while it was paused: {:?}", handle.try_exit());
     sandbox.resume().await?;
     stdin.close().await?;
     let exit = handle.exit().await?;
-    check_eq!((exit.code, exit.timed_out), (5, false), "code and time-out after a pause longer than the time allowed");
+    check_eq!((exit.code, exit.timed_out), (5, false), "code and time-out after a pause longer than the limit");
     let request = cx.request(&P::SleepForever)?.timeout(Duration::from_secs(1)).build()?;
     let handle = sandbox.start(request).await?;
     sandbox.pause().await?;
     sandbox.resume().await?;
-    check!(handle.exit().await?.timed_out, "the time allowed has no end after a pause");
+    check!(handle.exit().await?.timed_out, "the time-out has no effect after a pause");
     Ok(())
 }
 
@@ -71,7 +71,7 @@ pub(super) async fn cancel_takes_effect_when_it_goes_on(cx: Context) -> Verdict 
     let handle = cx.start_ready(&sandbox, P::SleepForever).await?;
     sandbox.pause().await?;
     handle.request_cancel(Duration::from_millis(100));
-    tokio::time::sleep(A_WHILE).await;
+    tokio::time::sleep(SILENCE).await;
     check!(handle.try_exit().is_none(), "a paused exec ended: {:?}", handle.try_exit());
     sandbox.resume().await?;
     let exit = handle.exit().await?;
@@ -92,7 +92,7 @@ pub(super) async fn calls_are_refused_meanwhile(cx: Context) -> Verdict {
     expect_error(
         sandbox.read_file(&path("file")?).await,
         &[ErrorKind::NotFound],
-        "reading what was refused to be written",
+        "reading a file whose write was refused",
     )?;
     write_small(&sandbox, "file", "x").await?;
     check_eq!(read_small(&sandbox, "file").await?, b"x", "a file after the pause");
@@ -107,5 +107,5 @@ pub(super) async fn closes_while_paused(cx: Context) -> Verdict {
     sandbox.close().await?;
     let exit = handle.exit().await?;
     check!(exit.cancelled, "its sandbox was closed, but the exit is {exit:?}");
-    expect_error(sandbox.resume().await, &[ErrorKind::Closed], "resuming what is closed")
+    expect_error(sandbox.resume().await, &[ErrorKind::Closed], "resuming a closed sandbox")
 }

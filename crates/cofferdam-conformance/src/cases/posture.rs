@@ -1,4 +1,4 @@
-//! The posture: complete, no weaker than allowed, and true as far as a guest can see.
+//! Cases: the posture is complete, no weaker than allowed, and correct as far as a guest can see.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use cofferdam_contract::{ByteSize, Cpus, Level, Posture, Protection, ProtectionS
 use crate::GuestProgram as P;
 use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, text};
 
-/// What every wall has to say something about, whatever it is made of.
+/// Protections that every posture must report, at every isolation level.
 const ALWAYS: [Protection; 8] = [
     Protection::Workspace,
     Protection::Memory,
@@ -38,7 +38,7 @@ pub(super) async fn no_shortfall_unless_allowed(cx: Context) -> Verdict {
     sandbox.posture().require(spec.allow_weaker())?;
     for row in sandbox.posture().items() {
         let weak = matches!(row.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked);
-        check!(!weak || row.remedy.is_some(), "{} is weak, and nothing says how to mend it", row.protection);
+        check!(!weak || row.remedy.is_some(), "{} is weak, and its row has no remedy", row.protection);
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ pub(super) async fn says_what_was_not_asked(cx: Context) -> Verdict {
     })?;
     let sandbox = cx.sandbox_of(bounded).await?;
     for protection in [R::CpuTime, R::Memory, R::Disk, R::Processes, R::WallTime] {
-        check!(state(sandbox.posture(), protection)? != ProtectionState::NotAsked, "{protection} was asked for");
+        check!(state(sandbox.posture(), protection)? != ProtectionState::NotAsked, "{protection} was requested");
     }
     let unbounded = cx.limited(|limits| {
         (limits.cpu_time, limits.cpus) = (None, None);
@@ -64,9 +64,9 @@ pub(super) async fn says_what_was_not_asked(cx: Context) -> Verdict {
     }
     let share = cx.limited(|limits| limits.cpus = Some(Cpus::from_millis(500)))?;
     match cx.backend().create(share).await.map(|sandbox| cx.keep(sandbox)) {
-        Ok(sandbox) => check!(state(sandbox.posture(), R::Cpus)? != ProtectionState::NotAsked, "a share was asked for"),
+        Ok(sandbox) => check!(state(sandbox.posture(), R::Cpus)? != ProtectionState::NotAsked, "a share was requested"),
         // A host that cannot enforce a share refuses it.
-        Err(error) => check_eq!(error.kind(), cofferdam_contract::ErrorKind::WeakerThanAsked, "asking for a share"),
+        Err(error) => check_eq!(error.kind(), cofferdam_contract::ErrorKind::WeakerThanAsked, "requesting a share"),
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ fn state(posture: &Posture, protection: Protection) -> Outcome<ProtectionState> 
     Ok(row.state)
 }
 
-/// Whether the posture claims this; what it does not claim is not compared.
+/// Returns true if the posture claims this protection. Other protections are not compared.
 fn claims(posture: &Posture, protection: Protection) -> bool {
     posture.get(protection).is_some_and(|row| row.state == ProtectionState::Enforced)
 }
@@ -139,7 +139,7 @@ pub(super) async fn agrees_on_the_root(cx: Context) -> Verdict {
         let program = P::WriteFile { path: format!("{directory}/cofferdam-case"), contents: "x".into() };
         let request = cx.request(&program)?.build()?;
         let exit = cx.sandbox().await?.exec(request).await?.exit;
-        check!(exit.code != 0, "the guest made a file in {directory}/");
+        check!(exit.code != 0, "the guest created a file in {directory}/");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Snapshots and forks.
+//! Cases: snapshots and forks.
 
 use cofferdam_contract::{ErrorKind, Snapshot};
 
@@ -31,7 +31,7 @@ pub(super) async fn of_another_backend(cx: Context) -> Verdict {
     for name in ["another-backend", cx.backend().name()] {
         let restored = cx.backend().restore(Snapshot::new(name, "not its own"), cx.spec().build()?).await;
         let restored = restored.map(|sandbox| cx.keep(sandbox));
-        expect_error(restored, &[ErrorKind::InvalidInput], "restoring what the backend did not make")?;
+        expect_error(restored, &[ErrorKind::InvalidInput], "restoring a snapshot of another backend")?;
     }
     Ok(())
 }

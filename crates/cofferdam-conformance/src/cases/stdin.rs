@@ -1,4 +1,4 @@
-//! Standard input.
+//! Cases: standard input.
 
 use cofferdam_contract::{ByteSize, Stdin};
 use tokio::io::AsyncWriteExt;

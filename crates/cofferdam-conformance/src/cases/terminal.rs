@@ -1,4 +1,4 @@
-//! Terminals.
+//! Cases: terminals.
 
 use cofferdam_contract::{ErrorKind, ExecHandle, Sandbox, Stdin, TerminalSize};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a backend does not declare must answer `Unsupported`.
+//! Cases: an undeclared capability must answer `Unsupported`.
 
 use bytes::Bytes;
 use cofferdam_contract::{
@@ -11,7 +11,7 @@ use crate::case::{Context, Stop, Verdict, expect_error, path};
 
 const UNSUPPORTED: [ErrorKind; 1] = [ErrorKind::Unsupported];
 
-/// The capability's word.
+/// Returns the capability's name.
 pub(crate) fn name(capability: Capability) -> String {
     serde_json::to_value(capability)
         .ok()
@@ -19,7 +19,7 @@ pub(crate) fn name(capability: Capability) -> String {
         .unwrap_or_else(|| format!("{capability:?}"))
 }
 
-/// Tries a capability that is not declared.
+/// Tests a capability that is not declared.
 pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
     match capability {
         Capability::MultipleExecs => second_exec(cx).await,
@@ -60,7 +60,7 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             refused_spec(cx, cx.spec().network(policy), "an allowlist of hosts").await
         }
         Capability::UnixPrograms => shell_and_script(cx).await,
-        other => Err(Stop::skip(format!("the kit knows no test of {}", name(other)))),
+        other => Err(Stop::skip(format!("the suite has no test of {}", name(other)))),
     }
 }
 
@@ -105,10 +105,10 @@ async fn shell_and_script(cx: &Context) -> Verdict {
     refused_request(cx, ExecRequest::builder(Command::Script(script)).build()?, "a script").await
 }
 
-/// The test of one capability as a case of its own.
+/// Runs the test of one capability as a case of its own.
 async fn case(cx: Context, capability: Capability) -> Verdict {
     if cx.declares(capability) {
-        return Err(Stop::skip(format!("{} is declared, its own cases test it", name(capability))));
+        return Err(Stop::skip(format!("{} is declared and tested by its own cases", name(capability))));
     }
     probe(&cx, capability).await
 }

@@ -1,4 +1,4 @@
-//! Sandboxes made before their request: a claim gives what a create gives.
+//! Cases: prepared sandboxes. A claim gives the same sandbox as a create.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::case::{
 };
 use crate::twins::{Trial, compare};
 
-/// Random specs that are claimed; each costs two sandboxes.
+/// Number of random specs that are claimed. Each costs two sandboxes.
 const TRIALS: u64 = 8;
 
 async fn warm(cx: &Context, template: &Spec) -> Outcome<Box<dyn Warm>> {
     let warm = cx.backend().warm(template.clone()).await?;
-    check!(warm.is_alive(), "a sandbox just made is not alive");
+    check!(warm.is_alive(), "a new prepared sandbox is not alive");
     check_eq!(warm.made_for(), template, "the template");
-    check!(warm.fits(template), "its own template does not fit");
+    check!(warm.fits(template), "the template is not compatible with itself");
     Ok(warm)
 }
 
-/// Claims from a new warm sandbox. `None` where the spec does not fit, which must then be refused.
+/// Claims a new prepared sandbox. Returns `None` if the spec is not compatible, which must then be refused.
 async fn claim(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Option<Arc<dyn Sandbox>>> {
     let warm = warm(cx, template).await?;
     let fits = warm.fits(spec);
@@ -29,43 +29,49 @@ async fn claim(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Option<Arc
     match (fits, claimed) {
         (true, claimed) => Ok(Some(claimed?)),
         (false, Err(_)) => Ok(None),
-        (false, Ok(_)) => Err(Stop::fail(format!("a spec that does not fit was claimed: {spec:?}"))),
+        (false, Ok(_)) => Err(Stop::fail(format!("a spec that is not compatible was claimed: {spec:?}"))),
     }
 }
 
 async fn claim_fitting(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Arc<dyn Sandbox>> {
-    claim(cx, template, spec).await?.ok_or_else(|| Stop::skip("what the case changes is fixed in a warm sandbox"))
+    claim(cx, template, spec)
+        .await?
+        .ok_or_else(|| Stop::skip("the setting that the case changes is fixed in a prepared sandbox"))
 }
 
 pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
-    let lent = tempfile::tempdir()?;
-    let directory = lent.path().canonicalize()?;
-    let lent = cx.declares(Capability::HostWorkspace).then_some(directory.as_path());
+    let mounted = tempfile::tempdir()?;
+    let directory = mounted.path().canonicalize()?;
+    let mounted = cx.declares(Capability::HostWorkspace).then_some(directory.as_path());
     let base = cx.spec().build()?;
-    let mut fitting = 0;
+    let mut compatible = 0;
     for seed in 0..TRIALS {
-        let trial = Trial::seeded(seed, &base, lent);
-        // The template is another spec each time, so that what stays of it shows.
+        let trial = Trial::seeded(seed, &base, mounted);
+        // The template is another spec each time, so that its traces are visible.
         let template = Trial::seeded(seed + 1000, &base, None).spec;
         let warm = match cx.backend().warm(template.clone()).await {
             Ok(warm) => warm,
             Err(error) => {
                 let created = cx.backend().create(template).await.map(|sandbox| cx.keep(sandbox));
-                expect_error(created, &[error.kind()], "creating what cannot be made ahead")?;
+                expect_error(created, &[error.kind()], "creating a sandbox that cannot be prepared")?;
                 continue;
             }
         };
         if !warm.fits(&trial.spec) {
-            check!(warm.claim(trial.spec.clone()).await.is_err(), "a spec that does not fit was claimed");
+            check!(warm.claim(trial.spec.clone()).await.is_err(), "a spec that is not compatible was claimed");
             continue;
         }
-        fitting += 1;
+        compatible += 1;
         let claimed = warm.claim(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
         let created = cx.backend().create(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
         let compared = compare(created, claimed, cx.programs(), &trial).await;
         compared.map_err(|differs| Stop::fail(format!("{differs}, for {:?}", trial.spec)))?;
     }
-    if fitting == 0 { Err(Stop::skip("nothing but its own template fits a warm sandbox")) } else { Ok(()) }
+    if compatible == 0 {
+        Err(Stop::skip("only the template itself is compatible with a prepared sandbox"))
+    } else {
+        Ok(())
+    }
 }
 
 pub(super) async fn spec_is_the_claims(cx: Context) -> Verdict {
@@ -74,7 +80,7 @@ pub(super) async fn spec_is_the_claims(cx: Context) -> Verdict {
     let sandbox = claim_fitting(&cx, &template, &spec).await?;
     check_eq!(sandbox.spec(), &spec, "the spec");
     check_eq!(sandbox.spec().tenant().as_str(), "acme-7", "the tenant");
-    check!(!sandbox.spec().labels().contains_key("of"), "a label of the template is there");
+    check!(!sandbox.spec().labels().contains_key("of"), "a label of the template is present");
     Ok(())
 }
 
@@ -98,7 +104,7 @@ pub(super) async fn access_is_the_claims(cx: Context) -> Verdict {
     let write = || P::WriteFile { path: "made".into(), contents: "x".into() };
     let (open, closed) = (of(Access::ReadWrite)?, of(Access::ReadOnly)?);
     let done = cx.exec(&claim_fitting(&cx, &open, &closed).await?, write()).await?;
-    check!(done.exit.code != 0, "a read-only claim can be written to, as its template could");
+    check!(done.exit.code != 0, "a read-only claim is writable, like its template");
     cx.exec_ok(&claim_fitting(&cx, &closed, &open).await?, write()).await?;
     Ok(())
 }
@@ -121,7 +127,7 @@ pub(super) async fn disk_is_the_claims(cx: Context) -> Verdict {
     let spec = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(4)))?;
     let fill = || P::FillDisk { path: "big".into(), bytes: 16 << 20 };
     let done = cx.exec(&claim_fitting(&cx, &template, &spec).await?, fill()).await?;
-    check!(done.exit.code != 0, "16 MiB fitted under a limit of 4 MiB that was claimed");
+    check!(done.exit.code != 0, "16 MiB were stored under a limit of 4 MiB that was claimed");
     cx.exec_ok(&claim_fitting(&cx, &spec, &template).await?, fill()).await?;
     Ok(())
 }
@@ -146,18 +152,18 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
         let fits = warm.fits(&spec);
         let claimed = warm.claim(spec).await.map(|sandbox| cx.keep(sandbox));
         match fits {
-            true => expect_error(claimed, &weaker, "claiming what a create refuses as weaker")?,
-            false => check!(claimed.is_err(), "a spec that does not fit was claimed"),
+            true => expect_error(claimed, &weaker, "claiming a spec that a create refuses as weaker")?,
+            false => check!(claimed.is_err(), "a spec that is not compatible was claimed"),
         }
         refused += 1;
     }
-    if refused == 0 { Err(Stop::skip("this host enforces everything that could be tried")) } else { Ok(()) }
+    if refused == 0 { Err(Stop::skip("this host enforces every protection that the case could test")) } else { Ok(()) }
 }
 
 pub(super) async fn invalid_specs_are_refused(cx: Context) -> Verdict {
     let bad: Spec = serde_json::from_str(r#"{"limits":{"memory":1}}"#).map_err(std::io::Error::other)?;
     let made = cx.backend().warm(bad.clone()).await;
-    expect_error(made, &[ErrorKind::InvalidInput], "making one ahead for an invalid template")?;
+    expect_error(made, &[ErrorKind::InvalidInput], "preparing a sandbox for an invalid template")?;
     let claimed = warm(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
     check!(claimed.is_err(), "an invalid spec was claimed");
     Ok(())
@@ -167,7 +173,7 @@ pub(super) async fn closes_unused(cx: Context) -> Verdict {
     let template = cx.spec().build()?;
     warm(&cx, &template).await?.close().await?;
     drop(warm(&cx, &template).await?);
-    // The backend is none the worse for it. What would be left behind is for the census to find.
+    // The backend must still work. The census finds what is left behind.
     let sandbox = claim_fitting(&cx, &template, &template).await?;
     cx.exec_ok(&sandbox, P::Succeed).await?;
     sandbox.close().await?;

@@ -1,4 +1,4 @@
-//! Workspaces: private and of the host, writable and read-only.
+//! Cases: workspaces, private and of the host, writable and read-only.
 
 use cofferdam_contract::{Access, ErrorKind, Limits, Spec, Workspace};
 use tempfile::TempDir;
@@ -36,8 +36,8 @@ pub(super) async fn read_only_filled_by_the_file_api(cx: Context) -> Verdict {
     Ok(())
 }
 
-/// A directory of the host and a spec with it. Of a disk limit it asks nothing: most hosts cannot bound what lies in a
-/// directory of theirs, and then refuse; `limits/disk-in-a-host-directory` is about that.
+/// Returns a host directory and a spec that mounts it. The spec has no disk limit, because most hosts cannot enforce
+/// one in a host directory and then refuse. `limits/disk-in-a-host-directory` covers that.
 fn host(cx: &Context, access: Access) -> Outcome<(TempDir, Spec)> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().canonicalize()?;
@@ -65,7 +65,7 @@ pub(super) async fn host_directory(cx: Context) -> Verdict {
     Ok(())
 }
 
-/// What the guest makes belongs to whom the directory belongs, so that the caller can clean up.
+/// Checks that a file created by the guest has the directory's owner, so that the caller can clean up.
 #[cfg(unix)]
 fn same_owner(directory: &TempDir, name: &str) -> Verdict {
     use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,7 @@
-//! A daemon behind the contract, for one run.
+//! A backend that uses a daemon, for one run.
 //!
-//! One connection is one sandbox with one exec. What interpreter waits depends on the request, so that nothing is made
-//! before it: until then a sandbox of this kind has no posture, which is to say that nothing is known to hold.
+//! One connection is one sandbox with one exec. The choice of prepared interpreter depends on the exec request, so
+//! nothing is created before it. Until then, such a sandbox has an empty posture.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -16,13 +16,13 @@ use cofferdam_linux::named::Directory;
 use tokio::sync::watch;
 
 use super::Connection;
-use super::exec::{Begun, Ending, Wishes, begin};
+use super::exec::{Begun, ControlRequests, Outcome, begin};
 use crate::{directories, error};
 
-/// How long the daemon may take to close a sandbox.
-const CLOSING: Duration = Duration::from_secs(90);
+/// The time in which the daemon must close a sandbox.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Makes one sandbox through a daemon.
+/// A backend that creates one sandbox through a daemon.
 #[derive(Debug)]
 pub struct DaemonBackend {
     name: String,
@@ -63,7 +63,7 @@ impl Backend for DaemonBackend {
         let (spec, directories) = directories::open(&spec)?;
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         let stream = stream.ok_or_else(|| {
-            Error::new(ErrorKind::ResourceExhausted, "create", "a connection to a daemon is for one sandbox")
+            Error::new(ErrorKind::ResourceExhausted, "create", "a connection to a daemon serves one sandbox only")
                 .with_remedy("connect again")
         })?;
         let sandbox = DaemonSandbox {
@@ -87,7 +87,7 @@ impl Backend for DaemonBackend {
 }
 
 fn not_here(operation: &'static str) -> Error {
-    Error::unsupported(operation, "a daemon runs one command in one sandbox and offers nothing else")
+    Error::unsupported(operation, "a daemon connection only runs one command in one sandbox")
         .with_remedy("use the backend itself")
 }
 
@@ -97,14 +97,14 @@ struct Run {
     id: SandboxId,
     posture: Posture,
     exit: ExitWatch,
-    wishes: Arc<watch::Sender<Wishes>>,
-    ending: watch::Receiver<Ending>,
+    control: Arc<watch::Sender<ControlRequests>>,
+    outcome: watch::Receiver<Outcome>,
 }
 
 #[derive(Debug)]
 struct DaemonSandbox {
     spec: Spec,
-    /// Those that the spec names, held as long as this is.
+    /// The directories of the spec, open as long as the sandbox lives.
     directories: Vec<Directory>,
     stream: Mutex<Option<UnixStream>>,
     unnamed: SandboxId,
@@ -130,10 +130,10 @@ impl Sandbox for DaemonSandbox {
         request.validate()?;
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
         let stream = stream.ok_or_else(|| not_here("start"))?;
-        let Begun { handle, sandbox, posture, wishes, ending } =
+        let Begun { handle, sandbox, posture, control, outcome } =
             begin(stream, &self.spec, &self.directories, request).await?;
-        // The stream is there once, so that this is the only run.
-        let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), wishes, ending });
+        // The stream can be taken once, so this is the only run.
+        let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), control, outcome });
         Ok(handle)
     }
 
@@ -173,33 +173,33 @@ impl Sandbox for DaemonSandbox {
         Err(not_here("usage"))
     }
 
-    /// Returns when the exec has ended, and where a directory of the host is lent, when nothing can write there any more.
-    /// What else there is of the sandbox, the daemon closes by itself.
+    /// Returns when the exec has ended. If a host directory is mounted, waits until nothing can write there any more.
+    /// The daemon removes the rest of the sandbox by itself.
     async fn close(&self) -> Result<()> {
         drop(self.stream.lock().unwrap_or_else(PoisonError::into_inner).take());
         let Some(run) = self.run.get() else { return Ok(()) };
         run.end();
-        let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
-        if run.exit.is_over() && !lent {
+        let is_mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        if run.exit.is_over() && !is_mounted {
             return Ok(());
         }
-        let mut ending = run.ending.clone();
-        let ended = tokio::time::timeout(CLOSING, ending.wait_for(|ending| *ending != Ending::NotYet)).await;
+        let mut outcome = run.outcome.clone();
+        let ended = tokio::time::timeout(CLOSE_TIMEOUT, outcome.wait_for(|outcome| *outcome != Outcome::NotYet)).await;
         let outcome = match ended {
-            Ok(Ok(ending)) => ending.clone(),
-            _ => Ending::Lost,
+            Ok(Ok(outcome)) => outcome.clone(),
+            _ => Outcome::Lost,
         };
         match outcome {
-            Ending::Closed(None) => Ok(()),
-            Ending::Closed(Some(error)) => Err(error.into()),
-            Ending::NotYet | Ending::Lost => Err(error::lost("close")),
+            Outcome::Closed(None) => Ok(()),
+            Outcome::Closed(Some(error)) => Err(error.into()),
+            Outcome::NotYet | Outcome::Lost => Err(error::lost("close")),
         }
     }
 }
 
 impl Run {
     fn end(&self) {
-        self.wishes.send_modify(|wishes| wishes.kill = true);
+        self.control.send_modify(|control| control.kill = true);
     }
 }
 

@@ -1,7 +1,7 @@
-//! One run through the daemon: from its frames to an [`ExecHandle`], and from the handle's wishes to frames.
+//! One run through the daemon: converts its frames to an [`ExecHandle`], and the handle's control requests to frames.
 //!
-//! One task does both. Its writes cannot block for long, because the daemon always reads; so the task always comes back to
-//! read, and neither side can hold up the other.
+//! One task does both. Its writes cannot block for long, because the daemon always reads. So the task always returns to
+//! reading, and neither side can block the other.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
@@ -22,23 +22,23 @@ use tokio::sync::watch;
 use crate::directories;
 use crate::error;
 use crate::frame::{Frames, encode};
-use crate::message::{Order, PIECE, STDIN_WINDOW, ToClient, ToServer};
+use crate::message::{PIECE, RunRequest, STDIN_WINDOW, ToClient, ToServer};
 
-/// What the handle's holder wants. A later wish of one kind takes the place of an earlier one.
+/// The control requests of the handle. A later request of one kind replaces an earlier one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct ControlRequests {
     pub cancel: Option<Duration>,
     pub kill: bool,
     pub size: Option<TerminalSize>,
 }
 
-/// What became of the sandbox.
+/// The outcome of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub enum Outcome {
     NotYet,
-    /// The daemon closed it, or says why it could not.
+    /// The daemon closed the sandbox, or reports why it could not.
     Closed(Option<ErrorData>),
-    /// The connection broke first.
+    /// The connection broke before the close.
     Lost,
 }
 
@@ -47,36 +47,37 @@ pub struct Begun {
     pub handle: ExecHandle,
     pub sandbox: SandboxId,
     pub posture: Posture,
-    pub wishes: Arc<watch::Sender<Wishes>>,
-    pub ending: watch::Receiver<Ending>,
+    pub control: Arc<watch::Sender<ControlRequests>>,
+    pub outcome: watch::Receiver<Outcome>,
 }
 
 struct Control {
-    wishes: Arc<watch::Sender<Wishes>>,
+    requests: Arc<watch::Sender<ControlRequests>>,
     has_terminal: bool,
 }
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        self.wishes.send_modify(|wishes| wishes.cancel = Some(grace));
+        self.requests.send_modify(|requests| requests.cancel = Some(grace));
     }
 
     fn kill(&self) {
-        self.wishes.send_modify(|wishes| wishes.kill = true);
+        self.requests.send_modify(|requests| requests.kill = true);
     }
 
     fn resize(&self, size: TerminalSize) -> Result<()> {
         if !self.has_terminal {
             return Err(Error::unsupported("resize", "the exec has no terminal"));
         }
-        self.wishes.send_modify(|wishes| wishes.size = Some(size));
+        self.requests.send_modify(|requests| requests.size = Some(size));
         Ok(())
     }
 }
 
-/// Orders a run with the directories that its spec names, and returns when it has begun. Dropping the future gives it up.
+/// Requests a run with the directories of its spec, and returns when it has begun. Dropping the future cancels the
+/// request.
 pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: ExecRequest) -> Result<Begun> {
-    let parts = Order::encode(spec, request.clone())?;
+    let parts = RunRequest::encode(spec, request.clone())?;
     let lost = |_: io::Error| error::lost("start");
     stream.set_nonblocking(true).map_err(lost)?;
     let (reader, mut writer) = UnixStream::from_std(stream).map_err(lost)?.into_split();
@@ -90,13 +91,13 @@ pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: 
     let accepted = match frames.next().await.map_err(lost)? {
         Some(ToClient::Accepted(accepted)) => accepted,
         Some(ToClient::Failed(error)) => return Err(error.into()),
-        Some(_) => return Err(error::nonsense("start")),
+        Some(_) => return Err(error::invalid_message("start")),
         None => return Err(error::lost("start")),
     };
-    let posture = accepted.posture().ok_or_else(|| error::nonsense("start"))?;
-    let (wishes, wanted) = watch::channel(Wishes::default());
-    let wishes = Arc::new(wishes);
-    let control = Arc::new(Control { wishes: Arc::clone(&wishes), has_terminal: request.terminal().is_some() });
+    let posture = accepted.posture().ok_or_else(|| error::invalid_message("start"))?;
+    let (requests, requested) = watch::channel(ControlRequests::default());
+    let requests = Arc::new(requests);
+    let control = Arc::new(Control { requests: Arc::clone(&requests), has_terminal: request.terminal().is_some() });
     let (stdin, input) = match request.stdin() {
         Stdin::Stream => {
             let (ours, theirs) = tokio::io::duplex(PIECE);
@@ -105,59 +106,66 @@ pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: 
         Stdin::Empty | Stdin::Bytes(_) => (None, None),
     };
     let (handle, driver) = ExecHandle::new(ExecId(accepted.exec), &request, stdin, control);
-    let (told, ending) = watch::channel(Ending::NotYet);
-    let run =
-        Run { frames, writer, wanted, wished: Wishes::default(), input, window: STDIN_WINDOW, driver: Some(driver) };
+    let (report, outcome) = watch::channel(Outcome::NotYet);
+    let run = Run {
+        frames,
+        writer,
+        requested,
+        sent: ControlRequests::default(),
+        input,
+        window: STDIN_WINDOW,
+        driver: Some(driver),
+    };
     tokio::spawn(async move {
-        let ending = run.drive().await;
-        told.send_replace(ending);
+        let outcome = run.drive().await;
+        report.send_replace(outcome);
     });
-    Ok(Begun { handle, sandbox: accepted.sandbox, posture, wishes, ending })
+    Ok(Begun { handle, sandbox: accepted.sandbox, posture, control: requests, outcome })
 }
 
 struct Run {
     frames: Frames<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    wanted: watch::Receiver<Wishes>,
-    /// What was passed on already.
-    wished: Wishes,
-    /// What is to go to the program's input, until that is closed on either side.
+    requested: watch::Receiver<ControlRequests>,
+    /// The control requests that were sent.
+    sent: ControlRequests,
+    /// The source of the program's input, until either side closes it.
     input: Option<DuplexStream>,
-    /// Pieces of input that may be sent before the program takes some.
+    /// Number of input pieces that may be sent before the program reads some.
     window: usize,
-    /// Until the exec has ended.
+    /// The driver of the handle, until the exec has ended.
     driver: Option<ExecDriver>,
 }
 
 impl Run {
-    async fn drive(mut self) -> Ending {
+    async fn drive(mut self) -> Outcome {
         let mut piece = BytesMut::new();
-        let mut wishing = true;
+        let mut connected = true;
         loop {
             let done = tokio::select! {
                 message = self.frames.next() => match message {
-                    Ok(Some(message)) => self.hear(message),
-                    Ok(None) | Err(_) => Some(Ending::Lost),
+                    Ok(Some(message)) => self.handle(message),
+                    Ok(None) | Err(_) => Some(Outcome::Lost),
                 },
-                changed = self.wanted.changed(), if wishing => {
-                    wishing = changed.is_ok();
-                    self.pass_wishes().await
+                changed = self.requested.changed(), if connected => {
+                    connected = changed.is_ok();
+                    self.send_control().await
                 }
                 count = read(&mut self.input, &mut piece), if self.input.is_some() && self.window > 0 => {
-                    self.pass_input(count, &mut piece).await
+                    self.send_input(count, &mut piece).await
                 }
             };
-            if let Some(ending) = done {
+            if let Some(outcome) = done {
                 if let Some(driver) = self.driver.take() {
                     driver.finish(Err(error::lost("run")));
                 }
-                return ending;
+                return outcome;
             }
         }
     }
 
-    /// Takes in what the daemon says; gives the end, if that was it.
-    fn hear(&mut self, message: ToClient) -> Option<Ending> {
+    /// Handles a message of the daemon. Returns the outcome, if the message was the last.
+    fn handle(&mut self, message: ToClient) -> Option<Outcome> {
         match (message, &self.driver) {
             (ToClient::Output { stream, data }, Some(driver)) => driver.publisher().publish(stream, data),
             (ToClient::Lost { chunks, bytes }, Some(driver)) => driver.publisher().lose(chunks, bytes),
@@ -165,8 +173,8 @@ impl Run {
             (ToClient::StdinClosed, _) => self.input = None,
             (ToClient::Exit(exit), Some(_)) => self.finish(Ok(exit)),
             (ToClient::Failed(error), Some(_)) => self.finish(Err(error.into())),
-            (ToClient::Closed(error), None) => return Some(Ending::Closed(error)),
-            _ => return Some(Ending::Lost),
+            (ToClient::Closed(error), None) => return Some(Outcome::Closed(error)),
+            _ => return Some(Outcome::Lost),
         }
         None
     }
@@ -174,7 +182,7 @@ impl Run {
     fn finish(&mut self, outcome: Result<Exit>) {
         let Some(driver) = self.driver.take() else { return };
         if let Ok(exit) = &outcome {
-            // What the daemon's side dropped at the request's maximum.
+            // Output that the daemon's side dropped at the request's limit.
             let missing = exit.usage.output_bytes.saturating_sub(driver.publisher().bytes_seen());
             driver.publisher().count_dropped(missing);
         }
@@ -182,41 +190,41 @@ impl Run {
         driver.finish(outcome);
     }
 
-    async fn pass_wishes(&mut self) -> Option<Ending> {
-        let wishes = *self.wanted.borrow_and_update();
+    async fn send_control(&mut self) -> Option<Outcome> {
+        let requests = *self.requested.borrow_and_update();
         let mut messages = Vec::new();
-        if let Some(size) = wishes.size.filter(|_| wishes.size != self.wished.size) {
+        if let Some(size) = requests.size.filter(|_| requests.size != self.sent.size) {
             messages.push(ToServer::Resize(size));
         }
-        if let Some(grace) = wishes.cancel.filter(|_| wishes.cancel != self.wished.cancel) {
+        if let Some(grace) = requests.cancel.filter(|_| requests.cancel != self.sent.cancel) {
             messages.push(ToServer::Cancel { grace });
         }
-        if wishes.kill && !self.wished.kill {
+        if requests.kill && !self.sent.kill {
             messages.push(ToServer::Kill);
         }
-        self.wished = wishes;
+        self.sent = requests;
         for message in messages {
-            self.say(&message).await;
+            self.send(&message).await;
         }
         None
     }
 
-    async fn pass_input(&mut self, count: io::Result<usize>, piece: &mut BytesMut) -> Option<Ending> {
+    async fn send_input(&mut self, count: io::Result<usize>, piece: &mut BytesMut) -> Option<Outcome> {
         match count {
             Ok(count) if count > 0 => {
                 self.window -= 1;
-                self.say(&ToServer::Stdin(piece.split().freeze())).await;
+                self.send(&ToServer::Stdin(piece.split().freeze())).await;
             }
             _ => {
                 self.input = None;
-                self.say(&ToServer::StdinEnd).await;
+                self.send(&ToServer::StdinEnd).await;
             }
         }
         None
     }
 
-    /// Says something. That the daemon has gone is seen where it is read from, after what it said last.
-    async fn say(&mut self, message: &ToServer) {
+    /// Sends a message. A closed connection is detected by the reader, after the daemon's last messages.
+    async fn send(&mut self, message: &ToServer) {
         if let Ok(frame) = encode(message) {
             let _ = self.writer.write_all(&frame).await;
         }

@@ -1,7 +1,6 @@
-//! The client's side: finds the daemon, sees whether it will do, and runs something through it or asks it something.
+//! The client's side: finds the daemon, checks that it is compatible, and requests a run, the status or a stop.
 //!
-//! Looking for a daemon where there is none costs a few system calls: no thread and no event loop is needed before a run
-//! begins.
+//! A search for a daemon that does not exist costs a few system calls. It needs no thread and no event loop.
 
 mod backend;
 mod exec;
@@ -25,61 +24,61 @@ use crate::message::{ClientHello, PROTOCOL, ServerHello, Status, ToClient, ToSer
 use crate::peer::{Caller, Peer};
 use crate::place::Place;
 
-/// How long a daemon may take to greet or to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How long a daemon that was told to end may take, besides the time that its runs have.
-const ENDING: Duration = Duration::from_secs(45);
-/// How often it is looked whether it has ended.
-const LOOK: Duration = Duration::from_millis(10);
+/// The time in which a daemon must answer, the handshake included.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time in which a daemon must stop, in addition to the drain time of its runs.
+const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+/// The interval at which the client polls for the daemon's end.
+const STOP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a client needs of a daemon.
+/// A client's requirements for a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// Its own build.
+    /// The client's own build.
     pub build: String,
-    /// Its own surroundings.
+    /// The client's own environment.
     pub surroundings: Surroundings,
-    /// The backend.
+    /// The required backend.
     pub backend: String,
 }
 
-/// Why a daemon is not used.
+/// A reason not to use a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is none.
+    /// No daemon is running.
     None,
-    /// It did not greet in time, or not as a daemon does.
+    /// The daemon did not complete the handshake in time, or violated the protocol.
     Silent,
-    /// It is another build.
+    /// The daemon has another build.
     OtherBuild,
-    /// It finds other interpreters than we would.
+    /// The daemon has another environment, so it would find other interpreters.
     OtherSurroundings,
-    /// It makes other sandboxes.
+    /// The daemon uses another backend.
     OtherBackend(String),
-    /// It sees or may do other things than we do; in which way.
+    /// The daemon is confined differently, in this respect.
     OtherConfinement(String),
-    /// It runs as much as it may.
+    /// The daemon is at its limit of runs.
     Full,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("no daemon runs"),
-            Self::Silent => f.write_str("the daemon does not answer, or not as this version does"),
-            Self::OtherBuild => f.write_str("the daemon is of another build"),
+            Self::None => f.write_str("no daemon is running"),
+            Self::Silent => f.write_str("the daemon does not answer, or speaks another protocol version"),
+            Self::OtherBuild => f.write_str("the daemon has another build"),
             Self::OtherSurroundings => {
-                f.write_str("the daemon was started with another PATH, HOME, container engine or image of machines")
+                f.write_str("the daemon was started with another PATH, HOME, container engine or VM image")
             }
-            Self::OtherBackend(name) => write!(f, "the daemon makes sandboxes of the backend '{name}'"),
+            Self::OtherBackend(name) => write!(f, "the daemon uses the backend '{name}'"),
             Self::OtherConfinement(how) => f.write_str(how),
-            Self::Full => f.write_str("the daemon runs as much as it may, or is ending"),
+            Self::Full => f.write_str("the daemon is at its limit of runs, or is stopping"),
         }
     }
 }
 
 impl Refusal {
-    /// What can be done about it.
+    /// Returns the remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::None => "start one with `cofferdam daemon --detach`, or use --daemon start",
@@ -87,13 +86,13 @@ impl Refusal {
             Self::OtherBackend(_) => "start one for this backend, or use --daemon auto",
             Self::OtherConfinement(_) => "start one under the same confinement, or use --daemon auto",
             Self::Silent | Self::OtherBuild | Self::OtherSurroundings => {
-                "start it anew from here: `cofferdam daemon stop`, then `cofferdam daemon --detach`"
+                "restart it from here: `cofferdam daemon stop`, then `cofferdam daemon --detach`"
             }
         }
     }
 }
 
-/// A connection to a daemon that will do, for one run or one question.
+/// A connection to a compatible daemon, for one run, status query or stop.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
@@ -104,7 +103,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects for a run, if there is a daemon that will do.
+    /// Connects for a run, if a compatible daemon is running.
     pub fn for_run(place: &Place, asked: &Asked) -> Result<Result<Self, Refusal>> {
         let (connection, hello) = match Self::greet(place, &asked.build)? {
             Ok(greeted) => greeted,
@@ -126,12 +125,12 @@ impl Connection {
         Ok(Err(refusal))
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process id.
     pub fn pid(&self) -> u32 {
         self.peer.pid()
     }
 
-    /// Asks how the daemon stands.
+    /// Queries the daemon's status.
     pub fn status(place: &Place) -> Result<Result<Status, Refusal>> {
         let mut connection = match Self::greet(place, "")? {
             Ok((connection, _)) => connection,
@@ -139,14 +138,14 @@ impl Connection {
         };
         match connection.ask(&ToServer::Status) {
             Ok(ToClient::Status(text)) => {
-                serde_json::from_str(&text).map(Ok).map_err(|_| error::nonsense("daemon status"))
+                serde_json::from_str(&text).map(Ok).map_err(|_| error::invalid_message("daemon status"))
             }
-            Ok(_) => Err(error::nonsense("daemon status")),
+            Ok(_) => Err(error::invalid_message("daemon status")),
             Err(error) => Err(error::os("the daemon did not answer", error)),
         }
     }
 
-    /// Tells the daemon to end, and waits until it has.
+    /// Stops the daemon and waits until it has ended.
     pub fn stop(place: &Place) -> Result<Result<u32, Refusal>> {
         let mut connection = match Self::greet(place, "")? {
             Ok((connection, _)) => connection,
@@ -154,23 +153,24 @@ impl Connection {
         };
         match connection.ask(&ToServer::Stop) {
             Ok(ToClient::Stopping) => {}
-            Ok(_) => return Err(error::nonsense("daemon stop")),
+            Ok(_) => return Err(error::invalid_message("daemon stop")),
             Err(error) => return Err(error::os("the daemon did not answer", error)),
         }
-        let deadline = Instant::now() + ENDING;
+        let deadline = Instant::now() + STOP_TIMEOUT;
         while place.is_taken() || !connection.peer.has_ended() {
             if Instant::now() >= deadline {
-                let message = format!("the daemon, process {}, does not end", connection.pid());
+                let message = format!("the daemon, process {}, does not stop", connection.pid());
                 return Err(Error::new(ErrorKind::Unavailable, "daemon stop", message).with_remedy("kill it"));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(STOP_INTERVAL);
         }
         Ok(Ok(connection.pid()))
     }
 
     fn greet(place: &Place, build: &str) -> Result<Result<(Self, ServerHello), Refusal>> {
         let Some((stream, peer)) = place.connect()? else { return Ok(Err(Refusal::None)) };
-        let limits = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+        let limits =
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         limits.map_err(|error| error::os("cannot set a time-out", error))?;
         let mut connection =
             Self { stream, buffer: BytesMut::new(), peer, backend: String::new(), level: Level::Simulated };
@@ -182,7 +182,7 @@ impl Connection {
                 connection.level = theirs.level;
                 Ok(Ok((connection, theirs)))
             }
-            // Too slow, ending just now, or of a version that greets otherwise.
+            // The daemon is too slow, has just ended, or has a version with another handshake.
             Ok(_) | Err(_) => Ok(Err(Refusal::Silent)),
         }
     }

@@ -1,15 +1,15 @@
-//! A run and its client: output, input, wishes, the end.
+//! A run and its client: output, input, control, the end.
 //!
 //! ```text
 //! handle --output, exit--> pump --\
-//!                                  queue of a few --> writer --> client
+//!                                  bounded queue --> writer --> client
 //! program <--stdin-- feeder --acks/
 //!                      '--bounded by the window-- reader <-- client
 //! ```
 //!
-//! The reader never waits for anything but the client: so a wish to cancel comes through whatever the program does with its
-//! input. A client that does not read holds up the writer and the pump, and nothing else; what the program writes meanwhile
-//! is kept, and lost, as the contract's output is.
+//! The reader waits only for the client, so a cancellation arrives even if the program does not read its input. A
+//! client that does not read blocks only the writer and the pump. Output of the program is buffered meanwhile, and lost
+//! beyond the buffer, as the contract defines.
 
 use std::io;
 
@@ -23,36 +23,36 @@ use super::visit::{Ends, closed};
 use crate::frame::{Frames, encode};
 use crate::message::{Accepted, PIECE, STDIN_WINDOW, ToClient, ToServer};
 
-/// Messages that wait for the client.
+/// Capacity of the queue of messages to the client.
 const QUEUE: usize = 4;
-/// Pieces of input that wait for the program: as many as a client may have on their way, and the end.
+/// Capacity of the queue of input pieces: the pieces that a client may have in flight, and the end.
 const PIECES: usize = STDIN_WINDOW + 1;
 
-/// Holds the conversation to its end; nothing of the sandbox is left after it.
-pub async fn hold(mut ends: Ends, begun: Begun, accepted: Accepted) {
+/// Serves a run until its end. The sandbox is removed when it returns.
+pub async fn serve(mut ends: Ends, begun: Begun, accepted: Accepted) {
     let Begun { sandbox, handle } = begun;
-    if ends.say(&ToClient::Accepted(accepted)).await.is_ok() {
-        talk(ends, &*sandbox, &handle).await;
+    if ends.send(&ToClient::Accepted(accepted)).await.is_ok() {
+        exchange(ends, &*sandbox, &handle).await;
     }
-    // Kills what runs still.
+    // Kill the program if it still runs.
     drop(handle);
-    // The pool counts a close that fails.
+    // The pool counts a failed close.
     let _ = sandbox.close().await;
 }
 
-async fn talk(ends: Ends, sandbox: &dyn Sandbox, handle: &ExecHandle) {
+async fn exchange(ends: Ends, sandbox: &dyn Sandbox, handle: &ExecHandle) {
     let Ends { mut frames, mut writer } = ends;
-    let (say, mut words) = mpsc::channel::<ToClient>(QUEUE);
+    let (sender, mut messages) = mpsc::channel::<ToClient>(QUEUE);
     let (input, pieces) = mpsc::channel::<Bytes>(PIECES);
-    let acknowledge = say.clone();
+    let acknowledge = sender.clone();
     let work = async {
-        tokio::join!(pump(sandbox, handle, &say), feed(handle.stdin(), pieces, &acknowledge));
+        tokio::join!(pump(sandbox, handle, &sender), feed(handle.stdin(), pieces, &acknowledge));
         std::future::pending::<()>().await;
     };
     let writing = async {
-        while let Some(word) = words.recv().await {
-            let last = matches!(word, ToClient::Closed(_));
-            if writer.write_all(&encode(&word)?).await.is_err() || last {
+        while let Some(message) = messages.recv().await {
+            let last = matches!(message, ToClient::Closed(_));
+            if writer.write_all(&encode(&message)?).await.is_err() || last {
                 break;
             }
         }
@@ -65,13 +65,13 @@ async fn talk(ends: Ends, sandbox: &dyn Sandbox, handle: &ExecHandle) {
     }
 }
 
-/// Passes on output, then the exit, then that the sandbox is closed.
-async fn pump(sandbox: &dyn Sandbox, handle: &ExecHandle, say: &mpsc::Sender<ToClient>) {
+/// Forwards output, then the exit, then the close of the sandbox.
+async fn pump(sandbox: &dyn Sandbox, handle: &ExecHandle, sender: &mpsc::Sender<ToClient>) {
     let mut output = handle.output();
     while let Some(event) = output.next().await {
         let sent = match event {
-            OutputEvent::Chunk(chunk) => send_pieces(chunk, say).await,
-            OutputEvent::Lost { chunks, bytes } => say.send(ToClient::Lost { chunks, bytes }).await.is_ok(),
+            OutputEvent::Chunk(chunk) => send_pieces(chunk, sender).await,
+            OutputEvent::Lost { chunks, bytes } => sender.send(ToClient::Lost { chunks, bytes }).await.is_ok(),
         };
         if !sent {
             return;
@@ -81,42 +81,42 @@ async fn pump(sandbox: &dyn Sandbox, handle: &ExecHandle, say: &mpsc::Sender<ToC
         Ok(exit) => ToClient::Exit(exit),
         Err(error) => ToClient::Failed(ErrorData::from(&error)),
     };
-    if say.send(last).await.is_ok() {
+    if sender.send(last).await.is_ok() {
         let outcome: Result<()> = sandbox.close().await;
-        let _ = say.send(closed(&outcome)).await;
+        let _ = sender.send(closed(&outcome)).await;
     }
 }
 
-async fn send_pieces(chunk: Chunk, say: &mpsc::Sender<ToClient>) -> bool {
+async fn send_pieces(chunk: Chunk, sender: &mpsc::Sender<ToClient>) -> bool {
     let Chunk { stream, mut data } = chunk;
     while !data.is_empty() {
         let data = data.split_to(data.len().min(PIECE));
-        if say.send(ToClient::Output { stream, data }).await.is_err() {
+        if sender.send(ToClient::Output { stream, data }).await.is_err() {
             return false;
         }
     }
     true
 }
 
-/// Gives the program its input, and says when it took a piece.
-async fn feed(writer: Option<StdinWriter>, mut pieces: mpsc::Receiver<Bytes>, say: &mpsc::Sender<ToClient>) {
+/// Writes input to the program, and acknowledges each piece.
+async fn feed(writer: Option<StdinWriter>, mut pieces: mpsc::Receiver<Bytes>, sender: &mpsc::Sender<ToClient>) {
     let Some(mut writer) = writer else { return };
     while let Some(piece) = pieces.recv().await {
-        // The marker of the end: there is no other empty piece.
+        // An empty piece marks the end. Clients cannot send one.
         if piece.is_empty() {
             break;
         }
         if writer.write_all(&piece).await.is_err() || writer.flush().await.is_err() {
-            let _ = say.send(ToClient::StdinClosed).await;
+            let _ = sender.send(ToClient::StdinClosed).await;
             return;
         }
-        let _ = say.send(ToClient::StdinTaken).await;
+        let _ = sender.send(ToClient::StdinTaken).await;
     }
-    // The program may be gone already, which is no fault.
+    // The program may have ended already, which is not an error.
     let _ = writer.close().await;
 }
 
-/// Takes in what the client says, until it goes or breaks the rules.
+/// Handles the client's messages until it disconnects or violates the protocol.
 async fn listen(
     frames: &mut Frames<impl AsyncRead + Unpin>,
     handle: &ExecHandle,
@@ -125,14 +125,14 @@ async fn listen(
     let mut input = Some(input);
     while let Some(message) = frames.next().await? {
         match message {
-            ToServer::Stdin(piece) if !piece.is_empty() && piece.len() <= PIECE => give(&mut input, piece)?,
+            ToServer::Stdin(piece) if !piece.is_empty() && piece.len() <= PIECE => queue_input(&mut input, piece)?,
             ToServer::StdinEnd => {
-                give(&mut input, Bytes::new())?;
+                queue_input(&mut input, Bytes::new())?;
                 input = None;
             }
             ToServer::Cancel { grace } => handle.request_cancel(grace),
             ToServer::Kill => kill(handle),
-            // The exec may have ended just now, or has no terminal, which its client knows.
+            // Fails if the exec has just ended or has no terminal. The client knows both.
             ToServer::Resize(size) => drop(handle.resize(size)),
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
@@ -140,17 +140,17 @@ async fn listen(
     Ok(())
 }
 
-/// Queues input. One who sends more than was allowed is let go.
-fn give(input: &mut Option<mpsc::Sender<Bytes>>, piece: Bytes) -> io::Result<()> {
+/// Queues input. Fails if the client exceeds its window, which ends the connection.
+fn queue_input(input: &mut Option<mpsc::Sender<Bytes>>, piece: Bytes) -> io::Result<()> {
     match input {
-        // A program that closed its input takes nothing more; the client is told.
+        // A program that closed its input takes nothing more. The client is notified.
         Some(sender) if sender.is_closed() => Ok(()),
         Some(sender) => sender.try_send(piece).map_err(|_| io::ErrorKind::InvalidData.into()),
         None => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
-/// Orders the end without waiting for it.
+/// Requests the end of the exec without waiting for it.
 fn kill(handle: &ExecHandle) {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let _ = std::pin::pin!(handle.close()).poll(&mut context);

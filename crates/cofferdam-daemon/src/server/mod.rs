@@ -1,7 +1,7 @@
 //! The daemon's side.
 //!
 //! ```text
-//! start --> listening --told to end, idle--> draining --runs ended, or cut off--> gone, nothing left
+//! start --> listening --stop, idle--> draining --runs ended or killed--> stopped, everything removed
 //! ```
 
 mod conversation;
@@ -24,14 +24,14 @@ use crate::peer::Peer;
 use crate::place::{Claimed, Place};
 use service::Service;
 
-/// Connections beyond those that may run something: they are told that there is no room, or ask and stop.
-const VISITORS: usize = 16;
-/// The wait after a connection could not be accepted, for want of descriptors say.
+/// Number of connections beyond those that may run something. They are refused a run, or ask for the status or a stop.
+const MAX_VISITORS: usize = 16;
+/// The delay after a failed accept, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long who was greeted just now has to say what it wants, once the daemon ends.
-const LAST_ORDERS: Duration = Duration::from_millis(100);
-/// How long ended conversations have to say their last words.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The time in which clients that were greeted before the stop may still send their request.
+const REQUEST_GRACE: Duration = Duration::from_millis(100);
+/// The time in which ended runs may still send their last messages.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A daemon that listens.
 #[derive(Debug)]
@@ -45,50 +45,50 @@ pub struct Server {
 }
 
 impl Server {
-    /// Becomes the one daemon of `directory`, and begins to make sandboxes and interpreters ahead. Must be called in a
+    /// Claims `directory` as its only daemon and starts to prepare sandboxes and interpreters. Must be called in a
     /// tokio runtime.
     ///
     /// # Errors
-    /// `Conflict` where another daemon is there, `Denied` where the directory is not safe.
+    /// `Conflict` if another daemon is running, `Denied` if the directory is not safe.
     pub fn start(directory: PathBuf, backend: Arc<dyn Backend>, config: DaemonConfig) -> Result<Self> {
         let pool = config.pool()?;
         let claimed = Place::claim(&directory)?;
         let (drain, idle_exit, connections) = (config.drain, config.idle_exit, config.connections);
         let service = Arc::new(Service::start(backend, pool, config)?);
-        let (room, visitors) = (Arc::new(Semaphore::new(connections)), Arc::new(Semaphore::new(VISITORS)));
+        let (room, visitors) = (Arc::new(Semaphore::new(connections)), Arc::new(Semaphore::new(MAX_VISITORS)));
         Ok(Self { claimed, service, drain, idle_exit, room, visitors })
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket.
     pub fn socket(&self) -> PathBuf {
         self.claimed.socket()
     }
 
-    /// Serves until `end` comes, a client says stop, or nobody has come for long; then lets runs end for a while, ends what is
-    /// left, and takes everything away.
+    /// Serves until `end` completes, a client sends a stop, or the idle time is over. Then waits for runs to end, kills
+    /// the rest after the drain time, and removes everything.
     pub async fn run(mut self, end: impl Future<Output = ()>) -> Result<()> {
         let listener = self.listener()?;
         let mut visits = JoinSet::new();
         tokio::select! {
             () = self.accept(listener, &mut visits) => {}
             () = end => {}
-            () = self.service.told_to_stop() => {}
+            () = self.service.stop_requested() => {}
             () = self.idle() => {}
         }
         self.claimed.hide();
-        // Who was told that there is room has it still, so that nobody fails who could have gone elsewhere.
-        self.service.close_door();
-        tokio::time::sleep(LAST_ORDERS).await;
+        // A client that was promised a run keeps the promise, because it could have run elsewhere.
+        self.service.refuse_new_clients();
+        tokio::time::sleep(REQUEST_GRACE).await;
         self.service.refuse();
         let ended = self.service.shutdown(self.drain).await;
-        let _ = tokio::time::timeout(LAST_WORDS, async { while visits.join_next().await.is_some() {} }).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, async { while visits.join_next().await.is_some() {} }).await;
         visits.shutdown().await;
         ended
     }
 
     fn listener(&mut self) -> Result<UnixListener> {
         let cannot = |error: std::io::Error| error::os("cannot listen", error);
-        let listener = self.claimed.listener().ok_or_else(error::ending)?;
+        let listener = self.claimed.listener().ok_or_else(error::stopping)?;
         listener.set_nonblocking(true).map_err(cannot)?;
         UnixListener::from_std(listener).map_err(cannot)
     }
@@ -107,7 +107,7 @@ impl Server {
         }
     }
 
-    /// Lets somebody in. Another user, and who comes beyond every bound, is not even read from.
+    /// Admits a connection. Reads nothing from another user's connection, or from one beyond all limits.
     fn admit(&self, stream: UnixStream) -> Option<impl Future<Output = ()> + use<>> {
         let peer = Peer::of(&stream).ok()?;
         let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
@@ -122,7 +122,7 @@ impl Server {
         })
     }
 
-    /// Returns when nothing has run for as long as the daemon may idle.
+    /// Returns when nothing has run for the daemon's idle time.
     async fn idle(&self) {
         let Some(limit) = self.idle_exit else { return std::future::pending().await };
         loop {

@@ -1,4 +1,4 @@
-//! What the daemon keeps, and what it has done: the pool, the interpreters, counts.
+//! The state of the daemon: the pool, the interpreters, counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,8 +29,8 @@ pub struct Service {
     activity: Mutex<Activity>,
     runs: AtomicU64,
     warm_runs: AtomicU64,
-    /// Nobody new is told that there is room.
-    door_closed: AtomicBool,
+    /// True if new clients are refused a run.
+    refusing_new: AtomicBool,
     refusing: AtomicBool,
     stop: Notify,
 }
@@ -38,7 +38,7 @@ pub struct Service {
 #[derive(Debug)]
 struct Activity {
     running: usize,
-    /// When the last run ended, or the daemon began.
+    /// The time at which the last run ended or the daemon began.
     since: Instant,
 }
 
@@ -64,24 +64,24 @@ impl Service {
             activity: Mutex::new(Activity { running: 0, since: started }),
             runs: AtomicU64::new(0),
             warm_runs: AtomicU64::new(0),
-            door_closed: AtomicBool::new(false),
+            refusing_new: AtomicBool::new(false),
             refusing: AtomicBool::new(false),
             stop: Notify::new(),
         })
     }
 
     pub fn hello(&self, room: bool) -> ServerHello {
-        ServerHello { room: room && !self.door_closed.load(Ordering::Acquire), ..self.hello.clone() }
+        ServerHello { room: room && !self.refusing_new.load(Ordering::Acquire), ..self.hello.clone() }
     }
 
-    /// Begins a run: by an interpreter that waits if one will do, else in a sandbox of the pool.
+    /// Begins a run: in a prepared interpreter if one is compatible, else in a sandbox of the pool.
     pub async fn begin(&self, spec: Spec, request: ExecRequest) -> Result<Begun> {
         if self.refusing.load(Ordering::Acquire) {
-            return Err(error::ending());
+            return Err(error::stopping());
         }
         self.runs.fetch_add(1, Ordering::Relaxed);
         if let Some(taken) = self.interpreters.take(&spec, &request) {
-            // Where that fails, none of the code has run, and the start from cold says what is wrong with the request.
+            // If this fails, none of the code has run, and a cold start reports the error in the request.
             if let Ok((handle, sandbox)) = taken.start().await {
                 self.warm_runs.fetch_add(1, Ordering::Relaxed);
                 return Ok(Begun { sandbox, handle });
@@ -99,13 +99,13 @@ impl Service {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a run for as long as the answer lives.
+    /// Counts a run for as long as the returned value lives.
     pub fn running(self: &Arc<Self>) -> Running {
         self.activity().running += 1;
         Running(Arc::clone(self))
     }
 
-    /// Since when nothing runs; `None` while something does.
+    /// Returns the time since which nothing runs, or `None` if a run is active.
     pub fn idle_since(&self) -> Option<Instant> {
         let activity = self.activity();
         (activity.running == 0).then_some(activity.since)
@@ -126,34 +126,34 @@ impl Service {
         }
     }
 
-    /// Tells the daemon to end.
+    /// Tells the daemon to stop.
     pub fn stop(&self) {
         self.stop.notify_one();
     }
 
-    /// Returns when somebody said stop.
-    pub async fn told_to_stop(&self) {
+    /// Returns when a client has requested a stop.
+    pub async fn stop_requested(&self) {
         self.stop.notified().await;
     }
 
-    /// Tells nobody any more that there is room.
-    pub fn close_door(&self) {
-        self.door_closed.store(true, Ordering::Release);
+    /// Refuses runs to new clients.
+    pub fn refuse_new_clients(&self) {
+        self.refusing_new.store(true, Ordering::Release);
     }
 
-    /// Takes no more runs.
+    /// Refuses runs to all clients.
     pub fn refuse(&self) {
         self.refusing.store(true, Ordering::Release);
     }
 
-    /// Ends everything: what waits at once, what runs after `patience`.
-    pub async fn shutdown(&self, patience: Duration) -> Result<()> {
+    /// Shuts down: prepared sandboxes at once, runs after `drain`.
+    pub async fn shutdown(&self, drain: Duration) -> Result<()> {
         let interpreters = self.interpreters.shutdown().await;
-        self.pool.pool().shutdown(patience).await.and(interpreters)
+        self.pool.pool().shutdown(drain).await.and(interpreters)
     }
 }
 
-/// A run that counts.
+/// A guard that counts a run.
 #[derive(Debug)]
 pub struct Running(Arc<Service>);
 

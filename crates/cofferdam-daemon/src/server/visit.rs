@@ -1,4 +1,4 @@
-//! One connection, from the greeting to what it wants.
+//! A connection, from the handshake to its request.
 
 use std::io;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use super::conversation;
 use super::service::Service;
 use crate::directories::{self, Receiver};
 use crate::frame::{Frames, encode};
-use crate::message::{Accepted, ClientHello, MAX_ORDER, Order, PROTOCOL, ToClient, ToServer};
+use crate::message::{Accepted, ClientHello, MAX_REQUEST, PROTOCOL, RunRequest, ToClient, ToServer};
 use crate::peer::{Caller, Peer};
 
-/// Time for the greeting and for the order. Clients say both at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time for the handshake and for the request. Clients send both at once.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The daemon's ends of a connection.
 pub struct Ends {
@@ -29,37 +29,38 @@ pub struct Ends {
 }
 
 impl Ends {
-    pub async fn say(&mut self, message: &ToClient) -> io::Result<()> {
+    pub async fn send(&mut self, message: &ToClient) -> io::Result<()> {
         self.writer.write_all(&encode(message)?).await
     }
 }
 
-/// Serves one connection; `room` is its right to run something.
+/// Serves one connection. `room` is its permit to run something.
 pub async fn receive(stream: UnixStream, peer: Peer, service: Arc<Service>, room: Option<OwnedSemaphorePermit>) {
     let (reader, writer) = stream.into_split();
     let mut ends = Ends { frames: Frames::new(Receiver::new(reader)), writer };
-    // Who breaks off, is too slow or talks nonsense is let go without a word.
-    let Ok(Ok((same_build, first))) = timeout(PATIENCE, greet(&mut ends, &service, room.is_some())).await else {
+    // A client that disconnects, is too slow or sends an invalid message is dropped without an answer.
+    let Ok(Ok((same_build, first))) = timeout(REQUEST_TIMEOUT, greet(&mut ends, &service, room.is_some())).await else {
         return;
     };
     match first {
         ToServer::Status => {
             let status = serde_json::to_string(&service.status()).unwrap_or_default();
-            let _ = timeout(PATIENCE, ends.say(&ToClient::Status(status))).await;
+            let _ = timeout(REQUEST_TIMEOUT, ends.send(&ToClient::Status(status))).await;
         }
         ToServer::Stop => {
             service.stop();
-            let _ = timeout(PATIENCE, ends.say(&ToClient::Stopping)).await;
+            let _ = timeout(REQUEST_TIMEOUT, ends.send(&ToClient::Stopping)).await;
         }
-        ToServer::Order { part, last } if same_build && room.is_some() => {
-            let Ok(Ok(order)) = timeout(PATIENCE, gather(&mut ends, BytesMut::from(&part[..]), last)).await else {
+        ToServer::RunRequest { part, last } if same_build && room.is_some() => {
+            let Ok(Ok(request)) = timeout(REQUEST_TIMEOUT, gather(&mut ends, BytesMut::from(&part[..]), last)).await
+            else {
                 return;
             };
-            // What it asks for is done with our view and limits.
+            // The run has this process's view and limits.
             match peer.confined_alike(Caller::Peer) {
-                Ok(()) => run(ends, &service, &order).await,
+                Ok(()) => run(ends, &service, &request).await,
                 Err(error) => {
-                    let _ = timeout(PATIENCE, ends.say(&ToClient::Failed(ErrorData::from(&error)))).await;
+                    let _ = timeout(REQUEST_TIMEOUT, ends.send(&ToClient::Failed(ErrorData::from(&error)))).await;
                 }
             }
         }
@@ -68,7 +69,7 @@ pub async fn receive(stream: UnixStream, peer: Peer, service: Arc<Service>, room
     drop(room);
 }
 
-/// Exchanges greetings; gives whether the build is ours, and the first message.
+/// Performs the handshake. Returns whether the builds are equal, and the first message.
 async fn greet(ends: &mut Ends, service: &Service, room: bool) -> io::Result<(bool, ToServer)> {
     let hello = service.hello(room);
     ends.writer.write_all(&encode(&hello)?).await?;
@@ -80,11 +81,11 @@ async fn greet(ends: &mut Ends, service: &Service, room: bool) -> io::Result<(bo
     Ok((theirs.build == hello.build, first))
 }
 
-/// Takes in the rest of an order.
+/// Reads the remaining parts of a request.
 async fn gather(ends: &mut Ends, mut whole: BytesMut, mut last: bool) -> io::Result<BytesMut> {
     while !last {
         match ends.frames.next().await? {
-            Some(ToServer::Order { part, last: end }) if whole.len() + part.len() <= MAX_ORDER => {
+            Some(ToServer::RunRequest { part, last: end }) if whole.len() + part.len() <= MAX_REQUEST => {
                 whole.extend_from_slice(&part);
                 last = end;
             }
@@ -94,18 +95,18 @@ async fn gather(ends: &mut Ends, mut whole: BytesMut, mut last: bool) -> io::Res
     Ok(whole)
 }
 
-async fn run(mut ends: Ends, service: &Arc<Service>, order: &[u8]) {
+async fn run(mut ends: Ends, service: &Arc<Service>, encoded: &[u8]) {
     let _running = service.running();
-    // Held to the end: until then their numbers are nothing else's.
+    // Held to the end: until then the inode numbers belong to nothing else.
     let directories = ends.frames.reader().take_descriptors();
     let begun = async {
-        let (spec, request) = Order::decode(order)?;
+        let (spec, request) = RunRequest::decode(encoded)?;
         directories::check(&spec, &directories)?;
         service.begin(spec, request).await
     };
     let begun = tokio::select! {
         begun = begun => begun,
-        // Gone, or speaking out of turn: what was begun is dropped.
+        // The client disconnected or violated the protocol: the pending run is dropped.
         _ = ends.frames.body() => return,
     };
     let accepted = begun.and_then(|begun| {
@@ -113,14 +114,14 @@ async fn run(mut ends: Ends, service: &Arc<Service>, order: &[u8]) {
         Ok((accepted, begun))
     });
     match accepted {
-        Ok((accepted, begun)) => conversation::hold(ends, begun, accepted).await,
+        Ok((accepted, begun)) => conversation::serve(ends, begun, accepted).await,
         Err(error) => {
-            let _ = timeout(PATIENCE, ends.say(&ToClient::Failed(ErrorData::from(&error)))).await;
+            let _ = timeout(REQUEST_TIMEOUT, ends.send(&ToClient::Failed(ErrorData::from(&error)))).await;
         }
     }
 }
 
-/// How closing went, as data.
+/// Converts the result of a close to a message.
 pub fn closed(outcome: &Result<()>) -> ToClient {
     ToClient::Closed(outcome.as_ref().err().map(ErrorData::from))
 }

@@ -1,4 +1,4 @@
-//! Builds in a process of their own, with an environment of their own, that can be killed part of the way.
+//! Builds in a process of their own, with an environment of their own, which can be killed at defined points.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ const CACHE: &str = "COFFERDAM_DEBIAN_TEST_CACHE";
 const STOP: &str = "COFFERDAM_DEBIAN_TEST_STOP";
 const MARK: &str = "driven: ";
 
-/// A shell and what it depends on, about 8 MB.
+/// A shell and its dependencies, about 8 MB.
 pub fn small() -> Recipe {
     Recipe::new(["dash"])
 }
 
-/// Where a build halts for ever, to be killed there.
+/// The point at which a build halts forever, to be killed there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     Never,
@@ -31,7 +31,7 @@ pub struct Build {
     output: BufReader<std::process::ChildStdout>,
 }
 
-/// How it ended.
+/// The result of a build.
 #[derive(Debug)]
 pub struct Ended {
     /// The key, or the error's kind and message.
@@ -45,7 +45,7 @@ pub fn tar_in(cache: &Path) -> PathBuf {
 
 impl Build {
     pub fn start(cache: &Path, stop: Stop, environment: &[(&str, &Path)]) -> Self {
-        // By its session, all that it started can be found.
+        // All its descendants can be found by its session.
         let mut command = Command::new("/usr/bin/setsid");
         command.arg(std::env::current_exe().expect("this program"));
         command.args(["--exact", "driven::a_build_in_its_own_process", "--nocapture"]);
@@ -62,29 +62,29 @@ impl Build {
             if self.output.read_line(&mut line).expect("its output") == 0 {
                 return None;
             }
-            // The harness may have begun the line.
-            if let Some((_, said)) = line.trim_end().split_once(MARK) {
-                return Some(said.to_owned());
+            // The test harness may have begun the line.
+            if let Some((_, line)) = line.trim_end().split_once(MARK) {
+                return Some(line.to_owned());
             }
         }
     }
 
-    /// Waits until it halts where it was told to, and kills it there.
+    /// Waits until the build halts at its stop point, and kills it there.
     pub fn kill_where_it_stops(mut self) -> Result<(), Ended> {
-        let said = self.line().unwrap_or_default();
-        if said != "stopped" {
-            return Err(Ended { result: Err(said), notes: String::new() });
+        let line = self.line().unwrap_or_default();
+        if line != "stopped" {
+            return Err(Ended { result: Err(line), notes: String::new() });
         }
         self.kill();
         Ok(())
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if the build has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("its status").is_some()
     }
 
-    /// Kills it; nothing of what it started goes on.
+    /// Kills the build and checks that no descendant remains.
     pub fn kill(&mut self) {
         self.child.kill().and_then(|()| self.child.wait()).expect("killed");
         let begun = std::time::Instant::now();
@@ -93,19 +93,22 @@ impl Build {
             if left.is_empty() {
                 return;
             }
-            assert!(begun.elapsed() < std::time::Duration::from_secs(60), "of a killed build is left: {left:?}");
+            assert!(
+                begun.elapsed() < std::time::Duration::from_secs(60),
+                "processes of a killed build remain: {left:?}"
+            );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
     pub fn end(mut self) -> Ended {
-        let mut ended = Ended { result: Err("it said nothing".to_owned()), notes: String::new() };
-        while let Some(said) = self.line() {
-            match said.split_once(' ') {
+        let mut ended = Ended { result: Err("it printed nothing".to_owned()), notes: String::new() };
+        while let Some(line) = self.line() {
+            match line.split_once(' ') {
                 Some(("note", note)) => ended.notes.push_str(note),
                 Some(("built", key)) => ended.result = Ok(key.to_owned()),
                 Some(("failed", error)) => ended.result = Err(error.to_owned()),
-                _ => panic!("it said {said}"),
+                _ => panic!("it printed {line}"),
             }
         }
         let mut rest = String::new();
@@ -115,7 +118,7 @@ impl Build {
     }
 }
 
-/// Processes of a session that have not ended, by name.
+/// Returns the live processes of a session, by name.
 fn session(leader: u32) -> Vec<String> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -130,13 +133,13 @@ fn session(leader: u32) -> Vec<String> {
 
 impl Drop for Build {
     fn drop(&mut self) {
-        // It has ended in most cases.
+        // Usually it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Alone, this is a build from nothing; other tests start it with orders.
+/// Builds from nothing when run alone. Other tests start it with parameters.
 #[test]
 fn a_build_in_its_own_process() {
     if let Some(cache) = std::env::var_os(CACHE) {

@@ -1,4 +1,4 @@
-//! Damaged caches, killed builds, mirrors that fail, no network at all.
+//! Damaged caches, killed builds, failing mirrors, and no network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::driven::{Build, Ended, Stop, small, tar_in};
 use crate::proxy::{Fault, Proxy};
 use crate::root::{is_no_archive, tar_of};
 
-/// A cache with everything in it, and the tar that it makes. None where there is no archive.
+/// Fills a cache and returns the plan and its tar. Returns `None` if no archive can be reached.
 fn filled(test: &str, cache: &Path) -> Option<(Plan, Vec<u8>)> {
     match resolve(&small(), &Cache::new(cache), &mut |_| ()) {
         Ok(plan) => {
@@ -28,7 +28,7 @@ fn packages_in(cache: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Every package that is kept is what its name says.
+/// Checks that the name of every cached package is its hash.
 fn assert_sound(cache: &Path) {
     for path in packages_in(cache) {
         let output = std::process::Command::new("sha256sum").arg(&path).output().expect("sha256sum");
@@ -38,7 +38,7 @@ fn assert_sound(cache: &Path) {
     }
 }
 
-/// A configuration for apt, given by the environment as any user can.
+/// Returns a configuration for apt, which any user can set in the environment.
 fn configuration(place: &Path, lines: &str) -> PathBuf {
     let path = place.join("test.conf");
     fs::write(&path, lines).expect("a configuration");
@@ -46,7 +46,7 @@ fn configuration(place: &Path, lines: &str) -> PathBuf {
 }
 
 fn no_network(place: &Path, more: &str) -> PathBuf {
-    // Nobody listens at the discard port.
+    // No process listens at the discard port.
     let proxy = "\"http://127.0.0.1:9\"";
     configuration(place, &format!("Acquire::http::Proxy {proxy};\nAcquire::https::Proxy {proxy};\n{more}"))
 }
@@ -62,13 +62,13 @@ fn damaged_packages_are_fetched_again_and_old_ones_pruned() {
     let mut bytes = fs::read(&kept[0]).expect("a package");
     bytes[1000] ^= 1;
     fs::write(&kept[0], bytes).expect("damaged");
-    fs::write(&kept[1], "").expect("cut off");
+    fs::write(&kept[1], "").expect("truncated");
     fs::remove_file(&kept[2]).expect("removed");
     let old = cache.join("packages/0000.deb");
     let age = std::time::SystemTime::now() - std::time::Duration::from_secs(40 * 86_400);
     fs::File::create(&old).and_then(|file| file.set_modified(age)).expect("an old package");
-    assert!(tar_of(&plan) == tar, "other bytes after a repair");
-    assert_eq!(packages_in(&cache), kept, "what is old was kept, or what is needed was not");
+    assert!(tar_of(&plan) == tar, "different bytes after a repair");
+    assert_eq!(packages_in(&cache), kept, "an old package was kept, or a needed one was not");
     assert_sound(&cache);
 }
 
@@ -84,7 +84,7 @@ fn two_at_once_make_the_same_bytes_in_one_cache() {
     assert_eq!(one.is_some(), other.is_some());
     let (Some((one, one_tar)), Some((other, other_tar))) = (one, other) else { return };
     assert_eq!(one.key(), other.key());
-    assert!(one_tar == other_tar, "other bytes");
+    assert!(one_tar == other_tar, "different bytes");
     assert_sound(&cache);
 }
 
@@ -100,26 +100,26 @@ fn a_killed_build_leaves_nothing_half_done() {
             }
             panic!("it did not stop at {stop:?}: {ended:?}");
         }
-        assert!(!tar_in(&cache).exists(), "{stop:?}: a tar that is not whole");
+        assert!(!tar_in(&cache).exists(), "{stop:?}: an incomplete tar");
         assert_sound(&cache);
     }
     let ended = Build::start(&cache, Stop::Never, &[]).end();
-    let (plan, tar) = filled(test, &cache).expect("it was reached just now");
+    let (plan, tar) = filled(test, &cache).expect("it was reached before");
     assert_eq!(ended.result, Ok(plan.key()));
-    assert!(fs::read(tar_in(&cache)).expect("a tar") == tar, "other bytes");
+    assert!(fs::read(tar_in(&cache)).expect("a tar") == tar, "different bytes");
     let entries = [place.path(), &cache].into_iter().flat_map(|path| fs::read_dir(path).expect("a directory"));
     let left =
         entries.flatten().map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with(['.', 'w']));
-    assert_eq!(left.count(), 0, "something of the killed builds is left");
+    assert_eq!(left.count(), 0, "files of the killed builds remain");
 }
 
 #[test]
 fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let test = "an_apt_that_waits_for_the_network_ends_with_a_killed_build";
     let place = tempfile::tempdir().expect("a directory");
-    // It takes what is asked, and never answers.
+    // The server accepts requests and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    silent.set_nonblocking(true).expect("it is asked whether somebody came");
+    silent.set_nonblocking(true).expect("non-blocking");
     let address = silent.local_addr().expect("its address");
     let lines = ["http", "https"].map(|scheme| {
         format!("Acquire::{scheme}::Proxy \"http://{address}\";\nAcquire::{scheme}::Timeout \"1000\";\n")
@@ -130,8 +130,8 @@ fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let _asked = loop {
         match silent.accept() {
             Ok(asked) => break asked,
-            Err(_) if build.has_ended() => return println!("SKIP {test}: apt asks no archive"),
-            Err(_) => assert!(begun.elapsed() < std::time::Duration::from_secs(120), "apt asks nobody"),
+            Err(_) if build.has_ended() => return println!("SKIP {test}: apt contacts no archive"),
+            Err(_) => assert!(begun.elapsed() < std::time::Duration::from_secs(120), "apt contacts no server"),
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     };
@@ -170,10 +170,10 @@ fn a_mirror_that_fails_part_of_the_way_leaves_what_came() {
         assert!(why.starts_with("FetchFailed") && why.contains("Try again"), "{fault:?}: {why}");
         assert!(!tar_in(&cache).exists());
         assert_sound(&cache);
-        assert!(!packages_in(&cache).is_empty(), "{fault:?}: nothing of what came was kept");
+        assert!(!packages_in(&cache).is_empty(), "{fault:?}: no downloaded package was kept");
     }
     let came = packages_in(&cache).len();
-    let (plan, _) = filled(test, &cache).expect("it was reached just now");
+    let (plan, _) = filled(test, &cache).expect("it was reached before");
     assert!(came < plan.packages().len(), "a damaged package was kept");
 }
 
@@ -187,7 +187,7 @@ fn without_a_network_a_cache_or_the_hosts_own_packages_do() {
     let offline = no_network(place.path(), "");
     let ended = Build::start(&cache, Stop::Never, &[("APT_CONFIG", &offline)]).end();
     assert_eq!(ended.result.as_deref(), Ok(&*plan.key()), "{ended:?}");
-    assert!(ended.notes.contains("no archive could be reached") && ended.notes.contains("the lists of before"));
+    assert!(ended.notes.contains("cannot reach any archive") && ended.notes.contains("the previous lists"));
     assert!(fs::read(tar_in(&cache)).expect("a tar") == tar);
 
     let archives = place.path().join("archives");

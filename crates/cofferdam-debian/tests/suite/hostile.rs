@@ -1,4 +1,4 @@
-//! Packages that hold what they must not.
+//! Packages with forbidden content.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use tar::EntryType::{self, Block, Char, Directory, Fifo, GNULongName, Link, Regu
 use crate::packages::{control, entry, write};
 use crate::root::{Root, tar_of};
 
-/// Whether dpkg is here, without which no package can be read.
+/// Returns true if dpkg is installed, which is needed to read packages.
 fn can_read(test: &str) -> bool {
     let reads = Command::new("dpkg-deb").arg("--version").output().is_ok();
     if !reads {
@@ -27,7 +27,7 @@ fn plain(name: &str, kind: EntryType, link: &str) -> Vec<u8> {
     entry(name.as_bytes(), kind, 0o755, link.as_bytes(), b"")
 }
 
-/// The error that comes of these packages' files.
+/// Returns the error for packages with these files.
 fn refusal(packages: &[Vec<u8>]) -> DebianError {
     let place = tempfile::tempdir().expect("a directory");
     let made = packages.iter().enumerate().map(|(number, data)| {
@@ -37,7 +37,7 @@ fn refusal(packages: &[Vec<u8>]) -> DebianError {
     let plan = Plan::from_files(&made.collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{error}"));
     let mut tar = Vec::new();
     let error = plan.write_tar(&mut tar, &mut |_| ()).expect_err("it was accepted");
-    assert!(!tar.ends_with(&[0; 1024]), "what was refused left a tar with an end");
+    assert!(!tar.ends_with(&[0; 1024]), "a refused package left a complete tar");
     error
 }
 
@@ -61,7 +61,7 @@ fn a_package_with_something_evil_is_refused_by_name() {
         ("absolute", plain("./usr/evil", Link, "/etc/shadow")),
         ("no earlier file", [plain("./usr/a", Symlink, "b"), plain("./usr/c", Link, "usr/a")].concat()),
         ("leads out", plain("./usr/evil", Symlink, "../../etc/shadow")),
-        ("leads nowhere", plain("./usr/evil", Symlink, "")),
+        ("has no target", plain("./usr/evil", Symlink, "")),
         ("no directory", [plain("./evil", Symlink, "/etc"), file("./evil/passwd")].concat()),
         ("no directory", file("./var/run/evil")),
         ("twice", [file("./usr/evil"), file("./usr/evil")].concat()),
@@ -79,7 +79,7 @@ fn a_package_with_something_evil_is_refused_by_name() {
         let error = refusal(std::slice::from_ref(data));
         let DebianError::BadPackage { package, reason: found } = &error else { panic!("{reason}: {error}") };
         assert_eq!(package, "evil0");
-        assert!(found.contains(reason), "'{found}' does not say '{reason}'");
+        assert!(found.contains(reason), "'{found}' does not contain '{reason}'");
     }
     let error = refusal(&[file("./usr/evil"), file("./usr/evil")]);
     assert!(matches!(&error, DebianError::BadPackage { package, .. } if package == "evil1"), "{error}");
@@ -106,11 +106,11 @@ fn what_is_no_package_is_refused() {
     let whole = write(place.path(), "z", &control("z"), &file("./usr/z"));
     let bytes = fs::read(&whole).expect("a package");
     let plan = Plan::from_files(std::slice::from_ref(&whole)).expect("a plan");
-    fs::write(&whole, &bytes[..bytes.len() - 1300]).expect("cut off");
+    fs::write(&whole, &bytes[..bytes.len() - 1300]).expect("truncated");
     let error = plan.write_tar(std::io::sink(), &mut |_| ()).expect_err("it changed");
     assert!(matches!(error, DebianError::WrongHash { .. }), "{error}");
     let plan = Plan::from_files(std::slice::from_ref(&whole)).expect("its control file is whole");
-    let error = plan.write_tar(std::io::sink(), &mut |_| ()).expect_err("it is cut off");
+    let error = plan.write_tar(std::io::sink(), &mut |_| ()).expect_err("it is truncated");
     assert!(matches!(&error, DebianError::BadPackage { package, .. } if package == "z"), "{error}");
 }
 
@@ -142,7 +142,7 @@ fn a_package_of_dpkgs_own_making_comes_out_as_it_should() {
     let plan = Plan::from_files(&[package]).expect("a plan");
     assert_eq!(plan.packages()[0].version, "1");
     let tar = tar_of(&plan);
-    assert!(tar == tar_of(&plan), "other bytes");
+    assert!(tar == tar_of(&plan), "different bytes");
     let root = Root::unpack(&tar);
     let inside = |name: &str| root.path().join(name);
     let read = |name: &str| fs::read_to_string(inside(name)).unwrap_or_else(|error| panic!("{name}: {error}"));

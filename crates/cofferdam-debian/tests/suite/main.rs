@@ -1,4 +1,4 @@
-//! The crate against the real archive of this machine, and against packages that mean harm.
+//! Tests of the crate with the real archive of this host, and with hostile packages.
 #![forbid(unsafe_code)]
 
 mod driven;

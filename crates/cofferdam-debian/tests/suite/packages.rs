@@ -1,10 +1,10 @@
-//! Packages made by hand: what `dpkg-deb` would not make is written byte by byte.
+//! Hand-made packages: what `dpkg-deb` would refuse to build is written byte by byte.
 
 use std::path::{Path, PathBuf};
 
 use tar::{EntryType, Header};
 
-/// A package whose files are these blocks of a tar.
+/// Writes a package whose files are these blocks of a tar.
 pub fn write(directory: &Path, name: &str, control: &str, data: &[u8]) -> PathBuf {
     let path = directory.join(format!("{name}.deb"));
     let control = [entry(b"./control", EntryType::Regular, 0o644, b"", control.as_bytes()), vec![0; 1024]].concat();
@@ -20,10 +20,10 @@ pub fn write(directory: &Path, name: &str, control: &str, data: &[u8]) -> PathBu
 }
 
 pub fn control(name: &str) -> String {
-    format!("Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: x\n")
+    format!("Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: Test <test@example.org>\nDescription: x\n")
 }
 
-/// One entry, with a name exactly as given.
+/// Returns one entry, with exactly this name.
 pub fn entry(name: &[u8], kind: EntryType, mode: u32, link: &[u8], contents: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);

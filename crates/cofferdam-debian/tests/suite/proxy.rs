@@ -1,4 +1,4 @@
-//! A proxy between apt and its mirror, with faults on order.
+//! A proxy between apt and its mirror that injects faults.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What happens to packages on their way. Package lists come as they are.
+/// A fault of package downloads. Package lists are forwarded unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The connection ends after some bytes, from the third package on.
     Cut,
-    /// One byte is another.
+    /// One byte is changed.
     Damage,
 }
 
-/// Serves until the test program ends.
+/// A proxy that serves until the test program ends.
 pub struct Proxy {
     pub address: SocketAddr,
     packages: Arc<AtomicUsize>,
@@ -30,20 +30,20 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let count = Arc::clone(&count);
-                // An error is a connection that ended, which is what apt is to see.
+                // An error ends the connection, which apt must handle.
                 std::thread::spawn(move || drop(serve(&client, fault, &count)));
             }
         });
         Self { address, packages }
     }
 
-    /// How many packages went through.
+    /// Returns the number of packages forwarded.
     pub fn packages(&self) -> usize {
         self.packages.load(Ordering::SeqCst)
     }
 }
 
-/// One request, then the connection ends.
+/// Serves one request, then ends the connection.
 fn serve(mut client: &TcpStream, fault: Fault, count: &AtomicUsize) -> std::io::Result<()> {
     let mut lines = BufReader::new(client);
     let mut head = String::new();

@@ -1,4 +1,4 @@
-//! What is made of the real archive's packages, and what runs in it.
+//! Root file systems from the real archive's packages, and programs in them.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -29,11 +29,11 @@ fn the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time() {
     plan.write_tar(&mut tar, &mut keep).unwrap_or_else(|error| panic!("{error}"));
     assert!(fetched.1 > 1 << 20, "fetched {fetched:?}");
     let again = resolve(&Recipe::tiny(), &cache, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(again.key(), plan.key(), "the archive changed meanwhile");
+    assert_eq!(again.key(), plan.key(), "the archive changed in the meantime");
     let mut second = Vec::new();
     let nothing_is_fetched = &mut |step| assert!(!matches!(step, Progress::Fetching { .. }), "{step:?}");
     again.write_tar(&mut second, nothing_is_fetched).unwrap_or_else(|error| panic!("{error}"));
-    assert!(second == tar, "the same packages made other bytes");
+    assert!(second == tar, "the same packages produced different bytes");
 
     let root = Root::unpack(&tar);
     check_files(&root, &plan);
@@ -48,11 +48,11 @@ fn the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time() {
     root.expect(test, &["sh", "-c", ". /etc/os-release && echo ${ID:+known}"], is("known"));
 }
 
-/// What holds for every root, whatever is in it.
+/// Checks properties of every root.
 fn check_files(root: &Root, plan: &Plan) {
     for path in files_in(&root.path()) {
         let found = path.symlink_metadata().expect("a file");
-        assert_eq!(found.permissions().mode() & 0o6000, 0, "{} raises rights", path.display());
+        assert_eq!(found.permissions().mode() & 0o6000, 0, "{} has set-id bits", path.display());
     }
     let inside = |path: &str| root.path().join(path);
     assert!(!inside("usr/share/man").exists() && !inside("usr/share/locale").exists());

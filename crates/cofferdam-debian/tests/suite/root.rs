@@ -1,18 +1,18 @@
-//! A root file system that was made, unpacked, and programs in it.
+//! An unpacked root file system, and programs in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use cofferdam_debian::{DebianError, Plan};
 
-/// What is made of a plan.
+/// Returns the tar of a plan.
 pub fn tar_of(plan: &Plan) -> Vec<u8> {
     let mut tar = Vec::new();
     plan.write_tar(&mut tar, &mut |_| ()).unwrap_or_else(|error| panic!("{error}"));
     tar
 }
 
-/// Whether a failure only means that there is no archive here; then it says so.
+/// Returns true if the failure only means that no archive can be reached. Prints that the test is skipped.
 pub fn is_no_archive(test: &str, error: &DebianError) -> bool {
     let none = matches!(error, DebianError::NoArchive { .. } | DebianError::MissingTool { .. });
     if none {
@@ -21,7 +21,7 @@ pub fn is_no_archive(test: &str, error: &DebianError) -> bool {
     none
 }
 
-/// Unpacked, for as long as this value lives.
+/// An unpacked root file system, removed when dropped.
 pub struct Root {
     place: tempfile::TempDir,
 }
@@ -41,7 +41,7 @@ impl Root {
         self.place.path().join("root")
     }
 
-    /// Runs a program in it, in a user namespace of its own. None where the host allows no such thing.
+    /// Runs a program in a user namespace of its own. Returns `None` if the host does not allow that.
     pub fn run(&self, argv: &[&str]) -> Option<Output> {
         let run = |argv: &[&str]| {
             let mut command = Command::new("unshare");
@@ -49,15 +49,15 @@ impl Root {
             command.args(["/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "LANG=C.UTF-8"]).args(argv);
             command.output().ok()
         };
-        // Whether it can be done at all is seen with a program that cannot fail.
+        // A program that cannot fail shows whether user namespaces work at all.
         let tried = Command::new("unshare").args(["--user", "--map-root-user", "--", "chroot", "/", "true"]).status();
         tried.is_ok_and(|status| status.success()).then(|| run(argv)).flatten()
     }
 
-    /// Runs it, and fails the test if it fails. Empty where nothing can be run.
+    /// Runs a program and fails the test if the program fails. Does nothing if user namespaces are not allowed.
     pub fn expect(&self, test: &str, argv: &[&str], printed: impl FnOnce(&str) -> bool) {
         let Some(output) = self.run(argv) else {
-            println!("SKIP {test}: this user may make no user namespace, so {} was not run", argv[0]);
+            println!("SKIP {test}: this user cannot create a user namespace, so {} was not run", argv[0]);
             return;
         };
         let stdout = String::from_utf8_lossy(&output.stdout);
@@ -65,7 +65,7 @@ impl Root {
     }
 }
 
-/// Every file below a directory.
+/// Returns every file below a directory.
 pub fn files_in(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! Each target for a short while; `cargo xtask fuzz` runs them for longer.
+//! Short runs of each target. `cargo xtask fuzz` runs them for longer.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn modules_of_strangers_do_no_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
     let mut modules = Modules::new().unwrap();
     let report = drive(1, bound, |seed| modules.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
-    // A driver whose cases are all refused would show nothing.
+    // A generator whose cases are all refused would test nothing.
     assert!(report.ended + report.trapped + report.limited > 0, "{report}");
 }
 
@@ -32,7 +32,7 @@ fn archives_of_strangers_do_no_harm() {
     let mut archives = Archives::new().unwrap();
     let report = drive(1, bound, |seed| archives.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.refused > 0 && report.ended > 0, "{report}");
-    // What libFuzzer would bring.
+    // Arbitrary bytes, as libFuzzer provides them.
     let mut rng = fastrand::Rng::with_seed(1);
     for _ in 0..300 {
         let mut bytes = vec![0; rng.usize(..200)];

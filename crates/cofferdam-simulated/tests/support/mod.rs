@@ -1,4 +1,4 @@
-//! A backend that wraps the simulated one and breaks a single promise.
+//! A backend that wraps the simulated one and violates the contract in one way.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ use cofferdam_contract::{
 };
 use cofferdam_simulated::SimulatedBackend;
 
-/// The promise that is broken.
+/// The violation of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
-    /// None: what the wrapper does by itself must not fail a case.
+    /// No violation: the wrapper by itself must not fail a case.
     Sound,
     IgnoresReadOnly,
     DoesNotTruncate,
@@ -74,7 +74,7 @@ pub enum Defect {
 pub struct Broken {
     pub inner: SimulatedBackend,
     pub defect: Defect,
-    /// What claims are given that share one.
+    /// The sandbox that claims share.
     pub shared: Arc<Mutex<Option<Arc<dyn Sandbox>>>>,
 }
 
@@ -82,7 +82,7 @@ pub struct Broken {
 struct BrokenSandbox {
     inner: Arc<dyn Sandbox>,
     defect: Defect,
-    /// What the sandbox says that it was made from.
+    /// The spec that the sandbox reports.
     spec: Spec,
     posture: Posture,
     spare: Option<Arc<dyn Sandbox>>,
@@ -90,7 +90,7 @@ struct BrokenSandbox {
     last_input: Mutex<Bytes>,
 }
 
-/// A backend that breaks one promise of `inner`.
+/// Returns a backend that violates the contract in one way and otherwise forwards to `inner`.
 pub fn broken(inner: SimulatedBackend, defect: Defect) -> Broken {
     Broken { inner, defect, shared: Arc::default() }
 }
@@ -110,7 +110,7 @@ fn loosened(spec: &Spec, defect: Defect) -> Spec {
         Defect::AcceptsUnknownAttributes => return Spec::builder().limits(limits).build().unwrap(),
         _ => {}
     }
-    // What a broken backend lets through may be invalid; the simulated one says so.
+    // A spec that a defective backend accepts may be invalid, which the simulated one reports.
     builder.limits(limits).build().unwrap_or_else(|_| spec.clone())
 }
 
@@ -192,7 +192,7 @@ impl BrokenWarm {
         self.inner.as_deref().unwrap()
     }
 
-    /// What is claimed of the inner one in place of what was asked for.
+    /// Returns the spec for the inner claim, in place of the requested one.
     fn claimed(&self, spec: &Spec) -> Spec {
         let template = self.inner().made_for();
         let builder = match self.defect {
@@ -203,7 +203,7 @@ impl BrokenWarm {
             Defect::WarmAcceptsWeaker => spec.to_builder().allow_weaker(Protection::Cpus),
             _ => spec.to_builder(),
         };
-        // An invalid one is passed on as it is, to be refused.
+        // An invalid spec is passed on unchanged, to be refused.
         builder.build().unwrap_or_else(|_| spec.clone())
     }
 }
@@ -261,7 +261,7 @@ impl Warm for BrokenWarm {
     }
 }
 
-/// Passes control on, or does not.
+/// Forwards control requests, or drops them.
 struct Control {
     inner: Arc<ExecHandle>,
     defect: Defect,
@@ -304,7 +304,7 @@ impl BrokenSandbox {
     fn request(&self, request: ExecRequest) -> Result<ExecRequest> {
         let builder = match self.defect {
             Defect::SaysNothingOfTruncation => request.to_builder(),
-            // The proxy cuts, so that it can also leave that.
+            // The proxy truncates, so that it can also omit that.
             _ => wide(&request),
         };
         match self.defect {
@@ -315,7 +315,7 @@ impl BrokenSandbox {
         .build()
     }
 
-    /// A handle of our own in front of the inner one.
+    /// Returns a handle of the wrapper in front of the inner one.
     async fn proxy(&self, request: &ExecRequest, inner: ExecHandle) -> Result<ExecHandle> {
         let defect = self.defect;
         let mut output = inner.output();
@@ -343,7 +343,7 @@ impl BrokenSandbox {
                         driver.publisher().publish(stream, chunk.data.slice(..chunk.data.len() - 1))
                     }
                     Defect::ReplaysToLateSubscribers => {
-                        // What was said before is said again with what comes later.
+                        // Earlier output is repeated before later output.
                         if !first {
                             for (stream, data) in held.clone() {
                                 driver.publisher().publish(stream, data);
@@ -474,13 +474,13 @@ impl Sandbox for BrokenSandbox {
     }
 }
 
-/// The request without a bound on its output.
+/// Returns the request without a limit on its output.
 fn wide(request: &ExecRequest) -> ExecRequestBuilder {
     let size = ByteSize::from_mebibytes(1024);
     request.to_builder().max_output(size).output_buffer(size)
 }
 
-/// Names of the cases that failed.
+/// Returns the names of the failed cases.
 pub fn failed(report: &cofferdam_conformance::Report) -> BTreeSet<&str> {
     report.failures().map(|case| case.name.as_str()).collect()
 }

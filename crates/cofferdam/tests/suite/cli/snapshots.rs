@@ -167,15 +167,15 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     std::fs::write(at("newer"), [&whole[..16], &[2], &whole[17..]].concat()).expect("a file");
     for (name, says) in [
         ("tampered", "damaged or was tampered"),
-        ("cut", "cut off"),
-        ("more", "after the archive's end"),
-        ("text", "no archive"),
+        ("cut", "truncated"),
+        ("more", "after the end of the archive"),
+        ("text", "not an archive"),
         ("newer", "format version 2"),
     ] {
         refused(&mut snapshot(["inspect", "--verify", name], place.path()), says);
     }
     for (name, says) in
-        [("text", "no archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "no regular file")]
+        [("text", "not an archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "no regular file")]
     {
         let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], place.path()), place.path());
         refused(&mut restore, says);
@@ -218,13 +218,13 @@ fn keys_are_exact_and_their_owners_alone() {
     let (code, text, _) = outcome(&mut snapshot(["inspect", "locked"], place.path()));
     assert!(code == 0 && text.contains("encrypted") && text.contains("--key-file") && !text.contains("qemu"), "{text}");
     for (words, says) in [
-        (&["inspect", "locked", "--key-file", "other"][..], "key does not fit"),
+        (&["inspect", "locked", "--key-file", "other"][..], "key does not match"),
         (&["inspect", "open", "--key-file", "key"], "not encrypted"),
         (&["inspect", "locked", "--key-file", "short"], "exactly 32 bytes"),
         (&["inspect", "locked", "--key-file", "loose"], "chmod 600"),
         (&["inspect", "locked", "--key-file", "none"], "no such file"),
         (&["restore", "locked"], "no key was given"),
-        (&["restore", "locked", "--key-file", "other"], "key does not fit"),
+        (&["restore", "locked", "--key-file", "other"], "key does not match"),
         (&["restore", "open", "--key-file", "key"], "not encrypted"),
     ] {
         let mut command = with_nothing(snapshot(words, place.path()), place.path());
@@ -387,9 +387,9 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     std::fs::write(&bad, &tampered).expect("a file");
     restore("damaged or was tampered", &[]);
     std::fs::write(&bad, &whole[..whole.len() * 2 / 3]).expect("a file");
-    restore("cut off", &[]);
+    restore("truncated", &[]);
     std::fs::write(&bad, [&whole[..], b"x"].concat()).expect("a file");
-    restore("after the archive's end", &[]);
+    restore("after the end of the archive", &[]);
     std::fs::write(&bad, &whole).expect("a file");
     restore("raise the limit", &["--max-disk", "1M"]);
     let parts = Parts::read(&bad);

@@ -119,7 +119,7 @@ fn a_key_keeps_an_image_to_those_who_have_it() {
     let (code, _, stderr) = outcome(&mut here.vm(&["export-image", "--out", &at("m"), "--key-file", &at("key")]));
     assert!(code == 0 && stderr.contains("encrypted"), "{stderr}");
     refused(&mut there.vm(&["import-image", "m"]), "no key was given");
-    refused(&mut there.vm(&["import-image", "m", "--key-file", "other"]), "key does not fit");
+    refused(&mut there.vm(&["import-image", "m", "--key-file", "other"]), "key does not match");
     assert!(there.store().is_empty());
     assert_eq!(outcome(&mut there.vm(&["import-image", "m", "--key-file", "key"])).0, 0);
     // With a key, nothing is taken that anyone could have written.
@@ -320,7 +320,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     };
     let key = &["--key-file", "key"][..];
     assert_eq!(outcome(&mut restore(&locked, key)), (0, "works\n".to_owned(), String::new()));
-    refused(&mut restore(&locked, &["--key-file", "other"]), "key does not fit");
+    refused(&mut restore(&locked, &["--key-file", "other"]), "key does not match");
     refused(&mut restore(&locked, &[]), "no key was given");
     refused(&mut restore(&open, key), "not encrypted");
     let begin = head(4);
@@ -335,7 +335,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     refused(&mut restore(&swapped, key), "damaged or was tampered");
     let twice = [&locked[..begin], chunk(0), chunk(1), &locked[begin + SEALED..]].concat();
     refused(&mut restore(&twice, key), "damaged or was tampered");
-    refused(&mut restore(&locked[..begin + 9 * SEALED], key), "cut off");
+    refused(&mut restore(&locked[..begin + 9 * SEALED], key), "truncated");
     refused(&mut restore(&locked[..locked.len() - 1], key), "damaged or was tampered");
     refused(&mut restore(&[&locked[..], b"x"].concat(), key), "damaged or was tampered");
     // Chunks of one archive are of no use in another with the same key.

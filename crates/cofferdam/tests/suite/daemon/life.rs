@@ -20,10 +20,10 @@ fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
     let home = Home::new();
     let (status, _, stderr) = read(&home.run(["-v", "--", "true"]).output().unwrap());
     assert_eq!((status, by_daemon(&stderr)), (Some(0), false));
-    assert!(stderr.contains("without a daemon: no daemon runs"), "{stderr}");
+    assert!(stderr.contains("without a daemon: no daemon is running"), "{stderr}");
     let (status, _, stderr) = read(&home.run(["--daemon", "require", "--", "true"]).output().unwrap());
     assert_eq!(status, Some(125));
-    assert!(stderr.contains("no daemon runs") && stderr.contains("try: "), "{stderr}");
+    assert!(stderr.contains("no daemon is running") && stderr.contains("try: "), "{stderr}");
     assert_eq!(home.status(), None);
     assert_eq!(home.cofferdam().args(["daemon", "status"]).status().unwrap().code(), Some(1));
     assert!(home.gone());
@@ -82,7 +82,7 @@ fn the_second_daemon_is_refused() {
     for words in [&["daemon"][..], &["daemon", "--detach"]] {
         let (status, _, stderr) = read(&home.cofferdam().args(words).output().unwrap());
         assert_eq!(status, Some(125), "{stderr}");
-        assert!(stderr.contains(&format!("runs already, as process {}", first.child.id())), "{stderr}");
+        assert!(stderr.contains(&format!("is already running as process {}", first.child.id())), "{stderr}");
     }
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
@@ -211,9 +211,9 @@ fn another_build_and_other_surroundings_are_not_used() {
     let mut other_backend = home.cofferdam();
     other_backend.env("SANDBOX_TYPE", "simulated");
     let cases: [(&mut Command, &str); 3] = [
-        (&mut other_build, "of another build"),
+        (&mut other_build, "has another build"),
         (&mut other_path, "another PATH, HOME, container engine or image"),
-        (&mut other_backend, "of the backend 'process'"),
+        (&mut other_backend, "uses the backend 'process'"),
     ];
     for (command, why) in cases {
         command.args(["run", "-v", "--", "echo", "a"]);
@@ -223,7 +223,7 @@ fn another_build_and_other_surroundings_are_not_used() {
     }
     let (status, _, stderr) =
         read(&home.program(&copy).args(["run", "--daemon", "require", "--", "true"]).output().unwrap());
-    assert!(status == Some(125) && stderr.contains("try: start it anew"), "{stderr}");
+    assert!(status == Some(125) && stderr.contains("try: restart it from here"), "{stderr}");
     // Who is another build may still end it.
     let (status, _, stderr) = read(&home.program(&copy).args(["daemon", "stop"]).output().unwrap());
     assert_eq!(status, Some(0), "{stderr}");
@@ -236,7 +236,7 @@ fn who_comes_beyond_the_bound_runs_locally() {
     let (child, _stdout) = ready(&mut home.run(["--daemon", "require", "--", "sh", "-c", "echo ready; sleep 1000"]));
     let (status, stdout, stderr) = read(&home.run(["-v", "--", "echo", "a"]).output().unwrap());
     assert_eq!((status, stdout.as_str(), by_daemon(&stderr)), (Some(0), "a\n", false));
-    assert!(stderr.contains("runs as much as it may"), "{stderr}");
+    assert!(stderr.contains("is at its limit of runs"), "{stderr}");
     assert_eq!(home.run(["--daemon", "require", "--", "true"]).status().unwrap().code(), Some(125));
     assert_eq!(daemon.status()["running"], 1);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();

@@ -213,10 +213,10 @@ fn a_directory_of_somebody_else_is_not_trusted() {
     std::os::unix::fs::chown(&directory, Some(65534), Some(65534)).unwrap();
     let (status, _, stderr) = read(&home.run(["-v", "--", "true"]).output().unwrap());
     assert_eq!((status, by_daemon(&stderr)), (Some(0), false));
-    assert!(stderr.contains("belongs to somebody else"), "{stderr}");
+    assert!(stderr.contains("belongs to another user"), "{stderr}");
     for words in [&["run", "--daemon", "require", "--", "true"][..], &["daemon"]] {
         let (status, _, stderr) = read(&home.cofferdam().args(words).output().unwrap());
-        assert!(status == Some(125) && stderr.contains("belongs to somebody else"), "{stderr}");
+        assert!(status == Some(125) && stderr.contains("belongs to another user"), "{stderr}");
     }
 }
 
