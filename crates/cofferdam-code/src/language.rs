@@ -89,7 +89,7 @@ impl Language {
     /// Returns the command before the file: the interpreter, or a shell script that compiles and runs.
     pub fn command(&self) -> Vec<String> {
         let has_placeholder = |word: &String| word.contains(FILE) || word.contains(PROGRAM);
-        if self.run.is_empty() && !self.interpreter.iter().any(has_place) {
+        if self.run.is_empty() && !self.interpreter.iter().any(has_placeholder) {
             return self.interpreter.clone();
         }
         let mut script = String::from("file=$1; shift; ");

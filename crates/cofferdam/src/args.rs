@@ -231,7 +231,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub pids: Option<Bound<u32>>,
 
-    /// Processes alive at once, however many threads each has; level wasm only [default: none]
+    /// Limit live processes, not counting their threads; not at level vm [default: none]
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub processes: Option<Bound<u32>>,
 
