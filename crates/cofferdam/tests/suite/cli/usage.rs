@@ -1,10 +1,10 @@
-//! Help, errors, and the commands that make no sandbox.
+//! Help, errors, and commands that create no sandbox.
 
 use insta::assert_snapshot;
 
 use super::{cofferdam, json, outcome, run};
 
-/// Standard error of a call that fails with this status and says nothing on standard output.
+/// Returns standard error of a call that fails with this status and prints nothing on standard output.
 fn complaint(words: &[&str], status: i32) -> String {
     let (code, stdout, stderr) = outcome(cofferdam().args(words).current_dir("/"));
     assert_eq!((code, stdout.as_str()), (status, ""), "{words:?}: {stderr}");
@@ -55,40 +55,40 @@ fn help_shows_options_and_examples() {
 fn the_top_level_help() {
     let (_, stdout, _) = outcome(cofferdam().arg("--help"));
     assert_snapshot!(stdout, @r"
-    Run code that nobody vouches for behind a real wall
+    Run untrusted code in a sandbox
 
     Usage: cofferdam [OPTIONS] <COMMAND>
 
     Commands:
       run          Run a file, a piece of code or a command in a new sandbox
-      repl         Talk to an interpreter in a sandbox, a line at a time
-      audit        Verify the audit log, and find lines in it
-      daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
+      repl         Use an interpreter in a sandbox interactively
+      audit        Verify the audit log and query its lines
+      daemon       Run a daemon that prepares sandboxes and interpreters for later runs
       mcp          Serve sandboxes to agents over the Model Context Protocol
-      doctor       Tell what each backend can enforce on this host, what is missing and how to get it
-      setup        Install interpreters for WebAssembly, once for this user
-      image        Show the images of the container engine, and get more
-      vm           Make images for virtual machines, show, move and remove them
-      snapshot     Freeze a virtual machine to a file, and let it go on elsewhere
-      conformance  Run the conformance kit against a backend
+      doctor       Report what each backend can enforce on this host, and how to fix what is missing
+      setup        Install WebAssembly interpreters for this user
+      image        List, build, import and pull images of the container engine
+      vm           Build, list, export, import and prune VM images
+      snapshot     Save a running VM to a file, restore it and inspect the file
+      conformance  Run the conformance suite against a backend
       backends     List the backends
-      schema       Print the JSON Schema of what goes in and comes out
+      schema       Print the JSON Schema of specs, requests and results
       completions  Print a completion script for a shell
       help         Print this message or the help of the given subcommand(s)
 
     Options:
-          --config <FILE>  Configuration file to read instead of the user's own
+          --config <FILE>  Read this configuration file instead of the user's own
       -h, --help           Print help
       -V, --version        Print version
 
     Examples:
       cofferdam run script.py              run a Python program; the extension picks the interpreter
       cofferdam run --timeout 5s -- date   run a command
-      cofferdam doctor                     tell what this host can enforce and what is missing
+      cofferdam doctor                     report what this host can enforce and what is missing
 
-    Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
-    then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
-    defaults.
+    Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
+    the environment over the configuration file (--config, COFFERDAM_CONFIG or
+    ~/.config/cofferdam/config.toml), and the file over defaults.
     ");
 }
 
@@ -97,41 +97,41 @@ fn the_top_level_help() {
 fn the_help_of_images_that_travel() {
     let (_, stdout, _) = outcome(cofferdam().args(["vm", "export-image", "--help"]));
     assert_snapshot!(stdout, @r"
-    Write an image to a file, for another machine
+    Export a VM image to a file for another host
 
     Usage: cofferdam vm export-image [OPTIONS] --out <FILE> [NAME|KEY]
 
     Arguments:
-      [NAME|KEY]  The image's name, or its whole key as `vm images --json` prints it [default: the image
-                  that runs use]
+      [NAME|KEY]  Export the image of this name, or with this full key of `vm images --json` [default:
+                  the image that runs use]
 
     Options:
-          --out <FILE>       The file to write; it is there whole or not at all
-          --force            Replace the file if it is there
+          --out <FILE>       Write to this file; it appears complete or not at all
+          --force            Replace the file if it exists
           --key-file <FILE>  Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits,
-                             readable by its owner only
-          --compression <N>  How hard to compress, from 1 (fast) to 19 (small) [default: 1]
-          --json             Answer as JSON
-          --config <FILE>    Configuration file to read instead of the user's own
+                             readable only by its owner
+          --compression <N>  Set the compression level, from 1 (fast) to 19 (small) [default: 1]
+          --json             Print a JSON document
+          --config <FILE>    Read this configuration file instead of the user's own
       -h, --help             Print help
     ");
     let (_, stdout, _) = outcome(cofferdam().args(["vm", "import-image", "--help"]));
     assert_snapshot!(stdout, @r"
-    Read an image from a file that `export-image` wrote
+    Import a VM image from a file that `export-image` wrote
 
     Usage: cofferdam vm import-image [OPTIONS] <FILE>
 
     Arguments:
-      <FILE>  What `cofferdam vm export-image` wrote
+      <FILE>  Import this file of `cofferdam vm export-image`
 
     Options:
-          --name <NAME>      The image's name here [default: one that the same image has, else
-                             `imported-` and the beginning of its key]
+          --name <NAME>      Name the image [default: a name that the same image has, else `imported-`
+                             and the beginning of its key]
           --force            Take the name from another image
-          --key-file <FILE>  The key that it was encrypted with
-          --max-size <SIZE>  The largest disk that is taken [default: 8G]
-          --json             Answer as JSON
-          --config <FILE>    Configuration file to read instead of the user's own
+          --key-file <FILE>  Decrypt with the key in this file
+          --max-size <SIZE>  Limit the size of the disk [default: 8G]
+          --json             Print a JSON document
+          --config <FILE>    Read this configuration file instead of the user's own
       -h, --help             Print help
     ");
 }
