@@ -74,7 +74,7 @@ fn an_image_is_exported_and_imported_by_another_user() {
 
     let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", file]));
     let name = format!("imported-{}", &key[..12]);
-    assert!(code == 0 && stdout.contains(&format!("{name} is there (imported: the directory")), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains(&format!("image {name} (imported: the directory")), "{stdout}{stderr}");
     let (_, stdout, _) = outcome(&mut there.vm(&["import-image", file, "--name", "mine", "--json"]));
     assert!(json(&stdout)["key"] == *key && json(&stdout)["name"] == "mine", "{stdout}");
     let (_, stdout, _) = outcome(&mut there.vm(&["images", "--json"]));

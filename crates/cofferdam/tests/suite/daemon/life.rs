@@ -59,7 +59,7 @@ fn the_documented_example_runs() {
         let output = shell.env("PATH", path).args(["-e", "-c", &block]).output().unwrap();
         let (status, stdout, stderr) = read(&output);
         assert_eq!((status, stdout.as_str()), (Some(0), "42\n"), "{stderr}");
-        assert!(stderr.contains("listens on") && stderr.contains("has ended"), "{stderr}");
+        assert!(stderr.contains("listens on") && stderr.contains("has exited"), "{stderr}");
         assert!(home.gone());
     });
 }
