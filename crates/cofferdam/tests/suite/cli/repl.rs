@@ -38,7 +38,7 @@ impl Person {
         command.env("XDG_STATE_HOME", home).current_dir(repository());
         let child = command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn();
         let mut person = Self { terminal, child: child.expect("setsid starts"), seen: String::new(), answered: 0 };
-        person.reads("Ctrl-D ends it");
+        person.reads("Ctrl-D exits");
         person.is_asked();
         person
     }
@@ -213,7 +213,7 @@ fn a_person_talks_with_javascript() {
     person.enters("for (;;) {}");
     person.reads("a call did not end within 3.");
     person.reads("so the interpreter was killed");
-    person.reads("a new interpreter was started; what was defined is gone");
+    person.reads("started a new interpreter; all definitions are lost");
     person.is_asked();
     person.enters("typeof a");
     person.reads("\r\n'undefined'\r\n");

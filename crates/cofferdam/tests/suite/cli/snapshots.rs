@@ -241,12 +241,12 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
         (&["--out", "there"][..], "there already"),
         (&["--out", "no/such/m"], "directory that exists"),
         (&["--out", "."], "names no file"),
-        (&["--out", "m", "--when-prints", ""], "--when-prints waits"),
+        (&["--out", "m", "--when-prints", ""], "text of --when-prints is empty"),
         (&["--out", "m", "--key-file", "there"], "key"),
         (&["--out", "m", "--after", "1s", "--when-done"], "cannot be used with"),
         (&["--out", "m", "--compression", "20"], "1..=19"),
         (&["--out", "m", "--net", "example.org"], "no network"),
-        (&["--out", "m", "--backend", "process"], "only machines can be frozen"),
+        (&["--out", "m", "--backend", "process"], "only VMs can be saved"),
         (&["--out", "m", "--backend", "no-such"], "no-such"),
         // There is no image.
         (&["--out", "m"], "cofferdam vm build-image"),
@@ -434,7 +434,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     let script = "echo kept > /workspace/file; echo made";
     let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
     let (code, stdout, stderr) = outcome(&mut done);
-    assert!(code == 0 && stdout == "made\n" && stderr.contains("m is there"), "{code} {stdout}{stderr}");
+    assert!(code == 0 && stdout == "made\n" && stderr.contains("wrote m ("), "{code} {stdout}{stderr}");
     refused(&mut save(&["--", "true"]).expect("machines are there"), "there already");
     let first = std::fs::read(place.path().join("m")).expect("it is there");
     let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("machines are there");

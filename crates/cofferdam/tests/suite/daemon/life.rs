@@ -72,7 +72,7 @@ fn one_for_webassembly_keeps_no_interpreters_and_tries_to_make_none() {
     assert_eq!(daemon.end().0, Some(0));
     let asked = home.cofferdam().args(["daemon", "--backend", "wasm", "--node", "1"]).output().unwrap();
     let (status, _, stderr) = read(&asked);
-    assert!(status == Some(125) && stderr.contains("keeps no interpreters"), "{status:?}: {stderr}");
+    assert!(status == Some(125) && stderr.contains("prepares no interpreters"), "{status:?}: {stderr}");
 }
 
 #[test]
