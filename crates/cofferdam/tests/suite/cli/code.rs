@@ -311,7 +311,7 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
     }
     assert!(seen > 0, "nothing was taken out");
     for (words, why) in [
-        (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "name only"),
+        (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "only the name"),
         (&["--secret", "NO_SUCH_VARIABLE", "--", "true"], "is not in the environment"),
         (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "--env, too"),
     ] {

@@ -209,8 +209,8 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: name a directory that exists
     ");
     assert_snapshot!(complaint(&["run", "--tty", "--", "true"], 125), @r"
-    cofferdam: run failed: --tty needs a terminal, but standard input is none
-      try: leave out --tty, or use --stdin to pass a file or pipe on
+    cofferdam: run failed: --tty needs a terminal, but standard input is not a terminal
+      try: leave out --tty, or use --stdin to pass a file or pipe
     ");
     assert_snapshot!(complaint(&["run", "--memory", "1K", "--", "true"], 125), @r"
     cofferdam: create failed: a memory limit under 1 MiB lets nothing run
