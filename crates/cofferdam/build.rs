@@ -1,6 +1,6 @@
-//! Static linking of the unwinder, if the compiler provides a static one. The shared library would be searched, mapped and
-//! relocated at each start of the command line, and its constructor queries the CPU: together a tenth of the time of a
-//! short command.
+//! Static linking of the unwinder, if the compiler provides a static one. The shared library would be searched, mapped
+//! and relocated at each start of the command line, and its constructor queries the CPU: together a tenth of the time
+//! of a short command.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};

@@ -18,9 +18,9 @@ pub struct RunCode {
     /// alone where the protocol has no sessions.
     #[serde(default)]
     pub sandbox: Option<String>,
-    /// Name of a live interpreter of this sandbox, 1 to 64 letters, digits, '.', '_' and '-'. The first call with a name
-    /// starts one; what a call defines is there for the next. Only python, javascript and typescript have them; args, env,
-    /// stdin and working_dir cannot be given with it.
+    /// Name of a live interpreter of this sandbox, 1 to 64 letters, digits, '.', '_' and '-'. The first call with a
+    /// name starts one; what a call defines is there for the next. Only python, javascript and typescript have them;
+    /// args, env, stdin and working_dir cannot be given with it.
     #[serde(default)]
     pub session: Option<String>,
     /// Arguments of the program.
@@ -232,8 +232,8 @@ pub struct CloseSandbox {
     /// Id of the snapshot to forget.
     #[serde(default)]
     pub snapshot: Option<String>,
-    /// Name of a live interpreter to end, which frees its name. The sandbox, or the session's own one where none is given,
-    /// stays.
+    /// Name of a live interpreter to end, which frees its name. The sandbox, or the session's own one where none is
+    /// given, stays.
     #[serde(default)]
     pub session: Option<String>,
 }

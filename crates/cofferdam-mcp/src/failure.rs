@@ -1,5 +1,5 @@
-//! How failures reach a client: as results that a model can read and act on. Protocol errors are for what is no call of a
-//! tool at all.
+//! How failures reach a client: as results that a model can read and act on. Protocol errors are for what is no call of
+//! a tool at all.
 
 use cofferdam_contract::Error;
 use rmcp::model::{CallToolResult, ContentBlock, MetaObject};

@@ -5,8 +5,8 @@
 //!                            \-(refused | failed | given up)-> unknown
 //! ```
 //!
-//! The name of one that is lost answers why, so that nobody takes a new interpreter for the old one; who closes it has the
-//! name back.
+//! The name of one that is lost answers why, so that nobody takes a new interpreter for the old one; who closes it has
+//! the name back.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,9 +1,10 @@
 //! The MCP server: agents run code and commands, and use files, in sandboxes of any backend.
 //!
-//! [`Server`] holds the sandboxes. [`stdio::serve`] serves one client over pipes, [`http::Listening`] many over streamable
-//! HTTP. Both speak the current revision of the protocol, which has no sessions, and earlier ones. The official SDK
-//! implements the protocol. This crate decides which client may use which sandbox, what a call may request, and all bounds.
-//! It knows no backend, and reads no environment and no configuration. `docs/mcp.md` is the user's page.
+//! [`Server`] holds the sandboxes. [`stdio::serve`] serves one client over pipes, [`http::Listening`] many over
+//! streamable HTTP. Both speak the current revision of the protocol, which has no sessions, and earlier ones. The
+//! official SDK implements the protocol. This crate decides which client may use which sandbox, what a call may
+//! request, and all bounds. It knows no backend, and reads no environment and no configuration. `docs/mcp.md` is the
+//! user's page.
 //!
 //! # Where to look
 //!

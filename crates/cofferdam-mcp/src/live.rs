@@ -1,5 +1,6 @@
-//! What a client is told while code runs: its output as log messages, and that it goes on as progress. A client that reads
-//! slowly, or a program that writes without end, costs no more than a buffer: what does not fit is in the result alone.
+//! What a client is told while code runs: its output as log messages, and that it goes on as progress. A client that
+//! reads slowly, or a program that writes without end, costs no more than a buffer: what does not fit is in the result
+//! alone.
 #![expect(deprecated, reason = "log messages are how every revision of the protocol carries live output")]
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! What a file is, guessed from its name and its first bytes: for clients that show it. Nothing is decided by it but how
-//! contents are sent.
+//! What a file is, guessed from its name and its first bytes: for clients that show it. Nothing is decided by it but
+//! how contents are sent.
 
 /// Images that clients show, by how their files begin.
 const IMAGES: &[(&[u8], &str)] = &[

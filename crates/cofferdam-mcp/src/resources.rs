@@ -52,8 +52,8 @@ pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: us
     Ok((found, more))
 }
 
-/// One page of the files in a session's sandboxes. The cursor is the address of what was looked at last: files come in the
-/// order of sandboxes and paths, and the walk goes on after it, so that all are listed in the end.
+/// One page of the files in a session's sandboxes. The cursor is the address of what was looked at last: files come in
+/// the order of sandboxes and paths, and the walk goes on after it, so that all are listed in the end.
 pub async fn list(server: &Inner, account: Account, cursor: Option<&str>) -> Result<ListResourcesResult, ErrorData> {
     let bad = |_| ErrorData::invalid_params("the cursor is none that this server gave", None);
     let after = cursor.map(uri::parse).transpose().map_err(bad)?;
@@ -84,8 +84,8 @@ struct Left {
     last: Option<String>,
 }
 
-/// Files of one workspace that come after a path, each directory before what is in it; and whether the page ended before the
-/// workspace did.
+/// Files of one workspace that come after a path, each directory before what is in it; and whether the page ended
+/// before the workspace did.
 async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, left: &mut Left) -> (Vec<Entry>, bool) {
     let after: Vec<&str> = after.map(|path| path.as_str().split('/').collect()).unwrap_or_default();
     let mut found = Vec::new();
@@ -110,8 +110,8 @@ async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, l
     (found, false)
 }
 
-/// What is in a directory and not before a path, in falling order. What has a name that no address can hold is left out, and
-/// a directory that is gone has nothing.
+/// What is in a directory and not before a path, in falling order. What has a name that no address can hold is left
+/// out, and a directory that is gone has nothing.
 async fn below(sandbox: &dyn Sandbox, directory: &SandboxPath, after: &[&str]) -> Vec<(SandboxPath, DirEntry)> {
     let entries = sandbox.list_dir(directory).await.unwrap_or_default().into_iter();
     let mut entries: Vec<(SandboxPath, DirEntry)> = entries

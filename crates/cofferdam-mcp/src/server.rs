@@ -198,8 +198,8 @@ async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source:
     }
 }
 
-/// A sandbox that goes on from another's state has a line in the audit log; where that cannot be written and must be, there
-/// is none.
+/// A sandbox that goes on from another's state has a line in the audit log; where that cannot be written and must be,
+/// there is none.
 async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
     let (spec, origin) = match &state {
         State::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),

@@ -5,9 +5,9 @@
 //!                  \-(failed)-> place free
 //! ```
 //!
-//! Everything has an owner: a client session, or nobody where the protocol has no sessions; then the id alone is the right
-//! to use it. A place is free only when nothing of its sandbox is left. Who asks for something of another owner learns
-//! no more than who asks for what never was.
+//! Everything has an owner: a client session, or nobody where the protocol has no sessions; then the id alone is the
+//! right to use it. A place is free only when nothing of its sandbox is left. Who asks for something of another owner
+//! learns no more than who asks for what never was.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -329,7 +329,7 @@ mod tests {
         let message = error("[wasm]\nfuel = 0\n");
         assert!(message.starts_with("/c.toml:2: fuel: '0' is not a whole number above 0"), "{message}");
         let message = error("[machines]\naccelerator = \"hvf\"\n");
-        assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is no accelerator"), "{message}");
+        assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is not an accelerator"), "{message}");
         assert!(error("backend = ").starts_with("/c.toml:1"));
     }
 

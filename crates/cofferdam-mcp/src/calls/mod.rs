@@ -102,8 +102,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The sandbox that a call names, else the session's own, which is made if there is none. Without a session there is
-    /// one for this call alone.
+    /// The sandbox that a call names, else the session's own, which is made if there is none. Without a session there
+    /// is one for this call alone.
     async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
         if let Some(id) = named {
             let sandbox = self.server.store.enter(self.owner, id)?;

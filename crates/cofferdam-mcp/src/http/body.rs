@@ -1,5 +1,5 @@
-//! Bodies of requests, which must come within a time: a client that sends a byte now and then holds nothing for long. And
-//! bodies of answers, whose connection is idle when they end.
+//! Bodies of requests, which must come within a time: a client that sends a byte now and then holds nothing for long.
+//! And bodies of answers, whose connection is idle when they end.
 
 use std::convert::Infallible;
 use std::fmt;

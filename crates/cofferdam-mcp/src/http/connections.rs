@@ -5,8 +5,8 @@
 //!  \--(no request in time | evicted)-> closed          \--(evicted)-> closed
 //! ```
 //!
-//! A connection without an authenticated request counts in a small pool of its own, in which the oldest one of the address
-//! that has most makes room for the next. So clients without the token keep no others out.
+//! A connection without an authenticated request counts in a small pool of its own, in which the oldest one of the
+//! address that has most makes room for the next. So clients without the token keep no others out.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,5 +1,5 @@
-//! Client sessions over HTTP, of which there is a most: the SDK's own, and no more than that. Where there are as many as
-//! there may be, one that is not used makes room.
+//! Client sessions over HTTP, of which there is a most: the SDK's own, and no more than that. Where there are as many
+//! as there may be, one that is not used makes room.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -69,8 +69,8 @@ impl Sessions {
     pub fn new(most: usize, idle: Duration) -> Self {
         let mut inner = LocalSessionManager::default();
         inner.session_config.keep_alive = Some(idle);
-        // Answers that were sent are kept only until the next request: kept for a time, as many would gather as a client can
-        // have made in it.
+        // Answers that were sent are kept only until the next request: kept for a time, as many would gather as a
+        // client can have made in it.
         inner.session_config.completed_cache_ttl = Duration::ZERO;
         let beginning = tokio::sync::Mutex::new(());
         Self { inner, most, min_idle: MIN_IDLE.min(idle), beginning, uses: Arc::default() }

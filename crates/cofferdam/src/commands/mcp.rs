@@ -89,8 +89,8 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     })
 }
 
-/// Checks that calls can succeed before serving: creates one sandbox and closes it. Under emulation a VM takes too long to
-/// start for this check, so it only examines the host.
+/// Checks that calls can succeed before serving: creates one sandbox and closes it. Under emulation a VM takes too long
+/// to start for this check, so it only examines the host.
 async fn self_test(backend: &dyn Backend, settings: &Settings, spec: &Spec) -> Result<()> {
     if backend.level() == Level::Vm {
         let report = registry::doctor(settings.backend.name, &settings.setup).await?;

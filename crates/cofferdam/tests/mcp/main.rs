@@ -152,7 +152,7 @@ fn it_refuses_to_listen_to_strangers_without_a_token() {
         (&["--http", "127.0.0.1:0"], Some("short"), "a token is"),
         (&["--http", "127.0.0.1:0", "--token", TOKEN], None, "unexpected argument"),
         (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the file"),
-        (&["--level", "vm", "--backend", "process"], None, "below the level"),
+        (&["--level", "vm", "--backend", "process"], None, "below the required level"),
     ] {
         let mut command = Command::new(cofferdam());
         command.arg("mcp").args(arguments).stdin(Stdio::null());

@@ -120,8 +120,8 @@ async fn log_restored(restored: Result<Restored>, restoring: Option<Restoring>) 
     Ok((sandbox, execs))
 }
 
-/// Returns the saved spec under the caller's limits: the tighter limit of both applies. Limits that are fixed in the VM were
-/// compared when the archive was read. Exceptions are never taken from an archive.
+/// Returns the saved spec under the caller's limits: the tighter limit of both applies. Limits that are fixed in the VM
+/// were compared when the archive was read. Exceptions are never taken from an archive.
 fn spec_of(spec: SpecBuilder, about: &SnapshotInfo, settings: &Settings) -> Result<Spec> {
     let (mut limits, ceiling) = (about.limits.clone(), &settings.limits);
     limits.wall_time = limits.wall_time.min(ceiling.wall_time);

@@ -281,7 +281,7 @@ fn contents_of_files_come_with_the_document() {
         [&["--file-contents", "--lang", "sh", "--code", "true"][..], &["--json", "--file-contents", "--", "true"]]
     {
         let (status, _, stderr) = outcome(run::<&str>([]).args(words));
-        assert!(status == 125 && stderr.contains("--json") | stderr.contains("for code in a language"), "{stderr}");
+        assert!(status == 125 && stderr.contains("--json") | stderr.contains("needs code in a language"), "{stderr}");
     }
 }
 
@@ -313,7 +313,7 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
     for (words, why) in [
         (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "only the name"),
         (&["--secret", "NO_SUCH_VARIABLE", "--", "true"], "is not in the environment"),
-        (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "--env, too"),
+        (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "also given with --env"),
     ] {
         let (status, _, stderr) = outcome(run::<&str>([]).args(words).env("TOKEN", VALUE));
         assert!(status == 125 && stderr.contains(why), "{words:?}: {stderr}");

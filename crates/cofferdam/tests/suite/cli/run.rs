@@ -62,7 +62,7 @@ fn code_on_standard_input_runs() {
         "{stderr}"
     );
     let (status, _, stderr) = piped(&["--stdin", "-"], "print(1)");
-    assert!(status == 125 && stderr.contains("standard input holds the code"), "{stderr}");
+    assert!(status == 125 && stderr.contains("standard input contains the code"), "{stderr}");
     let (status, _, stderr) = piped(&["-"], &"#".repeat((16 << 20) + 1));
     assert!(status == 125 && stderr.contains("standard input is larger than the 16 MiB"), "{stderr}");
 }
@@ -185,7 +185,7 @@ fn output_is_live_and_input_answers_it() {
 fn output_beyond_the_maximum_is_cut_and_told() {
     let (code, stdout, stderr) = ended(&["--max-output", "1K", "--", "head", "-c", "1M", "/dev/zero"]);
     assert_eq!((code, stdout.len()), (0, 1024));
-    assert_eq!(stderr, "cofferdam: output cut: 1 KiB of 1 MiB passed on (raise it with --max-output)\n");
+    assert_eq!(stderr, "cofferdam: output truncated: 1 KiB of 1 MiB printed (raise the limit with --max-output)\n");
 }
 
 #[test]

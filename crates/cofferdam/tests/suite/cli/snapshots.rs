@@ -175,7 +175,7 @@ fn damaged_archives_are_refused_before_anything_is_made() {
         refused(&mut snapshot(["inspect", "--verify", name], place.path()), says);
     }
     for (name, says) in
-        [("text", "no archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "no regular file")]
+        [("text", "no archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "not a regular file")]
     {
         let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], place.path()), place.path());
         refused(&mut restore, says);
@@ -238,7 +238,7 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     let place = tempfile::tempdir().expect("a directory");
     std::fs::write(place.path().join("there"), "others").expect("a file");
     let cases = [
-        (&["--out", "there"][..], "there already"),
+        (&["--out", "there"][..], "already exists"),
         (&["--out", "no/such/m"], "directory that exists"),
         (&["--out", "."], "names no file"),
         (&["--out", "m", "--when-prints", ""], "text of --when-prints is empty"),
@@ -435,7 +435,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
     let (code, stdout, stderr) = outcome(&mut done);
     assert!(code == 0 && stdout == "made\n" && stderr.contains("wrote m ("), "{code} {stdout}{stderr}");
-    refused(&mut save(&["--", "true"]).expect("machines are there"), "there already");
+    refused(&mut save(&["--", "true"]).expect("machines are there"), "already exists");
     let first = std::fs::read(place.path().join("m")).expect("it is there");
     let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("machines are there");
     assert_eq!(outcome(&mut again), (0, "made\n".to_owned(), String::new()));

@@ -62,7 +62,7 @@ fn an_image_is_exported_and_imported_by_another_user() {
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(stderr.contains("writing the image") && stderr.contains("cofferdam vm import-image"), "{stderr}");
     assert_eq!(std::fs::metadata(file).expect("it is there").permissions().mode() & 0o777, 0o600);
-    refused(&mut here.vm(&["export-image", "--out", file]), "there already");
+    refused(&mut here.vm(&["export-image", "--out", file]), "already exists");
     let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", &key, "--out", file, "--force", "--json"]));
     let document = json(&stdout);
     assert_eq!((code, stderr.as_str(), document["key"].as_str()), (0, "", Some(&*key)), "{stdout}");
@@ -91,8 +91,8 @@ fn an_image_is_exported_and_imported_by_another_user() {
 
     for (words, says) in [
         (&["import-image", "none"][..], "no such file"),
-        (&["import-image", "."], "no regular file"),
-        (&["import-image", "/dev/zero"], "no regular file"),
+        (&["import-image", "."], "not a regular file"),
+        (&["import-image", "/dev/zero"], "not a regular file"),
         (&["import-image", file, "--name", "../x"], "is no name"),
         (&["import-image", file, "--max-size", "64K"], "raise the limit"),
         (&["export-image", "none", "--out", "x"], "no image \"none\""),

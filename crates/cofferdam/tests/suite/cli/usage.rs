@@ -166,7 +166,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
 fn errors_say_what_failed_why_and_what_to_do() {
     assert_snapshot!(complaint(&["run"], 125), @r"
     cofferdam: run failed: there is nothing to run
-      try: name a FILE, give --code, pipe code in with '-', or put a command after --; see cofferdam run --help
+      try: pass a FILE, --code, '-' for code on standard input, or a command after --; see cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "missing.py"], 127), @r"
     cofferdam: run failed: cannot read 'missing.py': No such file or directory
@@ -174,7 +174,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "/etc"], 125), @r"
     cofferdam: run failed: '/etc' is a directory, not a program
-      try: name a file; --workspace DIR gives the code a directory to work in
+      try: pass a file; --workspace DIR mounts a directory for the code
     ");
     assert_snapshot!(complaint(&["run", "/etc/passwd"], 125), @r"
     cofferdam: run failed: '/etc/passwd' has no extension that tells its language [file: /etc/passwd]
@@ -185,7 +185,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: use one of: bash, javascript, python, sh, typescript, wasm
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
-    cofferdam: configure failed: this user has no cache directory for images of machines
+    cofferdam: configure failed: this user has no cache directory for VM images
       try: set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file
     ");
     assert_snapshot!(complaint(&["run", "--backend", "remote", "--", "true"], 125), @r"
@@ -194,7 +194,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
-      try: only docker has runtimes: docker:NAME, such as docker:runsc; and vm is vm:qemu or vm:firecracker
+      try: append a runtime to docker, such as docker:runsc, or a VMM to vm: vm:qemu or vm:firecracker
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
     cofferdam: create failed: the process backend knows no images
@@ -206,7 +206,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--workspace", "/no/such", "--", "true"], 125), @r"
     cofferdam: run failed: --workspace '/no/such' cannot be used: No such file or directory
-      try: name a directory that exists
+      try: use a directory that exists
     ");
     assert_snapshot!(complaint(&["run", "--tty", "--", "true"], 125), @r"
     cofferdam: run failed: --tty needs a terminal, but standard input is not a terminal
@@ -244,12 +244,12 @@ fn backends_are_listed() {
     let (code, stdout, _) = outcome(cofferdam().arg("backends"));
     assert_eq!(code, 0);
     assert_snapshot!(stdout, @r"
-    simulated    simulated  available            no wall at all, deterministic; for tests
+    simulated    simulated  available            no isolation, deterministic; for tests
     wasm         wasm       available            WebAssembly inside Cofferdam's own process
-    process      process    default              a process behind namespaces, filters and control groups
+    process      process    default              a process isolated by namespaces, filters and control groups
     docker       container  available            a container of the Docker or Podman engine
-    vm           vm         available            a virtual machine of QEMU or Firecracker, with a kernel of its own
-    apple-vz     vm         not in this version  a virtual machine of macOS
+    vm           vm         available            a VM of QEMU or Firecracker with its own kernel
+    apple-vz     vm         not in this version  a VM of macOS
     remote       vm         not in this version  another Cofferdam server
     e2b          vm         not in this version  the E2B cloud
     ");

@@ -277,6 +277,6 @@ fn the_directory_of_the_socket_is_mounted_into_no_sandbox() {
     for path in [runtime.join("cofferdam"), runtime.to_owned()] {
         let (status, _, stderr) =
             read(&home.run(["--disk", "none", "--workspace"]).arg(&path).args(["--", "true"]).output().unwrap());
-        assert!(status == Some(125) && stderr.contains("the directory of cofferdam's daemon"), "{path:?} {stderr}");
+        assert!(status == Some(125) && stderr.contains("the directory of Cofferdam's daemon"), "{path:?} {stderr}");
     }
 }
