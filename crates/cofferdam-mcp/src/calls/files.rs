@@ -1,4 +1,4 @@
-//! Files of workspaces: read, written, edited, listed.
+//! Calls that read, write, edit and list files of workspaces.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,9 +11,9 @@ use crate::arguments::{EditFile, Encoding, ListFiles, ReadFile, WriteFile};
 use crate::results::{Edited, FileContents, Listing, Written};
 use crate::{media, resources, uri};
 
-/// Bytes that are read where nothing is said.
-const USUAL_READ: u64 = 256 * 1024;
-/// The most levels that are listed.
+/// Default number of bytes to read.
+const DEFAULT_READ: u64 = 256 * 1024;
+/// Maximum number of directory levels to list.
 const MAX_DEPTH: u32 = 32;
 
 impl Caller<'_> {
@@ -53,8 +53,8 @@ impl Caller<'_> {
         let data = match arguments.encoding {
             Encoding::Text => arguments.content.into_bytes(),
             Encoding::Base64 => STANDARD.decode(arguments.content.trim_ascii()).map_err(|error| {
-                Error::invalid("write_file", format!("the content is no base64: {error}"))
-                    .with_remedy("encode it with the standard alphabet and padding, or leave encoding out for text")
+                Error::invalid("write_file", format!("the content is not valid base64: {error}"))
+                    .with_remedy("encode it with the standard alphabet and padding, or leave out encoding for text")
             })?,
         };
         let most = self.server.config.bounds.file;
@@ -72,9 +72,9 @@ impl Caller<'_> {
         let most = self.server.config.bounds.file;
         let data = found.sandbox.read_file_to_end(&path, most).await?;
         let text = String::from_utf8(data).map_err(|_| {
-            Error::new(ErrorKind::Conflict, "edit_file", "the file is not text in UTF-8")
+            Error::new(ErrorKind::Conflict, "edit_file", "the file is not UTF-8 text")
                 .with_context("path", path.to_string())
-                .with_remedy("replace it as a whole with write_file and encoding base64")
+                .with_remedy("replace the whole file with write_file and encoding base64")
         })?;
         let (edited, replacements) = edit(&text, &arguments, most)?;
         let bytes = found.sandbox.write_bytes(&path, edited).await?;
@@ -93,21 +93,21 @@ impl Caller<'_> {
     }
 }
 
-/// A path that names something in the workspace.
+/// Parses a path below the workspace.
 fn file_path(text: &str) -> Result<SandboxPath> {
     let path = SandboxPath::new(text)?;
     if path.is_workspace() {
-        return Err(Error::invalid("path", "the path names the workspace itself, and no file in it"));
+        return Err(Error::invalid("path", "the path is the workspace itself, not a file in it"));
     }
     Ok(path)
 }
 
 fn too_large(what: &str, most: ByteSize) -> Error {
-    let message = format!("{what} is larger than {most}, the most that this server reads or writes at once");
-    Error::new(ErrorKind::Denied, "file", message).with_remedy("work on it in parts, with run_command")
+    let message = format!("{what} exceeds {most}, the server's limit for one call");
+    Error::new(ErrorKind::Denied, "file", message).with_remedy("process the file in parts with run_command")
 }
 
-/// Part of a file, and whether there is more. An image is read as a whole where nothing is said.
+/// Reads part of a file. Returns the data, and true if the file continues. Without a limit, reads an image completely.
 async fn read_part(
     sandbox: &dyn Sandbox,
     path: &SandboxPath,
@@ -121,46 +121,46 @@ async fn read_part(
             .with_source(error)
     };
     let mut reader = sandbox.read_file_from(path, offset).await?;
-    let usual = USUAL_READ.min(most.as_bytes());
+    let default = DEFAULT_READ.min(most.as_bytes());
     let mut data = Vec::new();
-    (&mut reader).take(limit.unwrap_or(usual) + 1).read_to_end(&mut data).await.map_err(failed)?;
-    let mut limit = limit.unwrap_or(usual);
-    if data.len() as u64 > limit && limit == usual && offset == 0 && media::image(&data).is_some() {
+    (&mut reader).take(limit.unwrap_or(default) + 1).read_to_end(&mut data).await.map_err(failed)?;
+    let mut limit = limit.unwrap_or(default);
+    if data.len() as u64 > limit && limit == default && offset == 0 && media::image(&data).is_some() {
         limit = most.as_bytes();
         (&mut reader).take(limit + 1 - data.len() as u64).read_to_end(&mut data).await.map_err(failed)?;
     }
     let more = data.len() as u64 > limit;
     data.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     if more {
-        // Text that is cut in a character ends before it.
+        // Drops a character that is cut at the end of text.
         let cut = std::str::from_utf8(&data).err().filter(|error| error.error_len().is_none());
         data.truncate(cut.map_or(data.len(), |error| error.valid_up_to()));
     }
     Ok((data, more))
 }
 
-/// The text after an edit, and how many times something was replaced.
+/// Edits a text. Returns the new text and the number of replacements.
 fn edit(text: &str, arguments: &EditFile, most: ByteSize) -> Result<(String, u64)> {
     let EditFile { old_text, new_text, replace_all, .. } = arguments;
     let bad = |kind, message: String, remedy: &str| {
         Err(Error::new(kind, "edit_file", message).with_fault(cofferdam_contract::Fault::Caller).with_remedy(remedy))
     };
     if old_text.is_empty() {
-        return bad(ErrorKind::InvalidInput, "old_text is empty".to_owned(), "make a file with write_file");
+        return bad(ErrorKind::InvalidInput, "old_text is empty".to_owned(), "create a file with write_file");
     }
     let count = text.matches(old_text.as_str()).count();
     if count == 0 {
         return bad(
             ErrorKind::NotFound,
-            "old_text does not stand in the file".to_owned(),
-            "read the file, and give the text exactly, with its blanks and line ends",
+            "old_text does not occur in the file".to_owned(),
+            "read the file, and pass the exact text with its whitespace and line ends",
         );
     }
     if count > 1 && !replace_all {
         return bad(
             ErrorKind::Conflict,
-            format!("old_text stands in the file {count} times"),
-            "give more of the text around it, or set replace_all",
+            format!("old_text occurs {count} times in the file"),
+            "include more of the surrounding text, or set replace_all",
         );
     }
     let after = (text.len() - count * old_text.len()).saturating_add(count.saturating_mul(new_text.len()));

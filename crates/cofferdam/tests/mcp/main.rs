@@ -147,9 +147,9 @@ fn is_running(mark: &str) -> bool {
 #[test]
 fn it_refuses_to_listen_to_strangers_without_a_token() {
     for (arguments, token, said) in [
-        (&["--http", "192.0.2.1:0"][..], None, "no token keeps them out"),
+        (&["--http", "192.0.2.1:0"][..], None, "but no token is set"),
         (&["--http", "0.0.0.0:0"], Some(TOKEN), "--allow-host"),
-        (&["--http", "127.0.0.1:0"], Some("short"), "a token is"),
+        (&["--http", "127.0.0.1:0"], Some("short"), "a token must have"),
         (&["--http", "127.0.0.1:0", "--token", TOKEN], None, "unexpected argument"),
         (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the file"),
         (&["--level", "vm", "--backend", "process"], None, "below the required level"),
