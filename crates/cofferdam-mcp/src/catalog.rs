@@ -135,7 +135,8 @@ fn texts(name: Name) -> (&'static str, &'static str) {
         ),
         Name::ReadFile => (
             "Read a file",
-            "Read a file from a sandbox's workspace. Returns text as text, images as images and other contents as a blob.",
+            "Read a file from a sandbox's workspace. Returns text as text, images as images and other contents as a \
+             blob.",
         ),
         Name::WriteFile => (
             "Write a file",

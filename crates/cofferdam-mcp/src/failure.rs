@@ -12,7 +12,7 @@ pub const ERROR: &str = "cofferdam/error";
 const MAX_TEXT: usize = 2000;
 
 /// Returns the result of a failed call: the failure, its reason and its remedy. There is no structured content, because
-/// that would have to match the tool's output schema. The parts of the error are in `_meta`.
+/// it would have to match the tool's output schema. The parts of the error are in `_meta`.
 pub fn result(error: &Error) -> CallToolResult {
     let mut text = clipped(&error.to_string());
     if let Some(remedy) = error.remedy() {

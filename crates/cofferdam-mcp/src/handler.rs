@@ -91,11 +91,11 @@ impl Handler {
         context: &RequestContext<RoleServer>,
         work: impl Future<Output = Result<T, ErrorData>>,
     ) -> Result<T, ErrorData> {
-        let most = self.server.config.spec.limits().wall_time;
+        let max = self.server.config.spec.limits().wall_time;
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
-            () = tokio::time::sleep(most) => Err(ErrorData::internal_error("the file operation timed out", None)),
+            () = tokio::time::sleep(max) => Err(ErrorData::internal_error("the file operation timed out", None)),
             result = work => result,
         }
     }

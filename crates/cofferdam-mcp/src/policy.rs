@@ -44,9 +44,9 @@ pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     template.to_builder().limits(limits).build()
 }
 
-fn size(name: &str, asked: Option<u64>, most: Option<ByteSize>) -> Result<Option<ByteSize>> {
-    let Some(asked) = asked else { return Ok(most) };
-    at_most(name, ByteSize::from_bytes(asked), most, |size| size.as_bytes().to_string()).map(Some)
+fn size(name: &str, asked: Option<u64>, max: Option<ByteSize>) -> Result<Option<ByteSize>> {
+    let Some(asked) = asked else { return Ok(max) };
+    at_most(name, ByteSize::from_bytes(asked), max, |size| size.as_bytes().to_string()).map(Some)
 }
 
 /// Parses a duration from a client.
@@ -58,10 +58,10 @@ pub fn seconds(name: &str, asked: f64) -> Result<Duration> {
     })
 }
 
-fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, most: Option<T>, show: fn(T) -> String) -> Result<T> {
-    match most {
-        Some(most) if asked > most => {
-            let what = format!("{name} {} exceeds the server's limit of {}", show(asked), show(most));
+fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, max: Option<T>, show: fn(T) -> String) -> Result<T> {
+    match max {
+        Some(max) if asked > max => {
+            let what = format!("{name} {} exceeds the server's limit of {}", show(asked), show(max));
             Err(Error::new(ErrorKind::Denied, "policy", what)
                 .with_remedy(format!("request at most the limit, or leave out {name}; arguments cannot raise it")))
         }

@@ -20,12 +20,12 @@ impl Caller<'_> {
     pub(super) async fn read_file(self, arguments: ReadFile) -> Result<CallToolResult> {
         let path = file_path(&arguments.path)?;
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
-        let most = self.server.config.bounds.file;
+        let max = self.server.config.bounds.file;
         let limit = match arguments.limit {
-            Some(limit) if limit > most.as_bytes() => return Err(too_large("limit", most)),
+            Some(limit) if limit > max.as_bytes() => return Err(too_large("limit", max)),
             limit => limit,
         };
-        let (data, more) = read_part(&**found.sandbox, &path, arguments.offset, limit, most).await?;
+        let (data, more) = read_part(&**found.sandbox, &path, arguments.offset, limit, max).await?;
         let media_type = media::media_type(path.as_str(), &data);
         let whole = arguments.offset == 0 && !more;
         let text = media::text(&data).map(str::to_owned);
@@ -57,9 +57,9 @@ impl Caller<'_> {
                     .with_remedy("encode it with the standard alphabet and padding, or leave out encoding for text")
             })?,
         };
-        let most = self.server.config.bounds.file;
-        if data.len() as u64 > most.as_bytes() {
-            return Err(too_large("content", most));
+        let max = self.server.config.bounds.file;
+        if data.len() as u64 > max.as_bytes() {
+            return Err(too_large("content", max));
         }
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
         let bytes = found.sandbox.write_bytes(&path, data).await?;
@@ -69,14 +69,14 @@ impl Caller<'_> {
     pub(super) async fn edit_file(self, arguments: EditFile) -> Result<CallToolResult> {
         let path = file_path(&arguments.path)?;
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
-        let most = self.server.config.bounds.file;
-        let data = found.sandbox.read_file_to_end(&path, most).await?;
+        let max = self.server.config.bounds.file;
+        let data = found.sandbox.read_file_to_end(&path, max).await?;
         let text = String::from_utf8(data).map_err(|_| {
             Error::new(ErrorKind::Conflict, "edit_file", "the file is not UTF-8 text")
                 .with_context("path", path.to_string())
                 .with_remedy("replace the whole file with write_file and encoding base64")
         })?;
-        let (edited, replacements) = edit(&text, &arguments, most)?;
+        let (edited, replacements) = edit(&text, &arguments, max)?;
         let bytes = found.sandbox.write_bytes(&path, edited).await?;
         structured(&Edited { path: path.as_str().to_owned(), replacements, bytes }, Vec::new())
     }
@@ -87,8 +87,8 @@ impl Caller<'_> {
             return Err(Error::invalid("list_files", format!("depth must be 1 to {MAX_DEPTH}")));
         }
         let found = self.find_lasting(arguments.sandbox.as_deref()).await?;
-        let most = self.server.config.bounds.entries;
-        let (entries, truncated) = resources::walk(&**found.sandbox, &path, arguments.depth, most).await?;
+        let max = self.server.config.bounds.entries;
+        let (entries, truncated) = resources::walk(&**found.sandbox, &path, arguments.depth, max).await?;
         structured(&Listing { path: path.as_str().to_owned(), entries, truncated }, Vec::new())
     }
 }
@@ -102,8 +102,8 @@ fn file_path(text: &str) -> Result<SandboxPath> {
     Ok(path)
 }
 
-fn too_large(what: &str, most: ByteSize) -> Error {
-    let message = format!("{what} exceeds {most}, the server's limit for one call");
+fn too_large(what: &str, max: ByteSize) -> Error {
+    let message = format!("{what} exceeds {max}, the server's limit for one call");
     Error::new(ErrorKind::Denied, "file", message).with_remedy("process the file in parts with run_command")
 }
 
@@ -113,7 +113,7 @@ async fn read_part(
     path: &SandboxPath,
     offset: u64,
     limit: Option<u64>,
-    most: ByteSize,
+    max: ByteSize,
 ) -> Result<(Vec<u8>, bool)> {
     let failed = |error: std::io::Error| {
         Error::new(ErrorKind::Io, "read_file", "cannot read the file")
@@ -121,12 +121,12 @@ async fn read_part(
             .with_source(error)
     };
     let mut reader = sandbox.read_file_from(path, offset).await?;
-    let default = DEFAULT_READ.min(most.as_bytes());
+    let default = DEFAULT_READ.min(max.as_bytes());
     let mut data = Vec::new();
     (&mut reader).take(limit.unwrap_or(default) + 1).read_to_end(&mut data).await.map_err(failed)?;
     let mut limit = limit.unwrap_or(default);
     if data.len() as u64 > limit && limit == default && offset == 0 && media::image(&data).is_some() {
-        limit = most.as_bytes();
+        limit = max.as_bytes();
         (&mut reader).take(limit + 1 - data.len() as u64).read_to_end(&mut data).await.map_err(failed)?;
     }
     let more = data.len() as u64 > limit;
@@ -140,7 +140,7 @@ async fn read_part(
 }
 
 /// Edits a text. Returns the new text and the number of replacements.
-fn edit(text: &str, arguments: &EditFile, most: ByteSize) -> Result<(String, u64)> {
+fn edit(text: &str, arguments: &EditFile, max: ByteSize) -> Result<(String, u64)> {
     let EditFile { old_text, new_text, replace_all, .. } = arguments;
     let bad = |kind, message: String, remedy: &str| {
         Err(Error::new(kind, "edit_file", message).with_fault(cofferdam_contract::Fault::Caller).with_remedy(remedy))
@@ -164,8 +164,8 @@ fn edit(text: &str, arguments: &EditFile, most: ByteSize) -> Result<(String, u64
         );
     }
     let after = (text.len() - count * old_text.len()).saturating_add(count.saturating_mul(new_text.len()));
-    if after as u64 > most.as_bytes() {
-        return Err(too_large("the edited file", most));
+    if after as u64 > max.as_bytes() {
+        return Err(too_large("the edited file", max));
     }
     Ok((text.replace(old_text.as_str(), new_text), count as u64))
 }
@@ -174,7 +174,7 @@ fn edit(text: &str, arguments: &EditFile, most: ByteSize) -> Result<(String, u64
 mod tests {
     use super::*;
 
-    fn edited(text: &str, old: &str, new: &str, replace_all: bool, most: u64) -> Result<(String, u64)> {
+    fn edited(text: &str, old: &str, new: &str, replace_all: bool, max: u64) -> Result<(String, u64)> {
         let arguments = EditFile {
             path: "x".to_owned(),
             old_text: old.to_owned(),
@@ -182,7 +182,7 @@ mod tests {
             replace_all,
             sandbox: None,
         };
-        edit(text, &arguments, ByteSize::from_bytes(most))
+        edit(text, &arguments, ByteSize::from_bytes(max))
     }
 
     #[test]

@@ -78,9 +78,9 @@ impl<'a> Caller<'a> {
         if !files {
             return carried_out.await;
         }
-        let most = self.server.config.spec.limits().wall_time;
-        tokio::time::timeout(most, carried_out).await.unwrap_or_else(|_| {
-            let what = format!("the file operation timed out after {most:?}");
+        let max = self.server.config.spec.limits().wall_time;
+        tokio::time::timeout(max, carried_out).await.unwrap_or_else(|_| {
+            let what = format!("the file operation timed out after {max:?}");
             Err(Error::new(ErrorKind::ResourceExhausted, name.as_str(), what)
                 .with_retry(Retry::Never)
                 .with_remedy("process less in one call, or use run_command"))

@@ -84,7 +84,7 @@ async fn what_goes_wrong_loses_one_session_and_says_so() {
         let result = client.tool("run_code", wrong).await;
         let lost = result["structuredContent"]["session"]["lost"].as_str().unwrap_or_default().to_owned();
         assert!(lost.contains(why), "{code}: {result}");
-        assert!(result["content"][0]["text"].as_str().unwrap().contains("is gone"), "{result}");
+        assert!(result["content"][0]["text"].as_str().unwrap().contains("is lost"), "{result}");
         let (text, kind) = client.fails("run_code", call(name, language, "1")).await;
         assert!(kind == "closed" && text.contains(why) && text.contains("close_sandbox"), "{text}");
         assert_eq!(value(&client.works("run_code", python("good", "kept")).await), "1");
