@@ -39,7 +39,7 @@ pub struct Caller<'a> {
 struct Found<'a> {
     sandbox: InUse,
     place: Place,
-    /// Closes a sandbox that exists only for this call.
+    /// The guard of a sandbox that exists only for this call.
     _temporary: Option<Temporary<'a>>,
 }
 

@@ -16,7 +16,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Capacity of a pipe.
 const PIPE: usize = 1 << 20;
 
-/// Protections that may be unavailable on the host of an unprivileged user and are not tested here.
+/// Returns a spec that accepts the protections that may be unavailable on the host of an unprivileged user.
 pub fn spec() -> Spec {
     let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
     let limits = Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(256)), ..Limits::default() };
@@ -95,7 +95,8 @@ impl Client {
     /// Reads the next message of any kind.
     pub async fn hear(&mut self) -> Option<Value> {
         let mut line = String::new();
-        let read = timeout(TEST_TIMEOUT, self.output.read_line(&mut line)).await.expect("an answer in time").expect("read");
+        let read =
+            timeout(TEST_TIMEOUT, self.output.read_line(&mut line)).await.expect("an answer in time").expect("read");
         (read > 0).then(|| serde_json::from_str(&line).expect("JSON"))
     }
 

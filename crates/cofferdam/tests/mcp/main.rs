@@ -106,7 +106,7 @@ fn text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The end of a connection over pipes: end of input, or a signal.
+/// Tests both ends of a connection over pipes: end of input, and a signal.
 #[test]
 fn the_process_ends_with_its_client_and_leaves_nothing() {
     for by_signal in [false, true] {

@@ -17,7 +17,7 @@ const COUNTING: &str = "echo kept > f; mkdir d; cd d; \
     (i=0; while :; do i=$((i+1)); echo $i > /workspace/new; mv /workspace/new /workspace/n; sleep 0.1; done) \
     > /dev/null 2>&1 & sleep 1";
 
-/// Returns true if programs resume in restored and forked sandboxes.
+/// The fate of programs in restored and forked sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Programs {
     GoOn,
@@ -106,7 +106,7 @@ fn processes_are_not_copied_and_the_refusal_says_what_is() {
     talk.end();
 }
 
-/// Variables survive, and an error in one session is reported and affects no other.
+/// Tests that variables survive, and that an error in one session is reported and affects no other.
 fn sessions_live(place: &Place) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = census();
@@ -168,7 +168,7 @@ fn sessions_live_in_machines() {
     }
 }
 
-/// Calls wait during a snapshot. Cancelled calls and a killed server leave nothing.
+/// Tests that calls wait during a snapshot, and that cancelled calls and a killed server leave nothing.
 fn hostile_clients_leave_nothing(place: &Place) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = census();

@@ -19,7 +19,7 @@ struct Kept {
     interpreters: Interpreters,
 }
 
-/// Protections that may be unavailable on the host of an unprivileged user and are not tested here.
+/// Returns a spec that accepts the protections that may be unavailable on the host of an unprivileged user.
 fn spec() -> SpecBuilder {
     use Protection as P;
     [P::Memory, P::CpuTime, P::Processes, P::Disk]

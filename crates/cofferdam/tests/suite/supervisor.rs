@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::census;
 
-/// A run that prints `ready` from inside its sandbox, and leaves daemons there.
+/// Starts a run that prints `ready` from inside its sandbox, and leaves daemons there.
 fn supervisor() -> std::process::Child {
     let script = "(setsid sleep 1000 &) ; sleep 1001 & echo ready; sleep 1002";
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
@@ -115,7 +115,7 @@ fn root_without_the_right_to_mount_becomes_somebody_else() {
     assert_eq!(status, Some(0), "{text}");
 }
 
-/// A delayed launcher creates its sandboxes late, but the commands in them have their full time.
+/// Tests a delayed launcher: it creates its sandboxes late, but the commands in them have their full time.
 #[tokio::test]
 async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     use cofferdam::{ExecRequest, Spec, registry};
@@ -141,8 +141,8 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     }
 }
 
-/// The init refuses to start a command in a sandbox with missing protections, and reports it while the supervisor still
-/// accepts the report.
+/// Tests an init that refuses to start a command in a sandbox with missing protections, and reports it while the
+/// supervisor still accepts the report.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_that_comes_early_is_not_lost() {
     use cofferdam::{Access, ExecRequest, Spec, Workspace, registry};

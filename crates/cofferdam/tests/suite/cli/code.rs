@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
 
-/// Python in the WebAssembly backend, which is available only if it was installed.
+/// Returns true if Python for WebAssembly is installed.
 fn installed(stderr: &str, test: &str) -> bool {
     let missing = stderr.contains("is not installed") || stderr.contains("not in this version");
     if missing {
@@ -233,7 +233,7 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
     assert_eq!((status, stdout.as_str()), (0, "1\n"));
 }
 
-/// The run forwards its output immediately and does not keep it in memory.
+/// Tests that a run forwards its output immediately and does not keep it in memory.
 #[test]
 fn the_output_of_a_plain_run_may_have_any_bound() {
     let code = ["--max-output", "1G", "--lang", "python", "--code", "print(1)"];

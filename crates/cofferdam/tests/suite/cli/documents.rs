@@ -91,7 +91,7 @@ fn the_language_of_the_page_on_code_runs() {
     assert_eq!(status, 5, "{stderr}");
 }
 
-/// The example of docs/code.md.
+/// Runs the example of docs/code.md.
 async fn shown_on_the_page_on_code(backend: Arc<dyn Backend>) -> cofferdam::Result<()> {
     let executor = Executor::new(CodeConfig::default())?;
     let result = executor.run(&*backend, Spec::default(), CodeRequest::new("python", "print(1)\n6 * 7")).await?;

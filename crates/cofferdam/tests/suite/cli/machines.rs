@@ -8,7 +8,7 @@ use super::code::typed;
 use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, run};
 
-/// A user with empty directories: no image, no configuration, no other cache.
+/// Gives a command a user with empty directories: no image, no configuration, no other cache.
 pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
     command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
     command

@@ -266,9 +266,10 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     assert_eq!((code, stdout.as_str()), (0, "works\n"), "{stderr}");
 }
 
-/// Returns the size of an encrypted chunk, and of an archive's header with this number of parts.
+/// Size of an encrypted chunk of an archive.
 const SEALED: usize = (64 << 10) + 16;
 
+/// Returns the size of an archive's header with this number of parts.
 fn head(parts: usize) -> usize {
     96 + 80 * parts + 32
 }

@@ -36,7 +36,7 @@ const ROWS: &[Row] = &[
     (&["examples/primes.py"], ""),
 ];
 
-/// The full result needs access to the sandbox, which daemons do not give.
+/// Returns true for code, whose full result needs access to the sandbox, which daemons do not give.
 fn is_code(row: &Row) -> bool {
     row.0.contains(&"--lang") || row.0[0].ends_with(".py")
 }

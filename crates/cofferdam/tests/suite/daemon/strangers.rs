@@ -125,7 +125,8 @@ fn another_user_is_not_even_greeted() {
     assert_eq!(daemon.end().0, Some(0));
 }
 
-/// For an unprivileged user, a guest is a process of the same user. Only its user namespace distinguishes it.
+/// Tests a guest of an unprivileged user: it is a process of the same user, and only its user namespace distinguishes
+/// it.
 #[test]
 fn who_is_in_another_user_namespace_is_not_even_greeted() {
     let unshare = ["--user", "--map-current-user"];

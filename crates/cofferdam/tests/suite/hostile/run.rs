@@ -35,7 +35,7 @@ pub enum Outcome {
     NotTried(String),
 }
 
-/// The backend under attack.
+/// Creates the backend under attack.
 pub fn backend() -> Arc<dyn Backend> {
     Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the process backend starts on this host"))
 }
@@ -45,7 +45,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
-/// Lock that serializes groups: bombs would starve other groups, whose sandboxes would look left behind.
+/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     // A failed group has poisoned the lock. The next group runs anyway.
@@ -196,7 +196,7 @@ async fn attack_as_single(
     verdict(row, host, &completed.map_err(|error| format!("cannot run: {error}"))?)
 }
 
-/// The result of an attack for itself and for the host.
+/// Returns the result of an attack for itself and for the host.
 fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
     let outcome = judge(row, completed)?;
     let damage = host.damage();

@@ -15,7 +15,7 @@ fn memory(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "memory_bomb", args).memory(64).disk(512).expect(Expect::ContainedOrLimit(LimitKind::Memory))
 }
 
-/// Files are in memory with a separate quota: the disk limit bounds them.
+/// Creates a row of a file bomb. Files are in memory with a separate quota, which the disk limit sets.
 fn files(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "memory_bomb", args).memory(64).disk(64).expect(Expect::ContainedOrLimit(LimitKind::Disk))
 }
