@@ -129,7 +129,7 @@ impl Inner {
     }
 
     /// Creates a sandbox. A cancelled call does not interrupt the creation: the sandbox is closed afterwards.
-    pub async fn make(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
+    pub async fn create(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
         let reserved = self.store.reserve(account)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
         let (executor, place) = (self.executor.clone(), self.place.clone());
@@ -243,14 +243,14 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let mut making = Box::pin(server.0.make(owner, Source::Spec(Box::default())));
+        let mut making = Box::pin(server.0.create(owner, Source::Spec(Box::default())));
         assert!(making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         until(1).await;
         // The sandbox is in the channel now, and its receiver is dropped.
         tokio::time::sleep(Duration::from_millis(100)).await;
         drop(making);
         tokio::time::timeout(Duration::from_secs(10), until(0)).await.expect("it is closed");
-        let kept = server.0.make(owner, Source::Spec(Box::default())).await.unwrap();
+        let kept = server.0.create(owner, Source::Spec(Box::default())).await.unwrap();
         assert_eq!(store.sandboxes(owner), [kept.id()]);
     }
 }

@@ -369,7 +369,7 @@ impl Store {
     }
 
     /// Deletes a snapshot.
-    pub fn forget(&self, owner: Owner, id: &str) -> Result<()> {
+    pub fn delete_snapshot(&self, owner: Owner, id: &str) -> Result<()> {
         let stored = {
             let mut state = self.lock();
             match state.snapshots.get(id) {

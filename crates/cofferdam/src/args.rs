@@ -180,7 +180,7 @@ pub struct RunArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 
     #[command(flatten)]
     pub start: StartArgs,
@@ -269,7 +269,7 @@ pub struct StartArgs {
 /// Settings of the sandbox besides its limits.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sandbox")]
-pub struct PlaceArgs {
+pub struct SandboxArgs {
     /// Mount a host directory at /workspace; `:ro` mounts it read-only [default: an empty private directory]
     #[arg(long, value_name = "DIR[:ro]")]
     pub workspace: Option<String>,

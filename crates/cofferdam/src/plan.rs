@@ -52,14 +52,14 @@ pub struct Code {
 
 impl Plan {
     /// Returns the spec of a sandbox for a command that runs no words of the command line in it.
-    pub fn place(args: &RunArgs, settings: &Settings) -> Result<Spec> {
-        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+    pub fn sandbox_spec(args: &RunArgs, settings: &Settings) -> Result<Spec> {
+        let workspace = args.sandbox.workspace.as_deref().map(workspace).transpose()?;
         spec(args, settings, workspace)
     }
 
     /// Plans a run. `terminal` is the size of the host terminal if the code gets a terminal.
     pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
-        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+        let workspace = args.sandbox.workspace.as_deref().map(workspace).transpose()?;
         let (command, code) = command(args, settings, workspace.as_ref())?;
         if code.is_none() && args.file_contents {
             return Err(Error::invalid("run", "--file-contents needs code in a language, but a command is given")
@@ -75,7 +75,7 @@ impl Plan {
 /// Returns the spec of every sandbox of a server.
 #[cfg(feature = "mcp")]
 pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
-    spec(args, settings, args.place.workspace.as_deref().map(workspace).transpose()?)
+    spec(args, settings, args.sandbox.workspace.as_deref().map(workspace).transpose()?)
 }
 
 /// A workspace as named on the command line, and its open directory.
@@ -141,17 +141,17 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
         let (path, id) = recorded(opened);
         builder = builder.directory(&path, id).workspace(Workspace::HostDir { path, access });
     }
-    if let Some(root) = &args.place.root {
+    if let Some(root) = &args.sandbox.root {
         let (path, id) = recorded(directory("--root", root)?);
         builder = builder.directory(&path, id).root(RootFs::Directory { path });
     }
-    if let Some(reference) = &args.place.image {
+    if let Some(reference) = &args.sandbox.image {
         builder = builder.root(RootFs::Image { reference: reference.clone() });
     }
-    if let Some(network) = &args.place.net {
+    if let Some(network) = &args.sandbox.net {
         builder = builder.network(network.clone());
     }
-    for (key, value) in &args.place.label {
+    for (key, value) in &args.sandbox.label {
         builder = builder.label(key, value);
     }
     if let Some(seed) = &settings.wasm.seed {

@@ -299,7 +299,7 @@ pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
 
 /// Creates a backend like [`backend`], with settings for containers and VMs.
 pub fn backend_with(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
-    make(name, ProcessConfig::default(), setup, silent())
+    create_backend(name, ProcessConfig::default(), setup, silent())
 }
 
 /// Creates the backend of this name for a single sandbox: it prepares nothing for later ones.
@@ -316,7 +316,7 @@ pub fn backend_forked(
     progress: ImageProgress,
 ) -> Result<Arc<dyn Backend>> {
     let launcher = launcher.map_or(LauncherStart::Execute, LauncherStart::Forked);
-    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, setup, progress)
+    create_backend(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, setup, progress)
 }
 
 fn silent() -> ImageProgress {
@@ -327,7 +327,12 @@ fn silent() -> ImageProgress {
     not(any(feature = "container", feature = "vm")),
     expect(unused_variables, reason = "only backends that have images have settings and take long")
 )]
-fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
+fn create_backend(
+    name: &str,
+    process: ProcessConfig,
+    setup: &Setup,
+    progress: ImageProgress,
+) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         #[cfg(feature = "conformance")]

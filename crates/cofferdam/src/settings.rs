@@ -167,17 +167,17 @@ pub struct WasmSettings {
 impl Settings {
     /// Merges options, environment, file and defaults, in this order of precedence.
     pub fn resolve(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> Result<Self> {
-        let tenant = flags.place.tenant.clone().or_else(|| file.tenant.clone()).unwrap_or_default();
+        let tenant = flags.sandbox.tenant.clone().or_else(|| file.tenant.clone()).unwrap_or_default();
         let weaker = match flags.limits.allow_weaker.is_empty() {
             true => &file.allow_weaker,
             false => &flags.limits.allow_weaker,
         };
         let backend = backend_for_run(flags, environment, file)?;
-        check_option(flags.place.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
-        check_option(flags.place.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
-        check_option(flags.place.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
-        check_option(flags.place.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
-        let machines = machines(flags.place.build, environment, file);
+        check_option(flags.sandbox.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
+        check_option(flags.sandbox.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
+        check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
+        check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
+        let machines = machines(flags.sandbox.build, environment, file);
         let wasm = match backend.info.name == registry::MODULE_BACKEND {
             true => wasm(flags, environment, file),
             false => WasmSettings::default(),
@@ -187,7 +187,7 @@ impl Settings {
             setup: Setup {
                 containers: Containers {
                     runtime: backend.runtime,
-                    pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
+                    pull: flags.sandbox.pull.or(file.containers.pull).unwrap_or_default(),
                     ..containers(environment, file)
                 },
                 machines: Machines { driver: backend.driver.unwrap_or(machines.driver), ..machines },
@@ -262,11 +262,11 @@ pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFi
 
 /// Merges the settings of the WebAssembly backend from options, environment and file, in this order of precedence.
 fn wasm(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> WasmSettings {
-    let (place, first, second) = (&flags.place, &environment.wasm, &file.wasm);
+    let (sandbox, first, second) = (&flags.sandbox, &environment.wasm, &file.wasm);
     let configured = first.deterministic.as_ref().or(second.deterministic.as_ref()).map(|Human(Seed(seed))| seed);
     WasmSettings {
-        seed: place.deterministic.as_ref().or(configured).cloned(),
-        fuel: place.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
+        seed: sandbox.deterministic.as_ref().or(configured).cloned(),
+        fuel: sandbox.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
     }
 }
 
@@ -309,7 +309,7 @@ fn backend_for_run(flags: &RunArgs, environment: &Environment, file: &ConfigFile
     let level = flags.level.or(file.level).unwrap_or(Level::Simulated);
     // A script with an explicit `--level wasm` runs in that level if possible. The level is still a minimum.
     let requested = flags.level == Some(Level::Wasm) && names_script(flags);
-    if !named && flags.place.image.is_some() && level <= Level::Container {
+    if !named && flags.sandbox.image.is_some() && level <= Level::Container {
         return registry::find(registry::CONTAINER_BACKEND).map(Chosen::from);
     }
     if !named && level <= Level::Wasm && (names_module(flags) || requested) {

@@ -113,7 +113,7 @@ impl<'a> Caller<'a> {
         }
         let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
         if self.owner == Owner::Anyone {
-            let sandbox = self.server.make(self.account(), spec()).await?;
+            let sandbox = self.server.create(self.account(), spec()).await?;
             let temporary = Temporary { server: self.server, id: sandbox.id().to_owned() };
             return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _temporary: Some(temporary) });
         }
@@ -123,7 +123,7 @@ impl<'a> Caller<'a> {
             let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
             return Ok(Found { sandbox, place, _temporary: None });
         }
-        let sandbox = self.server.make(self.account(), spec()).await?;
+        let sandbox = self.server.create(self.account(), spec()).await?;
         *own = Some(sandbox.id().to_owned());
         let place = Place { sandbox: Some(sandbox.id().to_owned()), created: true };
         Ok(Found { sandbox, place, _temporary: None })

@@ -13,7 +13,7 @@ use crate::store::{Frozen, InUse, random};
 impl Caller<'_> {
     pub(super) async fn create_sandbox(self, arguments: CreateSandbox) -> Result<CallToolResult> {
         let spec = policy::spec(&self.server.config.spec, &arguments)?;
-        self.made(&self.server.make(self.account(), Source::Spec(Box::new(spec))).await?)
+        self.created(&self.server.create(self.account(), Source::Spec(Box::new(spec))).await?)
     }
 
     pub(super) async fn snapshot_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
@@ -35,18 +35,20 @@ impl Caller<'_> {
         let frozen = self.server.store.snapshot(self.owner, &arguments.snapshot)?;
         let spec = policy::tightened(&frozen.spec, &arguments.limits)?;
         let working_dir = frozen.working_dir.clone();
-        let made =
-            self.server.make(self.account(), Source::State(State::Snapshot(Box::new(frozen), Box::new(spec)))).await?;
-        made.set_working_dir(working_dir);
-        self.made(&made)
+        let restored = self
+            .server
+            .create(self.account(), Source::State(State::Snapshot(Box::new(frozen), Box::new(spec))))
+            .await?;
+        restored.set_working_dir(working_dir);
+        self.created(&restored)
     }
 
     pub(super) async fn fork_sandbox(self, arguments: OfSandbox) -> Result<CallToolResult> {
         let sandbox = self.server.store.enter(self.owner, &arguments.sandbox)?;
         let working_dir = sandbox.working_dir();
-        let fork = self.server.make(self.account(), Source::State(State::Fork(sandbox))).await?;
+        let fork = self.server.create(self.account(), Source::State(State::Fork(sandbox))).await?;
         fork.set_working_dir(working_dir);
-        self.made(&fork)
+        self.created(&fork)
     }
 
     pub(super) async fn close_sandbox(self, arguments: CloseSandbox) -> Result<CallToolResult> {
@@ -60,7 +62,7 @@ impl Caller<'_> {
                 id
             }
             (None, Some(id), None) => {
-                self.server.store.forget(self.owner, &id)?;
+                self.server.store.delete_snapshot(self.owner, &id)?;
                 id
             }
             _ => {
@@ -72,7 +74,7 @@ impl Caller<'_> {
         structured(&Closed { closed }, Vec::new())
     }
 
-    fn made(self, sandbox: &InUse) -> Result<CallToolResult> {
+    fn created(self, sandbox: &InUse) -> Result<CallToolResult> {
         let (backend, idle) = (&self.server.backend, self.server.config.bounds.idle);
         structured(&Made::new(sandbox.id(), backend.name(), backend.level(), &***sandbox, idle), Vec::new())
     }

@@ -30,7 +30,7 @@ async fn the_current_revision_needs_no_handshake() {
     let run = call("run_command", json!({"command": "echo x > f; echo loud"}), json!({}));
     let first = client.request("tools/call", run).await;
     assert_eq!(first["result"]["resultType"], "complete", "{first}");
-    assert!(client.heard.is_empty(), "nobody asked for messages: {:?}", client.heard);
+    assert!(client.heard.is_empty(), "the client did not request messages: {:?}", client.heard);
     // One connection is one client: its own sandbox exists in the next request.
     let logs = json!({"io.modelcontextprotocol/logLevel": "info"});
     let second = client.request("tools/call", call("run_command", json!({"command": "cat f"}), logs)).await;

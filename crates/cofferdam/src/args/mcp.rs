@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use cofferdam::{ByteSize, Level, parse_duration};
 
-use super::{LimitArgs, PlaceArgs};
+use super::{LimitArgs, SandboxArgs};
 
 const HELP: &str = "\
 Examples:
@@ -74,5 +74,5 @@ pub struct McpArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cofferdam::Level;
 
-use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs};
+use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs};
 
 const REPL_HELP: &str = "\
 Examples:
@@ -46,15 +46,15 @@ pub struct ReplArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 }
 
 impl ReplArgs {
     /// Converts to the arguments of a run, the history file and the `--no-history` option.
     pub fn into_run(self) -> (RunArgs, Option<PathBuf>, bool) {
-        let Self { lang, level, backend, history, no_history, limits, place } = self;
+        let Self { lang, level, backend, history, no_history, limits, sandbox } = self;
         let output = OutputArgs::default();
-        let run = RunArgs { lang: Some(lang), level, backend, limits, place, output, ..RunArgs::default() };
+        let run = RunArgs { lang: Some(lang), level, backend, limits, sandbox, output, ..RunArgs::default() };
         (run, history, no_history)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cofferdam::{ByteSize, TenantId, parse_duration};
 
-use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs, StartArgs};
+use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs, StartArgs};
 use crate::bound::Bound;
 
 const SNAPSHOT_HELP: &str = "\
@@ -99,7 +99,7 @@ pub struct SaveArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 
     #[command(flatten)]
     pub start: StartArgs,
@@ -145,7 +145,7 @@ impl SaveArgs {
             lang: self.lang.take(),
             code: self.code.take(),
             limits: std::mem::take(&mut self.limits),
-            place: std::mem::take(&mut self.place),
+            sandbox: std::mem::take(&mut self.sandbox),
             start: std::mem::take(&mut self.start),
             output: self.answer.output(),
             separated: self.separated,
@@ -217,7 +217,7 @@ impl RestoreArgs {
             code: self.code.clone(),
             backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
             limits,
-            place: PlaceArgs { tenant: self.tenant.clone(), ..PlaceArgs::default() },
+            sandbox: SandboxArgs { tenant: self.tenant.clone(), ..SandboxArgs::default() },
             output: OutputArgs { stdin: self.stdin, ..self.answer.output() },
             separated: true,
             ..RunArgs::default()

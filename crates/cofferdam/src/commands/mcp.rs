@@ -36,7 +36,7 @@ pub fn main(args: McpArgs, config: Option<PathBuf>) -> u8 {
 fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, place, .. } = args;
+    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, sandbox, .. } = args;
     let bounds = bounds(
         &BoundOptions {
             sandboxes: args.sandboxes,
@@ -47,7 +47,7 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
         },
         &file.mcp,
     );
-    let run = RunArgs { level, backend, limits, place, ..RunArgs::default() };
+    let run = RunArgs { level, backend, limits, sandbox, ..RunArgs::default() };
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
     let spec = plan::sandbox(&run, &settings)?;
     let code = settings.code.clone();

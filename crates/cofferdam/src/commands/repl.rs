@@ -42,7 +42,7 @@ pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
     let prepared = crate::config::load(config, |name| std::env::var_os(name)).and_then(|file| {
         let environment = Environment::read(|name| std::env::var_os(name))?;
         let settings = Settings::resolve(&run, &environment, &file)?;
-        let spec = Plan::place(&run, &settings)?;
+        let spec = Plan::sandbox_spec(&run, &settings)?;
         Ok((spec, settings))
     });
     let language = run.lang.clone().unwrap_or_default();

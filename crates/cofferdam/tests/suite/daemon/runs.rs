@@ -24,7 +24,7 @@ const ROWS: &[Row] = &[
     (&["--env", "A=b", "--", "sh", "-c", "env | sort; pwd; id -u"], ""),
     (&["--working-dir", "missing", "--", "true"], ""),
     (&["--stdin", "--", "sh", "-c", "cat; echo end"], "one\ntwo\n"),
-    (&["--stdin", "--", "true"], "nobody reads this"),
+    (&["--stdin", "--", "true"], "not read by the command"),
     (&["--lang", "python", "--code", "import sys; print(sys.argv[1:]); sys.exit(5)", "--", "a", "b c"], ""),
     (&["--lang", "python", "--code", "import os, sys; print(sorted(os.environ)); print('e', file=sys.stderr)"], ""),
     (&["--lang", "python", "--stdin", "--code", "import sys; print(sys.stdin.read().upper())"], "abc"),

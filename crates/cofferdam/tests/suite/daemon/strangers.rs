@@ -187,7 +187,7 @@ fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
 }
 
 #[test]
-#[ignore = "started by the tests of this file, as somebody else"]
+#[ignore = "started by the tests of this file as another user"]
 fn inner_stranger() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
     match UnixStream::connect(socket) {

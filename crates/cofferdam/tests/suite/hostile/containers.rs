@@ -25,9 +25,9 @@ pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
 /// Returns the reason why a row does not apply to containers; `None` for most rows.
 fn exception(row: &Row) -> Option<&'static str> {
     match row.name {
-        "writing the user map" => {
-            Some("an engine that remaps nobody gives no user namespace, which the posture says; nobody inside is root")
-        }
+        "writing the user map" => Some(
+            "an engine without user id mapping provides no user namespace, which the posture reports; no guest is root",
+        ),
         _ if row.place == Place::Shared && rustix::process::geteuid().is_root() => {
             Some("root's directories are not lent to be written; an ordinary user's run tries it")
         }

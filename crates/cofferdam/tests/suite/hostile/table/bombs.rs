@@ -89,7 +89,7 @@ pub fn cpu_rows() -> Vec<Row> {
         cpu("processor time in four processes", |_| words(["many", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
-        cpu("processor time of children that nobody waits for", |_| words(["unreaped", "2"]))
+        cpu("CPU time of unreaped children", |_| words(["unreaped", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
         cpu("processor time in a relay", |_| words(["relay", "2"]))
