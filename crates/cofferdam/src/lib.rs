@@ -7,7 +7,7 @@
 //! # Where to look
 //!
 //! - Backends by name: `registry.rs`.
-//! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`, which are pure. Commands: `commands/mod.rs`.
+//! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`. Commands: `commands/mod.rs`.
 //! - Use of a daemon by a run: `resident.rs`.
 //!
 //! # Examples
