@@ -104,7 +104,7 @@ impl Client {
     pub async fn answer(&mut self, id: u64) -> Value {
         self.heard.clear();
         loop {
-            let message = self.hear().await.expect("the server is there");
+            let message = self.hear().await.expect("the server is running");
             if message["id"] == id {
                 return message;
             }

@@ -194,7 +194,7 @@ impl Talk {
 
     /// Kills the server with SIGKILL.
     pub fn kill(mut self) {
-        self.child.kill().expect("it is there");
+        self.child.kill().expect("it exists");
         self.child.wait().expect("it ends");
     }
 }

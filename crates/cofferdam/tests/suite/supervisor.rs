@@ -89,7 +89,7 @@ fn run_under(wrapper: &[&str]) -> (Option<i32>, String) {
         .args(&wrapper[1..])
         .args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--", "true"])
         .output()
-        .expect("util-linux is there");
+        .expect("util-linux is installed");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -175,7 +175,7 @@ fn supervisors_peak(max_output: &str, script: &str) -> u64 {
     let mut stdout = child.stdout.take().expect("it is piped");
     // The document is larger than a pipe, so its writer is still running.
     stdout.read_exact(&mut [0]).expect("there is a document");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is there");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it exists");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
     std::io::copy(&mut stdout, &mut std::io::sink()).expect("it can be read");
     assert!(child.wait().expect("it ends").success());

@@ -194,7 +194,7 @@ fn runs_are_logged_and_the_log_is_verified() {
     std::fs::rename(home.path().join("log"), home.path().join("old")).expect("moved");
     std::fs::write(home.path().join("log"), "in the way").expect("written");
     let mark = home.path().join("workspace");
-    std::fs::create_dir(&mark).expect("made");
+    std::fs::create_dir(&mark).expect("created");
     let words = ["--config", &config, "--workspace", mark.to_str().expect("a name"), "--", "touch", "ran"];
     let (status, _, stderr) = outcome(&mut run(words));
     assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
@@ -385,7 +385,7 @@ fn an_interrupted_start_has_its_last_line_in_the_log() {
     }
     // The interpreter takes seconds to report its version.
     std::thread::sleep(Duration::from_millis(300));
-    kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it exists");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     let records = records(&config);
     assert_eq!((records.len(), &records[1]["exit"]["failed"]), (2, &json("\"closed\"")), "{records:?}");

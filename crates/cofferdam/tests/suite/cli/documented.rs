@@ -130,7 +130,7 @@ fn home() -> tempfile::TempDir {
     let home = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &[u8]| {
         let path = home.path().join(name);
-        std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("created");
         std::fs::write(path, text).expect("written");
     };
     let primes = std::fs::read(repository().join("examples/primes.py")).expect("the example");

@@ -118,7 +118,7 @@ async fn the_program_of_the_page_on_code_is_this_one_and_runs() {
 #[test]
 fn the_commands_of_the_page_on_mcp_serve() {
     let home = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(home.path().join("project")).expect("made");
+    std::fs::create_dir(home.path().join("project")).expect("created");
     let lines: Vec<_> = blocks(MCP, "sh").into_iter().flat_map(str::lines).collect();
     assert!(lines.len() >= 3, "{lines:?}");
     for line in lines {
@@ -134,7 +134,7 @@ fn the_commands_of_the_page_on_mcp_serve() {
         let mut child = start(&mut shell(&format!("exec {}", command.replace(":8765", ":0")), home.path()));
         let mut told = String::new();
         BufReader::new(child.stderr.take().expect("piped")).read_line(&mut told).expect("it says where it is");
-        kill_process(Pid::from_child(&child), Signal::TERM).expect("it is there");
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it exists");
         assert_eq!(child.wait().expect("it ends").code(), Some(0));
         assert!(told.contains("http://127.0.0.1:") && told.contains("/mcp"), "{told}");
     }

@@ -75,7 +75,7 @@ impl Started {
             wrapped.current_dir(directory);
         }
         wrapped.stdin(Stdio::null()).stdout(Stdio::piped());
-        Self { child: wrapped.spawn().expect("setsid is there") }
+        Self { child: wrapped.spawn().expect("setsid is installed") }
     }
 
     fn has_monitor(&self) {
@@ -178,7 +178,7 @@ fn a_killed_run_leaves_nothing() {
     running.kill(after(100));
     assert_eq!(place.files(), BTreeSet::new());
     let words = ["--level", "vm", "--memory", "96M", "--", "echo", "works"];
-    let (code, stdout, stderr) = outcome(&mut place.command(run(words), test).expect("machines are there"));
+    let (code, stdout, stderr) = outcome(&mut place.command(run(words), test).expect("VMs are available"));
     assert_eq!((code, &*stdout), (0, "works\n"), "{stderr}");
 }
 
@@ -213,10 +213,10 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
         }
         assert_eq!(place.files(), BTreeSet::new());
     }
-    let (code, _, stderr) = outcome(&mut save(&["--compression", "1"]).expect("machines are there"));
+    let (code, _, stderr) = outcome(&mut save(&["--compression", "1"]).expect("VMs are available"));
     assert_eq!(code, 0, "{stderr}");
     // The existing file stays until the new one is complete.
-    let mut replacing = Started::new(&save(&["--force"]).expect("machines are there"));
+    let mut replacing = Started::new(&save(&["--force"]).expect("VMs are available"));
     replacing.has_printed("ready");
     replacing.kill(after(900));
     is_whole();

@@ -9,7 +9,7 @@ use super::{cofferdam, outcome};
 /// Creates a program in a world-writable directory. The program leaves a file when it is started.
 fn planted(place: &Path, name: &str) -> (String, PathBuf) {
     let (directory, mark) = (place.join("open"), place.join("started"));
-    fs::create_dir(&directory).expect("made");
+    fs::create_dir(&directory).expect("created");
     let program = directory.join(name);
     fs::write(&program, format!("#!/bin/sh\necho > {}\nexit 1\n", mark.display())).expect("written");
     fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("its mode");

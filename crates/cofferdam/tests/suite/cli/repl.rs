@@ -173,7 +173,7 @@ fn a_person_talks_with_python() {
     assert_eq!(person.leaves(), 0);
     // Only this user can read the history.
     let history = home.path().join("cofferdam/history-python");
-    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let mode = |path: &Path| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
     assert_eq!((mode(&history), mode(&home.path().join("cofferdam"))), (0o600, 0o700));
     let kept = std::fs::read_to_string(&history).expect("readable");
     assert!(kept.starts_with("x = 20\nx + 22\n") && kept.ends_with("x\n"), "{kept}");
@@ -182,7 +182,7 @@ fn a_person_talks_with_python() {
         person.types(UP);
         person.reads(line);
     }
-    kill_process(Pid::from_child(&person.child), Signal::TERM).expect("it is there");
+    kill_process(Pid::from_child(&person.child), Signal::TERM).expect("it exists");
     assert_eq!(person.child.wait().expect("it ends").code(), Some(143));
     assert!(person.terminal.is_cooked(), "the terminal is as it was");
     drop(person);

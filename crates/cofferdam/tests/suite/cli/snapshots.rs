@@ -90,7 +90,7 @@ impl Parts {
     }
 
     fn read(path: &Path) -> Self {
-        let reader = Reader::open(File::open(path).expect("it is there"), &ReadOptions::default()).expect("an archive");
+        let reader = Reader::open(File::open(path).expect("it exists"), &ReadOptions::default()).expect("an archive");
         let all = &mut |_| std::ops::ControlFlow::Continue(());
         let restored = reader.restore(&[], &mut |_| tempfile::tempfile(), all).expect("it is whole");
         let machine = serde_json::from_slice(&restored.documents[0].bytes).expect("JSON");
@@ -156,7 +156,7 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     let place = tempfile::tempdir().expect("a directory");
     let at = |name: &str| place.path().join(name);
     Parts::sample().write(&at("m"), None);
-    let whole = std::fs::read(at("m")).expect("it is there");
+    let whole = std::fs::read(at("m")).expect("it exists");
     let mut tampered = whole.clone();
     let late = tampered.len() - 40;
     tampered[late] ^= 1;
@@ -326,16 +326,16 @@ fn a_program_goes_on_in_another_process_and_directory() {
         let printed = saved["stdout"]["text"].as_str().expect("text").trim().to_owned();
         let kept = printed.strip_prefix("five ").expect("what it printed");
         let file = place.path().join(name);
-        let meta = std::fs::metadata(&file).expect("it is there");
+        let meta = std::fs::metadata(&file).expect("it exists");
         assert_eq!((saved["archive"]["bytes"].as_u64(), meta.permissions().mode() & 0o777), (Some(meta.len()), 0o600));
         assert_eq!(saved["archive"]["encrypted"].as_bool(), Some(!locked.is_empty()));
         let moved = tempfile::tempdir().expect("a directory");
         let there = moved.path().join("moved");
         std::fs::rename(&file, &there).or_else(|_| std::fs::copy(&file, &there).map(drop)).expect("it is moved");
-        let (first, same) = restored(&there, locked, test).expect("machines are there");
+        let (first, same) = restored(&there, locked, test).expect("VMs are available");
         assert!(same == kept && first >= 5, "{first} {same} {kept}");
         // Restores the same state again, with time to count.
-        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("machines are there");
+        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("VMs are available");
         assert!(same == kept && later > first, "{first} {later}");
         assert_eq!(std::fs::read_dir(moved.path()).expect("a list").count(), 1);
         if locked.is_empty() {
@@ -357,7 +357,7 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
     assert!(code == 0 && stdout == "before\n" && stderr.contains("1 command is running"), "{code} {stdout}{stderr}");
     let restore = ["restore", "m", "--allow-weaker", WEAKER];
     let attach =
-        |words: &[&str]| outcome(&mut run(&[&restore[..], words, &["--attach"]].concat()).expect("machines are there"));
+        |words: &[&str]| outcome(&mut run(&[&restore[..], words, &["--attach"]].concat()).expect("VMs are available"));
     let (code, stdout, stderr) = attach(&[]);
     assert!(code == 7 && stdout == "out\n" && stderr.contains("err\n"), "{code} {stdout}{stderr}");
     assert!(stderr.contains("1 command is running (exec "), "{stderr}");
@@ -375,14 +375,14 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
 
 /// Restores damaged and hostile copies of a valid archive.
 fn hostile_copies(good: &Path, place: &Path, test: &str) {
-    let whole = std::fs::read(good).expect("it is there");
+    let whole = std::fs::read(good).expect("it exists");
     let mut tampered = whole.clone();
     tampered[whole.len() / 2] ^= 1;
     let bad = place.join("bad");
     let restore = |says: &str, words: &[&str]| {
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
-        refused(&mut with_machines(snapshot(words, place), test).expect("machines are there"), says);
+        refused(&mut with_machines(snapshot(words, place), test).expect("VMs are available"), says);
     };
     std::fs::write(&bad, &tampered).expect("a file");
     restore("damaged or was tampered", &[]);
@@ -413,7 +413,7 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     // The archive is consistent, but the VMM cannot load the state.
     Parts { devices: vec![0x5a; parts.devices.len()], ..parts }.write(&bad, None);
     let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--", "true"];
-    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("machines are there"));
+    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("VMs are available"));
     assert!(code == 125 && stdout.is_empty() && stderr.contains("cofferdam: "), "{code} {stdout}{stderr}");
     std::fs::remove_file(&bad).expect("it is removed");
 }
@@ -428,24 +428,24 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     };
     let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
     refused(&mut early, "ended with status 3");
-    let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("machines are there"));
+    let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("VMs are available"));
     assert!(stderr.contains("nothing was saved") && stderr.contains("--when-done"), "{stderr}");
     assert!(!place.path().join("m").exists());
     let script = "echo kept > /workspace/file; echo made";
-    let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
+    let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("VMs are available");
     let (code, stdout, stderr) = outcome(&mut done);
     assert!(code == 0 && stdout == "made\n" && stderr.contains("wrote m ("), "{code} {stdout}{stderr}");
-    refused(&mut save(&["--", "true"]).expect("machines are there"), "already exists");
-    let first = std::fs::read(place.path().join("m")).expect("it is there");
-    let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("machines are there");
+    refused(&mut save(&["--", "true"]).expect("VMs are available"), "already exists");
+    let first = std::fs::read(place.path().join("m")).expect("it exists");
+    let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("VMs are available");
     assert_eq!(outcome(&mut again), (0, "made\n".to_owned(), String::new()));
-    assert!(std::fs::read(place.path().join("m")).expect("it is there") != first);
+    assert!(std::fs::read(place.path().join("m")).expect("it exists") != first);
     let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
     let (code, stdout, stderr) =
-        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("machines are there"));
+        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("VMs are available"));
     assert!(code == 9 && stdout == "kept\n" && stderr.contains("its command has ended"), "{code} {stdout}{stderr}");
     // Interrupts the command while it runs.
-    let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("machines are there"));
+    let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("VMs are available"));
     let begun = Instant::now();
     while monitors_of(child.id()).is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(120), "no machine is started");
@@ -453,7 +453,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     }
     let monitors = monitors_of(child.id());
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
-        .expect("it is there");
+        .expect("it exists");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     // The kernel kills a booting VM with its supervisor, which takes a moment.
     let begun = Instant::now();
@@ -531,13 +531,13 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
     let Some(mut save) = machine("save", &save) else { return };
     assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
-    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
+    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("VMs are available");
     assert_eq!(outcome(&mut restore).0, 4);
     // A restore without a command is logged too, because the saved programs resume.
-    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("machines are there");
+    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("VMs are available");
     assert_eq!(outcome(&mut restore).0, 0);
     // Code is screened before the VM resumes, and runs in the VM.
-    let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("machines are there");
+    let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("VMs are available");
     let (status, stdout, stderr) = outcome(&mut code("import socket"));
     assert!(status == 125 && stderr.contains("screening refuses the code"), "{status} {stdout}{stderr}");
     let (status, stdout, stderr) = outcome(&mut code("print(6 * 7)"));
@@ -563,6 +563,6 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     std::fs::rename(&log, place.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     for words in [&["m", "--for", "100ms"][..], &["m", "--", "true"]] {
-        refused(&mut machine("restore", words).expect("machines are there"), "the audit log cannot be written");
+        refused(&mut machine("restore", words).expect("VMs are available"), "the audit log cannot be written");
     }
 }

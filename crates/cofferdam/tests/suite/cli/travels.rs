@@ -61,12 +61,12 @@ fn an_image_is_exported_and_imported_by_another_user() {
     let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", "--out", file]));
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(stderr.contains("writing the image") && stderr.contains("cofferdam vm import-image"), "{stderr}");
-    assert_eq!(std::fs::metadata(file).expect("it is there").permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(file).expect("it exists").permissions().mode() & 0o777, 0o600);
     refused(&mut here.vm(&["export-image", "--out", file]), "already exists");
     let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", &key, "--out", file, "--force", "--json"]));
     let document = json(&stdout);
     assert_eq!((code, stderr.as_str(), document["key"].as_str()), (0, "", Some(&*key)), "{stdout}");
-    let bytes = std::fs::metadata(file).expect("it is there").len();
+    let bytes = std::fs::metadata(file).expect("it exists").len();
     assert_eq!(
         (document["archive"]["bytes"].as_u64(), &document["archive"]["encrypted"]),
         (Some(bytes), &false.into())
@@ -232,7 +232,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
 
     let restore = |words: &[&str]| {
         let mut command = with_machines(snapshot(["restore", "m", "--allow-weaker", WEAKER], there.path()), test)
-            .expect("machines are there");
+            .expect("VMs are available");
         command.args(words).env("COFFERDAM_VM_IMAGES", there.path().join("images")).env_remove("COFFERDAM_VM_IMAGE");
         outcome(&mut command)
     };
@@ -242,7 +242,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
 
     // Follows the remedy of the error.
     let file = there.path().join("image");
-    let mut export = with_machines(cofferdam(), test).expect("machines are there");
+    let mut export = with_machines(cofferdam(), test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(export.args(["vm", "export-image", &key, "--out"]).arg(&file));
     assert_eq!(code, 0, "{stdout}{stderr}");
     let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", "image", "--json"]));
@@ -261,7 +261,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     // New VMs start from the imported image too.
     let name = format!("imported-{}", &key[..12]);
     let run = super::run(["--level", "vm", "--image", &name, "--memory", "96M", "--", "echo", "works"]);
-    let mut run = with_machines(run, test).expect("machines are there");
+    let mut run = with_machines(run, test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(run.env("COFFERDAM_VM_IMAGES", there.path().join("images")));
     assert_eq!((code, stdout.as_str()), (0, "works\n"), "{stderr}");
 }
@@ -300,8 +300,8 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
         Some((0..32).step_by(2).map(byte).collect::<Vec<u8>>())
     };
     let Some(in_open) = save(&["--out", "open"]) else { return };
-    let in_locked = save(&["--out", "locked", "--key-file", "key"]).expect("machines are there");
-    let read = |name: &str| std::fs::read(place.path().join(name)).expect("it is there");
+    let in_locked = save(&["--out", "locked", "--key-file", "key"]).expect("VMs are available");
+    let read = |name: &str| std::fs::read(place.path().join(name)).expect("it exists");
     let (open, locked) = (read("open"), read("locked"));
     // Checks that the search finds existing data.
     assert_eq!(occurrences(&open, &in_open), 1);
@@ -317,7 +317,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
         std::fs::write(place.path().join("bad"), bytes).expect("a file");
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         with_machines(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), place.path()), test)
-            .expect("machines are there")
+            .expect("VMs are available")
     };
     let key = &["--key-file", "key"][..];
     assert_eq!(outcome(&mut restore(&locked, key)), (0, "works\n".to_owned(), String::new()));
@@ -340,7 +340,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     refused(&mut restore(&locked[..locked.len() - 1], key), "damaged or was tampered");
     refused(&mut restore(&[&locked[..], b"x"].concat(), key), "damaged or was tampered");
     // Chunks of one archive are invalid in another with the same key.
-    save(&["--out", "again", "--key-file", "key"]).expect("machines are there");
+    save(&["--out", "again", "--key-file", "key"]).expect("VMs are available");
     let again = read("again");
     let mixed = [&locked[..begin], &again[begin..begin + SEALED], &locked[begin + SEALED..]].concat();
     refused(&mut restore(&mixed, key), "damaged or was tampered");

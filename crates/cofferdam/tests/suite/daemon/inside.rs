@@ -81,7 +81,7 @@ fn spec() -> Spec {
 fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
     const WRITTEN: u64 = 16 << 20;
     with_daemon(async |directory| {
-        let sandbox = Inside::connect(directory).expect("it is there").create(spec()).await.expect("a sandbox");
+        let sandbox = Inside::connect(directory).expect("it exists").create(spec()).await.expect("a sandbox");
         let request = ExecRequest::shell(format!("head -c {WRITTEN} /dev/zero"))
             .max_output(ByteSize::from_bytes(2 * WRITTEN))
             .output_buffer(ByteSize::from_bytes(100_000));
@@ -106,7 +106,7 @@ fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
 #[test]
 fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
     with_daemon(async |directory| {
-        let backend = Inside::connect(directory).expect("it is there");
+        let backend = Inside::connect(directory).expect("it exists");
         assert!(!backend.capabilities().contains(&Capability::MultipleExecs));
         let kind = |result: Result<()>| result.expect_err("it is not offered").kind();
         assert_eq!(kind(backend.warm(spec()).await.map(drop)), ErrorKind::Unsupported);
@@ -129,7 +129,7 @@ fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one
     let top = temp.path().canonicalize().expect("a path");
     let make = |name: &str| {
         let path = top.join(name);
-        std::fs::create_dir(&path).expect("made");
+        std::fs::create_dir(&path).expect("created");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("opened to guests");
         path
     };
@@ -150,7 +150,7 @@ fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one
     ];
     with_daemon(async |directory| {
         for (what, exchange) in exchanges {
-            let sandbox = Inside::connect(directory).expect("it is there").create(spec.clone()).await.expect("opened");
+            let sandbox = Inside::connect(directory).expect("it exists").create(spec.clone()).await.expect("opened");
             exchange();
             let begun = sandbox.start(ExecRequest::shell("echo x > written").build().expect("valid")).await;
             if what == "nothing" {

@@ -107,7 +107,7 @@ fn another_user_is_not_even_greeted() {
             .env(SOCKET_VARIABLE, home.socket())
             .stdin(Stdio::null())
             .output()
-            .expect("util-linux is there");
+            .expect("util-linux is installed");
         let (status, stdout, stderr) = read(&output);
         assert_eq!(status, Some(0), "{stdout}{stderr}");
         stdout
@@ -140,7 +140,7 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).arg(std::env::current_exe().expect("this binary has a path"));
         command.args(["--exact", "daemon::strangers::inner_stranger", "--ignored", "--nocapture"]);
-        read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is there"))
+        read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is installed"))
     };
     let (status, stdout, stderr) = inner(&["unshare", "--user", "--map-current-user"]);
     assert!(status == Some(0) && stdout.contains("hung up without a word"), "{stdout}{stderr}");
@@ -152,7 +152,7 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
     let mut inside = Command::new("unshare");
     inside.args(unshare).arg(client.get_program()).args(client.get_args());
     inside.env_clear().envs(client.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let (_, _, stderr) = read(&inside.output().expect("util-linux is there"));
+    let (_, _, stderr) = read(&inside.output().expect("util-linux is installed"));
     assert!(!by_daemon(&stderr) && stderr.contains("without a daemon"), "{stderr}");
     assert!(by_daemon(&read(&client.output().unwrap()).2));
     assert_eq!(daemon.end().0, Some(0));

@@ -30,7 +30,7 @@ struct Owned {
 impl Owned {
     fn new(target: &Path) -> Self {
         let top = open_temporary_directory(0o777);
-        let place = top.path().canonicalize().expect("it is there");
+        let place = top.path().canonicalize().expect("it exists");
         let (mounted, link) = (place.join("mounted"), place.join("link"));
         fs::create_dir(&mounted).expect("the directory is ours");
         symlink(target, &link).expect("the directory is ours");
@@ -130,7 +130,7 @@ pub fn replaced_directory(backend: &dyn Backend) {
     use std::os::unix::fs::MetadataExt;
     let target = Target::new();
     let owned = Owned::new(target.path());
-    let named = fs::metadata(&owned.mounted).expect("it is there");
+    let named = fs::metadata(&owned.mounted).expect("it exists");
     let id = DirectoryId { device: named.dev(), inode: named.ino() };
     let spec = owned.spec().to_builder().directory(&owned.mounted, id).build().expect("a valid spec");
     block_on(async {
