@@ -1,4 +1,4 @@
-//! Clients that want more than they may, or send what nobody should.
+//! Clients that exceed limits or send invalid messages.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn paths_that_climb_are_refused() {
             ("write_file", json!({"content": "x"})),
             ("edit_file", json!({"old_text": "r", "new_text": "x"})),
         ] {
-            // A file may be put where a link was; that changes nothing outside.
+            // A file may replace a symlink. That changes nothing outside.
             if tool == "write_file" && ["pipe"].contains(&path) {
                 continue;
             }
@@ -141,7 +141,7 @@ async fn no_argument_widens_what_the_server_was_started_with() {
             assert_eq!(client.fails(tool, arguments).await.1, "denied", "{tool} {name}");
         }
     }
-    // A sandbox's own limit is the most that a call in it gets.
+    // A sandbox's own limit is the maximum for its calls.
     let made = client.works("create_sandbox", json!({"limits": {"timeout_seconds": 2}, "read_only": true})).await;
     let longer = json!({"command": "true", "sandbox": made["sandbox"], "timeout_seconds": 3});
     assert_eq!(client.fails("run_command", longer).await.1, "denied");
@@ -225,11 +225,11 @@ async fn sandboxes_calls_and_messages_are_counted() {
     let (text, kind) = client.fails("run_command", json!({"command": "true"})).await;
     assert!(kind == "resource-exhausted" && text.contains("call again"), "{text}");
     client.answer(id).await;
-    // A message that is too large is dropped, what is no JSON is too, and the next is answered.
+    // The server drops a message that is too large or not JSON, and answers the next.
     client.raw(format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{}\"}}\n", "x".repeat(100_000)).as_bytes()).await;
     client.raw(b"\xff\xff{]\n\n").await;
     assert_eq!(client.works("run_command", json!({"command": "echo ok"})).await["stdout"], "ok\n");
-    // More requests than may be open are read one after the other; a cancelled one is not open any more.
+    // Requests above the limit are read one after the other. A cancelled request no longer counts.
     for id in 1000..1020 {
         let call = json!({"name": "run_command", "arguments": {"command": "sleep 600"}});
         client
@@ -254,7 +254,7 @@ async fn two_open_requests_of_one_id_are_not_one() {
     client.raw(format!("{again}\n").as_bytes()).await;
     let answer = client.answer(id).await;
     assert_eq!(answer["error"]["code"], -32600, "{answer}");
-    // The first goes on, and others are answered.
+    // The first call continues, and others are answered.
     assert_eq!(client.request("ping", json!({})).await["result"], json!({}));
     until_running("3941.5", 1, Duration::from_secs(1)).await;
     client.gone().await;

@@ -1,4 +1,4 @@
-//! What each tool does.
+//! Behaviour of each tool.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::pipe::{Client, config, process, spec, until_running};
 
-/// A picture of one point.
+/// A picture with one pixel.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,7 +161,7 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
         let spec = spec().to_builder().workspace(workspace).limits(Limits { disk: None, ..spec().limits().clone() });
         let config = McpConfig { spec: spec.build().unwrap(), ..config(Bounds::default()) };
         let mut client = Client::new(process(), config).await;
-        // Also where only the client asked for less than the server lends.
+        // Also if only the client restricts a workspace that the server mounts writable.
         let sandbox = client.works("create_sandbox", json!({"read_only": asks})).await["sandbox"].clone();
         let read = client.works("read_file", json!({"path": "a.txt", "sandbox": sandbox})).await;
         assert_eq!(read["text"], "as it was", "{read}");
@@ -245,7 +245,7 @@ async fn output_and_progress_come_while_code_runs() {
         .filter_map(|message| message["params"]["progress"].as_f64())
         .collect();
     assert!(progress.len() >= 2 && progress.is_sorted_by(|a, b| a < b), "{progress:?}");
-    // Who wants no messages about ordinary things gets none.
+    // A client that opts out of info messages gets none.
     client.request("logging/setLevel", json!({"level": "error"})).await;
     client.works("run_command", json!({"command": "echo x"})).await;
     assert!(client.heard.is_empty(), "{:?}", client.heard);

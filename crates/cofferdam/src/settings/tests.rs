@@ -46,7 +46,7 @@ fn an_option_that_would_do_nothing_is_refused() {
         |line: &str| Settings::resolve(&flags(line), &Environment::default(), &ConfigFile::default()).map(drop);
     for line in ["--pull missing x.py", "--backend vm --pull never x.py", "--build missing x.py"] {
         let error = resolve(line).unwrap_err();
-        assert!(error.to_string().contains("and the backend is") && error.remedy().is_some(), "{line}: {error}");
+        assert!(error.to_string().contains("but the backend is") && error.remedy().is_some(), "{line}: {error}");
     }
     for line in
         ["--backend docker --pull missing x.py", "--image a --pull missing x.py", "--level vm --build never x.py"]
@@ -222,14 +222,14 @@ fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
         ("x.wasm", &unset, &file, Some("7"), Some(30)),
         ("--fuel none x.wasm", &unset, &file, Some("7"), None),
         ("x.wasm", &unset, &none, None, None),
-        // They are for one backend, and take nothing from the others.
+        // These settings do not affect other backends.
         ("x.py", &set, &file, None, None),
     ] {
         let flags = flags(line);
         let settings = Settings::resolve(&flags, environment, file).unwrap();
         assert_eq!(settings.wasm.seed.as_deref(), seed, "{line}");
         assert_eq!(settings.wasm.fuel.map(NonZeroU64::get), fuel, "{line}");
-        // What `cofferdam mcp` makes its sandboxes from.
+        // The spec of the sandboxes of `cofferdam mcp`.
         let spec = crate::plan::sandbox(&flags, &settings).unwrap();
         let attribute = |name: &str| spec.attributes().get(name).cloned();
         assert_eq!(attribute("wasm.deterministic"), seed.map(Into::into), "{line}");

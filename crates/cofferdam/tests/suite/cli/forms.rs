@@ -1,4 +1,4 @@
-//! `--json` and `--events`.
+//! The output forms `--json` and `--events`.
 
 use super::{json, outcome, run};
 
@@ -48,7 +48,7 @@ fn events_come_as_lines_in_order() {
         let of = lines.iter().filter(|line| line["type"] == "output" && line["stream"] == stream);
         of.filter_map(|line| line["text"].as_str().map(str::to_owned)).collect()
     };
-    // The last bytes may have come with the line before them, which then is no text.
+    // The last bytes may arrive with the previous line, which is then not valid text.
     assert!(text("stdout").starts_with("one\n"), "{stdout}");
     assert!(!text("stdout").contains('\u{fffd}'), "{stdout}");
     assert_eq!(text("stderr"), "two\n");

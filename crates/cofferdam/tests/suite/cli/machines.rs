@@ -1,4 +1,4 @@
-//! Virtual machines from the command line: as far as none is started, always; with machines where tests may start some.
+//! VMs from the command line: checks that start none, and checks with VMs if the tests may start some.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use super::code::typed;
 use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, run};
 
-/// A user without anything: no image, no configuration, no cache but this one.
+/// Gives a command a user with empty directories: no image, no configuration, no other cache.
 pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
     command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
     command
 }
 
-/// Where tests keep images: they take long, and are the same each time.
+/// Returns the image directory that tests share, because builds take long and give the same result.
 pub(crate) fn cache() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let named = std::env::var_os("COFFERDAM_TEST_CACHE").map(PathBuf::from);
@@ -25,13 +25,13 @@ pub(crate) fn cache() -> PathBuf {
 
 fn with_cache(mut command: Command) -> Command {
     let cache = cache();
-    // Packages are kept beside images, in a directory that is called as the program is.
+    // Packages are stored next to the images, in a directory with the program's name.
     command.env("XDG_CACHE_HOME", cache.parent().expect("a cache is in something"));
     command.env("COFFERDAM_VM_IMAGES", cache.join("vm")).env("COFFERDAM_VM_IMAGE", "cli-tests");
     command
 }
 
-/// The command with an image to start machines from; says why there is none.
+/// Returns the command with a VM image, or prints why there is none.
 pub(crate) fn with_machines(command: Command, test: &str) -> Option<Command> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
@@ -60,7 +60,7 @@ pub(crate) fn with_machines(command: Command, test: &str) -> Option<Command> {
     }
 }
 
-/// A root file system that nothing would start from.
+/// Creates a root file system that cannot boot.
 pub(super) fn sample_root(place: &Path) -> PathBuf {
     let root = place.join("root");
     std::fs::create_dir_all(root.join("etc")).expect("a directory");
@@ -167,7 +167,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert_eq!(names, ["one", "two"]);
     assert!(all["images"][0]["about"].as_str().is_some_and(|about| about.contains("the directory")), "{all}");
     assert_eq!(all["unnamed"].as_array().map(Vec::len), Some(0), "{all}");
-    // What lost its name is shown by the key that archives call it by.
+    // An image that lost its name is listed with the key that archives use.
     std::fs::write(root.join("etc/hostname"), "and again\n").expect("a file");
     build("two");
     let (_, stdout, _) = vm(&["images", "--json"]);
@@ -176,7 +176,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     let key = json(&changed)["key"].as_str().expect("a text")[..12].to_owned();
     assert!(stdout.contains("(no name)") && stdout.contains(&key), "{stdout}");
     vm(&["prune", "--unused", "0s"]);
-    // What has a name stays, however long nobody asked for it.
+    // A named image is kept, however long it is unused.
     let (code, stdout, _) = vm(&["prune", "--unused", "0s", "--json"]);
     assert_eq!((code, json(&stdout)["freed"].as_u64()), (0, Some(0)));
     let (code, stdout, _) = vm(&["prune", "--name", "two", "--unused", "0s", "--json"]);
@@ -205,7 +205,7 @@ fn doctor_tells_what_machines_need() {
     let place = tempfile::tempdir().expect("a directory");
     let mut doctor = with_nothing(cofferdam(), place.path());
     let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "vm", "--json"]));
-    // There is no image.
+    // No image exists.
     assert_eq!(code, 1, "{stdout}");
     let report = json(&stdout)["backends"][0].clone();
     assert_eq!((report["tried"].as_bool(), report["level"].as_str()), (Some(false), Some("vm")));

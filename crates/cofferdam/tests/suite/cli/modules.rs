@@ -8,7 +8,7 @@ use cofferdam_wasm::WasmPrograms;
 
 use super::{cofferdam, json, outcome};
 
-/// A directory with the module of a program in it, as `guest.wasm`.
+/// Creates a directory with the module of a program, `guest.wasm`.
 fn module(program: &GuestProgram) -> (tempfile::TempDir, PathBuf) {
     let request = WasmPrograms.request(program).expect("a program of WASI").build().expect("a request");
     let What::Script(script) = request.command() else { panic!("{request:?}") };
@@ -117,7 +117,7 @@ fn other_programs_do_not_run_in_a_sandbox_of_webassembly() {
         let (code, _, stderr) = run(words);
         assert!((125..=127).contains(&code), "{words:?}: {code} {stderr}");
     }
-    // The level is a floor: what is not there has a thicker wall.
+    // The level is a minimum: programs without a module use a backend of a higher level.
     let (code, stdout, stderr) = run(&["--level", "wasm", "--lang", "sh", "--code", "echo floor"]);
     assert_eq!((code, stdout.as_str()), (0, "floor\n"), "{stderr}");
 }

@@ -1,8 +1,8 @@
-//! Programs that need what is bounded by a quota work, and the quota comes back when objects are gone.
+//! Programs that use quota-bounded objects. They work, and the quota is returned when the objects are gone.
 
 use super::{outcome, run};
 
-/// Runs a program in a process sandbox, and wants it to succeed.
+/// Runs a program in a process sandbox and requires success.
 fn succeeds(words: &[&str]) -> String {
     let (status, output, errors) = outcome(&mut run(words));
     assert_eq!(status, 0, "{output}\n{errors}");

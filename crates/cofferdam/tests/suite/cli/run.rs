@@ -1,4 +1,4 @@
-//! `cofferdam run`: what runs, what it sees, which status it ends with.
+//! `cofferdam run`: commands, their view of the sandbox, and exit statuses.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -62,7 +62,7 @@ fn code_on_standard_input_runs() {
         "{stderr}"
     );
     let (status, _, stderr) = piped(&["--stdin", "-"], "print(1)");
-    assert!(status == 125 && stderr.contains("standard input holds the code"), "{stderr}");
+    assert!(status == 125 && stderr.contains("standard input contains the code"), "{stderr}");
     let (status, _, stderr) = piped(&["-"], &"#".repeat((16 << 20) + 1));
     assert!(status == 125 && stderr.contains("standard input is larger than the 16 MiB"), "{stderr}");
 }
@@ -185,7 +185,7 @@ fn output_is_live_and_input_answers_it() {
 fn output_beyond_the_maximum_is_cut_and_told() {
     let (code, stdout, stderr) = ended(&["--max-output", "1K", "--", "head", "-c", "1M", "/dev/zero"]);
     assert_eq!((code, stdout.len()), (0, 1024));
-    assert_eq!(stderr, "cofferdam: output cut: 1 KiB of 1 MiB passed on (raise it with --max-output)\n");
+    assert_eq!(stderr, "cofferdam: output truncated: 1 KiB of 1 MiB printed (raise the limit with --max-output)\n");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_reader_that_goes_away_ends_the_run_quietly() {
 #[test]
 fn the_time_limit_holds_while_the_reader_holds_output_back() {
     let child = start(&mut run(["--quiet", "--max-output", "4M", "--timeout", "1s", "--", "yes"]));
-    // Nothing is read before the end of the run; only then is the pipe emptied.
+    // The test reads the pipe only after the end of the run.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let (code, stdout, _) = super::read(&child.wait_with_output().unwrap());
     assert_eq!((code, stdout.len()), (124, 4 << 20));
@@ -258,7 +258,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
         return;
     };
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
-    // Below the host's /tmp, where a sandbox has a directory of its own.
+    // A directory below the host's /tmp, over which a sandbox mounts its own.
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let project = directory.path().canonicalize().unwrap().join("project");
     let packages = project.join(format!("lib/python{version}/site-packages"));
@@ -285,7 +285,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
     let document = json(&stdout);
     let printed = format!("found {} bin lib lib64 pyvenv.cfg\n", project.display());
     assert_eq!(document["stdout"]["text"], printed.as_str(), "{stdout}");
-    // The posture says what is seen.
+    // The posture reports the visible files.
     let shown = stdout.contains(&format!("{}/pyvenv.cfg", project.display()));
     assert!(shown && !stdout.contains("no host directory seen"), "{stdout}");
 }
@@ -313,7 +313,7 @@ fn sandboxes_stay_below_the_group_of_what_started_them() {
     command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(caller.join("cgroup.procs"));
     command.arg(inner.get_program()).args(inner.get_args());
     let (code, stdout, stderr) = outcome(&mut command);
-    // Its last processes may still be leaving.
+    // The last processes may still be exiting.
     let gone = (0..500).any(|_| {
         std::fs::remove_dir(&caller).is_ok() || {
             std::thread::sleep(std::time::Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives.
+//! Termination signals.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{run, start};
 
-/// Starts a shell line that says `ready`, and waits until it has.
+/// Starts a shell line that prints `ready`, and waits for that.
 fn ready(options: &[&str], line: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = start(run(options).args(["--", "sh", "-c", line]));
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -57,7 +57,7 @@ fn a_command_that_ignores_the_request_is_killed_after_the_grace() {
 #[test]
 fn the_document_comes_also_after_a_signal() {
     let mut child = start(&mut run(["--json", "--stdin", "--cancel-grace", "200ms", "--", "sh", "-c", "echo up; cat"]));
-    // There is no sign of life in this form, so the signal may come before the start as well: then there is none.
+    // This form prints nothing at the start, so the signal may arrive before it, and then there is no document.
     std::thread::sleep(std::time::Duration::from_millis(500));
     send(&child, Signal::INT);
     let _open = child.stdin.take();

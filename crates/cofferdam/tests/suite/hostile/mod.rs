@@ -1,8 +1,8 @@
-//! Hostile programs against the process backend: each row of the table tries one way out, and fails when it works.
+//! Hostile programs against the process backend. Each row of the table tries one attack, and fails if it succeeds.
 //!
-//! The programs are `tests/guests/*.c`; `docs/past-escapes.md` says which known escape each stands for. Harmless ones are
-//! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
-//! would harm the machine is never run outside; its row says why.
+//! The programs are `tests/guests/*.c`; `docs/past-escapes.md` names the known escape of each. Harmless ones also run
+//! outside the sandbox, where they must succeed, so that no row passes because its program is broken. Programs that
+//! would harm the host never run outside; their rows give the reason.
 
 #[cfg(feature = "container")]
 mod containers;
@@ -23,7 +23,7 @@ use cofferdam_contract::{Access, Workspace};
 
 use self::host::SECRET_VARIABLE;
 
-/// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a process of its own.
+/// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a separate process.
 const INNER: &str = "hostile::inner_with_a_secret";
 
 #[test]
@@ -99,7 +99,7 @@ fn attacks_fail_as_single_commands_too() {
 
 #[test]
 fn attacks_fail_through_a_daemon_too() {
-    // Without the bombs: what a limit does, a run through the daemon shows in `daemon::runs`.
+    // Without the bombs: `daemon::runs` tests limits through the daemon.
     let groups = [
         table::files::rows(),
         table::network::rows(),
@@ -113,7 +113,7 @@ fn attacks_fail_through_a_daemon_too() {
 
 #[test]
 fn secrets_of_the_supervisor_stay_outside() {
-    // The kernel shows the environment that a process was started with, so this binary starts again with the secret.
+    // The kernel shows the initial environment of a process, so this binary starts again with the secret.
     let status = Command::new(std::env::current_exe().expect("this binary has a path"))
         .args(["--exact", INNER, "--ignored", "--nocapture", "--test-threads=1"])
         .env(SECRET_VARIABLE, format!("secret-{}-of-the-supervisor", std::process::id()))
