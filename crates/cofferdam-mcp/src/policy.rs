@@ -74,6 +74,7 @@ mod tests {
     use super::*;
     use cofferdam_contract::Limits;
 
+    /// Promise (MCP server): An argument can only lower limits.
     #[test]
     fn limits_only_become_tighter() {
         let template = Spec::default();
@@ -120,6 +121,7 @@ mod tests {
         assert_eq!((limits.memory, limits.pids), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
     }
 
+    /// Promise (MCP server): An argument can only reduce access to network and workspace.
     #[test]
     fn network_and_workspace_only_become_less() {
         let network = NetworkPolicy::Allow { hosts: vec!["example.com".to_owned()] };

@@ -232,6 +232,7 @@ mod tests {
     use std::task::{Context, Waker};
 
     // Runs on one thread, so that no sandbox is created before the test waits for it.
+    /// Promise (MCP server): A sandbox whose client has gone before its delivery is closed.
     #[tokio::test]
     async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
         let backend = Arc::new(SimulatedBackend::new(Config::default()));

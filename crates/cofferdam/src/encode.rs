@@ -90,6 +90,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Command line): The encoding of output as JSON loses and moves no byte.
         #[test]
         fn no_byte_is_lost_or_moved(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..20)) {
             let mut lines = Lines::default();

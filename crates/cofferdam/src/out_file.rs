@@ -224,6 +224,7 @@ mod tests {
         all
     }
 
+    /// Promise (Virtual machines): An archive is complete or absent.
     #[test]
     fn a_file_is_there_whole_or_not_at_all() {
         let place = tempfile::tempdir().unwrap();
@@ -242,6 +243,8 @@ mod tests {
         assert_eq!(names(place.path()), ["x"]);
     }
 
+    /// Promise (Virtual machines): The next save removes partial archives of killed writers, and no file of live
+    /// writers.
     #[test]
     fn what_killed_writers_left_goes_and_what_others_write_stays() {
         let place = tempfile::tempdir().unwrap();
@@ -269,6 +272,8 @@ mod tests {
     }
 
     /// Simulates a file system without unnamed files, and one without hard links.
+    ///
+    /// Promise (Virtual machines): An archive gets its name only when it is complete.
     #[test]
     fn a_file_that_had_to_have_a_name_gets_its_own_in_the_end() {
         let place = tempfile::tempdir().unwrap();
@@ -294,6 +299,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): An existing file is replaced only on request.
     #[test]
     fn another_is_replaced_only_when_that_is_asked_for() {
         let place = tempfile::tempdir().unwrap();

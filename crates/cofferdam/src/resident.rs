@@ -174,6 +174,7 @@ fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<Stri
 mod tests {
     use super::*;
 
+    /// Promise (Code execution): A daemon has only the environment variables that it reads.
     #[test]
     fn a_daemon_has_what_it_reads_and_nothing_else() {
         for (variable, process, docker, vm) in [

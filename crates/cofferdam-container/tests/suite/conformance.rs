@@ -52,6 +52,7 @@ async fn kit(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
     assert!(left.is_empty(), "{}: {left:?}", engine.name);
 }
 
+/// Promise (Containers): The conformance suite passes on Docker with runc, as root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker() {
     if let Some(engine) = support::docker("the_kit_passes_on_docker") {
@@ -59,6 +60,7 @@ async fn the_kit_passes_on_docker() {
     }
 }
 
+/// Promise (Containers): The conformance suite passes on Podman.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_podman() {
     if let Some(engine) = support::podman("the_kit_passes_on_podman") {
@@ -67,6 +69,8 @@ async fn the_kit_passes_on_podman() {
 }
 
 /// gVisor counts no processes: what it is asked for there is accepted as weaker.
+///
+/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for five cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("the_kit_passes_on_docker_with_gvisor").await {
@@ -75,6 +79,8 @@ async fn the_kit_passes_on_docker_with_gvisor() {
 }
 
 /// Root lends none of its own directories; an ordinary user does.
+///
+/// Promise (Containers): The conformance suite passes on Docker as an ordinary user.
 #[test]
 fn the_kit_passes_for_an_ordinary_user() {
     use std::os::unix::process::CommandExt;

@@ -270,6 +270,7 @@ mod tests {
         }
     }
 
+    /// Promise (MCP server): A public address needs a token and a host name.
     #[test]
     fn what_others_can_reach_needs_a_token_and_a_name() {
         let token = Some("0123456789abcdef");

@@ -122,6 +122,7 @@ fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
 }
 
+/// Promise (MCP server): The HTTP server refuses a wrong token, host name or origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
     let served = Served::new(Bounds::default(), Some(TOKEN)).await;
@@ -147,6 +148,7 @@ async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
     served.end().await;
 }
 
+/// Promise (MCP server): A sandbox belongs to its MCP session.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_belongs_to_its_session() {
     let served = Served::new(Bounds::default(), None).await;
@@ -177,6 +179,7 @@ async fn a_sandbox_belongs_to_its_session() {
     served.end().await;
 }
 
+/// Promise (MCP server): Without MCP sessions, the id of a sandbox grants access, and no other client learns it.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_sessions_the_id_is_the_right() {
     let served = Served::new(Bounds::default(), None).await;
@@ -284,6 +287,7 @@ async fn one_address_does_not_have_every_sandbox() {
     served.end().await;
 }
 
+/// Promise (MCP server): HTTP sessions and bodies are limited, and a client that closes its connection ends its call.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() {
     let bounds = Bounds { clients: 2, message: ByteSize::from_bytes(50_000), ..Bounds::default() };
@@ -305,6 +309,7 @@ async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() 
     served.end().await;
 }
 
+/// Promise (MCP server): A stop of the HTTP server ends its sessions, calls and sandboxes.
 #[tokio::test(flavor = "multi_thread")]
 async fn being_told_to_stop_ends_sessions_calls_and_sandboxes() {
     let served = Served::new(Bounds::default(), None).await;

@@ -18,6 +18,7 @@ pub fn meta(more: Value) -> Value {
     meta
 }
 
+/// Promise (MCP server): The current MCP revision needs no handshake.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_current_revision_needs_no_handshake() {
     let mut client = Client::silent(process(), config(Bounds::default()));

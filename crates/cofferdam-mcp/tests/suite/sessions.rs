@@ -44,6 +44,7 @@ fn lines(log: &std::path::Path, kind: &str) -> Vec<Value> {
     lines.filter(|line| line["kind"] == kind).collect()
 }
 
+/// Promise (MCP server): Variables of a code session persist between calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_call_defines_is_there_for_the_next() {
     let mut client = Client::processes().await;
@@ -69,6 +70,7 @@ async fn what_a_call_defines_is_there_for_the_next() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A crash, a timeout or an endless loop ends its own code session only, with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_loses_one_session_and_says_so() {
     let mut client = Client::processes().await;
@@ -96,6 +98,7 @@ async fn what_goes_wrong_loses_one_session_and_says_so() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A cancelled call ends its own code session only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_loses_its_session_alone_and_is_killed() {
     let mut client = Client::processes().await;
@@ -129,6 +132,7 @@ async fn a_cancelled_call_loses_its_session_alone_and_is_killed() {
     panic!("its name is not free");
 }
 
+/// Promise (MCP server): Code sessions are limited, end when idle, and widen no setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_are_bounded_end_when_idle_and_cannot_widen_anything() {
     let mut config = config(Bounds { interpreters_of_client: 2, ..Bounds::default() });
@@ -170,6 +174,7 @@ async fn sessions_are_bounded_end_when_idle_and_cannot_widen_anything() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Each call of a code session is analysed and logged before it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_call_of_a_session_is_screened_and_logged() {
     let home = tempfile::tempdir().unwrap();
@@ -189,6 +194,7 @@ async fn each_call_of_a_session_is_screened_and_logged() {
     assert!(ends[0]["sandbox"].is_string() && ends[0]["sandbox"] == ends[1]["sandbox"], "{ends:?}");
 }
 
+/// Promise (MCP server): A restore or fork has a line in the audit log, and fails if the log cannot be written.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_be_written() {
     let home = tempfile::tempdir().unwrap();
@@ -223,6 +229,7 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
     client.gone().await;
 }
 
+/// Promise (MCP server): A restored sandbox gets no more than its source had.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_restored_gets_no_more_than_what_was_frozen() {
     let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));

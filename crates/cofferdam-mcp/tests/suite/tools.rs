@@ -97,6 +97,7 @@ async fn code_gives_output_value_files_and_where_it_ran() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A figure is an image in the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_figure_is_an_image() {
     let mut client = Client::processes().await;
@@ -151,6 +152,7 @@ async fn files_are_written_read_edited_and_listed() {
     client.gone().await;
 }
 
+/// Promise (Files): No MCP tool changes a host directory that is mounted read-only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
     let lent = tempfile::tempdir().unwrap();
@@ -181,6 +183,7 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
     }
 }
 
+/// Promise (MCP server): A file that is not text is a blob in the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_text_is_a_blob() {
     let mut client = Client::processes().await;
@@ -199,6 +202,7 @@ async fn what_is_no_text_is_a_blob() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Long file listings are split into pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_files_come_in_pages() {
     let mut client = Client::processes().await;
@@ -222,6 +226,7 @@ async fn many_files_come_in_pages() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Output and progress are sent while code runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn output_and_progress_come_while_code_runs() {
     let mut client = Client::processes().await;
@@ -252,6 +257,7 @@ async fn output_and_progress_come_while_code_runs() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A cancelled call is killed within a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_is_killed_within_a_second_and_the_next_goes_on() {
     let mut client = Client::processes().await;
@@ -297,6 +303,7 @@ async fn snapshots_are_restored_and_sandboxes_forked_where_the_backend_can() {
     client.gone().await;
 }
 
+/// Promise (MCP server): The pages of a listing contain every file.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_file_is_listed_however_many_there_are() {
     let bounds = Bounds { entries: 20, ..Bounds::default() };

@@ -216,6 +216,7 @@ fn request_breaches(description: &Value, request: &Request) -> Vec<String> {
     breaches(description, method(request), &request.path(), body.as_ref(), request.success())
 }
 
+/// Promise (Virtual machines): Each request to Firecracker matches the description of its API.
 #[test]
 fn each_request_is_as_described() {
     let description = description();

@@ -74,6 +74,8 @@ fn processes_of(name: &str) -> Vec<u32> {
     numbers.filter(names).collect()
 }
 
+/// Promise (Virtual machines): Firecracker runs with the isolation boundaries of QEMU, jailed or not, and leaves
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
     let test = "a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing";
@@ -211,6 +213,7 @@ fn keeper_of(process: u32) -> u32 {
     stat.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
+/// Promise (Virtual machines): Firecracker VMs pause, and their snapshots resume again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn machines_pause_are_written_down_and_go_on_from_there() {
     if !can_be_confined("machines_pause_are_written_down_and_go_on_from_there") {
@@ -277,6 +280,7 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
     }
 }
 
+/// Promise (Virtual machines): A Firecracker snapshot resumes with and without the jailer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_goes_on_with_a_jailer_and_without() {
     let test = "a_state_goes_on_with_a_jailer_and_without";
@@ -358,6 +362,8 @@ async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
     error.into_contract("create")
 }
 
+/// Promise (Virtual machines): A Firecracker that dies, hangs, refuses or sends garbage at any step is an error, not a
+/// hang, and leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
     if !can_be_confined("a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing") {
@@ -417,6 +423,7 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
     }
 }
 
+/// Promise (Virtual machines): A failed restore of a Firecracker VM leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_whose_restore_fails_leaves_nothing() {
     if !can_be_confined("a_machine_whose_restore_fails_leaves_nothing") {
@@ -455,6 +462,7 @@ async fn an_end_is_told_with_its_reason() {
     }
 }
 
+/// Promise (Virtual machines): A cancelled start of a Firecracker VM leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn starts_that_are_given_up_leave_nothing() {
     if !can_be_confined("starts_that_are_given_up_leave_nothing") {
@@ -485,6 +493,8 @@ async fn makes_one_and_waits() {
     std::future::pending::<()>().await;
 }
 
+/// Promise (Virtual machines): A killed supervisor leaves no Firecracker process, and the next start removes its
+/// directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     if !can_be_confined("a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept") {

@@ -11,6 +11,7 @@ use cofferdam_vm::vmm::Vmm;
 use crate::driver::{MOST, PATIENCE, VERSION, can_be_confined, promptly, says_back};
 use crate::machine::Stage;
 
+/// Promise (Virtual machines): A connection to a guest agent that breaks before the first message is opened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     let test = "a_connection_that_is_lost_before_anything_was_said_is_made_again";
@@ -35,6 +36,7 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     }
 }
 
+/// Promise (Virtual machines): A replaced Firecracker program is inspected again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_was_replaced_is_asked_again() {
     let stage = Stage::new("", VERSION);
@@ -50,6 +52,7 @@ async fn a_program_that_was_replaced_is_asked_again() {
     assert!(driver.version().await.unwrap_err().to_string().contains("not installed"));
 }
 
+/// Promise (Virtual machines): A Firecracker program without permission to execute is an error with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_may_not_be_executed_is_told_as_such() {
     let test = "a_program_that_may_not_be_executed_is_told_as_such";
@@ -70,6 +73,7 @@ async fn a_program_that_may_not_be_executed_is_told_as_such() {
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
+/// Promise (Virtual machines): A jailer that cannot be used is refused with a remedy before any resource is created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     let test = "what_cannot_be_jailed_is_refused_before_anything_is_made";
@@ -102,6 +106,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
+/// Promise (Virtual machines): Capabilities that Firecracker does not have answer `Unsupported`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_firecracker_cannot_do_is_refused() {
     let stage = Stage::new("", VERSION);

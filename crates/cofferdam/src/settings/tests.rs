@@ -17,6 +17,8 @@ fn environment(entries: &[(&str, &str)]) -> Result<Environment> {
     Environment::read(|name| entries.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
 }
 
+/// Promise (Command line): Options take precedence over the environment, the configuration file and the defaults, in
+/// this order.
 #[test]
 fn options_beat_environment_beats_file_beats_defaults() {
     let file = ConfigFile {
@@ -256,6 +258,7 @@ fn an_image_gets_the_backend_for_images_unless_another_is_named() {
     assert_eq!(choose("--level vm --image x x.py").unwrap(), "vm");
 }
 
+/// Promise (Daemon): Options, environment and configuration select the use of a daemon.
 #[test]
 fn whether_a_daemon_is_used_is_settled_like_everything_else() {
     let file = ConfigFile { use_daemon: Some(DaemonUse::Start), ..ConfigFile::default() };

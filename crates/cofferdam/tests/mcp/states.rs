@@ -81,6 +81,7 @@ fn states_carry_over(place: &Place, programs: Programs) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): A restored or forked container has the files of its source.
 #[test]
 fn states_of_containers_carry_over() {
     if let Some(place) = containers("states_of_containers_carry_over") {
@@ -88,6 +89,7 @@ fn states_of_containers_carry_over() {
     }
 }
 
+/// Promise (MCP server): A restored or forked VM has the files and the running programs of its source.
 #[test]
 fn states_of_machines_carry_over_with_what_runs() {
     if let Some(place) = machines("states_of_machines_carry_over_with_what_runs") {
@@ -95,6 +97,7 @@ fn states_of_machines_carry_over_with_what_runs() {
     }
 }
 
+/// Promise (MCP server): Process sandboxes cannot be forked, and the error names backends that can.
 #[test]
 fn processes_are_not_copied_and_the_refusal_says_what_is() {
     let mut talk = Talk::new(&processes(), &[]);
@@ -149,11 +152,13 @@ fn sessions_live(place: &Place) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): Code sessions work in process sandboxes.
 #[test]
 fn sessions_live_in_processes() {
     sessions_live(&processes());
 }
 
+/// Promise (MCP server): Code sessions work in containers.
 #[test]
 fn sessions_live_in_containers() {
     if let Some(place) = containers("sessions_live_in_containers") {
@@ -161,6 +166,7 @@ fn sessions_live_in_containers() {
     }
 }
 
+/// Promise (MCP server): Code sessions work in VMs.
 #[test]
 fn sessions_live_in_machines() {
     if let Some(place) = machines("sessions_live_in_machines") {
@@ -219,6 +225,7 @@ fn hostile_clients_leave_nothing(place: &Place) {
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): Calls during the copy of a container wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn a_hostile_client_of_containers_leaves_nothing() {
     if let Some(place) = containers("a_hostile_client_of_containers_leaves_nothing") {
@@ -226,6 +233,7 @@ fn a_hostile_client_of_containers_leaves_nothing() {
     }
 }
 
+/// Promise (MCP server): Calls during the copy of a VM wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn a_hostile_client_of_machines_leaves_nothing() {
     if let Some(place) = machines("a_hostile_client_of_machines_leaves_nothing") {

@@ -9,6 +9,7 @@ use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 use crate::census;
 
+/// Promise (Conformance suite): The process backend passes the conformance suite.
 #[test]
 fn process_backend_passes_the_conformance_kit() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -26,6 +27,7 @@ fn process_backend_passes_the_conformance_kit() {
     });
 }
 
+/// Promise (Warm sandboxes and pools): The process backend passes the conformance suite through a pool.
 #[test]
 fn process_backend_passes_the_conformance_kit_through_a_pool() {
     let before = census::census();
@@ -101,6 +103,7 @@ fn whole_life_of_a_backend_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Limits): A spec with a disk limit and a writable host directory is refused.
 #[test]
 fn a_writable_host_directory_with_a_disk_limit_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -160,6 +163,7 @@ fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
     rows.collect()
 }
 
+/// Promise (Process isolation): A sandbox from prepared namespaces equals one that is created on request.
 #[test]
 fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -86,6 +86,8 @@ fn stat_field(pid: u32, index: usize) -> String {
     rest.split_whitespace().nth(index).expect("a field").to_owned()
 }
 
+/// Promise (Process isolation): The launcher and the init of the command line have nothing of its environment and
+/// arguments.
 #[test]
 fn launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments() {
     if !rustix::process::geteuid().is_root() {
@@ -108,6 +110,8 @@ fn launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments() {
     assert!(named.starts_with(b"cofferdam-launcher\0"), "{named:?}");
 }
 
+/// Promise (Process isolation): A forked launcher has one thread, a session of its own, no signal handler and no file
+/// of its caller.
 #[test]
 fn a_forked_launcher_starts_as_an_executed_one_does() {
     let child = supervisor("x", "y");
@@ -132,6 +136,7 @@ fn a_forked_launcher_starts_as_an_executed_one_does() {
     }
 }
 
+/// Promise (Process isolation): Killing the command line at any moment leaves nothing.
 #[test]
 fn killing_the_command_line_at_any_moment_leaves_nothing_behind() {
     let before = census::census();
@@ -150,6 +155,7 @@ fn killing_the_command_line_at_any_moment_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Process isolation): A process with several threads executes its launcher and does not fork it.
 #[tokio::test]
 async fn a_process_with_threads_is_not_forked_and_executes_its_launcher() {
     // This harness runs each test in a separate thread.

@@ -42,6 +42,8 @@ async fn refilled(pooled: &PooledBackend, ahead: bool) {
     }
 }
 
+/// Promise (Warm sandboxes and pools): A claimed process sandbox equals a created one in posture, environment and
+/// access.
 #[test]
 fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
     leaving_nothing(async {
@@ -101,6 +103,8 @@ fn runs_through_a_pool_are_apart_and_leave_nothing() {
     });
 }
 
+/// Promise (Warm sandboxes and pools): A run with a mounted host directory returns only when no process can write
+/// there.
 #[test]
 fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
     leaving_nothing(async {
@@ -179,6 +183,7 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
     pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
 }
 
+/// Promise (Warm sandboxes and pools): Tenants of a pool of process sandboxes share nothing.
 #[test]
 fn tenants_of_a_pool_share_nothing() {
     leaving_nothing(async {
@@ -190,6 +195,7 @@ fn tenants_of_a_pool_share_nothing() {
     });
 }
 
+/// Promise (Warm sandboxes and pools): Tenants of a pool of containers share nothing.
 #[cfg(feature = "container")]
 #[test]
 fn tenants_of_a_pool_of_containers_share_nothing() {
@@ -208,6 +214,7 @@ fn tenants_of_a_pool_of_containers_share_nothing() {
     }
 }
 
+/// Promise (Warm sandboxes and pools): A dropped pool and a dropped lease leave no process sandbox.
 #[test]
 fn a_dropped_pool_and_a_dropped_lease_leave_nothing() {
     leaving_nothing(async {
@@ -227,6 +234,7 @@ fn a_dropped_pool_and_a_dropped_lease_leave_nothing() {
 const MARKS: &str = "ls -A /workspace /tmp /dev/shm | grep -v ':$' | grep .; cat /proc/[0-9]*/comm | grep -x sleep
 for at in /workspace /tmp /dev/shm; do echo $MINE > $at/$MINE; done; (sleep 1000 > /dev/null 2>&1 &) ; echo marked";
 
+/// Promise (Virtual machines): Each VM of a pool serves one lease, and each snapshot one tenant.
 #[cfg(feature = "vm")]
 #[test]
 fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {

@@ -22,6 +22,7 @@ fn supervisor() -> std::process::Child {
     child
 }
 
+/// Promise (Process isolation): Killing the supervisor with SIGKILL leaves nothing.
 #[test]
 fn killing_the_supervisor_leaves_nothing_behind() {
     let before = census::census();
@@ -47,6 +48,7 @@ fn child_of(pid: u32, named: &str) -> Option<u32> {
     children.find(|(_, parent, named)| *parent == pid && *named).map(|(pid, ..)| pid)
 }
 
+/// Promise (Process isolation): A killed launcher is reported, and the next start removes what it left.
 #[test]
 fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     let before = census::census();
@@ -63,6 +65,7 @@ fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Process isolation): An init has nothing of the launcher's memory.
 #[test]
 fn an_init_is_a_program_of_its_own() {
     let mut child = supervisor();
@@ -93,6 +96,7 @@ fn run_under(wrapper: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// Promise (Process isolation): A supervisor that is the host's root in a user namespace cannot run sandboxes.
 #[test]
 fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
     let root = rustix::process::geteuid().is_root();
@@ -105,6 +109,7 @@ fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
     }
 }
 
+/// Promise (Process isolation): A root supervisor without the capability to mount runs its sandboxes as another user.
 #[test]
 fn root_without_the_right_to_mount_becomes_somebody_else() {
     if !rustix::process::geteuid().is_root() {
@@ -116,6 +121,8 @@ fn root_without_the_right_to_mount_becomes_somebody_else() {
 }
 
 /// Tests a delayed launcher: it creates its sandboxes late, but the commands in them have their full time.
+///
+/// Promise (Process isolation): The wall time of a command starts with the command, not with its sandbox.
 #[tokio::test]
 async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     use cofferdam::{ExecRequest, Spec, registry};

@@ -52,6 +52,7 @@ fn ordinary_calls_are_allowed() {
     }
 }
 
+/// Promise (Process isolation): System calls of another architecture kill the process.
 #[test]
 fn foreign_abis_are_killed() {
     for (arch, foreign) in [(Arch::X86_64, [I386, ARM, AARCH64, 0]), (Arch::Aarch64, [I386, ARM, X86_64, 0])] {

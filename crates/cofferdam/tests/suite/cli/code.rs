@@ -18,6 +18,7 @@ fn installed(stderr: &str, test: &str) -> bool {
     !missing
 }
 
+/// Promise (Code execution): `run --json` returns the complete result of code.
 #[test]
 fn a_document_has_the_whole_result_of_code() {
     let code = "print('hi')\nopen('a.txt', 'w').write('x')\n[6 * 7]";
@@ -109,6 +110,7 @@ pub(super) fn typed(command: &mut Command, lines: &str) -> (i32, String, String)
     read(&child.wait_with_output().expect("it ends"))
 }
 
+/// Promise (Code execution): The lines of `repl` share their variables.
 #[test]
 fn lines_share_their_variables() {
     let lines =
@@ -147,6 +149,7 @@ fn records(config: &str) -> Vec<serde_json::Value> {
     records.filter(|record| record["kind"] != "segment").collect()
 }
 
+/// Promise (Code execution): `audit` verifies the log of runs.
 #[test]
 fn runs_are_logged_and_the_log_is_verified() {
     let home = tempfile::tempdir().expect("a directory");
@@ -201,6 +204,7 @@ fn runs_are_logged_and_the_log_is_verified() {
     assert!(!mark.join("ran").exists());
 }
 
+/// Promise (Code execution): The limits that the audit log states hold also without `--json`.
 #[test]
 fn the_bounds_that_the_log_states_hold_without_a_document() {
     let home = tempfile::tempdir().expect("a directory");
@@ -217,6 +221,7 @@ fn the_bounds_that_the_log_states_hold_without_a_document() {
     assert_eq!(records[1]["exit"]["timed_out"], true, "{records:?}");
 }
 
+/// Promise (Code execution): The configured limits hold for `run` without `--json`.
 #[test]
 fn bounds_that_are_configured_hold_for_plain_runs() {
     let home = tempfile::tempdir().expect("a directory");
@@ -234,6 +239,8 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
 }
 
 /// Tests that a run forwards its output immediately and does not keep it in memory.
+///
+/// Promise (Code execution): `run` without `--json` accepts any output limit.
 #[test]
 fn the_output_of_a_plain_run_may_have_any_bound() {
     let code = ["--max-output", "1G", "--lang", "python", "--code", "print(1)"];
@@ -243,6 +250,7 @@ fn the_output_of_a_plain_run_may_have_any_bound() {
     assert!(status == 125 && stderr.contains("or with --max-output"), "{stderr}");
 }
 
+/// Promise (Code execution): `run` reports a syntax error before anything starts.
 #[test]
 fn a_syntax_error_is_told_before_anything_is_started() {
     let home = tempfile::tempdir().expect("a directory");
@@ -285,6 +293,7 @@ fn contents_of_files_come_with_the_document() {
     }
 }
 
+/// Promise (Code execution): A secret of `--secret` reaches the code, and appears in no log, artifact or error.
 #[test]
 fn secrets_reach_the_code_and_stand_nowhere_else() {
     const VALUE: &str = "hunter2-4711";
@@ -320,6 +329,7 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
     }
 }
 
+/// Promise (Code execution): A daemon that a run starts does not have the secrets of that run.
 #[test]
 fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
     const VALUE: &str = "hunter2-4712";
@@ -371,6 +381,7 @@ fn events_say_nothing_of_what_nobody_looked_for() {
     }
 }
 
+/// Promise (Code execution): An interrupted start has its final line in the audit log.
 #[test]
 fn an_interrupted_start_has_its_last_line_in_the_log() {
     let home = tempfile::tempdir().expect("a directory");

@@ -63,6 +63,7 @@ fn languages_can_be_restricted_and_added() {
     assert_eq!(outcome(&mut run(["--config", &added, &file])), (1, "SHOUT\n".to_owned(), String::new()));
 }
 
+/// Promise (Command line): The command line applies the precedence of options, environment and configuration file.
 #[test]
 fn options_beat_environment_beats_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -84,6 +85,7 @@ fn options_beat_environment_beats_file() {
     assert_eq!(limits(&["--timeout", "30s"], Some("40")), Some(30.0));
 }
 
+/// Promise (Command line): A configuration file in the current directory is not read.
 #[test]
 fn a_file_in_the_current_directory_is_not_read() {
     let directory = tempfile::tempdir().unwrap();

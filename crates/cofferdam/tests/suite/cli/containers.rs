@@ -15,6 +15,7 @@ pub(super) fn with_engine(mut command: Command) -> Option<Command> {
     Some(command)
 }
 
+/// Promise (Containers): The command line explains a missing engine.
 #[test]
 fn a_missing_engine_is_explained() {
     let (code, _, stderr) =

@@ -2,6 +2,7 @@
 
 use super::{json, outcome, run};
 
+/// Promise (Command line): `--json` prints one document with the complete outcome.
 #[test]
 fn one_document_tells_everything() {
     let words = ["--json", "--tenant", "acme", "--", "sh", "-c", "printf 'a\\303\\251'; printf '\\377' >&2; exit 3"];
@@ -33,6 +34,7 @@ fn a_document_says_what_people_would_be_told() {
     assert_eq!((&document["exit"]["timed_out"], &document["exit"]["code"]), (&json("true"), &json("-1")));
 }
 
+/// Promise (Command line): `--events` prints events as lines in order.
 #[test]
 fn events_come_as_lines_in_order() {
     let script = "echo one; echo two >&2; printf '\\342\\202'; sleep 0.2; printf '\\254\\n'; printf '\\377'; exit 4";

@@ -161,6 +161,7 @@ impl Place {
     }
 }
 
+/// Promise (Virtual machines): A killed `cofferdam run` in a VM leaves nothing.
 #[test]
 fn a_killed_run_leaves_nothing() {
     let test = "a_killed_run_leaves_nothing";
@@ -182,6 +183,7 @@ fn a_killed_run_leaves_nothing() {
     assert_eq!((code, &*stdout), (0, "works\n"), "{stderr}");
 }
 
+/// Promise (Virtual machines): A killed `snapshot save` or `snapshot restore` leaves no partial archive.
 #[test]
 fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
     let test = "a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else";

@@ -70,6 +70,7 @@ pub(super) fn sample_root(place: &Path) -> PathBuf {
     root
 }
 
+/// Promise (Virtual machines): A missing image is an error with a remedy, and nothing starts.
 #[test]
 fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
     let place = tempfile::tempdir().expect("a directory");
@@ -87,6 +88,7 @@ fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
     assert!(!place.path().join("images").exists(), "looking made something");
 }
 
+/// Promise (Virtual machines): A feature that VMs do not have is refused with a remedy before any file is inspected.
 #[test]
 fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     let place = tempfile::tempdir().expect("a directory");
@@ -132,6 +134,7 @@ fn settings_of_machines_that_make_no_sense_are_named() {
     assert!(code == 125 && stderr.contains("no cache directory") && stderr.contains("HOME"), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): Images are built from directories, named, listed and pruned.
 #[test]
 fn images_are_made_of_directories_named_listed_and_pruned() {
     if !["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()) {
@@ -200,6 +203,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert!(code == 125 && stderr.contains("--tiny"), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): `doctor` reports the requirements of VMs and starts none.
 #[test]
 fn doctor_tells_what_machines_need() {
     let place = tempfile::tempdir().expect("a directory");
@@ -231,6 +235,7 @@ fn doctor_tells_what_machines_need() {
     assert!(stdout.contains("as configured"), "{stdout}");
 }
 
+/// Promise (Virtual machines): The posture of a VM names the VMM and its bounds.
 #[test]
 fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
     let code = "import os, sys; print(6 * 7, os.getuid(), open('/proc/version').read()[:5], sys.argv[1:])";
@@ -260,6 +265,7 @@ fn a_session_in_a_machine_keeps_its_variables() {
     assert!(stderr.contains("did not end within 5."), "{stderr}");
 }
 
+/// Promise (Virtual machines): Exit statuses and limits in a VM are reported as at other isolation levels.
 #[test]
 fn ends_in_a_machine_are_told_as_everywhere() {
     for (words, status) in [
@@ -276,6 +282,7 @@ fn ends_in_a_machine_are_told_as_everywhere() {
     }
 }
 
+/// Promise (Virtual machines): The command line refuses a required KVM that does not work.
 #[test]
 fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
     let test = "input_reaches_a_machine";
@@ -299,6 +306,7 @@ fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
     assert!(code == 125 && stderr.contains("kvm is required") && stderr.contains("  try: "), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): A terminal in a VM has the size of the caller's terminal.
 #[test]
 fn a_terminal_in_a_machine_has_the_size_of_ours() {
     let words = ["--backend", "vm", "--tty", "--", "sh", "-c", "stty size; test -t 0 && echo terminal"];

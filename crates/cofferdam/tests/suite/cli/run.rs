@@ -13,6 +13,7 @@ fn quietly(status: i32, stdout: &str) -> (i32, String, String) {
     (status, stdout.to_owned(), String::new())
 }
 
+/// Promise (Command line): The first example of the documentation runs without any setup.
 #[test]
 fn the_first_example_runs() {
     let (code, stdout, stderr) = ended(&["examples/primes.py"]);
@@ -22,6 +23,7 @@ fn the_first_example_runs() {
     assert_eq!(lines[25], "25 primes below 100, their sum is 1060");
 }
 
+/// Promise (Command line): The extension of a file selects its interpreter.
 #[test]
 fn files_run_with_the_interpreter_of_their_extension() {
     let (code, stdout, stderr) = ended(&["examples/hello.sh", "you"]);
@@ -111,6 +113,7 @@ fn the_workspace_is_writable_only_as_asked() {
     assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
 }
 
+/// Promise (Command line): The exit status is that of the command, or 124, 125, 126, 127, 128+n or 137 as documented.
 #[test]
 fn statuses_are_those_of_the_command() {
     for (words, status) in [
@@ -133,6 +136,7 @@ fn a_time_out_says_so_unless_told_to_be_quiet() {
     assert_eq!(ended(&["--quiet", "--timeout", "200ms", "--", "sleep", "60"]), quietly(124, ""));
 }
 
+/// Promise (Command line): Standard error names the limit that killed a command.
 #[test]
 fn a_limit_that_killed_is_named() {
     let (code, _, stderr) = ended(&["--cpu-time", "1s", "--", "sh", "-c", "while :; do :; done"]);
@@ -140,6 +144,7 @@ fn a_limit_that_killed_is_named() {
     assert_eq!(stderr, "cofferdam: killed: CPU time limit of 1 s reached (raise it with --cpu-time)\n");
 }
 
+/// Promise (Contract): A program inherits no variable of the caller's environment.
 #[test]
 fn nothing_is_inherited_from_the_environment() {
     let mut command = run(["--env", "GIVEN=1", "--", "env"]);
@@ -151,6 +156,7 @@ fn nothing_is_inherited_from_the_environment() {
     );
 }
 
+/// Promise (Command line): Streams and bytes are passed on unchanged.
 #[test]
 fn output_keeps_its_streams_and_its_bytes() {
     let output = run(["--", "sh", "-c", "printf 'a\\000\\377\\033[2J'; printf b >&2"]).output().unwrap();
@@ -167,6 +173,7 @@ fn input_is_empty_unless_asked_for() {
     assert_eq!(super::read(&child.wait_with_output().unwrap()), quietly(0, "3\n"));
 }
 
+/// Promise (Contract): The command line passes output and input on while the program runs.
 #[test]
 fn output_is_live_and_input_answers_it() {
     let mut child = start(&mut run(["--stdin", "--", "sh", "-c", "echo first; read word; echo \"second $word\""]));

@@ -24,6 +24,7 @@ fn send(child: &Child, signal: Signal) {
 const POLITE: &str = "trap 'echo stopped; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
 const STUBBORN: &str = "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done";
 
+/// Promise (Command line): A signal to `cofferdam` requests the end of the command.
 #[test]
 fn a_signal_to_us_asks_the_command_to_end() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
@@ -35,6 +36,7 @@ fn a_signal_to_us_asks_the_command_to_end() {
     }
 }
 
+/// Promise (Command line): A second signal kills the command at once.
 #[test]
 fn a_second_signal_kills_at_once() {
     let (mut child, mut stdout) = ready(&["--cancel-grace", "1h"], STUBBORN);

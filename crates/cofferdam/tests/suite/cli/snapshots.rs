@@ -151,6 +151,7 @@ fn an_archive_is_shown_without_a_machine() {
     assert!(code == 0 && text.contains("its agent speaks version 2"), "{text}");
 }
 
+/// Promise (Virtual machines): A damaged archive is refused before any VM is created.
 #[test]
 fn damaged_archives_are_refused_before_anything_is_made() {
     let place = tempfile::tempdir().expect("a directory");
@@ -201,6 +202,8 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     assert!(!at("images").exists() && !at(".cache").exists(), "a refusal made something");
 }
 
+/// Promise (Virtual machines): The command line refuses a key file with a wrong size or wrong permissions, and shows no
+/// key in an error.
 #[test]
 fn keys_are_exact_and_their_owners_alone() {
     let place = tempfile::tempdir().expect("a directory");
@@ -267,6 +270,7 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
 }
 
+/// Promise (Code execution): `snapshot save` analyses and logs code before it creates a VM.
 #[test]
 fn code_is_screened_and_logged_before_a_machine_is_made() {
     let place = tempfile::tempdir().expect("a directory");
@@ -318,6 +322,7 @@ fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
     Some((words[0].parse().expect("a number"), words[1].to_owned()))
 }
 
+/// Promise (Virtual machines): A program resumes from a snapshot file in another process and directory.
 #[test]
 fn a_program_goes_on_in_another_process_and_directory() {
     let test = "a_program_goes_on_in_another_process_and_directory";
@@ -347,6 +352,7 @@ fn a_program_goes_on_in_another_process_and_directory() {
     }
 }
 
+/// Promise (Virtual machines): `--attach` shows the output of a restored program and returns its exit status.
 #[test]
 fn a_restored_program_is_attached_to_with_its_output_and_status() {
     let test = "a_restored_program_is_attached_to";
@@ -421,6 +427,8 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
     std::fs::remove_file(&bad).expect("it is removed");
 }
 
+/// Promise (Virtual machines): `snapshot save --when-done` saves a VM when its command ends, and never writes a partial
+/// archive.
 #[test]
 fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     let test = "a_machine_is_frozen_when_its_command_has_ended";
@@ -469,6 +477,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     assert_eq!(std::fs::read_dir(place.path()).expect("a list").count(), 1);
 }
 
+/// Promise (Virtual machines): A full disk leaves no partial archive.
 #[test]
 fn a_full_disk_leaves_no_half_archive() {
     let test = "a_full_disk_leaves_no_half_archive";
@@ -518,6 +527,7 @@ fn monitors_of(parent: u32) -> Vec<u32> {
     .collect()
 }
 
+/// Promise (MCP server): A saved VM and the runs in a restored VM have lines in the audit log.
 #[test]
 fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let test = "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log";

@@ -68,6 +68,7 @@ pub fn wait_readable(screen: &File) -> bool {
 
 const HOSTILE: &str = r"printf '\033]0;title\007\033[31mred\033[6n\n'; echo END";
 
+/// Promise (Process isolation): Control sequences of a guest do not reach the terminal of the caller.
 #[test]
 fn control_sequences_do_not_reach_a_terminal() {
     let mut terminal = Terminal::new();

@@ -51,6 +51,7 @@ impl User {
     }
 }
 
+/// Promise (Virtual machines): One user imports the image that another user exported.
 #[test]
 fn an_image_is_exported_and_imported_by_another_user() {
     let test = "an_image_is_exported_and_imported_by_another_user";
@@ -105,6 +106,7 @@ fn an_image_is_exported_and_imported_by_another_user() {
     assert!(code != 0 && stderr.contains("cofferdam vm import-image"), "{stderr}");
 }
 
+/// Promise (Virtual machines): An encrypted image can be imported with its key only.
 #[test]
 fn a_key_keeps_an_image_to_those_who_have_it() {
     let test = "a_key_keeps_an_image_to_those_who_have_it";
@@ -138,6 +140,7 @@ fn large(here: &User, test: &str) -> Option<(PathBuf, String)> {
     Some((here.path().join("large"), key))
 }
 
+/// Promise (Virtual machines): A killed import or export leaves no partial image.
 #[test]
 fn a_killed_import_or_export_leaves_no_half_image() {
     let test = "a_killed_import_or_export_leaves_no_half_image";
@@ -183,6 +186,7 @@ fn a_killed_import_or_export_leaves_no_half_image() {
     assert!(!names.into_iter().any(|name| name.to_string_lossy().contains("half")), "a half file is left");
 }
 
+/// Promise (Virtual machines): A full disk leaves no partial image.
 #[test]
 fn a_full_disk_leaves_no_half_image() {
     let test = "a_full_disk_leaves_no_half_image";
@@ -217,6 +221,8 @@ fn counted(text: &str) -> Vec<u32> {
     numbers
 }
 
+/// Promise (Virtual machines): A snapshot resumes on a host that receives the image of the VM as a file. Without the
+/// image, the error names the commands.
 #[test]
 fn a_machine_and_its_image_go_on_where_neither_was_before() {
     let test = "a_machine_and_its_image_go_on_where_neither_was_before";
@@ -279,6 +285,7 @@ fn occurrences(bytes: &[u8], of: &[u8]) -> usize {
     bytes.iter().enumerate().filter(|(at, byte)| **byte == of[0] && bytes[*at..].starts_with(of)).count()
 }
 
+/// Promise (Virtual machines): An encrypted archive shows nothing of the VM's memory and refuses every change.
 #[test]
 fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     let test = "an_encrypted_machine_shows_nothing_and_takes_no_change";
@@ -346,6 +353,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     refused(&mut restore(&mixed, key), "damaged or was tampered");
 }
 
+/// Promise (Virtual machines): A build with other packages does not replace the default image.
 #[test]
 fn the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one() {
     let test = "the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one";

@@ -161,6 +161,7 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
     assert!(!complaint(&["run", "--\x1b]0;x\x07"], 125).contains('\x1b'));
 }
 
+/// Promise (Command line): Errors state what failed, the reason and the remedy.
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 #[test]
 fn errors_say_what_failed_why_and_what_to_do() {
@@ -257,6 +258,7 @@ fn backends_are_listed() {
     assert_eq!(json(&stdout)["default"], "process");
 }
 
+/// Promise (Contract): The command line prints the JSON Schemas of the contract.
 #[test]
 fn schemas_describe_the_contract() {
     for (name, member) in [("spec", "limits"), ("exec", "command"), ("exit", "killed_by")] {
@@ -282,6 +284,7 @@ fn completions_know_the_commands() {
     }
 }
 
+/// Promise (Command line): `doctor` prints a report for users and JSON for programs.
 #[test]
 fn doctor_answers_for_people_and_programs() {
     let (code, stdout, stderr) = outcome(cofferdam().arg("doctor"));

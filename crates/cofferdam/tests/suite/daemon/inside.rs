@@ -77,6 +77,7 @@ fn spec() -> Spec {
     weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().expect("valid")
 }
 
+/// Promise (Daemon): A client that does not read loses output, learns how much, and does not delay its program.
 #[test]
 fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
     const WRITTEN: u64 = 16 << 20;
@@ -103,6 +104,8 @@ fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
     });
 }
 
+/// Promise (Daemon): The daemon refuses a capability that the client does not offer, and serves one run for each
+/// connection.
 #[test]
 fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
     with_daemon(async |directory| {

@@ -15,6 +15,7 @@ fn stop(home: &Home) -> (Option<i32>, String, String) {
     read(&home.cofferdam().args(["daemon", "stop"]).output().unwrap())
 }
 
+/// Promise (Daemon): Without a daemon, a run is local, or an error with a remedy if it requires one.
 #[test]
 fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
     let home = Home::new();
@@ -29,6 +30,7 @@ fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
     assert!(home.gone());
 }
 
+/// Promise (Daemon): A daemon starts in the background on request only.
 #[test]
 fn one_is_started_on_demand_in_the_background_and_stopped() {
     leaving_nothing(|| {
@@ -45,6 +47,7 @@ fn one_is_started_on_demand_in_the_background_and_stopped() {
     });
 }
 
+/// Promise (Daemon): The documented example of the daemon runs.
 #[test]
 fn the_documented_example_runs() {
     leaving_nothing(|| {
@@ -75,6 +78,7 @@ fn one_for_webassembly_keeps_no_interpreters_and_tries_to_make_none() {
     assert!(status == Some(125) && stderr.contains("prepares no interpreters"), "{status:?}: {stderr}");
 }
 
+/// Promise (Daemon): A second daemon of a user is refused.
 #[test]
 fn the_second_daemon_is_refused() {
     let home = Home::new();
@@ -87,6 +91,7 @@ fn the_second_daemon_is_refused() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): The end of a killed client ends its guest.
 #[test]
 fn a_client_that_is_killed_takes_its_guest_along() {
     leaving_nothing(|| {
@@ -109,6 +114,7 @@ fn a_client_that_is_killed_takes_its_guest_along() {
     });
 }
 
+/// Promise (Daemon): A killed daemon leaves nothing, and later runs are local.
 #[test]
 fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
     leaving_nothing(|| {
@@ -134,6 +140,7 @@ fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
     });
 }
 
+/// Promise (Daemon): `daemon stop` waits for runs, then ends the remaining ones.
 #[test]
 fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
     leaving_nothing(|| {
@@ -160,6 +167,7 @@ fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
     });
 }
 
+/// Promise (Daemon): A signal ends the daemon after its runs, and a second signal ends it at once.
 #[test]
 fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
     leaving_nothing(|| {
@@ -185,6 +193,7 @@ fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
     });
 }
 
+/// Promise (Daemon): An idle daemon ends.
 #[test]
 fn a_daemon_that_nobody_uses_ends_by_itself() {
     leaving_nothing(|| {
@@ -199,6 +208,7 @@ fn a_daemon_that_nobody_uses_ends_by_itself() {
     });
 }
 
+/// Promise (Daemon): A run is local if the daemon has another build, `PATH` or backend.
 #[test]
 fn another_build_and_other_surroundings_are_not_used() {
     let home = Home::new();
@@ -229,6 +239,7 @@ fn another_build_and_other_surroundings_are_not_used() {
     assert_eq!(status, Some(0), "{stderr}");
 }
 
+/// Promise (Daemon): A run is local if the daemon is full.
 #[test]
 fn who_comes_beyond_the_bound_runs_locally() {
     let home = Home::new();

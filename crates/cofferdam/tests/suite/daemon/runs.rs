@@ -78,6 +78,8 @@ fn comparable(document: &str) -> Value {
     value
 }
 
+/// Promise (Daemon): A run through the daemon equals a local run in output, errors, exit status and JSON, except for
+/// names, times and the process limit.
 #[test]
 fn a_run_through_the_daemon_is_the_run_without_it() {
     leaving_nothing(|| {
@@ -102,6 +104,7 @@ fn a_run_through_the_daemon_is_the_run_without_it() {
     });
 }
 
+/// Promise (Daemon): The daemon runs Python and Node in warm interpreters.
 #[test]
 fn python_and_node_run_in_interpreters_that_waited() {
     leaving_nothing(|| {
@@ -133,6 +136,7 @@ fn python_and_node_run_in_interpreters_that_waited() {
     });
 }
 
+/// Promise (Daemon): Events arrive through the daemon while the command runs.
 #[test]
 fn events_come_live_through_the_daemon() {
     let home = Home::new();
@@ -148,6 +152,7 @@ fn events_come_live_through_the_daemon() {
     assert!(lines.last().unwrap()["posture"].as_array().is_some_and(|rows| !rows.is_empty()));
 }
 
+/// Promise (Daemon): A signal to the client requests the end of the command.
 #[test]
 fn a_signal_to_the_client_asks_the_command_to_end() {
     leaving_nothing(|| {
@@ -171,6 +176,7 @@ fn a_signal_to_the_client_asks_the_command_to_end() {
     });
 }
 
+/// Promise (Daemon): A terminal works through the daemon.
 #[test]
 fn a_terminal_works_through_the_daemon() {
     let home = Home::new();
@@ -193,6 +199,7 @@ fn a_terminal_works_through_the_daemon() {
     assert!(terminal.is_cooked());
 }
 
+/// Promise (Daemon): Unread input does not delay a cancel.
 #[test]
 fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
     let home = Home::new();
@@ -209,6 +216,7 @@ fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
     daemon.until("it ended", |status| status["running"] == 0);
 }
 
+/// Promise (Daemon): No process writes to a mounted host directory after its run through the daemon has ended.
 #[test]
 fn a_directory_is_lent_through_the_daemon_and_written_to_no_more_afterwards() {
     use std::os::unix::fs::PermissionsExt;

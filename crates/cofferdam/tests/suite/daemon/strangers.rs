@@ -37,6 +37,7 @@ fn rest(mut stream: UnixStream) -> Vec<u8> {
     }
 }
 
+/// Promise (Daemon): Garbage closes its connection and harms no other run.
 #[test]
 fn garbage_is_hung_up_on_and_harms_nobody() {
     let home = Home::new();
@@ -72,6 +73,7 @@ fn garbage_is_hung_up_on_and_harms_nobody() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): Connections beyond the limit are closed.
 #[test]
 fn more_visitors_than_there_is_room_for_are_let_go() {
     let home = Home::new();
@@ -85,6 +87,7 @@ fn more_visitors_than_there_is_room_for_are_let_go() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): The daemon closes connections of other users without an answer.
 #[test]
 fn another_user_is_not_even_greeted() {
     if !rustix::process::geteuid().is_root() {
@@ -127,6 +130,8 @@ fn another_user_is_not_even_greeted() {
 
 /// Tests a guest of an unprivileged user: it is a process of the same user, and only its user namespace distinguishes
 /// it.
+///
+/// Promise (Daemon): The daemon closes connections from other user namespaces without an answer.
 #[test]
 fn who_is_in_another_user_namespace_is_not_even_greeted() {
     let unshare = ["--user", "--map-current-user"];
@@ -158,6 +163,7 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
     assert_eq!(daemon.end().0, Some(0));
 }
 
+/// Promise (Daemon): The daemon closes connections of a guest that has its socket mounted without an answer.
 #[test]
 fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
     let home = Home::new();
@@ -201,6 +207,7 @@ fn inner_stranger() {
     }
 }
 
+/// Promise (Daemon): A client does not connect to a socket in a directory of another user.
 #[test]
 fn a_directory_of_somebody_else_is_not_trusted() {
     if !rustix::process::geteuid().is_root() {
@@ -221,6 +228,7 @@ fn a_directory_of_somebody_else_is_not_trusted() {
     }
 }
 
+/// Promise (Daemon): No environment variable of the daemon reaches a guest.
 #[test]
 fn nothing_of_the_daemons_environment_reaches_a_guest() {
     leaving_nothing(|| {

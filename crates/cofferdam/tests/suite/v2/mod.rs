@@ -69,6 +69,7 @@ impl Case {
     }
 }
 
+/// Promise (Limits): Control groups v2 enforce the limits, as root and as an ordinary user with a delegated group.
 #[test]
 fn limits_are_kept_by_groups_of_version_2() {
     check("limits_are_kept_by_groups_of_version_2", |case| {
@@ -83,6 +84,7 @@ fn limits_are_kept_by_groups_of_version_2() {
     });
 }
 
+/// Promise (Limits): Each limit under control groups v2 holds, and an exit reports it.
 #[test]
 fn each_limit_of_version_2_holds_and_is_reported() {
     check("each_limit_of_version_2_holds_and_is_reported", |case| {
@@ -115,6 +117,7 @@ fn each_limit_of_version_2_holds_and_is_reported() {
     });
 }
 
+/// Promise (Limits): Control groups v2 charge kernel objects to the sandbox.
 #[test]
 fn objects_of_the_kernel_are_charged_to_groups_of_version_2() {
     check("objects_of_the_kernel_are_charged_to_groups_of_version_2", |case| {
@@ -156,6 +159,7 @@ fn queues_of_listening_sockets_are_short_where_the_kernel_hides_the_setting() {
     });
 }
 
+/// Promise (Limits): Under control groups v2, processes of others are never moved.
 #[test]
 fn processes_of_others_are_never_moved() {
     check("processes_of_others_are_never_moved", |case| {
@@ -184,6 +188,7 @@ fn processes_of_others_are_never_moved() {
     });
 }
 
+/// Promise (Limits): Under control groups v2, a sandbox stays within the bounds of its caller's group.
 #[test]
 fn groups_lie_below_the_callers_own_bounded_group() {
     check("groups_lie_below_the_callers_own_bounded_group", |case| {
@@ -203,6 +208,7 @@ fn groups_lie_below_the_callers_own_bounded_group() {
     });
 }
 
+/// Promise (Limits): Groups that systemd manages are not changed.
 #[test]
 fn groups_of_systemd_are_not_changed() {
     check("groups_of_systemd_are_not_changed", |case| {
