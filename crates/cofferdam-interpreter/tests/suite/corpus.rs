@@ -207,7 +207,7 @@ const NODE: &[(&str, &str)] = &[
     ("exception", "function f() { throw new Error('x') }\nf()"),
     ("exception-of-text", "throw 'text'"),
     ("syntax-error", "let x = ("),
-    ("rejection", "Promise.reject(new Error('nobody'))"),
+    ("rejection", "Promise.reject(new Error('unhandled'))"),
     ("caught", "process.on('uncaughtException', (e) => console.log('caught', e.message)); throw new Error('x')"),
     ("missing-module", "require('nothing-of-this-name')"),
     (
