@@ -154,7 +154,7 @@ fn it_refuses_to_listen_to_strangers_without_a_token() {
         (&["--http", "0.0.0.0:0"], Some(TOKEN), "--allow-host"),
         (&["--http", "127.0.0.1:0"], Some("short"), "a token must have"),
         (&["--http", "127.0.0.1:0", "--token", TOKEN], None, "unexpected argument"),
-        (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the file"),
+        (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the token file"),
         (&["--level", "vm", "--backend", "process"], None, "below the required level"),
     ] {
         let mut command = Command::new(cofferdam());

@@ -161,6 +161,26 @@ server.listen(0, '127.0.0.1', () => {
     assert!(output.ends_with("\nserved\n"), "{output}");
 }
 
+#[test]
+fn no_thread_gets_a_table_of_descriptors_of_its_own() {
+    let output = succeeds(&[
+        "--lang",
+        "python",
+        "--code",
+        "import ctypes, errno, threading
+CLOSE_RANGE, UNSHARE, CLOEXEC = 436, 2, 4
+def close_range(flags):
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.syscall(CLOSE_RANGE, 1000, 1001, flags)
+    print(result, errno.errorcode.get(ctypes.get_errno()), flush=True)
+for flags in UNSHARE, UNSHARE | CLOEXEC, CLOEXEC, 0:
+    thread = threading.Thread(target=close_range, args=(flags,))
+    thread.start()
+    thread.join()",
+    ]);
+    assert_eq!(output, "-1 EINVAL\n-1 EINVAL\n0 None\n0 None\n");
+}
+
 /// Counts the processes that it can have at once, with two threads in each but the first.
 const PROCESSES: &str = "import errno, os, threading, time
 count = 1
