@@ -19,11 +19,6 @@ impl DriveId {
     pub fn new(name: impl Into<String>) -> Result<Self> {
         checked(name.into(), "_", "a drive's name is 1 to 64 ASCII letters, digits and underscores").map(Self)
     }
-
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl fmt::Display for DriveId {
@@ -100,7 +95,7 @@ mod tests {
         assert!(InstanceId::new("--version").is_err());
         assert!(FileName::new(".hidden").is_err() && FileName::new("-x").is_err());
         assert_eq!(FileName::new("root-1.img").unwrap().as_ref(), Path::new("root-1.img"));
-        assert_eq!(DriveId::new("root_1").unwrap().as_str(), "root_1");
+        assert_eq!(DriveId::new("root_1").unwrap().to_string(), "root_1");
         assert_eq!(InstanceId::new("vm-1").unwrap().to_string(), "vm-1");
     }
 }

@@ -99,10 +99,7 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         let expected = [
             ("GET /version", json!(null)),
             ("GET /", json!(null)),
-            (
-                "PUT /machine-config",
-                json!({ "vcpu_count": 2, "mem_size_mib": 8, "smt": false, "track_dirty_pages": false }),
-            ),
+            ("PUT /machine-config", json!({ "vcpu_count": 2, "mem_size_mib": 8, "smt": false })),
             (
                 "PUT /boot-source",
                 json!({ "kernel_image_path": "kernel", "initrd_path": "initramfs", "boot_args": boot_args }),
@@ -259,7 +256,7 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
         }
         let load = json!({
             "snapshot_path": "state.in", "mem_backend": { "backend_type": "File", "backend_path": "memory.in" },
-            "resume_vm": false, "track_dirty_pages": false, "vsock_override": { "uds_path": "v.sock" },
+            "resume_vm": false, "vsock_override": { "uds_path": "v.sock" },
         });
         let seen = requests(&clones[0].vm.console());
         assert_eq!(
