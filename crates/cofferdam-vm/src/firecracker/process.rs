@@ -5,8 +5,7 @@
 //!    '--exits, no answer, other version-----> killed        '--drop, this process dies--> killed
 //! ```
 //!
-//! It dies with this process in any case. [`super::Jail::sweep`] removes its files later, unless they are in a
-//! directory of the caller.
+//! It dies with this process in any case. The next start removes its files then.
 
 use std::fs;
 use std::io;
@@ -87,7 +86,7 @@ impl Launch {
         let remains = Remains { directory: Some(directory.clone()), ..Remains::default() };
         let mut command = Command::new(&self.program);
         command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
-        let view = View { outside: directory.clone(), inside: directory, owner: None, tree: None };
+        let view = View { outside: directory, tree: None };
         self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
     }
 
@@ -156,13 +155,10 @@ pub(super) enum Tie {
     Namespace,
 }
 
-/// A directory, from the view of this process and of Firecracker.
+/// Its directory, from the view of this process.
 #[derive(Debug)]
 pub(super) struct View {
     pub outside: PathBuf,
-    pub inside: PathBuf,
-    /// User and group of Firecracker, if they differ from this process's.
-    pub owner: Option<(u32, u32)>,
     /// The mount that `outside` starts at, if that has no path on the host.
     pub tree: Tree,
 }
@@ -174,24 +170,13 @@ pub(super) type Tree = Option<Arc<OwnedFd>>;
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     pub directory: Option<PathBuf>,
-    pub groups: Vec<PathBuf>,
     /// The resource bounds of the process.
     pub enclosure: Option<Enclosure>,
 }
 
 impl Remains {
-    /// Removes everything, within a time limit: a control group can be removed only after its last process has left it.
-    pub(super) fn remove(&self, timeout: Duration) -> io::Result<()> {
-        let begun = Instant::now();
-        for group in &self.groups {
-            loop {
-                match fs::remove_dir(group) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                    Err(_) if begun.elapsed() < timeout => std::thread::sleep(POLL_INTERVAL),
-                    other => break other?,
-                }
-            }
-        }
+    /// Removes everything.
+    pub(super) fn remove(&self) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         // The directory may be closed to its own user. It is in a directory of Cofferdam.
         let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
@@ -251,7 +236,7 @@ impl Running {
     fn reap(mut self) -> End {
         let (child, remains) = (self.child.take(), self.remains.take());
         let status = child.and_then(|mut child| child.wait().ok());
-        let removed = remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT));
+        let removed = remains.map_or(Ok(()), |remains| remains.remove());
         End { status, left: removed.err().map(|error| error.to_string()) }
     }
 
@@ -263,7 +248,7 @@ impl Running {
         if let Some(mut child) = child {
             child.wait()?;
         }
-        remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT))
+        remains.map_or(Ok(()), |remains| remains.remove())
     }
 
     fn has_ended(&mut self) -> bool {
@@ -276,7 +261,7 @@ impl Drop for Running {
         if self.child.is_some() || self.remains.is_some() {
             let (child, remains) = (self.child.take(), self.remains.take());
             let running = std::mem::ManuallyDrop::new(Self { child, tie: self.tie, remains });
-            // A drop may not block, and cannot report errors: the sweep finds a jail again by its name.
+            // A drop may not block, and cannot report errors: the sweep finds a directory again by its name.
             let finish = move || drop(std::mem::ManuallyDrop::into_inner(running).finish());
             // Without a thread, the process dies with this one.
             drop(std::thread::Builder::new().name("firecracker-end".to_owned()).spawn(finish));
@@ -336,14 +321,9 @@ impl Firecracker {
         self.version
     }
 
-    /// Returns its directory, as this process sees it.
+    /// Returns its directory.
     pub fn directory(&self) -> &Path {
         &self.view.outside
-    }
-
-    /// Returns its directory, as Firecracker sees it: paths in requests start here.
-    pub fn directory_inside(&self) -> &Path {
-        &self.view.inside
     }
 
     /// Returns the end of its own and its guest's output, which is untrusted.

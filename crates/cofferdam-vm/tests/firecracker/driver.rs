@@ -500,7 +500,10 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     supervisor.wait().unwrap();
     assert!(is_gone(monitor));
     assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
+    let foreign = stage.place().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
     let started = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap();
+    std::fs::remove_dir(&foreign).expect("foreign directories are not touched");
     assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead supervisor's directory is gone");
     promptly(started.vm.kill()).await.unwrap();
     assert_eq!(stage.left(), Vec::<PathBuf>::new());

@@ -1,4 +1,4 @@
-//! Fakes of Firecracker and its jailer: scripts that execute this test binary, which serves the API.
+//! A fake of Firecracker: a script that executes this test binary, which serves the API.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -45,29 +45,11 @@ impl Programs {
             own.display()
         );
         program(&programs.firecracker(), &script);
-        programs.write_jailer("1.16.1");
         programs
-    }
-
-    /// Creates directories and processes as the jailer does, but changes neither root nor user.
-    pub(crate) fn write_jailer(&self, version: &str) {
-        let script = format!(
-            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'Jailer v{version}'; exit; fi\n\
-             while [ $# -gt 0 ] && [ \"$1\" != -- ]; do case \"$1\" in\n\
-             --id) id=$2;; --exec-file) exec=$2;; --chroot-base-dir) base=$2;; --new-pid-ns) new=1;; esac; shift; done\n\
-             [ \"$2\" = --api-sock ] && [ -n \"$new\" ] || {{ echo \"what is '$*'?\"; exit 1; }}\n\
-             root=\"$base/${{exec##*/}}/$id/root\"; mkdir -p \"$root\"\n\
-             \"$exec\" --api-sock \"$root$3\" --id \"$id\" &\n"
-        );
-        program(&self.jailer(), &script);
     }
 
     pub(crate) fn firecracker(&self) -> PathBuf {
         self.directory.path().join("firecracker")
-    }
-
-    pub(crate) fn jailer(&self) -> PathBuf {
-        self.directory.path().join("jailer")
     }
 
     /// Returns the directory for their files.
@@ -81,13 +63,10 @@ impl Programs {
 
     /// Returns the files that are left in that directory after a time limit.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
-        self.left_in(&self.place())
-    }
-
-    pub(crate) fn left_in(&self, directory: &Path) -> Vec<PathBuf> {
         let begun = Instant::now();
         loop {
-            let entries = fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
+            let entries =
+                fs::read_dir(self.place()).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
             let entries: Vec<_> = entries.unwrap_or_default();
             if entries.is_empty() || begun.elapsed() > Duration::from_secs(5) {
                 return entries;

@@ -6,7 +6,6 @@ mod driver;
 mod fake;
 mod faults;
 mod guest;
-mod jail;
 mod kill;
 mod machine;
 mod process;

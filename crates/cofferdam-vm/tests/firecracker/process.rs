@@ -123,7 +123,7 @@ async fn a_killed_supervisor_leaves_no_process() {
 }
 
 /// Returns the process that a supervisor started before it was killed.
-pub(crate) fn killed_supervisor(test: &str, programs: &Programs) -> u32 {
+fn killed_supervisor(test: &str, programs: &Programs) -> u32 {
     let mut supervisor = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env("COFFERDAM_TEST_KILLED", programs.place())
