@@ -46,12 +46,6 @@ pub struct Deadlines {
     pub slow: Duration,
 }
 
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self { connect: Duration::from_secs(2), call: Duration::from_secs(5), slow: Duration::from_secs(60) }
-    }
-}
-
 type Message = hyper::Request<Full<Bytes>>;
 
 /// A client of one Firecracker. It makes one call at a time; others wait for it.

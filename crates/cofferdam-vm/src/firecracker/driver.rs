@@ -108,7 +108,7 @@ impl FirecrackerVmm {
         }
         *known = None;
         let version = version::of_program("probe", &program, VERSION_TIMEOUT).await?;
-        version.standing("probe")?;
+        version.check_supported("probe")?;
         // With older versions, the agent never learns that a snapshot closed its connection.
         if !version.hears_after_resume() {
             let found = version.to_string();
@@ -167,7 +167,7 @@ impl FirecrackerVmm {
         let patience = self.config.patience;
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
         let launch = Launch { program, ready: patience.max(MIN_READY_TIMEOUT), deadlines };
-        let process = launch.start_confined(confined, &id).await?;
+        let process = launch.start(confined, &id).await?;
         if process.version() != version {
             let (found, what) = (process.version(), "its program was replaced while a VM was started");
             // The sweep reports files that cannot be removed now.

@@ -28,24 +28,18 @@ impl fmt::Display for DriveId {
 
 /// The name of a VM: 1 to 64 ASCII letters, digits and hyphens, no hyphen first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct InstanceId(String);
+pub(super) struct InstanceId(String);
 
 impl InstanceId {
     /// Validates a name.
-    pub fn new(name: impl Into<String>) -> Result<Self> {
+    pub(super) fn new(name: impl Into<String>) -> Result<Self> {
         checked(name.into(), "-", "a VM's name is 1 to 64 ASCII letters, digits and hyphens, with no hyphen first")
             .map(Self)
     }
 
     /// Returns the name.
-    pub fn as_str(&self) -> &str {
+    pub(super) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for InstanceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -73,6 +67,6 @@ mod tests {
         assert!(InstanceId::new("a_b").is_err());
         assert!(InstanceId::new("--version").is_err());
         assert_eq!(DriveId::new("root_1").unwrap().to_string(), "root_1");
-        assert_eq!(InstanceId::new("vm-1").unwrap().to_string(), "vm-1");
+        assert_eq!(InstanceId::new("vm-1").unwrap().as_str(), "vm-1");
     }
 }

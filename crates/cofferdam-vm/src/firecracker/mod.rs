@@ -32,12 +32,10 @@ mod walls;
 
 pub use client::{Client, Deadlines};
 pub use driver::{FirecrackerConfig, FirecrackerVmm};
-pub use ids::{DriveId, InstanceId};
+pub use ids::DriveId;
 pub use jailer::Jailer;
 pub use model::*;
-pub use process::{Firecracker, Launch};
 pub use request::{Method, Request};
-pub use version::{NEWEST_DESCRIBED, OLDEST, Standing, Version};
 
 use crate::error::VmError;
 

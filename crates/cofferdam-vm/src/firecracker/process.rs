@@ -10,7 +10,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ use super::client::{Client, Deadlines};
 use super::console::Console;
 use super::error::shown;
 use super::ids::InstanceId;
-use super::version::{OLDEST, Standing, Version};
-use super::{socket, version};
+use super::socket;
+use super::version::{OLDEST, Version};
 
 /// The socket of the API in the process's directory.
 pub(super) const API_SOCKET: &str = "api.sock";
@@ -44,67 +44,23 @@ const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer n
      namespaces and device nodes), or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER";
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum length of a socket's path, without the terminating byte.
-const MAX_SOCKET: usize = 107;
 
 /// The parameters for starting Firecracker.
-#[derive(Debug, Clone)]
-pub struct Launch {
-    /// Absolute path of the program.
-    pub program: PathBuf,
+#[derive(Debug)]
+pub(super) struct Launch {
+    /// Absolute path of the program, for errors.
+    pub(super) program: PathBuf,
     /// Time until it answers.
-    pub ready: Duration,
+    pub(super) ready: Duration,
     /// Deadlines of its client.
-    pub deadlines: Deadlines,
+    pub(super) deadlines: Deadlines,
 }
 
 impl Launch {
-    /// Creates the parameters for a program, with the default deadlines.
-    pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), ready: Duration::from_secs(10), deadlines: Deadlines::default() }
-    }
-
-    /// Queries the version of the program, and whether it is supported.
-    pub async fn version(&self) -> Result<(Version, Standing)> {
-        let version = version::of_program("create", &self.program, self.ready).await?;
-        Ok((version, version.standing("create")?))
-    }
-
-    /// Starts it as this user, in a new directory of that name in `parent`. For hosts without the privileges for a
-    /// jail: only Firecracker's own system-call filter then confines a guest that breaks out of the VM.
-    pub async fn start(&self, parent: &Path, id: &InstanceId) -> Result<Firecracker> {
-        let directory = parent.join(id.as_str());
-        let socket = directory.join(API_SOCKET);
-        if socket.as_os_str().len() > MAX_SOCKET {
-            let message = format!("a socket's path may have at most {MAX_SOCKET} bytes");
-            return Err(Error::invalid("create", message)
-                .with_context("path", socket.display().to_string())
-                .with_remedy("use a directory with a shorter path"));
-        }
-        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        made.map_err(|error| os("create the VM's directory", &directory, error))?;
-        let remains = Remains { directory: Some(directory.clone()), ..Remains::default() };
-        let mut command = Command::new(&self.program);
-        command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
-        let view = View { outside: directory, tree: None };
-        self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
-    }
-
     /// Starts it in an existing directory, which becomes its own, with the prepared isolation. Relative paths in
     /// requests start in that directory.
-    pub(super) async fn start_confined(&self, confined: Confined, id: &InstanceId) -> Result<Firecracker> {
-        let Confined { command, tie, view, start, running } = confined;
-        self.begin((command, start), tie, view, running, id).await
-    }
-
-    pub(super) async fn begin(
-        &self,
-        (mut command, start): (Command, Start),
-        tie: Tie,
-        view: View,
-        running: Running,
-        id: &InstanceId,
-    ) -> Result<Firecracker> {
+    pub(super) async fn start(&self, confined: Confined, id: &InstanceId) -> Result<Firecracker> {
+        let Confined { mut command, tie, view, start, running } = confined;
         let (console, writer) = Console::new().map_err(|error| os("create a pipe", &view.outside, error))?;
         let second = writer.try_clone().map_err(|error| os("create a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
@@ -302,7 +258,7 @@ pub(super) struct Confined {
 
 /// A Firecracker that is ready for requests.
 #[derive(Debug)]
-pub struct Firecracker {
+pub(super) struct Firecracker {
     client: Client,
     pub(super) view: View,
     running: Running,
@@ -311,37 +267,16 @@ pub struct Firecracker {
 }
 
 impl Firecracker {
-    /// Returns its API client.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Returns its version.
-    pub fn version(&self) -> Version {
+    pub(super) fn version(&self) -> Version {
         self.version
     }
 
-    /// Returns its directory.
-    pub fn directory(&self) -> &Path {
-        &self.view.outside
-    }
-
-    /// Returns the end of its own and its guest's output, which is untrusted.
-    pub fn console(&self) -> String {
-        self.console.text()
-    }
-
-    /// Waits until the process has ended: until all copies of its output's writing end are closed. Firecracker never
-    /// closes its output while it runs; a process that does is to be killed as well.
-    pub async fn ended(&self) {
-        self.console.over().await;
-    }
-
     /// Kills it, and returns when the process and its files are gone.
-    pub async fn end(mut self) -> Result<()> {
+    pub(super) async fn end(mut self) -> Result<()> {
         self.running.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
         // In a jail, the killed process is the parent of Firecracker: its output ends when Firecracker is gone.
-        let gone = timeout(EXIT_TIMEOUT, self.ended()).await;
+        let gone = timeout(EXIT_TIMEOUT, self.console.over()).await;
         gone.map_err(|_| {
             internal(&format!("Firecracker still runs {} s after it was killed", EXIT_TIMEOUT.as_secs()))
         })?;
@@ -393,7 +328,7 @@ impl Firecracker {
         let Some(version) = Version::parse(&text) else {
             return Err(self.not_ready(format!("Firecracker reports the invalid version '{}'", shown(&text))));
         };
-        version.standing("create")?;
+        version.check_supported("create")?;
         let instance = self.client.describe("create").await?;
         if instance.id != id.as_str() {
             return Err(self.not_ready(format!("another VM answers: '{}'", shown(&instance.id))));

@@ -3,12 +3,10 @@
 
 mod contract;
 mod driver;
-mod fake;
 mod faults;
 mod guest;
 mod kill;
 mod machine;
-mod process;
 mod programs;
 mod real;
 mod support;
