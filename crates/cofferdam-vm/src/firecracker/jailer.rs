@@ -161,7 +161,7 @@ pub(super) fn confine(
     };
     // Only root can create files between the tree's root and the jail's root.
     let outside = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd())).join(&layout.below);
-    let view = View { outside, inside: PathBuf::from("/"), owner: Some(user), tree: Some(Arc::new(tree)) };
+    let view = View { outside, tree: Some(Arc::new(tree)) };
     Ok(Confined { command, tie: Tie::Namespace, view, start, running })
 }
 
