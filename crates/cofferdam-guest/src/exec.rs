@@ -1,12 +1,12 @@
 //! One exec, from its request to its exit.
 //!
 //! ```text
-//! asked --Started--> running --Ended--> finished
-//!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
-//!                       |  no Ended after a kill: the connection is closed, and everything ends with the agent
+//! requested --Started--> running --Ended--> finished
+//!                           |  timeout, CPU limit, cancel, kill: everything that the exec started is signalled
+//!                           |  no Ended after a kill: the connection is closed, and everything ends with the agent
 //! ```
 //!
-//! An exec of a former host begins in the middle of it: it runs, and its limits hold.
+//! An exec of a former host begins as a running exec, with its limits.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::slots::{AdoptedSlot, ExecEnd, ExecSlot, Reply, Slot, Telling};
 use crate::wire::{Counts, MAX_ORDER, Make, NotStarted, Order, Root, Start, Texts};
 use crate::{error, files};
 
-/// Output of an adopted exec that is kept until it is read.
+/// The size of the output buffer of a reattached exec.
 const ADOPTED_BUFFER: ByteSize = ByteSize::from_mebibytes(1);
 
 struct Control {
@@ -61,7 +61,7 @@ impl ExecControl for Control {
     }
 }
 
-/// Starts an exec and gives its handle once its program runs.
+/// Starts an exec. Returns its handle once its program runs.
 pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
     let begun = Instant::now();
     let link = &inner.link;
@@ -104,7 +104,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         looking: None,
         limits: limits.clone(),
     };
-    // Its time begins now, whether or not the agent takes the order.
+    // Its time begins now, whether or not the agent reads the request.
     let ordered = tokio::select! {
         biased;
         ordered = put_and_order(inner, exec, request) => Some(ordered?),
@@ -112,14 +112,14 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     };
     unordered.exec = None;
     let Some(words) = ordered else {
-        // Nothing of it ran.
+        // Its program did not start.
         if let Some(Slot::Exec(slot)) = link.take(exec) {
             run.standing.supervision().due(Instant::now());
             slot.driver.finish(run.exit(None, None));
         }
         return Ok(handle);
     };
-    // From here on the exec is its task's to end.
+    // From here on the task ends the exec.
     let (tell, told) = oneshot::channel();
     tokio::spawn(run.drive(on_start, on_end, on_wish, tell));
     if let Stdin::Bytes(data) = request.stdin() {
@@ -136,7 +136,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     }
 }
 
-/// Frees what was enrolled for an exec that is not ordered after all.
+/// A guard that frees the slot of an exec whose request is not sent.
 struct Unordered<'a> {
     link: &'a Link,
     exec: Option<u64>,
@@ -150,7 +150,7 @@ impl Drop for Unordered<'_> {
     }
 }
 
-/// A program that does not read its input is no error.
+/// Writes all input of an exec in a task. Ignores errors, since a program need not read its input.
 fn feed(mut input: Input, data: Bytes) {
     tokio::spawn(async move {
         let _ = input.write_all(&data).await;
@@ -183,7 +183,7 @@ fn encoded<'t>(texts: impl Iterator<Item = &'t str>) -> (usize, Vec<u8>) {
     (count, bytes.0)
 }
 
-/// Puts a script there, if there is one, and orders the exec. Gives its words.
+/// Writes the script, if there is one, and requests the exec. Returns its arguments.
 async fn put_and_order(inner: &Arc<Inner>, exec: u64, request: &ExecRequest) -> Result<Vec<String>> {
     let script = match request.command() {
         Command::Script(script) => Some(put_script(inner, exec, script).await?),
@@ -212,12 +212,12 @@ async fn order(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]
         input: !matches!(request.stdin(), Stdin::Empty),
     };
     if argv.len() + env.len() > MAX_ORDER - (64 << 10) {
-        return Err(Error::invalid("start", "arguments and environment are too long together"));
+        return Err(Error::invalid("start", "arguments and environment are too long in total"));
     }
     inner.link.send_long("start", exec, &Order::Start(start)).await
 }
 
-/// Puts a script into a directory of its own, and gives its path inside.
+/// Writes a script into a directory of its own. Returns its path inside.
 async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<String> {
     let directory = exec.to_string();
     let path = format!("{directory}/{}", script.name);
@@ -233,7 +233,7 @@ async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<St
 }
 
 async fn remove_script(inner: &Arc<Inner>, exec: u64) {
-    // What is left there goes with the sandbox.
+    // The removal of the sandbox removes the rest.
     let _ = tokio::time::timeout(ANSWER_TIMEOUT, try_remove_script(inner, exec)).await;
 }
 
@@ -247,7 +247,7 @@ async fn try_remove_script(inner: &Arc<Inner>, exec: u64) {
     }
 }
 
-/// Controls an exec that a former host started.
+/// The control of an exec that a former host started.
 struct AdoptedControl(mpsc::UnboundedSender<Wish>);
 
 impl ExecControl for AdoptedControl {
@@ -264,15 +264,15 @@ impl ExecControl for AdoptedControl {
     }
 }
 
-/// The two ends of an exec that a former host started.
+/// The handle and the receivers of an exec that a former host started.
 pub struct Adopted {
     pub handle: ExecHandle,
     on_wish: mpsc::UnboundedReceiver<Wish>,
     on_end: oneshot::Receiver<ExecEnd>,
 }
 
-/// Makes the slot of an exec that a former host started, and its handle. The newest [`ADOPTED_BUFFER`] of its output are
-/// there for whoever reads them first.
+/// Creates the slot of an exec that a former host started, and its handle. The first reader gets the newest
+/// [`ADOPTED_BUFFER`] of its output.
 pub fn adopt(exec: &RunningExec) -> Result<(Slot, Adopted)> {
     let request = ExecRequest::builder(Command::Argv(vec!["adopted".to_owned()]))
         .max_output(ByteSize::from_bytes(u64::MAX))
@@ -284,7 +284,7 @@ pub fn adopt(exec: &RunningExec) -> Result<(Slot, Adopted)> {
     Ok((Slot::Adopted(AdoptedSlot { driver, ended }), Adopted { handle, on_wish, on_end }))
 }
 
-/// Keeps the limits of an exec that a former host started: its own, and these. `first` is the CPU time that was counted
+/// Enforces the limits of an exec that a former host started: its own, and these. `first` is the count of CPU time
 /// before it resumed. Returns its handle.
 pub fn keep_limits(
     inner: &Arc<Inner>,
@@ -300,7 +300,7 @@ pub fn keep_limits(
         inner: Arc::clone(inner),
         exec: exec.id,
         begun: Instant::now(),
-        // All of a copy's time is its execs'.
+        // All CPU time of a copy belongs to its execs.
         metered: Some(0),
         around: None,
         standing,
@@ -313,19 +313,19 @@ pub fn keep_limits(
     handle
 }
 
-/// One exec that runs.
+/// The task of one exec.
 struct Run {
     inner: Arc<Inner>,
     exec: u64,
     begun: Instant,
-    /// What the host itself counted before it was ordered.
+    /// The host's own count before the request.
     metered: Option<u64>,
-    /// What it had counted of the enclosure and its monitor by the end, since then.
+    /// The host's count of the enclosure and its VMM between the request and the end.
     around: Option<u64>,
     standing: Listed,
-    /// Its part in the CPU time of its sandbox.
+    /// The share in the CPU time of the sandbox.
     share: Arc<Share>,
-    /// A look whose CPU time it was, of which nothing is known yet.
+    /// A pending update of the shares.
     looking: Option<JoinHandle<()>>,
     limits: Limits,
 }
@@ -351,7 +351,7 @@ impl Run {
                 self.standing.begin(counts);
                 let _ = tell.send(Ok(()));
             }
-            // Its time is over, and the agent does not say whether it runs: it is ended all the same.
+            // Its time is over, and the agent does not report its start. Ends it as a running exec.
             None => {
                 let _ = tell.send(Ok(()));
             }
@@ -366,7 +366,7 @@ impl Run {
         self.drive_to_end(on_end, on_wish).await;
     }
 
-    /// Keeps its limits until it has ended, and reports its exit.
+    /// Enforces the limits until the exec has ended, and reports its exit.
     async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_wish: mpsc::UnboundedReceiver<Wish>) {
         let end = self.until_end(on_end, on_wish).await;
         self.clean_up().await;
@@ -376,13 +376,13 @@ impl Run {
         }
     }
 
-    /// Waits until its real time is over.
+    /// Waits until the limit of real time.
     async fn overdue(&mut self) {
         let mut pauses = self.inner.link.pauses();
         loop {
             let paused = pauses.borrow_and_update().since();
             if let Some(since) = paused {
-                // Time does not count until it resumes.
+                // Time does not count until the guest resumes.
                 let _ = pauses.wait_for(|pause| pause.since().is_none()).await;
                 self.standing.supervision().postpone(since.elapsed());
                 continue;
@@ -398,7 +398,7 @@ impl Run {
         }
     }
 
-    /// Keeps its limits until it has ended.
+    /// Enforces the limits until the exec has ended.
     async fn until_end<E>(
         &mut self,
         mut on_end: oneshot::Receiver<E>,
@@ -410,7 +410,7 @@ impl Run {
         loop {
             let paused = pauses.borrow_and_update().since();
             if let Some(since) = paused {
-                // Wishes wait until it goes on, and time does not count.
+                // Stop requests wait until the guest resumes, and time does not count.
                 tokio::select! {
                     end = &mut on_end => return end.ok(),
                     _ = pauses.wait_for(|pause| pause.since().is_none()) => {
@@ -441,7 +441,7 @@ impl Run {
         }
     }
 
-    /// Removes what outlived the program itself, where that is to be.
+    /// Kills the processes that outlived the program, if the exec was stopped, and removes the script.
     async fn clean_up(&mut self) {
         if self.standing.supervision().kills_the_rest() {
             self.signal(true);
@@ -451,12 +451,12 @@ impl Run {
         }
     }
 
-    /// Does what is due.
+    /// Carries out the actions of the supervision that are due.
     fn attend(&mut self, look: &mut Option<Look>) {
         let now = Instant::now();
         let due = self.standing.supervision().due(now);
         if due.end_sandbox {
-            // The agent did not do it: end everything instead.
+            // The agent did not kill the exec. Ends the sandbox instead.
             self.inner.link.close();
         }
         if due.look {
@@ -469,7 +469,7 @@ impl Run {
                 let charged = |counted: u64| share.charged(counted).unwrap_or(counted.saturating_sub(base));
                 let over = |used: u64, limit: Duration| u128::from(used) >= limit.as_micros();
                 let reached = counted.is_some_and(|counted| limit.is_some_and(|limit| over(charged(counted), limit)));
-                // Only then is it worth a look whose it was.
+                // Updates the shares only if the charge reaches the limit.
                 if reached && share.has_company() {
                     inner.tell_apart(None).await;
                 }
@@ -489,7 +489,7 @@ impl Run {
             && self.share.has_company()
             && let Ok(answer) = self.inner.link.ask("exit", &Order::Shares)
         {
-            // Once it is gone, nobody can tell what it was that used so much.
+            // After the kill, the agent cannot attribute the CPU time to the exec.
             let inner = Arc::clone(&self.inner);
             self.looking = Some(tokio::spawn(async move {
                 if let Ok(Ok(reply)) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
@@ -500,8 +500,7 @@ impl Run {
         self.inner.link.send(self.exec, &Order::Signal { kill });
     }
 
-    /// Sees to it that what it used is known, as far as that is to be known, and gives what is charged to it, where
-    /// somebody counts.
+    /// Updates the counts after the end. Returns the CPU time charged to the exec, if a counter exists.
     async fn settle(&mut self, ended: Option<(Ended, Counts)>) -> Option<u64> {
         let counted = match self.inner.metered_alike().await {
             Some(counted) => Some(counted),
@@ -515,7 +514,7 @@ impl Run {
         used
     }
 
-    /// Tells the others what it used.
+    /// Updates the shares of the other execs with the CPU time of this one.
     async fn tell_end(&mut self, ended: Option<Ended>) {
         if let Some(looking) = self.looking.take() {
             let _ = looking.await;
@@ -528,7 +527,8 @@ impl Run {
     fn exit(&self, end: Option<(Ended, Counts)>, used: Option<u64>) -> Result<Exit> {
         let link = &self.inner.link;
         let (watched_memory, watched_cpu) = link.passed();
-        // Whatever an agent says, nothing uses more than all processors for all of the time, or more memory than there is.
+        // Bounds the agent's counts: an exec cannot use more than all processors for the whole time, or more memory
+        // than the limit.
         let most = self.begun.elapsed().saturating_mul(self.inner.processors());
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
         let most = self.around.map_or(most, |around| around.min(most));
@@ -536,7 +536,7 @@ impl Run {
         let memory = self.limits.memory.map_or(u64::MAX, |size| size.as_bytes());
         let base = self.standing.base();
         let counts = end.map_or(base, |(_, counts)| counts);
-        // What an adopted exec began with is not known.
+        // The counts at the start of a reattached exec are unknown.
         let more = |now: Option<u64>, before: Option<u64>| now.zip(before).is_some_and(|(now, before)| now > before);
         let accounts = Accounts {
             cpu_micros: used,
@@ -561,7 +561,7 @@ impl Run {
     }
 }
 
-/// CPU microseconds of the sandbox: by the host's own count of it where there is one, else as the agent says.
+/// Returns the CPU microseconds of the sandbox: the host's own count if there is one, else the agent's.
 async fn count(inner: &Inner) -> Option<u64> {
     if let Some(counted) = inner.metered_alike().await {
         return Some(counted);
@@ -586,7 +586,7 @@ async fn sleep_until(instant: Option<Instant>) {
     }
 }
 
-/// The error for starting in a sandbox that was stopped.
+/// Creates the error for an operation on a paused sandbox.
 pub fn paused(operation: &'static str) -> Error {
     Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
 }

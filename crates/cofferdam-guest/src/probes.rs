@@ -1,4 +1,4 @@
-//! What an agent is asked before it serves, and what is made of the answers.
+//! Requests to an agent before it serves, and the evidence from its answers.
 
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result};
@@ -16,26 +16,26 @@ use crate::slots::Reply;
 use crate::wire::{Configure, MAGIC, MAX_DATA, Order, Probe, Sink, Texts, VERSION, put_text};
 
 const CREATE: &str = "create";
-/// What the kernel writes where it bounds nothing: the most pages that fit into a signed number.
+/// The lower bound of the value that the kernel shows for no limit: the highest number of pages as a signed number.
 const UNBOUNDED: u64 = 1 << 60;
-/// Where the kernel says what it calls itself from its start to its end.
+/// The file with the kernel's boot id.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
-/// Places where nothing inside may make a file.
+/// Directories in which no process inside may create a file.
 const NOT_WRITABLE: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
-/// Files of the kernel's that nothing inside may write to.
+/// Kernel files that no process inside may write.
 const NOT_TO_BE_CHANGED: [&str; 4] = [
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sysrq-trigger",
     "/sys/kernel/uevent_helper",
 ];
-/// Files that tell of the host, and that engines mask.
+/// Files with information about the host, which engines mask.
 const MASKED_FILES: [&str; 5] =
     ["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug"];
-/// Directories that do.
+/// Directories with information about the host, which engines mask.
 const MASKED_DIRECTORIES: [&str; 3] = ["/proc/acpi", "/proc/scsi", "/sys/firmware"];
-/// Sockets through which the host can be reached.
+/// Sockets that give access to the host.
 const SOCKETS: [&str; 8] = [
     "/var/run/docker.sock",
     "/run/docker.sock",
@@ -58,7 +58,7 @@ const EROFS: i32 = 30;
 const EAFNOSUPPORT: i32 = 97;
 
 fn odd() -> Error {
-    Error::new(ErrorKind::Internal, CREATE, "the agent answered another question")
+    Error::new(ErrorKind::Internal, CREATE, "the agent sent an unexpected answer")
 }
 
 /// Exchanges greetings.
@@ -66,7 +66,7 @@ pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
     let greeted = link.call(CREATE, &Order::Hello { magic: MAGIC, version: VERSION }).await;
     let reply = greeted.map_err(|error| {
         Error::new(ErrorKind::Unavailable, CREATE, "the agent did not greet")
-            .with_remedy("the agent's program may be missing or broken inside")
+            .with_remedy("check that the agent's program exists inside and is not damaged")
             .with_source(error)
     })?;
     match reply {
@@ -74,7 +74,7 @@ pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
         Reply::Hello { magic: MAGIC, version, .. } => Err(Error::new(
             ErrorKind::Unavailable,
             CREATE,
-            format!("the agent speaks version {version} of the protocol, and this program version {VERSION}"),
+            format!("the guest agent speaks protocol {version}, this program speaks {VERSION}"),
         )),
         _ => Err(odd()),
     }
@@ -93,7 +93,7 @@ impl Found {
     }
 
     fn text(&self) -> Option<String> {
-        // As long as a frame takes: cut off, and so not to be relied upon.
+        // A text that fills a whole frame is truncated, and so not reliable.
         (self.errno == 0 && self.data.len() < MAX_DATA).then(|| String::from_utf8_lossy(&self.data).into_owned())
     }
 
@@ -106,7 +106,7 @@ impl Found {
     }
 }
 
-/// A probe on its way.
+/// A probe whose answer is pending.
 struct Asked<'a> {
     link: &'a Link,
     answer: oneshot::Receiver<Reply>,
@@ -129,11 +129,11 @@ fn file<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
     ask(link, Probe::File { path: path.as_bytes(), from: 0 })
 }
 
-/// Whether a file inside is this program, to the byte. What holds it may be damaged or half written: nobody else than
-/// the engine's owner writes there.
+/// Returns true if a file inside has exactly these bytes. It detects a damaged or half written volume. It does not
+/// protect against an attacker, since only the engine's owner can write there.
 pub async fn is_program(link: &Link, path: &str, program: &[u8]) -> Result<bool> {
     let piece = |from: usize| Probe::File { path: path.as_bytes(), from: u32::try_from(from).unwrap_or(u32::MAX) };
-    // Nothing may follow the last one.
+    // The last piece is empty if nothing follows the program.
     let starts = (0..=program.len()).step_by(MAX_DATA);
     let asked = starts.map(|from| Ok((from, ask(link, piece(from))?))).collect::<Result<Vec<_>>>()?;
     let mut same = true;
@@ -153,10 +153,11 @@ impl Sink for Encoded {
     }
 }
 
-/// Has the agent build its walls, and measures.
+/// Makes the agent install its part of the isolation, and measures the result.
 pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Result<Evidence> {
-    let random = process::random()
-        .map_err(|error| Error::new(ErrorKind::Io, CREATE, "the kernel gives no random number").with_source(error))?;
+    let random = process::random().map_err(|error| {
+        Error::new(ErrorKind::Io, CREATE, "cannot read random numbers from the kernel").with_source(error)
+    })?;
     let key = MarkKey::new(random);
     let mut evidence = first(link, settings, Probe::Mark { key: key.arguments() }).await?;
     order(link, settings, &evidence, key).await?;
@@ -164,24 +165,25 @@ pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Resu
     Ok(evidence)
 }
 
-/// Measures once more where an agent built its walls before.
+/// Measures again an agent that has already installed its part of the isolation.
 pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
     let mut evidence = first(link, settings, Probe::Marked).await?;
     measure(link, settings, &mut evidence).await?;
     Ok(evidence)
 }
 
-/// Measures what a copy of a guest can differ in from the guest: mounts, users and filters came with its memory.
+/// Measures the properties in which a copy of a guest can differ from it. Mounts, users and filters were copied with
+/// its memory.
 pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
     let (boot, confinement) = (file(link, BOOT)?, ask(link, Probe::Confinement)?);
     let mut evidence = Evidence { boot: boot_id(&boot.found().await?), ..known.clone() };
-    // An answer that is too short leaves them unknown, not as they were.
+    // If the answer is too short, the sets are unknown instead of unchanged.
     evidence.capabilities.iter_mut().take(3).for_each(|set| *set = None);
     read_confinement(&mut evidence, &confinement.found().await?);
     Ok(evidence)
 }
 
-/// What decides how the rest is asked for; `marks` tries marks.
+/// Measures the properties on which the further requests depend. `marks` is the probe of exec tags.
 async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
     let marks = ask(link, marks)?;
@@ -237,7 +239,8 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         Reply::Done { errno: 0, .. } => Ok(()),
         Reply::Done { errno, kind } => {
             let source = error::file(CREATE, settings.workspace.as_str(), errno, kind);
-            Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot build its walls").with_source(source))
+            Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot install its part of the isolation")
+                .with_source(source))
         }
         _ => Err(odd()),
     }
@@ -252,7 +255,7 @@ fn encoded_rules(rules: &[Rule], handled: u64) -> Vec<u8> {
     encoded.0
 }
 
-/// What was found of control groups.
+/// The control groups that the agent can read.
 #[derive(Default)]
 struct GroupsFound {
     bounds: Bounds,
@@ -260,12 +263,13 @@ struct GroupsFound {
     memory: bool,
 }
 
-/// What control groups bound now.
+/// Returns the current bounds of the control groups.
 pub async fn bounds(link: &Link) -> Result<Bounds> {
     find_groups(link).await.map(|found| found.bounds)
 }
 
-/// Looks for control groups that are the enclosure's own: the root of a hierarchy bounds nothing and counts everybody.
+/// Finds control groups that belong to the enclosure alone. The root of a hierarchy has no bounds, and counts all
+/// tenants.
 async fn find_groups(link: &Link) -> Result<GroupsFound> {
     let read = |name: &str| file(link, &format!("/sys/fs/cgroup/{name}"));
     let second =
@@ -297,7 +301,7 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
                 tasks: tasks.number(),
                 cpu_millis,
             },
-            // Counted at the root, too, but the root has no bounds.
+            // The root has this file, too, but no bounds.
             cpu: stat.ok().is_some(),
             memory: memory.ok().is_some(),
         });
@@ -317,14 +321,14 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
     })
 }
 
-/// Thousandths of a processor, from quota and period.
+/// Returns thousandths of a processor, from quota and period.
 fn share(text: &str) -> Option<u64> {
     let mut words = text.split_whitespace().map(str::parse::<u64>);
     let quota = words.next()?.ok()?;
     Some(quota.saturating_mul(1000) / words.next()?.ok()?.max(1))
 }
 
-/// Looks around once the walls are up.
+/// Measures the environment once the isolation is complete.
 async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> Result<()> {
     let [status, uids, gids, mounts, net] =
         ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
@@ -374,7 +378,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     }
     for (name, asked) in calls {
         let errno = asked.found().await?.errno;
-        // Vsock is refused as well where the kernel has none.
+        // A kernel without vsock refuses it as well.
         let errno = if name == VSOCK && errno == EAFNOSUPPORT { EPERM } else { errno };
         evidence.calls.push(ForbiddenCall { name, errno });
     }
@@ -423,18 +427,18 @@ fn call_trials(link: &Link) -> Result<Vec<(&'static str, Asked<'_>)>> {
         .collect()
 }
 
-/// The family of sockets to the host of a virtual machine, and a kind of these.
+/// Returns the family of vsock sockets, and a type of these.
 fn vsock() -> (u64, u64) {
     (40, 1)
 }
 
-/// The call that makes a socket.
+/// Returns the number of the system call `socket`.
 fn socket_number() -> u64 {
     if cfg!(target_arch = "x86_64") { 41 } else { 198 }
 }
 
-/// Tries to make a file in the workspace as guests would: one with a name where that must fail, else one without, which
-/// changes nothing that others see.
+/// Tries to create a file in the workspace as guests would. If that must fail, the file has a name. Otherwise it has
+/// none, so that the trial is invisible.
 fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Asked<'a>> {
     let rule = settings.rules.iter().find(|rule| rule.path == settings.workspace);
     let writable = evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0);
@@ -446,8 +450,8 @@ fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence)
     ask(link, Probe::Open { path: path.as_bytes(), flags, confined: !writable })
 }
 
-/// Reads whether guests can write to the workspace off the trial; `None` where the file system or the kernel inside cannot
-/// make files without a name.
+/// Returns true if guests can write to the workspace, from the error of the trial. Returns `None` if the file system or
+/// the kernel inside does not support files without a name.
 fn workspace_writable(errno: i32) -> Option<bool> {
     match errno {
         0 => Some(true),
@@ -471,7 +475,8 @@ fn read_status(evidence: &mut Evidence, found: &Found) {
     evidence.seccomp_filters = evidence::status(&text, "Seccomp_filters").and_then(|count| count.parse().ok());
 }
 
-/// What the agent asked the kernel for itself counts more than a text, and is there where the text is not.
+/// Reads the confinement of the agent. The answer of the kernel to the agent takes precedence over the text of a file,
+/// and exists even without that file.
 fn read_confinement(evidence: &mut Evidence, found: &Found) {
     evidence.no_new_privileges = found.errno == 0 && found.value & 1 != 0;
     evidence.seccomp_filtered = found.errno == 0 && found.value & 2 != 0;
@@ -482,20 +487,20 @@ fn read_confinement(evidence: &mut Evidence, found: &Found) {
     evidence.processors = words.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
 }
 
-/// The device of a directory, which stands behind the mode.
+/// Returns the device of a directory, which follows the mode.
 fn device(found: &Found) -> Option<(u32, u32)> {
     let words = found.data.get(4..)?;
     let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
     (words.len() == 8).then(|| Some((word(0)?, word(4)?)))?
 }
 
-/// The number in `net:[4026531840]`, which stands behind the mode.
+/// Returns the number in `net:[4026531840]`, which follows the mode.
 fn namespace(found: &Found) -> Option<u64> {
     let target = String::from_utf8_lossy(found.ok()?.data.get(4..)?).into_owned();
     target.split_once('[')?.1.strip_suffix(']')?.parse().ok()
 }
 
-/// The room of every mount that can be written to.
+/// Measures the space of every writable mount.
 async fn measure_room(link: &Link, evidence: &mut Evidence) -> Result<()> {
     for mount in evidence.mounts.iter_mut().flatten().filter(|mount| !mount.read_only).take(64) {
         let found = ask(link, Probe::Space { path: mount.path.as_bytes() })?.found().await?;

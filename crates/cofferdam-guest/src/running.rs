@@ -1,4 +1,4 @@
-//! What is known of execs that run: what their limits are, and how much of these is used up.
+//! The running execs: their limits, and the part that is used up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,26 +14,26 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One exec that was ordered and has not ended.
+/// The state of an exec that was requested and has not ended.
 pub struct Standing {
     supervision: Mutex<Supervision>,
     allowance: Allowance,
-    /// What was counted just before it began.
+    /// The counts just before it began.
     base: OnceLock<Counts>,
     pub script: bool,
-    /// Whether a former host started it.
+    /// True if a former host started it.
     adopted: bool,
 }
 
 impl Standing {
-    /// Of an exec whose time began at `begun`.
+    /// Creates the state of an exec whose time began at `begun`.
     pub fn new(begun: Instant, allowance: Allowance, script: bool) -> Self {
         let supervision = Mutex::new(Supervision::new(begun, Instant::now(), allowance));
         Self { supervision, allowance, base: OnceLock::new(), script, adopted: false }
     }
 
-    /// Of an exec of a former host's, whose time goes on now. Anybody may have written down what it is allowed: these
-    /// limits hold as well, from now on. `first` is what was counted before it went on.
+    /// Creates the state of an exec of a former host, whose time resumes now. Since another program may have changed
+    /// its recorded limits, `limits` apply as well from now on. `first` is the count before it resumed.
     pub fn adopt(exec: &RunningExec, limits: &Limits, first: Option<u64>, counted: bool, processors: u32) -> Self {
         let now = Instant::now();
         let elapsed = Duration::from_micros(exec.elapsed);
@@ -43,12 +43,12 @@ impl Standing {
         let allowance = Allowance { wall, cpu, counted, processors };
         let mut supervision = Supervision::new(now, now, allowance);
         if let Some(micros) = exec.kill_in {
-            // What there was to be told to it was told.
+            // The former host has sent the signal already.
             supervision.wish(Wish::Cancel(Duration::from_micros(micros)), now);
         }
-        // What was used up stays used up, should it be held once more.
+        // Time that is used up stays used up if the guest is quiesced again.
         let allowance = Allowance { wall: all, ..allowance };
-        // It cannot have begun at more than there is now.
+        // The count at its start cannot exceed the current count.
         let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
         let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
         Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, adopted: true }
@@ -58,7 +58,7 @@ impl Standing {
         lock(&self.supervision)
     }
 
-    /// CPU time that it is allowed.
+    /// Returns the limit of CPU time.
     pub fn allowed_cpu(&self) -> Option<Duration> {
         self.allowance.cpu
     }
@@ -88,36 +88,36 @@ impl Standing {
     }
 }
 
-/// All of them, by their ids.
+/// The running execs by their ids.
 #[derive(Default)]
 pub struct Running(Mutex<BTreeMap<u64, Arc<Standing>>>);
 
 impl Running {
-    /// Adds one, until what is given is dropped.
+    /// Adds an exec until the returned guard is dropped.
     pub fn add(self: &Arc<Self>, id: u64, standing: Standing) -> Listed {
         let standing = Arc::new(standing);
         lock(&self.0).insert(id, Arc::clone(&standing));
         Listed { list: Arc::clone(self), id, standing }
     }
 
-    /// Whether it is known when one began.
+    /// Returns true if the counts at the exec's start are known.
     pub fn is_known(&self, id: u64) -> bool {
         lock(&self.0).get(&id).is_some_and(|standing| standing.base.get().is_some())
     }
 
-    /// What is to be written down of these, of which all are known.
+    /// Returns the records of these execs, whose counts must be known.
     pub fn record(&self, ids: &[u64], now: Instant) -> Vec<RunningExec> {
         let list = lock(&self.0);
         ids.iter().filter_map(|id| list.get(id).map(|standing| standing.record(*id, now))).collect()
     }
 
-    /// Those of a former host's.
+    /// Returns the execs of a former host.
     pub fn adopted(&self) -> Vec<ExecId> {
         lock(&self.0).iter().filter(|(_, standing)| standing.adopted).map(|(id, _)| ExecId(*id)).collect()
     }
 }
 
-/// One that is in the list.
+/// A guard that keeps an exec in the list.
 pub struct Listed {
     list: Arc<Running>,
     id: u64,
@@ -198,7 +198,7 @@ mod tests {
         let adopted = list.add(3, Standing::adopt(&written, &limits, Some(5), true, 1));
         assert!(adopted.supervision().left(Instant::now()) <= SECOND);
         assert_eq!(adopted.base().cpu_micros, Some(5));
-        // Who takes it over next is told the same.
+        // The next host gets the same record.
         let again = list.record(&[3], Instant::now()).remove(0);
         assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         let later = Instant::now() + SECOND;

@@ -1,13 +1,13 @@
-//! Who waits for what, and what may come for whom.
+//! Pending requests, and the answers that each accepts.
 //!
 //! ```text
-//! call:  asked --> answered            exec:  ordered --Started--> running --Output, Credit--> --Ended--> over
-//! read:  asked --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
-//! write: asked --Credit--> --Done--> over     list: asked --Entries--> --Done--> over
+//! call:  sent --> answered             exec:  sent --Started--> running --Output, Credit--> --Ended--> over
+//! read:  sent --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
+//! write: sent --Credit--> --Done--> over      list: sent --Entries--> --Done--> over
 //! exec of a former host: running --Output--> --Ended--> over
 //! ```
 //!
-//! Everything else is what no agent says.
+//! Any other answer is a protocol violation.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::flow::{Inflow, Window};
 use crate::ledger::Share;
 use crate::wire::{self, Answer, Counts, NotStarted};
 
-/// Entries that one listing holds.
+/// The highest number of entries of one listing.
 pub const MAX_ENTRIES: usize = 100_000;
-/// Bytes that one listing holds.
+/// The highest number of bytes of one listing.
 const MAX_LISTED: usize = 48 << 20;
 
 /// One entry of a directory.
@@ -38,7 +38,7 @@ pub struct Listed {
     pub target: Vec<u8>,
 }
 
-/// An answer that comes once.
+/// The single answer to a request.
 #[derive(Debug)]
 pub enum Reply {
     Hello {
@@ -69,19 +69,19 @@ pub enum Reply {
         execs: Bytes,
     },
     Listed(Vec<Listed>),
-    /// There are too many.
+    /// The directory has too many entries.
     TooMany,
 }
 
-/// How an exec ended, and what feeds its handle.
+/// The end of an exec, and the driver of its handle.
 pub struct ExecEnd {
     pub ended: Option<(Ended, Counts)>,
     pub driver: ExecDriver,
 }
 
-/// What an id is about.
+/// The state of a request, by its id.
 pub enum Slot {
-    /// One answer.
+    /// A request with a single answer.
     Call(Telling<Reply>),
     Exec(ExecSlot),
     /// An exec of a former host.
@@ -101,17 +101,17 @@ pub enum Slot {
     },
 }
 
-/// Tells one thing, once.
+/// A sender of a single value.
 pub struct Telling<T>(Option<oneshot::Sender<T>>);
 
 impl<T> Telling<T> {
-    /// What tells, and what is told.
+    /// Creates the sender and its receiver.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
         (Self(Some(sender)), receiver)
     }
 
-    /// Tells it. Whoever does not want to know any more is not told.
+    /// Sends the value, unless the receiver was dropped.
     pub fn tell(&mut self, what: T) {
         let _ = self.0.take().map(|sender| sender.send(what));
     }
@@ -128,47 +128,47 @@ pub struct ExecSlot {
     pub window: Arc<Window>,
     pub terminal: bool,
     pub share: Arc<Share>,
-    /// CPU microseconds that the host itself counted before it was ordered, by the counter that the agent reads.
+    /// CPU microseconds that the host itself counted before the request, by the counter that the agent reads.
     pub base: Option<u64>,
 }
 
-/// An exec of a former host, whose input is at its end.
+/// An exec of a former host. Its input is at its end.
 pub struct AdoptedSlot {
     pub driver: ExecDriver,
     pub ended: Telling<ExecEnd>,
 }
 
 impl AdoptedSlot {
-    /// Hands everything to the task that drives the exec.
+    /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
         self.ended.tell(ExecEnd { ended, driver: self.driver });
     }
 }
 
 impl ExecSlot {
-    /// Hands everything to the task that drives the exec.
+    /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
         self.window.close();
         self.ended.tell(ExecEnd { ended, driver: self.driver });
     }
 }
 
-/// What becomes of a slot after an answer.
+/// The next state of a slot after an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum After {
-    /// More will come.
+    /// More answers will come.
     Go,
-    /// That was all.
+    /// The request is complete.
     Done,
-    /// More may come, but is not wanted.
+    /// More answers may come, but the host does not want them.
     GiveUp,
     /// An exec's program ended.
     Ended(Ended, Counts),
 }
 
-/// Gives an answer to who waits for it; an error says what no agent says.
+/// Passes an answer to its receiver. Fails if the answer violates the protocol.
 pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
-    const UNASKED: &str = "an answer to another question";
+    const UNASKED: &str = "an answer to another request";
     match slot {
         Slot::Call(call) => {
             call.tell(match *answer {
@@ -198,7 +198,7 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
             Answer::Ended { status, peak_bytes, cpu_micros, counts } => {
                 Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
             }
-            _ => Err("what an exec of a former host does not do"),
+            _ => Err("an event that an exec of a former host cannot have"),
         },
         Slot::Read { opened, flow } => match *answer {
             Answer::Opened { size, .. } if !opened.was_told() => {
@@ -206,7 +206,7 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                 Ok(After::Go)
             }
             Answer::Data { data } if opened.was_told() => {
-                flow.put(data).then_some(After::Go).ok_or("more of a file than was asked for")
+                flow.put(data).then_some(After::Go).ok_or("more of a file than the host requested")
             }
             Answer::Done { errno, kind } => {
                 let failed = || error::file("read_file", "(while it was read)", errno, kind);
@@ -218,7 +218,7 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
         },
         Slot::Write { done, window } => match *answer {
             Answer::Credit { bytes } => {
-                window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+                window.grant(bytes as usize).then_some(After::Go).ok_or("credit for bytes that the host did not send")
             }
             Answer::Done { errno, kind } => {
                 done.tell(Reply::Done { errno, kind });
@@ -253,7 +253,7 @@ fn add_entries(found: &mut Vec<Listed>, entries: &[u8]) -> Option<()> {
     let mut reader = wire::Reader::new(entries);
     while reader.left() > 0 {
         let wire::Entry { mode, links, inode, size, modified, name, target } = reader.entry()?;
-        // A name that could be mistaken for a way out is no name.
+        // A name that could lead out of the directory is invalid.
         if name.is_empty() || name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
             return None;
         }
@@ -268,7 +268,7 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
     match *answer {
         Answer::Started { counts } if !running => {
             let counts = Counts { cpu_micros: exec.base.or(counts.cpu_micros), ..counts };
-            // Here, so that execs begin in the order in which they did.
+            // Here, so that shares begin in the order in which the execs started.
             exec.share.begin(&counts);
             exec.started.tell(Ok(counts));
             Ok(After::Go)
@@ -283,12 +283,12 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
             Ok(After::Go)
         }
         Answer::Credit { bytes } if running => {
-            exec.window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+            exec.window.grant(bytes as usize).then_some(After::Go).ok_or("credit for bytes that the host did not send")
         }
         Answer::Ended { status, peak_bytes, cpu_micros, counts } if running => {
             Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
         }
-        _ => Err("what an exec does not do in this order"),
+        _ => Err("events of an exec in the wrong order"),
     }
 }
 

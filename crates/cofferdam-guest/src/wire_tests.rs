@@ -1,4 +1,4 @@
-//! The protocol, both ways: what one side writes the other reads, and no bytes make a reader fail in disorder.
+//! Tests of the protocol: one side reads the frames that the other writes, and no bytes make a reader panic.
 
 use proptest::prelude::*;
 
@@ -32,7 +32,7 @@ fn order_is_read_back(order: &Order<'_>, id: u64) {
     let mut body = body.0;
     let read = |body: &[u8]| Order::decode(&Frame { kind: order.kind(), id, body }).is_some_and(|read| read == *order);
     assert!(read(&body));
-    // A byte more or less is another order or none.
+    // A body with one byte more or less is another request or invalid.
     assert!(!read(&body[..body.len() - 1]));
     body.push(7);
     assert!(!read(&body));
@@ -45,7 +45,7 @@ fn answer_is_read_back(answer: &Answer<'_>) {
     assert_eq!(Answer::decode(&frame).as_ref(), Some(answer));
 }
 
-/// A number that is known, or not.
+/// Generates a number that is known, or not.
 fn known() -> impl Strategy<Value = Option<u64>> {
     prop::option::of(0..u64::MAX)
 }
@@ -209,7 +209,7 @@ proptest! {
             prop_assert!(partner::encode(number, &request, &mut encoded).is_some());
             prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
             prop_assert_eq!(partner::decode(&encoded[1..]), None);
-            // What is changed is another request or none, and never one that cannot be carried out.
+            // A changed message is another valid request or invalid.
             encoded[place] = encoded[place].wrapping_add(1);
             if let Some((_, partner::Request::Renew(it))) = partner::decode(&encoded) {
                 prop_assert!(partner::is_name(it.hostname) && it.now.1 < 1_000_000_000);
@@ -259,7 +259,7 @@ fn the_agent_is_small_and_needs_nothing() {
     let agent = crate::AGENT;
     assert!(agent.starts_with(b"\x7fELF"));
     assert!(agent.len() < 128 * 1024, "{} bytes", agent.len());
-    // Of the program headers none names an interpreter.
+    // No program header names an interpreter.
     let word = |at: usize| u16::from_le_bytes([agent[at], agent[at + 1]]) as usize;
     let (at, size, count) = (u64::from_le_bytes(agent[32..40].try_into().unwrap()) as usize, word(54), word(56));
     assert!((0..count).all(|header| agent[at + header * size] != 3));

@@ -1,12 +1,12 @@
-//! The connection held still between two frames.
+//! Quiescing of the connection between two frames.
 //!
 //! ```text
-//! open --hold--> draining: nothing new begins --nothing under way: Hold--> held --Held--> silent
-//!   ^              '--too long: Conflict--v                                  |              |
-//!   '-------------------------------------<---- refused, no answer: Release--<---release----'
+//! open --hold--> draining: no new requests --none pending: Quiesce--> quiesced --Quiesced--> silent
+//!   ^              '--too long: Conflict--v                               |                    |
+//!   '-------------------------------------<-- refused, no answer: Release-<------release-------'
 //! ```
 //!
-//! What is sent meanwhile waits with the writer, behind the frame that ends it.
+//! Frames sent meanwhile wait in the writer's queue, behind the frame that resumes the guest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,19 +21,19 @@ use crate::wire::Order;
 
 const HOLD: &str = "snapshot";
 const RELEASE: &str = "resume";
-/// Time for what is under way to end.
+/// Time limit for pending requests to end.
 const QUIET_LIMIT: Duration = Duration::from_secs(2);
-/// Time between looks whether it has.
+/// Interval between checks for pending requests.
 const LOOK: Duration = Duration::from_millis(2);
-/// Time that the agent has to stop everything.
+/// Time limit for the agent to stop all programs.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// How far the holding has come.
+/// The progress of quiescing.
 pub enum State {
     Open,
-    /// Nothing new begins.
+    /// No new operation begins.
     Draining,
-    /// The agent was told, by a frame with this id; `wake` lets the writer go on.
+    /// The agent was asked by a frame with this id; `wake` resumes the writer.
     Held {
         asked: u64,
         wake: Option<oneshot::Sender<Vec<u8>>>,
@@ -42,35 +42,35 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the agent said its last word.
+    /// Returns true if the agent sent its last frame.
     pub fn is_silent(&self) -> bool {
         matches!(self, Self::Held { silent: true, .. })
     }
 
-    /// Takes in that it did.
+    /// Records the agent's last frame.
     pub fn fall_silent(&mut self, id: u64) -> Result<(), &'static str> {
         match self {
             Self::Held { asked, silent, .. } if *asked == id => {
                 *silent = true;
                 Ok(())
             }
-            _ => Err("that it is held, which nobody asked for"),
+            _ => Err("that it is quiesced without a request"),
         }
     }
 }
 
-/// The error for an operation on what is held.
+/// Creates the error for an operation on a quiesced guest.
 pub fn is_held(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Conflict, operation, "the sandbox is held still while it is copied")
-        .with_remedy("release it first")
+    Error::new(ErrorKind::Conflict, operation, "the sandbox is quiesced while it is copied")
+        .with_remedy("wait until the copy is complete")
 }
 
 fn is_busy() -> Error {
-    Error::new(ErrorKind::Conflict, HOLD, "something is under way that does not end: a file is read or written, say")
-        .with_remedy("end reading and writing files, and try again")
+    Error::new(ErrorKind::Conflict, HOLD, "an operation does not end: a file may be being read or written")
+        .with_remedy("finish reading and writing files, then try again")
 }
 
-/// An operation of the owner's, until it is dropped.
+/// An operation of the owner, until the value is dropped.
 pub struct Operation<'a>(&'a Link);
 
 impl Drop for Operation<'_> {
@@ -80,12 +80,12 @@ impl Drop for Operation<'_> {
 }
 
 impl Link {
-    /// Whether it is held.
+    /// Returns true if the guest is quiesced.
     pub fn is_held(&self) -> bool {
         matches!(self.table().hold, State::Held { .. })
     }
 
-    /// Begins an operation, which nothing is held during.
+    /// Begins an operation. The guest cannot be quiesced until it ends.
     pub fn operate(&self, operation: &'static str) -> Result<Operation<'_>> {
         let mut table = self.table();
         self.check(operation)?;
@@ -96,8 +96,8 @@ impl Link {
         Ok(Operation(self))
     }
 
-    /// Holds it. `is_known` says of a running exec whether all is known of it that there is to know. Gives the ids of
-    /// execs that run, the highest id that was used, and when time stood still.
+    /// Quiesces the guest. `is_known` returns true for an exec whose record is complete. Returns the ids of the running
+    /// execs, the highest id in use so far, and the instant at which time stopped.
     pub async fn hold(&self, is_known: impl Fn(u64) -> bool) -> Result<(Vec<u64>, u64, Instant)> {
         {
             let mut table = self.table();
@@ -122,11 +122,10 @@ impl Link {
             Ok(Reply::Held) => {}
             Ok(Reply::Done { errno, .. }) => {
                 let source = std::io::Error::from_raw_os_error(errno);
-                return Err(
-                    Error::new(ErrorKind::Unavailable, HOLD, "what runs inside cannot be stopped").with_source(source)
-                );
+                return Err(Error::new(ErrorKind::Unavailable, HOLD, "cannot stop the programs in the sandbox")
+                    .with_source(source));
             }
-            Ok(_) => return Err(Error::new(ErrorKind::Internal, HOLD, "the agent answered another question")),
+            Ok(_) => return Err(Error::new(ErrorKind::Internal, HOLD, "the agent sent an unexpected answer")),
             Err(_) => {
                 let ending = self.closed().await;
                 return Err(error::ended(HOLD, ending.as_ref()));
@@ -140,7 +139,7 @@ impl Link {
         Ok((running, table.last, since))
     }
 
-    /// Tells the agent to hold, if nothing is under way.
+    /// Asks the agent to quiesce the guest, if no request is pending.
     fn tell_to_hold(&self, is_known: &impl Fn(u64) -> bool) -> Result<Option<oneshot::Receiver<Reply>>> {
         let mut table = self.table();
         self.check(HOLD)?;
@@ -163,13 +162,13 @@ impl Link {
         Ok(Some(answer))
     }
 
-    /// Tells the agent to go on, and the writer after that; `None` where nothing is held.
+    /// Asks the agent to resume, and the writer after that. Returns `None` if the guest is not quiesced.
     fn tell_to_release(&self) -> Option<oneshot::Receiver<Reply>> {
         let mut table = self.table();
         let State::Held { asked, wake, silent } = &mut table.hold else { return None };
         let (asked, wake) = (*asked, wake.take()?);
         *silent = false;
-        // Where the answer did not come, nobody waits for it any more.
+        // If the answer did not arrive, its receiver is gone.
         table.slots.remove(&asked);
         let (call, answer) = Telling::new();
         table.last += 1;
@@ -179,17 +178,17 @@ impl Link {
         Some(answer)
     }
 
-    /// Time goes on, and operations are taken.
+    /// Resumes time and accepts operations.
     fn open_up(&self) {
         self.table().hold = State::Open;
         self.paused.send_modify(|pause| pause.held = None);
     }
 
-    /// Lets the agent go on. Where it does not, the connection ends.
+    /// Resumes the agent. Ends the connection if the agent fails to resume.
     pub async fn release(self: &Arc<Self>) -> Result<()> {
         self.check(RELEASE)?;
         if !self.table().hold.is_silent() {
-            return Err(Error::new(ErrorKind::Conflict, RELEASE, "the sandbox is not held"));
+            return Err(Error::new(ErrorKind::Conflict, RELEASE, "the sandbox is not quiesced"));
         }
         let undoing = Undoing(Some(self));
         let answer = self.tell_to_release().ok_or_else(|| is_held(RELEASE))?;
@@ -200,16 +199,16 @@ impl Link {
             Reply::Done { errno, .. } => {
                 self.close();
                 let source = std::io::Error::from_raw_os_error(errno);
-                Err(Error::new(ErrorKind::Unavailable, RELEASE, "what runs inside could not be let go on")
-                    .with_remedy("make another sandbox")
+                Err(Error::new(ErrorKind::Unavailable, RELEASE, "cannot resume the programs in the sandbox")
+                    .with_remedy("create another sandbox")
                     .with_source(source))
             }
-            _ => Err(Error::new(ErrorKind::Internal, RELEASE, "the agent answered another question")),
+            _ => Err(Error::new(ErrorKind::Internal, RELEASE, "the agent sent an unexpected answer")),
         }
     }
 }
 
-/// Undoes a holding when whoever asked for it goes away, or it fails.
+/// A guard that undoes quiescing if the caller drops the future, or if it fails.
 struct Undoing<'a>(Option<&'a Link>);
 
 impl Undoing<'_> {
@@ -221,7 +220,7 @@ impl Undoing<'_> {
 impl Drop for Undoing<'_> {
     fn drop(&mut self) {
         if let Some(link) = self.0 {
-            // Nobody waits for the answer.
+            // The answer has no receiver.
             let _ = link.tell_to_release();
             link.open_up();
         }
