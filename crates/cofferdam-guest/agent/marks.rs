@@ -1,20 +1,20 @@
-//! What processes used, told apart by the mark that each inherits and none can change.
+//! CPU time of processes by exec tag. Each process inherits its tag, and no process can change it.
 
 use super::sys::{self, Fd};
 use super::texts::{self, Path};
 use super::watch;
 use super::wire::MAX_SHARES;
 
-/// Longer than any `/proc/PID/stat`.
+/// The size of the buffer for `/proc/PID/stat`, larger than any.
 const TEXT: usize = 1024;
-/// Bytes of a list of processes that are read at once.
+/// The size of the buffer for a part of the list of processes.
 const ENTRIES: usize = 2048;
-/// Bytes of one mark and its time.
+/// The length of one encoded tag and its CPU time.
 const PAIR: usize = 16;
 
-/// A process that was looked at.
+/// A process whose CPU time was read.
 struct Seen {
-    /// Reads of this one process, whatever its number becomes.
+    /// The open `stat` file. It stays that of this process even if the pid is reused.
     stat: Fd,
     mark: u64,
     micros: u64,
@@ -40,18 +40,18 @@ fn read(stat: &Fd) -> Option<u64> {
     Some(texts::cpu_micros(text.get(..length)?))
 }
 
-/// CPU microseconds by mark, as they are sent.
+/// CPU microseconds by exec tag, in the encoding of the protocol.
 pub struct Used {
     pairs: [u8; MAX_SHARES * PAIR],
     length: usize,
 }
 
 impl Used {
-    /// Nobody's.
+    /// An empty list.
     pub const NOTHING: Self = Self { pairs: [0; MAX_SHARES * PAIR], length: 0 };
 
-    /// Of processes and of children that they have waited for. What more than so many processes used is left out, and
-    /// so is one of which anything cannot be read.
+    /// Reads the CPU time of processes and of the children that they have waited for. Leaves out processes beyond the
+    /// first [`MAX_SHARES`], and those that cannot be read completely.
     pub fn look() -> Self {
         let mut seen = [const { None::<Seen> }; MAX_SHARES];
         let mut free = seen.iter_mut();
@@ -62,8 +62,8 @@ impl Used {
             }
         });
         let mut used = Self::NOTHING;
-        // A child that was read and then waited for could be in what was read of its parent, as well. One that is still
-        // there had not been; and the number by which its mark was found was its own all the time.
+        // Counts only processes that still exist. If a process was read and then waited for, its parent's time could
+        // include it. For a process that still exists, the pid under which its tag was read was its own throughout.
         for seen in seen.iter().flatten().filter(|seen| seen.is_there()) {
             used.add(seen.mark, seen.micros);
         }
@@ -85,7 +85,7 @@ impl Used {
         self.length += 1;
     }
 
-    /// Marks and times, eight bytes each.
+    /// Returns tags and times, eight bytes each.
     pub fn bytes(&self) -> &[u8] {
         self.pairs.get(..self.length * PAIR).unwrap_or_default()
     }

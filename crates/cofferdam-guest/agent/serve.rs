@@ -1,10 +1,10 @@
-//! The life of the agent.
+//! The main loop of the agent.
 //!
 //! ```text
-//! begun --Hello--> greeted --probes--> --Configure--> ready --orders--> End, silence, end of the stream --> everything ends
+//! begun --Hello--> greeted --probes--> --Configure--> ready --requests--> End, silence, end of the stream --> exit
 //!
-//! open --Hold--> held, as silent as the host --Release--> open
-//!                  '--Renew--> renewed, guests still stopped --probes--> --Release--> open
+//! open --Quiesce--> quiesced, both sides silent --Release--> open
+//!                     '--Reseed--> reseeded, guests still stopped --probes--> --Release--> open
 //! ```
 
 mod hold;
@@ -29,25 +29,25 @@ use super::wire::{
 
 use hold::{EBUSY, Stage, Still};
 
-/// It is not process 1 of its pid namespace: to kill would reach too far.
+/// The exit code if it is not process 1 of its pid namespace, so that kills would reach other processes.
 const MISPLACED: i32 = 77;
-/// A system call failed that must not.
+/// The exit code after an unexpected failure of a system call.
 const FAILED: i32 = 76;
-/// The host said something that it never says.
+/// The exit code after an invalid frame from the host.
 const RUBBISH: i32 = 74;
-/// Silence after which to end, until the host says otherwise.
+/// Microseconds of silence after which to exit, until the host configures another time.
 const FIRST_SILENCE: u64 = 60_000_000;
-/// Room in the outbox without which no order is taken.
+/// Room in the outbox below which no request is handled.
 const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
-/// Descriptors that are waited for besides those of execs.
+/// The number of polled descriptors in addition to those of execs.
 const OWN: usize = 4;
-/// Processes that are reaped in one go: who makes them must not keep the agent from all else.
+/// The highest number of processes reaped in one turn, so that a guest that creates many cannot block the agent.
 const MAX_REAPED: usize = 1024;
-/// What guests are put at when the kernel has to kill for memory: they go before the agent.
+/// The OOM score adjustment of guests, so that the kernel kills them before the agent.
 const GUEST_SCORE: &[u8] = b"500";
 const EPROTO: i32 = 71;
 
-/// Memory that is there from the start.
+/// The static memory of the agent.
 pub struct Room {
     inbox: Inbox,
     assembly: Assembly,
@@ -55,7 +55,7 @@ pub struct Room {
     table: Table,
 }
 
-/// What orders are carried out with.
+/// The state that requests need.
 struct Table {
     outbox: Outbox,
     desk: Desk,
@@ -66,7 +66,7 @@ struct Table {
 }
 
 impl Room {
-    /// Unused.
+    /// The initial state.
     pub const NEW: Self = Self {
         inbox: Inbox::NEW,
         assembly: Assembly::NEW,
@@ -82,7 +82,7 @@ impl Room {
     };
 }
 
-/// Serves until there is nobody to serve. Gives the exit code.
+/// Serves until the host closes the connection. Returns the exit code.
 pub fn run(room: &mut Room) -> i32 {
     if sys::identity().0 != 1 {
         return MISPLACED;
@@ -101,12 +101,12 @@ struct Agent {
     stage: Stage,
     still: Still,
     children: Fd,
-    /// To say whom the kernel should kill first, and what stood there.
+    /// The file of the OOM score adjustment, and its original contents.
     score: Option<(Fd, [u8; 8], usize)>,
     greeted: bool,
     configured: bool,
     ending: bool,
-    /// Whether there may be more to reap.
+    /// True if there may be more processes to reap.
     reaping: bool,
     mark: Option<(u64, u64)>,
     silence: u64,
@@ -162,7 +162,7 @@ impl Agent {
         found.as_ref().ok_or(EPROTO)
     }
 
-    /// Puts itself and its guests behind the walls that are its own to build.
+    /// Installs the agent's part of the isolation for itself and its guests.
     fn configure(&mut self, it: &Configure<'_>, counters: &mut Counters) -> Res<()> {
         if self.configured {
             return Err(EPROTO);
@@ -186,7 +186,7 @@ impl Agent {
         }
         if !it.quotas.is_empty() {
             let listener = sys::install_filter_with_listener(it.quotas)?;
-            // The list of locks is covered here.
+            // The mounts hide the list of locks here.
             self.quotas = Some(Quotas::new(listener, None, backlog(), it.max_processes));
         }
         Ok(())
@@ -219,18 +219,18 @@ impl Agent {
         Ok(())
     }
 
-    /// A child begins with its parent's score.
+    /// Sets the OOM score adjustment that a child inherits.
     fn set_score(&self, for_guest: bool) {
         if let Some((file, text, length)) = &self.score {
             let own = text.get(..*length).unwrap_or_default();
-            // Where it cannot be set, the kernel chooses by size alone.
+            // If that fails, the kernel chooses by memory size alone.
             let _ = sys::write(file.number(), if for_guest { GUEST_SCORE } else { own });
         }
     }
 
-    /// Signals everything that an exec started. The mark in a resource limit says what belongs to it, wherever it has
-    /// gone: children inherit it, and the filter lets nobody change it. Where the kernel has no such limit, it is what is
-    /// in the exec's session, and what is in nobody's: rather too much than too little.
+    /// Signals everything that an exec started. A resource limit holds the exec tag. Children inherit it, and the
+    /// filter forbids changing it, so that all processes of the exec are found. If the kernel has no such limit, this
+    /// signals all processes that are not in the session of another exec, and so possibly too many.
     fn signal(&self, exec: u64, signal: i32, execs: &Execs) {
         let alone = self.started == 1 && self.first == exec;
         match self.mark {
@@ -243,7 +243,7 @@ impl Agent {
     }
 }
 
-/// Says what keeps the queues of listening sockets short, by the setting of the network namespace.
+/// Returns the means that bounds the queues of listening sockets, from the setting of the network namespace.
 fn backlog() -> Backlog {
     let mut text = [0; 16];
     let longest = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
@@ -263,7 +263,8 @@ fn open_score() -> Option<(Fd, [u8; 8], usize)> {
     (own < 500).then_some((file, text, length))
 }
 
-/// Rules for guests, if there are to be any. A place that does not exist needs none: what no rule allows is forbidden.
+/// Creates the Landlock rules for guests, if they are configured. Skips a path that does not exist, since everything
+/// without a rule is forbidden.
 fn make_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
     if it.rights == 0 && it.scopes == 0 {
         return Ok(None);
@@ -286,13 +287,13 @@ fn session_of(pid: i32) -> i32 {
     texts::session(sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat)).unwrap_or(-1)
 }
 
-/// Reaps; `true` when there may be more.
+/// Reaps processes. Returns true if there may be more.
 fn collect(agent: &Agent, execs: &mut Execs) -> bool {
     let mut told = [0; 512];
     while sys::read(agent.children.number(), &mut told).is_ok() {}
     for _ in 0..MAX_REAPED {
         let Some(reaped) = sys::reap() else { return false };
-        // Summing up takes long: only for an exec's own program, and not for every orphan.
+        // Only for the program of an exec and not for every orphan, since adding up the CPU time is slow.
         execs.reaped(reaped, |micros, since| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros, since)));
     }
     true
@@ -303,15 +304,15 @@ impl Agent {
         while !self.ending {
             self.turn(room)?;
         }
-        // What was said last should be heard.
+        // The host should get the last answers.
         room.table.outbox.flush()
     }
 
-    /// Waits, and does what there is to do.
+    /// Waits, and handles everything that is ready.
     fn turn(&mut self, room: &mut Room) -> Res<()> {
         let Room { inbox, assembly, polls, table } = room;
         let [orders, ended, asked] = self.wait(inbox, polls, table)?;
-        // One of them a turn, so that nothing else is kept waiting.
+        // Only one in each turn, so that the other sources are served.
         if let Some(quotas) = self.quotas.as_mut().filter(|_| asked) {
             quotas.answer_one()?;
             table.counters.processes_refused = quotas.processes_refused();
@@ -337,7 +338,7 @@ impl Agent {
         }
         self.take_orders(inbox, assembly, table)?;
         if self.stage == Stage::Renewed {
-            // The secret that it came with is not to be in any later copy.
+            // Overwrites the entropy, so that no later copy contains it.
             inbox.wipe();
         }
         let watch = self.watch.as_mut().filter(|_| self.stage == Stage::Open && sys::has_children());
@@ -349,13 +350,13 @@ impl Agent {
         if table.outbox.is_broken() { Err(EPROTO) } else { Ok(()) }
     }
 
-    /// Reads what the host says, or takes its connection; `false` at the end of the last one.
+    /// Reads from the host, or accepts its connection. Returns false at the end of the last connection.
     fn hear(&mut self, inbox: &mut Inbox) -> Res<bool> {
         if self.line.is_lost() {
             return self.line.take().map(|()| true);
         }
         let heard = inbox.fill();
-        // Nothing is under way yet, or any more.
+        // No request is pending before the greeting and while quiesced.
         let replaceable = !self.greeted || self.stage == Stage::Held;
         if replaceable && matches!(heard, Ok(false) | Err(_)) && self.line.lose() {
             inbox.clear();
@@ -364,8 +365,8 @@ impl Agent {
         heard
     }
 
-    /// Waits until something is ready or due. Says whether there are orders, whether a child has ended, and whether a call has a
-    /// quota.
+    /// Waits until a descriptor is ready or a timeout is due. Returns whether there are requests, whether a child has
+    /// ended, and whether a system call with a quota waits.
     fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 3]> {
         let taking = table.outbox.room() >= ORDER_ROOM;
         let open = self.stage == Stage::Open;
@@ -386,7 +387,7 @@ impl Agent {
         let silent = self.heard.saturating_add(self.silence).saturating_sub(sys::now_micros());
         let watch = self.watch.as_ref().filter(|_| open && sys::has_children());
         let due = if busy { 0 } else { silent.min(watch.map_or(u64::MAX, Watch::left)).saturating_add(1) };
-        // A host that holds this process may be gone for years, by this machine's clock or without it.
+        // A host may return to a quiesced agent after years, whether or not the VM's clock counts them.
         let due = (self.stage != Stage::Held || busy).then_some(due);
         sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), due)?;
         Ok([0, 2, 3].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
@@ -442,7 +443,7 @@ impl Agent {
             Order::Resize { rows, columns } => execs.resize(id, (rows, columns)),
             Order::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
             Order::Shares => {
-                // Counted after that: nobody is said to have used what was not counted.
+                // Reads the counters after that, so that no share exceeds the count.
                 let used = self.mark.map_or(Used::NOTHING, |_| Used::look());
                 out.answer(id, &Answer::Shares { counts: counters.read(), used: used.bytes() });
             }
@@ -453,7 +454,7 @@ impl Agent {
             },
             Order::Release => done(id, self.release(), out),
             Order::Renew(it) => {
-                // What was sent may have been anything.
+                // The sent bytes may contain data of guests.
                 out.wipe();
                 match self.renew(&it, desk, execs, jobs) {
                     Ok(()) => hold::renewed(id, execs, out),

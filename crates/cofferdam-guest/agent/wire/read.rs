@@ -1,26 +1,26 @@
-//! Reading: nothing is trusted, nothing panics.
+//! Decoding. It trusts no byte and does not panic.
 
 use super::{
     Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Order, Probe, Renew, Root, Start, Step, Texts,
 };
 
-/// Reads what was encoded, piece by piece; `None` when it ends too early or is not well formed.
+/// A decoder. Its methods return `None` if the bytes end too early or are malformed.
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Reads these bytes.
+    /// Creates a decoder of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// Bytes that are left.
+    /// Returns the number of remaining bytes.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// Not copied: some of it is secret.
+    /// Returns the next bytes without a copy, since some are secret.
     fn chunk<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (bytes, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         self.chunk().copied()
     }
 
-    /// The next one.
+    /// Reads the next byte.
     pub fn u8(&mut self) -> Option<u8> {
         self.bytes::<1>().map(|[byte]| byte)
     }
@@ -40,12 +40,12 @@ impl<'a> Reader<'a> {
         self.bytes().map(u16::from_le_bytes)
     }
 
-    /// The next one.
+    /// Reads the next number.
     pub fn u32(&mut self) -> Option<u32> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    /// The next one.
+    /// Reads the next number.
     pub fn u64(&mut self) -> Option<u64> {
         self.bytes().map(u64::from_le_bytes)
     }
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         self.u64().map(|value| (value != NONE).then_some(value))
     }
 
-    /// The next one.
+    /// Reads the next text.
     pub fn text(&mut self) -> Option<&'a [u8]> {
         let length = self.u32()? as usize;
         let (text, rest) = self.rest.split_at_checked(length)?;
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Texts, of which there is a multiple of `each`.
+    /// Reads texts whose number must be a multiple of `each`.
     fn texts(&mut self, each: usize) -> Option<Texts<'a>> {
         let count = self.u32()? as usize;
         if !count.is_multiple_of(each) {
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// One entry of a directory.
+    /// Reads one entry of a directory.
     pub fn entry(&mut self) -> Option<Entry<'a>> {
         Some(Entry {
             mode: self.u32()?,
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Reads a frame; what is left over is an error.
+    /// Decodes a frame. Returns `None` if bytes are left over.
     pub fn decode(frame: &Frame<'a>) -> Option<Self> {
         let mut reader = Reader::new(frame.body);
         let it = &mut reader;
@@ -268,7 +268,7 @@ impl<'a> Order<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Reads a frame; what is left over is an error.
+    /// Decodes a frame. Returns `None` if bytes are left over.
     pub fn decode(frame: &Frame<'a>) -> Option<Self> {
         let mut reader = Reader::new(frame.body);
         let it = &mut reader;

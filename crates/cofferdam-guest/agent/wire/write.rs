@@ -1,4 +1,4 @@
-//! Writing.
+//! Encoding.
 
 use super::{Answer, Configure, Counts, Entry, Make, NONE, Order, Probe, Renew, Root, Sink, Start, Texts};
 
@@ -17,7 +17,7 @@ fn put_number(sink: &mut impl Sink, number: Option<u64>) {
     sink.put(&number.unwrap_or(NONE).to_le_bytes());
 }
 
-/// Says whether there is something; what there is follows.
+/// Encodes whether there is a value. The caller encodes the value itself.
 fn put_some<T>(sink: &mut impl Sink, value: Option<T>) -> Option<T> {
     sink.put(&[value.is_some().into()]);
     value
@@ -129,12 +129,12 @@ impl Counts {
 }
 
 impl Entry<'_> {
-    /// Bytes that it takes.
+    /// Returns the encoded length.
     pub fn encoded_len(&self) -> usize {
         44 + self.name.len() + self.target.len()
     }
 
-    /// Writes it.
+    /// Encodes the entry.
     pub fn encode(&self, sink: &mut impl Sink) {
         sink.put(&self.mode.to_le_bytes());
         sink.put(&self.links.to_le_bytes());
@@ -148,7 +148,7 @@ impl Entry<'_> {
 }
 
 impl Order<'_> {
-    /// The kind of its frame.
+    /// Returns the kind of the frame.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Hello { .. } => 1,
@@ -180,7 +180,7 @@ impl Order<'_> {
         }
     }
 
-    /// Writes its body.
+    /// Encodes the body.
     pub fn encode(&self, sink: &mut impl Sink) {
         match *self {
             Self::Hello { magic, version } => {
@@ -248,7 +248,7 @@ impl Order<'_> {
 }
 
 impl Answer<'_> {
-    /// The kind of its frame.
+    /// Returns the kind of the frame.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Hello { .. } => 1,
@@ -271,7 +271,7 @@ impl Answer<'_> {
         }
     }
 
-    /// Writes its body.
+    /// Encodes the body.
     pub fn encode(&self, sink: &mut impl Sink) {
         match *self {
             Self::Hello { magic, version, pid } => {

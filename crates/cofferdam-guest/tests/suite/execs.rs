@@ -1,5 +1,5 @@
-//! Programs: how they start, what goes in and out, how they end. What every backend promises is the kit's to show; here is
-//! what the agent is for.
+//! Programs: how they start, what goes in and out, how they end. What every backend promises is the kit's to show; here
+//! is what the agent is for.
 
 use std::sync::Arc;
 use std::time::Duration;
