@@ -1,7 +1,7 @@
 //! Buffers of received frames and of frames to send.
 
 use super::sys::{self, Mapping, Res};
-use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_ORDER, Sink, Split};
+use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_REQUEST, Sink, Split};
 
 const INBOX: usize = 2 * (HEAD + MAX_BODY);
 const OUTBOX: usize = 512 * 1024;
@@ -54,7 +54,7 @@ impl Inbox {
                 Ok(Some(frame))
             }
             Split::More => Ok(None),
-            Split::Rubbish => Err(sys::EBADMSG),
+            Split::Invalid => Err(sys::EBADMSG),
         }
     }
 
@@ -86,7 +86,7 @@ impl Assembly {
     /// Adds a part.
     pub fn add(&mut self, part: &[u8]) -> Res<()> {
         if self.parts.is_none() {
-            self.parts = Some(Mapping::anonymous(MAX_ORDER)?);
+            self.parts = Some(Mapping::anonymous(MAX_REQUEST)?);
             self.length = 0;
         }
         let end = self.length + part.len();
@@ -169,18 +169,18 @@ impl Outbox {
         }
     }
 
-    /// Adds a frame of this kind. Its body consists of `before` and of the bytes that `fill` writes into at most `most`
+    /// Adds a frame of this kind. Its body consists of `before` and of the bytes that `fill` writes into at most `max`
     /// bytes. Adds no frame if `fill` writes nothing.
     pub fn fill(
         &mut self,
         kind: u8,
         id: u64,
         before: &[u8],
-        most: usize,
+        max: usize,
         fill: impl FnOnce(&mut [u8]) -> Res<usize>,
     ) -> Res<usize> {
         let start = HEAD + before.len();
-        let space = self.space(start + most).ok_or(sys::EAGAIN)?;
+        let space = self.space(start + max).ok_or(sys::EAGAIN)?;
         let length = fill(space.get_mut(start..).unwrap_or_default())?;
         if length > 0 {
             let mut cursor = Cursor { space, length: 0 };

@@ -205,7 +205,7 @@ impl Jobs {
     }
 
     /// Advances every job by one step.
-    pub fn go_on(&mut self, out: &mut Outbox) {
+    pub fn advance(&mut self, out: &mut Outbox) {
         for slot in &mut self.slots {
             let room = out.room() > RESERVE;
             let done = match &mut slot.job {

@@ -29,7 +29,7 @@ impl Line {
     }
 
     /// Returns the descriptor to read, and true if answers can be written.
-    pub fn hears(&self) -> (i32, bool) {
+    pub fn readable(&self) -> (i32, bool) {
         match &self.listener {
             Some(listener) if self.lost => (listener.number(), false),
             _ => (0, true),
@@ -42,22 +42,22 @@ impl Line {
     }
 
     /// Drops the connection. Returns false if no other one can follow.
-    pub fn lose(&mut self) -> bool {
+    pub fn drop_connection(&mut self) -> bool {
         self.lost = self.listener.is_some();
         self.lost
     }
 
     /// Accepts the next connection, if there is one.
-    pub fn take(&mut self) -> Res<()> {
+    pub fn accept(&mut self) -> Res<()> {
         let Some(listener) = self.listener.as_ref().filter(|_| self.lost) else { return Ok(()) };
-        let Ok(taken) = sys::vsock_accept(listener) else {
+        let Ok(accepted) = sys::vsock_accept(listener) else {
             // The client has closed the connection already.
             return Ok(());
         };
         // If the write fails, reading soon returns the end.
-        let _ = sys::write(taken.number(), &[TAKEN]);
-        sys::duplicate_to(taken.number(), 0)?;
-        sys::duplicate_to(taken.number(), 1)?;
+        let _ = sys::write(accepted.number(), &[TAKEN]);
+        sys::duplicate_to(accepted.number(), 0)?;
+        sys::duplicate_to(accepted.number(), 1)?;
         self.lost = false;
         Ok(())
     }

@@ -13,23 +13,23 @@ const ENTRIES: usize = 2048;
 const PAIR: usize = 16;
 
 /// A process whose CPU time was read.
-struct Seen {
+struct Process {
     /// The open `stat` file. It stays that of this process even if the pid is reused.
     stat: Fd,
-    mark: u64,
+    tag: u64,
     micros: u64,
 }
 
-impl Seen {
-    fn look(pid: i32) -> Option<Self> {
+impl Process {
+    fn read(pid: i32) -> Option<Self> {
         let path = Path::new("/proc/", pid as u32, "/stat");
         let stat = sys::open_at(sys::AT_FDCWD, path.bytes(), sys::O_RDONLY, 0).ok()?;
-        let mark = sys::mark_of(pid)?;
+        let tag = sys::mark_of(pid)?;
         let micros = read(&stat)?;
-        Some(Self { stat, mark, micros })
+        Some(Self { stat, tag, micros })
     }
 
-    fn is_there(&self) -> bool {
+    fn exists(&self) -> bool {
         sys::seek(&self.stat, 0).is_ok() && read(&self.stat).is_some()
     }
 }
@@ -52,26 +52,26 @@ impl Used {
 
     /// Reads the CPU time of processes and of the children that they have waited for. Leaves out processes beyond the
     /// first [`MAX_SHARES`], and those that cannot be read completely.
-    pub fn look() -> Self {
-        let mut seen = [const { None::<Seen> }; MAX_SHARES];
-        let mut free = seen.iter_mut();
+    pub fn read() -> Self {
+        let mut processes = [const { None::<Process> }; MAX_SHARES];
+        let mut free = processes.iter_mut();
         let mut entries = [0; ENTRIES];
         watch::each_process(&mut entries, |pid| {
             if let Some(slot) = free.next() {
-                *slot = Seen::look(pid);
+                *slot = Process::read(pid);
             }
         });
         let mut used = Self::NOTHING;
         // Counts only processes that still exist. If a process was read and then waited for, its parent's time could
         // include it. For a process that still exists, the pid under which its tag was read was its own throughout.
-        for seen in seen.iter().flatten().filter(|seen| seen.is_there()) {
-            used.add(seen.mark, seen.micros);
+        for process in processes.iter().flatten().filter(|process| process.exists()) {
+            used.add(process.tag, process.micros);
         }
         used
     }
 
-    fn add(&mut self, mark: u64, micros: u64) {
-        let known = self.pairs.chunks_exact_mut(PAIR).take(self.length).find(|pair| pair.starts_with(&mark.to_le_bytes()));
+    fn add(&mut self, tag: u64, micros: u64) {
+        let known = self.pairs.chunks_exact_mut(PAIR).take(self.length).find(|pair| pair.starts_with(&tag.to_le_bytes()));
         if let Some(sum) = known.and_then(|pair| pair.last_chunk_mut()) {
             *sum = u64::from_le_bytes(*sum).saturating_add(micros).to_le_bytes();
             return;
@@ -80,7 +80,7 @@ impl Used {
         else {
             return;
         };
-        first.copy_from_slice(&mark.to_le_bytes());
+        first.copy_from_slice(&tag.to_le_bytes());
         last.copy_from_slice(&micros.to_le_bytes());
         self.length += 1;
     }

@@ -6,7 +6,7 @@ use super::sys::{self, Fd, Ready, Res};
 /// A number above all descriptors that an init passes on.
 const FIRST_FREE: usize = 16;
 /// Time limit for an answer of the init.
-const LIMIT_MICROS: u64 = 20_000_000;
+const ANSWER_TIMEOUT_MICROS: u64 = 20_000_000;
 const ETIMEDOUT: i32 = 110;
 
 /// The connection to the init. No guest can get this socket: executing a program closes it, and this process cannot be
@@ -44,7 +44,7 @@ impl Partner {
     }
 
     fn answer(&self) -> Res<()> {
-        let until = sys::now_micros().saturating_add(LIMIT_MICROS);
+        let until = sys::now_micros().saturating_add(ANSWER_TIMEOUT_MICROS);
         loop {
             let left = until.saturating_sub(sys::now_micros());
             if left == 0 {

@@ -9,7 +9,7 @@ use super::wire::{Answer, MAX_DATA, MAX_PATH, Probe, Sink};
 /// The highest number of counted directory entries.
 const MAX_ENTRIES: u64 = 64;
 /// The exec tag that the probe of tags sets.
-const TRIAL: u64 = 0x7e57;
+const TRIAL_TAG: u64 = 0x7e57;
 /// The highest number of reported bytes of a link's target.
 const MAX_TARGET: usize = 48;
 /// The Landlock right to open a file for reading.
@@ -45,7 +45,7 @@ pub fn probe(id: u64, probe: &Probe<'_>, stack: &mut Stack, own: Own<'_>, out: &
     }
     let mut data = [0; 64];
     let mut cursor = Cursor { space: &mut data, length: 0 };
-    let found = look(probe, stack, own, &mut cursor);
+    let found = run(probe, stack, own, &mut cursor);
     let length = cursor.length;
     let (errno, value) = match found {
         Ok(value) => (0, value),
@@ -71,7 +71,7 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
     }
 }
 
-fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
+fn run(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
     let spawn_key = key.map_or(0, |(key, _)| key);
     match *probe {
         Probe::File { .. } => Err(sys::EINVAL),
@@ -106,8 +106,8 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
             in_child(stack, spawn_key, &mut || sys::attempt(number as usize, arguments).map(|_| 0))
         }
         Probe::Landlock => Ok(sys::landlock_abi().into()),
-        Probe::Mark { key } => mark(stack, key),
-        Probe::Marked => mark(stack, key.ok_or(sys::EINVAL)?),
+        Probe::Tag { key } => try_tag(stack, key),
+        Probe::ConfiguredTag => try_tag(stack, key.ok_or(sys::EINVAL)?),
         Probe::Confinement => {
             let (no_new_privileges, filtered) = sys::confinement();
             for set in sys::capabilities()? {
@@ -158,12 +158,12 @@ fn entries(path: &[u8]) -> Res<u64> {
 }
 
 /// Sets a tag on a child. Fails if that is refused, or if the tag is not visible.
-fn mark(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
+fn try_tag(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
     in_child(stack, key.0, &mut || {
-        sys::set_mark(key, TRIAL)?;
+        sys::set_mark(key, TRIAL_TAG)?;
         // Reads the child's tag in the same way as that of any process.
         let (pid, _, _) = sys::identity();
-        if sys::mark_of(pid) == Some(TRIAL) { Ok(0) } else { Err(sys::EINVAL) }
+        if sys::mark_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
     })
 }
 

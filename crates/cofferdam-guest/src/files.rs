@@ -10,8 +10,8 @@ use crate::error;
 use crate::flow::{Inflow, READ_WINDOW, Reader, Window};
 use crate::guest::Inner;
 use crate::link::Link;
-use crate::slots::{Listed, MAX_ENTRIES, Reply, Slot, Telling};
-use crate::wire::{MAX_DATA, Order, Root};
+use crate::slots::{Listed, MAX_ENTRIES, Notifier, Reply, Slot};
+use crate::wire::{MAX_DATA, Request, Root};
 
 const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
@@ -30,7 +30,7 @@ impl Drop for Forgotten<'_> {
     }
 }
 
-fn unexpected(operation: &'static str) -> Error {
+fn unexpected_answer(operation: &'static str) -> Error {
     Error::new(ErrorKind::Internal, operation, "the agent sent an unexpected answer")
 }
 
@@ -39,30 +39,30 @@ fn shown(path: &[u8]) -> String {
 }
 
 /// Sends a request that succeeds or fails.
-pub async fn simple(inner: &Inner, operation: &'static str, path: &str, order: &Order<'_>) -> Result<()> {
+pub async fn simple(inner: &Inner, operation: &'static str, path: &str, request: &Request<'_>) -> Result<()> {
     inner.ready(operation)?;
-    match inner.link.call(operation, order).await? {
+    match inner.link.call(operation, request).await? {
         Reply::Done { errno: 0, .. } => Ok(()),
         Reply::Done { errno, kind } => Err(error::file(operation, path.escape_debug().to_string(), errno, kind)),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 
 /// Opens a regular file for reading.
 pub async fn read(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<(Reader, u64)> {
     inner.ready(operation)?;
-    let (telling, opened) = Telling::new();
+    let (notifier, opened) = Notifier::new();
     let flow = Inflow::new();
     let link = &inner.link;
-    let id = link.enroll(operation, |_| Slot::Read { opened: telling, flow: Arc::clone(&flow) })?;
+    let id = link.enroll(operation, |_| Slot::Read { opened: notifier, flow: Arc::clone(&flow) })?;
     // Dropping the reader closes the file.
     let reader = Reader::new(link, id, flow);
-    let order = Order::Read { root: Root::Workspace, path, window: READ_WINDOW as u32 };
-    link.send_long(operation, id, &order).await?;
+    let request = Request::Read { root: Root::Workspace, path, window: READ_WINDOW as u32 };
+    link.send_long(operation, id, &request).await?;
     match link.wait(operation, opened).await? {
         Reply::Opened { size } => Ok((reader, size)),
         Reply::Done { errno, kind } => Err(error::file(operation, shown(path), errno, kind)),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 
@@ -121,12 +121,12 @@ impl<'a> Writing<'a> {
     pub async fn begin(inner: &'a Inner, operation: &'static str, target: &'a Target<'a>) -> Result<Self> {
         inner.ready(operation)?;
         let link: &Link = &inner.link;
-        let (telling, done) = Telling::new();
+        let (notifier, done) = Notifier::new();
         let window = Window::new();
-        let id = link.enroll(operation, |_| Slot::Write { done: telling, window: Arc::clone(&window) })?;
+        let id = link.enroll(operation, |_| Slot::Write { done: notifier, window: Arc::clone(&window) })?;
         let forgotten = Forgotten { link, id };
         let Target { root, path, strict, .. } = *target;
-        link.send_long(operation, id, &Order::Write { root, path, strict }).await?;
+        link.send_long(operation, id, &Request::Write { root, path, strict }).await?;
         Ok(Self { inner, operation, target, forgotten, window, done, reply: None })
     }
 
@@ -142,7 +142,7 @@ impl<'a> Writing<'a> {
 
     /// Sends as many bytes as [`Self::room`] returned.
     pub async fn data(&self, data: &[u8]) -> Result<()> {
-        self.inner.link.send_long(self.operation, self.forgotten.id, &Order::Data { data }).await
+        self.inner.link.send_long(self.operation, self.forgotten.id, &Request::Data { data }).await
     }
 
     /// Gives the file its name, unless writing has failed.
@@ -150,13 +150,13 @@ impl<'a> Writing<'a> {
         let (link, id) = (self.forgotten.link, self.forgotten.id);
         let Target { mode, modified, path, .. } = *self.target;
         if self.reply.is_none() {
-            link.send(id, &Order::Finish { mode, modified });
+            link.send(id, &Request::Finish { mode, modified });
             self.reply = Some(timed(self.inner, self.operation, &mut self.done).await?.ok());
         }
         match self.reply.flatten() {
             Some(Reply::Done { errno: 0, .. }) => Ok(()),
             Some(Reply::Done { errno, kind }) => Err(error::file(self.operation, shown(path), errno, kind)),
-            Some(_) => Err(unexpected(self.operation)),
+            Some(_) => Err(unexpected_answer(self.operation)),
             None => {
                 let ending = link.closed().await;
                 Err(error::ended(self.operation, ending.as_ref()))
@@ -166,17 +166,17 @@ impl<'a> Writing<'a> {
 }
 
 async fn timed<T>(inner: &Inner, operation: &'static str, work: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(inner.patience, work).await.map_err(|_| error::silent(operation))
+    tokio::time::timeout(inner.answer_timeout, work).await.map_err(|_| error::silent(operation))
 }
 
 /// Lists a directory in the order of the agent.
 pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<Vec<Listed>> {
     inner.ready(operation)?;
     let link = &inner.link;
-    let (telling, done) = Telling::new();
-    let id = link.enroll(operation, |_| Slot::List { done: telling, found: Vec::new(), bytes: 0 })?;
+    let (notifier, done) = Notifier::new();
+    let id = link.enroll(operation, |_| Slot::List { done: notifier, found: Vec::new(), bytes: 0 })?;
     let forgotten = Forgotten { link, id };
-    link.send_long(operation, id, &Order::List { root: Root::Workspace, path }).await?;
+    link.send_long(operation, id, &Request::List { root: Root::Workspace, path }).await?;
     let reply = link.wait(operation, done).await;
     drop(forgotten);
     match reply? {
@@ -188,7 +188,7 @@ pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Res
             format!("the directory has more than {MAX_ENTRIES} entries"),
         )
         .with_context("path", shown(path))),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 

@@ -10,7 +10,7 @@ use cofferdam_contract::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::link::Link;
-use crate::wire::{MAX_DATA, Order, WINDOW};
+use crate::wire::{MAX_DATA, Request, WINDOW};
 
 /// The highest number of bytes of a file in transit to the host.
 pub const READ_WINDOW: usize = 256 * 1024;
@@ -99,7 +99,7 @@ impl Input {
         if !std::mem::replace(&mut self.ended, true)
             && let Some(link) = self.link.upgrade()
         {
-            link.send(self.id, &Order::InputEnd);
+            link.send(self.id, &Request::InputEnd);
         }
     }
 }
@@ -118,7 +118,7 @@ impl AsyncWrite for Input {
         }
         let Poll::Ready(taken) = self.window.poll_take(context, data.len()) else { return Poll::Pending };
         let sent = taken.zip(self.link.upgrade()).filter(|(count, link)| {
-            link.send(self.id, &Order::Input { data: &data[..*count] });
+            link.send(self.id, &Request::Input { data: &data[..*count] });
             link.is_open()
         });
         Poll::Ready(sent.map(|(count, _)| count).ok_or_else(|| io::ErrorKind::BrokenPipe.into()))
@@ -214,7 +214,7 @@ impl AsyncRead for Reader {
         if self.taken >= READ_WINDOW / 2 && state.end.is_none() {
             state.granted += self.taken;
             if let Some(link) = self.link.upgrade() {
-                link.send(self.id, &Order::More { bytes: self.taken as u32 });
+                link.send(self.id, &Request::More { bytes: self.taken as u32 });
             }
             self.taken = 0;
         }

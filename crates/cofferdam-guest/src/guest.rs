@@ -18,21 +18,21 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
-use crate::ledger::Ledger;
+use crate::ledger::ShareLedger;
 use crate::link::Link;
 use crate::running::Running;
 use crate::settings::{Ending, Groups, Meter, Settings};
 use crate::slots::Reply;
-use crate::wire::{Counts, Order, Root};
+use crate::wire::{Counts, Request, Root};
 use crate::{exec, files, probes};
 
 /// Time limit for the agent's exit on request.
-const END_LIMIT: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time limit for an answer on which a limit of an exec depends.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// CPU microseconds that a VMM may use for itself, in addition to as much again as its guest uses.
-const MONITOR_MICROS: u64 = 5_000_000;
+const VMM_MICROS: u64 = 5_000_000;
 /// The highest number of processors that an agent may report.
 const MAX_PROCESSORS: u32 = 4096;
 
@@ -43,7 +43,7 @@ pub(crate) struct Inner {
     pub code: String,
     pub path: String,
     pub env: Vec<(String, String)>,
-    pub patience: Duration,
+    pub answer_timeout: Duration,
     pub groups: Groups,
     /// True if the agent counts CPU time and can report it while an exec runs.
     agent_counts: bool,
@@ -51,9 +51,9 @@ pub(crate) struct Inner {
     /// The host's own counter.
     meter: OnceLock<Meter>,
     pub running: Arc<Running>,
-    pub ledger: Arc<Ledger>,
+    pub ledger: Arc<ShareLedger>,
     /// Handles of the execs of a former host, until the caller takes them.
-    pub adopted: Mutex<BTreeMap<ExecId, ExecHandle>>,
+    pub reattached: Mutex<BTreeMap<ExecId, ExecHandle>>,
     pub frozen: AtomicBool,
 }
 
@@ -67,14 +67,14 @@ impl Inner {
             code,
             path,
             env,
-            patience,
+            answer_timeout: patience,
             groups,
             agent_counts: evidence.counts_cpu,
             processors: evidence.processors.clamp(1, MAX_PROCESSORS),
             meter: meter.map_or_else(OnceLock::new, OnceLock::from),
             running: Arc::default(),
             ledger: Arc::default(),
-            adopted: Mutex::default(),
+            reattached: Mutex::default(),
             frozen: AtomicBool::new(false),
         }
     }
@@ -123,9 +123,9 @@ impl Inner {
     }
 
     /// Returns the CPU time that counts against an exec's limit, from its charge and the host's count of the enclosure.
-    pub fn judged(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
+    pub fn effective_cpu(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
         // The VMM's own CPU time is not the guest's, but it has an upper bound.
-        let certain = around.map(|around| around.saturating_sub(MONITOR_MICROS) / 2);
+        let certain = around.map(|around| around.saturating_sub(VMM_MICROS) / 2);
         match used {
             Some(used) => Some(used.max(certain.unwrap_or(0))),
             None if self.agent_counts => around,
@@ -134,15 +134,15 @@ impl Inner {
     }
 
     /// Sends a request that supervises execs. Returns `None` if the answer does not arrive in time.
-    pub async fn answer(&self, order: &Order<'_>) -> Option<Reply> {
+    pub async fn answer(&self, request: &Request<'_>) -> Option<Reply> {
         loop {
-            self.link.going().await;
-            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", order)).await {
+            self.link.wait_until_running().await;
+            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", request)).await {
                 Ok(Ok(reply)) => return Some(reply),
                 // The guest was quiesced at this moment.
                 Ok(Err(error)) if error.kind() == ErrorKind::Conflict => {}
                 Ok(Err(_)) => return None,
-                Err(_) if self.link.is_still() => {}
+                Err(_) if self.link.is_stopped() => {}
                 Err(_) => return None,
             }
         }
@@ -150,21 +150,21 @@ impl Inner {
 
     /// Updates the shares of execs in the counted CPU time. `ended` is an exec that has ended and the CPU time of its
     /// reaped processes.
-    pub async fn tell_apart(&self, ended: Option<(u64, u64)>) {
-        if let Some(reply) = self.answer(&Order::Shares).await {
-            self.take_in(reply, ended).await;
+    pub async fn update_shares(&self, ended: Option<(u64, u64)>) {
+        if let Some(reply) = self.answer(&Request::Shares).await {
+            self.record_shares(reply, ended).await;
         }
     }
 
     /// Records a report of shares, with the host's own count if there is one.
-    pub async fn take_in(&self, reply: Reply, ended: Option<(u64, u64)>) {
+    pub async fn record_shares(&self, reply: Reply, ended: Option<(u64, u64)>) {
         let reply = match (reply, self.metered_alike().await) {
             (Reply::Shares { counts, used }, Some(micros)) => {
                 Reply::Shares { counts: Counts { cpu_micros: Some(micros), ..counts }, used }
             }
             (reply, _) => reply,
         };
-        self.ledger.take_in(&reply, ended);
+        self.ledger.record(&reply, ended);
     }
 
     /// Returns an error if the agent cannot take requests.
@@ -282,9 +282,9 @@ impl Guest {
         if path.is_workspace() {
             return Err(Error::invalid("remove", "the workspace itself cannot be removed"));
         }
-        let order = Order::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
+        let request = Request::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
         let _operation = self.inner.link.operate("remove")?;
-        files::simple(&self.inner, "remove", &path.inside(), &order).await
+        files::simple(&self.inner, "remove", &path.inside(), &request).await
     }
 
     /// Returns the usage, like `Sandbox::usage`: the counts of the enclosure's own control groups, or only the disk
@@ -293,7 +293,7 @@ impl Guest {
     pub async fn usage(&self, limits: &Limits) -> Result<SandboxUsage> {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
-        let Reply::Counted(counts) = self.inner.link.call("usage", &Order::Count).await? else {
+        let Reply::Counted(counts) = self.inner.link.call("usage", &Request::Count).await? else {
             return Err(Error::new(ErrorKind::Internal, "usage", "the agent sent an unexpected answer"));
         };
         let cpu_micros = match (self.inner.meter.get(), self.inner.metered().await) {
@@ -301,14 +301,14 @@ impl Guest {
             (_, Some(metered)) => counts.cpu_micros.map(|micros| micros.min(metered)),
             (_, None) => counts.cpu_micros,
         };
-        let most = |value: Option<u64>, limit: Option<u64>| value.map(|value| value.min(limit.unwrap_or(u64::MAX)));
+        let capped = |value: Option<u64>, limit: Option<u64>| value.map(|value| value.min(limit.unwrap_or(u64::MAX)));
         let memory = limits.memory.map(|size| size.as_bytes());
         // The agent itself is not a process of the guest.
         let processes = counts.tasks.map(|tasks| u32::try_from(tasks.saturating_sub(1)).unwrap_or(u32::MAX));
         Ok(SandboxUsage {
             cpu_seconds: cpu_micros.map(|micros| micros as f64 / 1e6),
-            memory_bytes: most(counts.memory, memory),
-            peak_memory_bytes: most(counts.peak, memory),
+            memory_bytes: capped(counts.memory, memory),
+            peak_memory_bytes: capped(counts.peak, memory),
             processes,
             disk_bytes: counts.stored,
         })
@@ -330,7 +330,7 @@ impl Guest {
     pub async fn freeze(&self) -> Result<()> {
         let _operation = self.inner.link.operate("pause")?;
         self.inner.frozen.store(true, Ordering::Release);
-        let frozen = files::simple(&self.inner, "pause", "", &Order::Freeze { on: true }).await;
+        let frozen = files::simple(&self.inner, "pause", "", &Request::Freeze { on: true }).await;
         if frozen.is_err() {
             self.inner.frozen.store(false, Ordering::Release);
         }
@@ -340,7 +340,7 @@ impl Guest {
     /// Resumes the processes that [`Self::freeze`] stopped.
     pub async fn thaw(&self) -> Result<()> {
         let _operation = self.inner.link.operate("resume")?;
-        files::simple(&self.inner, "resume", "", &Order::Freeze { on: false }).await?;
+        files::simple(&self.inner, "resume", "", &Request::Freeze { on: false }).await?;
         self.inner.frozen.store(false, Ordering::Release);
         Ok(())
     }
@@ -397,6 +397,6 @@ impl Guest {
 
     /// Ends the agent and the connection. All pending operations fail. Idempotent.
     pub async fn close(&self) {
-        self.inner.link.end(END_LIMIT).await;
+        self.inner.link.end(END_TIMEOUT).await;
     }
 }

@@ -22,10 +22,10 @@ use crate::record::{Record, RunningExec};
 use crate::renewal::Renewal;
 use crate::settings::Settings;
 use crate::slots::Reply;
-use crate::wire::{MAX_EXECS, Order, Renew, VERSION};
+use crate::wire::{MAX_EXECS, Request, Reseed, VERSION};
 use crate::{exec, probes};
 
-const ADOPT: &str = "restore";
+const RESTORE: &str = "restore";
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const EBUSY: i32 = 16;
@@ -66,10 +66,10 @@ impl Guest {
         }
         if self.inner.ledger.is_shared() {
             // The record has only the CPU time charged to each exec, so the charges must be current.
-            self.inner.tell_apart(None).await;
+            self.inner.update_shares(None).await;
         }
         let running = &self.inner.running;
-        let (ids, last, since) = self.inner.link.hold(|id| running.is_known(id)).await?;
+        let (ids, last, since) = self.inner.link.quiesce(|id| running.is_known(id)).await?;
         let execs = running.record(&ids, since).into_iter().map(|exec| {
             let cpu_base = self.inner.ledger.base(exec.id).or(exec.cpu_base);
             RunningExec { cpu_base, ..exec }
@@ -80,7 +80,7 @@ impl Guest {
     /// Returns true if the guest is quiesced.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.inner.link.is_held()
+        self.inner.link.is_quiesced()
     }
 
     /// Resumes a quiesced guest on this connection.
@@ -119,49 +119,49 @@ impl Guest {
         renewal.check()?;
         if record.version() != VERSION {
             let what = format!("the guest agent speaks protocol {}, this program speaks {VERSION}", record.version());
-            return Err(Error::unsupported(ADOPT, what).with_remedy("restore it with the release that saved it"));
+            return Err(Error::unsupported(RESTORE, what).with_remedy("restore it with the release that saved it"));
         }
         let Settings { patience, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
         let mut slots = HashMap::new();
         let mut ends = Vec::new();
         for exec in record.execs() {
-            let (slot, adopted) = exec::adopt(exec)?;
+            let (slot, reattached) = exec::reattach(exec)?;
             slots.insert(exec.id, slot);
-            ends.push(adopted);
+            ends.push(reattached);
         }
         let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "renewing";
-        let taking_over = async {
-            renew(&link, &settings, &record, &renewal, begun).await?;
+        let reattaching = async {
+            reseed(&link, &settings, &record, &renewal, begun).await?;
             stage = "measuring";
             let evidence = match known {
                 Some(known) => probes::differences(&link, known).await?,
-                None => probes::again(&link, &settings).await?,
+                None => probes::measure_again(&link, &settings).await?,
             };
             let first = first_count(&link, &record).await?;
             stage = "releasing";
-            match link.call(ADOPT, &Order::Release).await? {
+            match link.call(RESTORE, &Request::Release).await? {
                 Reply::Done { errno: 0, .. } => Ok((evidence, first)),
                 Reply::Done { errno, .. } => Err(failed("cannot resume the programs in the sandbox", errno)),
-                _ => Err(odd()),
+                _ => Err(unexpected_answer()),
             }
         };
-        let evidence = match tokio::time::timeout_at(deadline.into(), taking_over).await {
+        let evidence = match tokio::time::timeout_at(deadline.into(), reattaching).await {
             Ok(taken) => taken,
-            Err(_) => Err(Error::new(ErrorKind::Unavailable, ADOPT, "the agent was not ready in time")
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, RESTORE, "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
         let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
         let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
         inner.ledger.resume(first, record.execs());
-        let handles = record.execs().iter().zip(ends).map(|(exec, adopted)| {
-            let handle = exec::keep_limits(&inner, exec, &limits, first, adopted);
+        let handles = record.execs().iter().zip(ends).map(|(exec, reattached)| {
+            let handle = exec::enforce_limits(&inner, exec, &limits, first, reattached);
             (handle.id(), handle)
         });
-        inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
+        inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
         Ok((Self { inner, _owner: owner }, evidence))
     }
 
@@ -169,29 +169,29 @@ impl Guest {
     /// handle has the output since the restore, as far as it is buffered.
     #[must_use]
     pub fn attach(&self, exec: ExecId) -> Option<ExecHandle> {
-        self.inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
+        self.inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
     }
 
     /// Returns the execs of the former host that still run.
     #[must_use]
     pub fn adopted(&self) -> Vec<ExecId> {
-        self.inner.running.adopted()
+        self.inner.running.reattached()
     }
 }
 
-fn odd() -> Error {
-    Error::new(ErrorKind::Internal, ADOPT, "the agent sent an unexpected answer")
+fn unexpected_answer() -> Error {
+    Error::new(ErrorKind::Internal, RESTORE, "the agent sent an unexpected answer")
 }
 
 fn failed(what: &'static str, errno: i32) -> Error {
-    Error::new(ErrorKind::Unavailable, ADOPT, what)
+    Error::new(ErrorKind::Unavailable, RESTORE, what)
         .with_remedy("restore it again; its record may be of another version")
         .with_source(io::Error::from_raw_os_error(errno))
 }
 
 /// Gives the VM a new identity, and checks that its agent and record agree. `begun` is the instant at which the
 /// renewal's time was correct.
-async fn renew(
+async fn reseed(
     link: &Arc<Link>,
     settings: &Settings,
     record: &Record,
@@ -199,7 +199,7 @@ async fn renew(
     begun: Instant,
 ) -> Result<()> {
     let now = renewal.now.duration_since(UNIX_EPOCH).unwrap_or_default() + begun.elapsed();
-    let renew = Renew {
+    let reseed = Reseed {
         silence: settings.silence.as_micros() as u64,
         now: (now.as_secs(), now.subsec_nanos()),
         entropy: &renewal.entropy,
@@ -207,26 +207,26 @@ async fn renew(
         boot_id: &renewal.boot_id,
         hostname: renewal.hostname.as_bytes(),
     };
-    match link.call(ADOPT, &Order::Renew(renew)).await? {
-        Reply::Renewed { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
-        Reply::Renewed { .. } => {
-            Err(Error::invalid(ADOPT, "the record belongs to another copy: other programs run in this one")
+    match link.call(RESTORE, &Request::Reseed(reseed)).await? {
+        Reply::Reseeded { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
+        Reply::Reseeded { .. } => {
+            Err(Error::invalid(RESTORE, "the record belongs to another copy: other programs run in this one")
                 .with_remedy("restore the copy with the record that was saved with it"))
         }
         Reply::Done { errno: ENOSYS, .. } => {
-            Err(Error::unsupported(ADOPT, "no process inside can give this VM another identity")
+            Err(Error::unsupported(RESTORE, "no process inside can give this VM another identity")
                 .with_remedy("copy only VMs with Cofferdam's init; containers cannot be copied"))
         }
-        Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, ADOPT, "this copy was not quiesced")),
+        Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, RESTORE, "this copy was not quiesced")),
         Reply::Done { errno: ENOENT, .. } => {
             let what =
                 "the image has no regular file /etc/machine-id to replace: all copies of the VM would have the same id";
-            Err(Error::unsupported(ADOPT, what).with_remedy(
+            Err(Error::unsupported(RESTORE, what).with_remedy(
                 "build the image from a root file system in which /etc is a directory, not a symbolic link",
             ))
         }
         Reply::Done { errno, .. } => Err(failed("cannot give the VM another identity", errno)),
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
@@ -235,9 +235,9 @@ async fn first_count(link: &Arc<Link>, record: &Record) -> Result<Option<u64>> {
     if record.execs().is_empty() {
         return Ok(None);
     }
-    match link.call(ADOPT, &Order::Count).await? {
+    match link.call(RESTORE, &Request::Count).await? {
         Reply::Counted(counts) => Ok(counts.cpu_micros),
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 

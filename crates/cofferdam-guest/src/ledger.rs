@@ -11,7 +11,7 @@ use crate::wire::Counts;
 
 /// The shares of the execs of one sandbox.
 #[derive(Default)]
-pub struct Ledger(Mutex<Account>);
+pub struct ShareLedger(Mutex<Account>);
 
 #[derive(Default)]
 struct Account {
@@ -26,7 +26,7 @@ impl Account {
     }
 }
 
-impl Ledger {
+impl ShareLedger {
     fn account(&self) -> MutexGuard<'_, Account> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,14 +53,14 @@ impl Ledger {
 
     /// Records the agent's report of shares. `ended` is an exec that has ended and the CPU time of its reaped
     /// processes.
-    pub fn take_in(&self, reply: &Reply, ended: Option<(u64, u64)>) {
+    pub fn record(&self, reply: &Reply, ended: Option<(u64, u64)>) {
         let Reply::Shares { counts: Counts { cpu_micros: Some(counted), .. }, used } = reply else { return };
         let mut account = self.account();
         account.counted = account.counted.max(*counted);
         let counted = account.counted;
         let reaped = ended.map(|(exec, reaped)| {
             // The CPU time of reaped processes is in no running process.
-            let left = used.iter().find(|(mark, _)| *mark == exec).map_or(0, |(_, micros)| *micros);
+            let left = used.iter().find(|(tag, _)| *tag == exec).map_or(0, |(_, micros)| *micros);
             (exec, left.saturating_add(reaped))
         });
         account.shares.saw(counted, used.iter().copied().chain(reaped));
@@ -69,13 +69,13 @@ impl Ledger {
 
 /// The share of one exec. Dropping it ends the share.
 pub struct Share {
-    ledger: Arc<Ledger>,
+    ledger: Arc<ShareLedger>,
     exec: u64,
 }
 
 impl Share {
     /// Creates the share of an exec that has not begun, or of a reattached exec.
-    pub fn new(ledger: &Arc<Ledger>, exec: u64) -> Self {
+    pub fn new(ledger: &Arc<ShareLedger>, exec: u64) -> Self {
         Self { ledger: Arc::clone(ledger), exec }
     }
 
@@ -116,7 +116,7 @@ mod tests {
         Counts { cpu_micros: Some(micros), ..Counts::default() }
     }
 
-    fn begun(ledger: &Arc<Ledger>, exec: u64, counted: u64) -> Share {
+    fn begun(ledger: &Arc<ShareLedger>, exec: u64, counted: u64) -> Share {
         let share = Share::new(ledger, exec);
         share.begin(&counts(counted));
         share
@@ -128,15 +128,15 @@ mod tests {
 
     #[test]
     fn an_exec_is_charged_with_its_own_and_with_what_nobody_knows() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let one = begun(&ledger, 1, 100);
         assert!(!ledger.is_shared() && !one.has_company());
         let other = begun(&ledger, 2, 110);
         assert!(ledger.is_shared() && one.has_company());
-        ledger.take_in(&used(200, &[(2, 60), (77, 9)]), None);
+        ledger.record(&used(200, &[(2, 60), (77, 9)]), None);
         assert_eq!((one.charged(200), other.charged(200)), (Some(40), Some(90)));
         // It has ended: its reaped processes used 15, and the running ones that it left have used 55.
-        ledger.take_in(&used(205, &[(2, 55)]), Some((2, 15)));
+        ledger.record(&used(205, &[(2, 55)]), Some((2, 15)));
         drop(other);
         assert_eq!(one.charged(205), Some(35));
         assert!(!one.has_company());
@@ -145,34 +145,34 @@ mod tests {
 
     #[test]
     fn where_nobody_counts_nobody_is_charged() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let share = Share::new(&ledger, 1);
         share.begin(&Counts::default());
         assert_eq!((share.charged(50), ledger.base(1)), (None, None));
-        ledger.take_in(&Reply::Shares { counts: Counts::default(), used: vec![(1, 9)] }, None);
+        ledger.record(&Reply::Shares { counts: Counts::default(), used: vec![(1, 9)] }, None);
         assert_eq!(share.charged(50), None);
     }
 
     #[test]
     fn what_was_others_is_not_charged_after_it_was_taken_over() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let (waiting, busy) = (begun(&ledger, 1, 0), begun(&ledger, 2, 10));
         let call = begun(&ledger, 3, 20);
-        ledger.take_in(&used(60, &[(1, 10), (2, 8), (3, 32)]), None);
+        ledger.record(&used(60, &[(1, 10), (2, 8), (3, 32)]), None);
         drop(call);
         assert_eq!((waiting.charged(60), busy.charged(60)), (Some(20), Some(18)));
         let written =
             |id, base| RunningExec { id, elapsed: 0, wall: 1, cpu: None, cpu_base: base, script: false, kill_in: None };
         let record = [1, 2].map(|id| written(id, ledger.base(id)));
-        let later = Arc::new(Ledger::default());
+        let later = Arc::new(ShareLedger::default());
         let [waiting, busy] = [1, 2].map(|id| Share::new(&later, id));
         later.resume(Some(62), &record);
         assert_eq!((waiting.charged(62), busy.charged(62)), (Some(22), Some(20)));
-        later.take_in(&used(162, &[(1, 10), (2, 108)]), None);
+        later.record(&used(162, &[(1, 10), (2, 108)]), None);
         assert_eq!((waiting.charged(162), busy.charged(162)), (Some(34), Some(120)));
         // An exec that began later is charged separately.
         let next = begun(&later, 5, 162);
-        later.take_in(&used(262, &[(1, 10), (2, 108), (5, 100)]), None);
+        later.record(&used(262, &[(1, 10), (2, 108), (5, 100)]), None);
         assert_eq!([waiting.charged(262), busy.charged(262), next.charged(262)], [Some(34), Some(120), Some(100)]);
     }
 }

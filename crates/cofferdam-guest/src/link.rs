@@ -23,15 +23,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::error;
 use crate::settings::{Ending, Reason};
-use crate::slots::{After, Reply, Slot, Telling, take_in};
-use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, Order, PART, Split};
+use crate::slots::{After, Notifier, Reply, Slot, handle_answer};
+use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, PART, Request, Split};
 
 /// The interval of pings.
-const PING: Duration = Duration::from_secs(10);
+const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit for the owner's reason.
-const REASON_LIMIT: Duration = Duration::from_secs(2);
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 /// The highest number of queued bytes of long requests and contents.
-const BUDGET: usize = 8 << 20;
+const MAX_QUEUED: usize = 8 << 20;
 const READ_BUFFER: usize = 256 * 1024;
 
 /// The causes for which the programs inside do not run.
@@ -40,13 +40,13 @@ pub struct Pause {
     /// The instant at which the owner stopped all processes from outside.
     owner: Option<Instant>,
     /// The instant at which the guest was quiesced.
-    held: Option<Instant>,
+    quiesced: Option<Instant>,
 }
 
 impl Pause {
     /// Returns the instant at which the programs stopped, if they are stopped.
     pub fn since(&self) -> Option<Instant> {
-        [self.owner, self.held].into_iter().flatten().min()
+        [self.owner, self.quiesced].into_iter().flatten().min()
     }
 }
 
@@ -55,7 +55,7 @@ struct Table {
     last: u64,
     /// Operations of the owner that have not ended.
     operations: usize,
-    hold: hold::State,
+    quiescing: hold::State,
     /// Limits that the agent found exceeded: memory, CPU time.
     passed: (bool, bool),
     ponged: bool,
@@ -89,7 +89,7 @@ pub struct Link {
     paused: watch::Sender<Pause>,
     /// True if the agent was asked to exit.
     closing: AtomicBool,
-    patience: Duration,
+    answer_timeout: Duration,
 }
 
 impl fmt::Debug for Link {
@@ -103,21 +103,21 @@ impl Link {
     pub fn begin(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
-        patience: Duration,
+        answer_timeout: Duration,
         reason: Option<Reason>,
         (last, slots): (u64, HashMap<u64, Slot>),
     ) -> Arc<Self> {
         let (out, outgoing) = mpsc::unbounded_channel();
-        let (operations, hold) = (0, hold::State::Open);
+        let (operations, quiescing) = (0, hold::State::Open);
         let link = Arc::new(Self {
-            table: Mutex::new(Table { slots, last, operations, hold, passed: (false, false), ponged: true }),
+            table: Mutex::new(Table { slots, last, operations, quiescing, passed: (false, false), ponged: true }),
             out,
-            budget: Arc::new(Semaphore::new(BUDGET)),
+            budget: Arc::new(Semaphore::new(MAX_QUEUED)),
             over: watch::Sender::new(false),
             ended: watch::Sender::new(None),
             paused: watch::Sender::new(Pause::default()),
             closing: AtomicBool::new(false),
-            patience,
+            answer_timeout,
         });
         let (reading, writing) = (Arc::clone(&link), Arc::clone(&link));
         tokio::spawn(async move {
@@ -125,7 +125,7 @@ impl Link {
             let ending = tokio::select! {
                 ending = reading.read(reader) => Some(ending),
                 ending = reading.write(writer, outgoing) => Some(ending),
-                ending = reading.keep_time() => Some(ending),
+                ending = reading.send_pings() => Some(ending),
                 () = until(over) => None,
             };
             reading.finish(ending, reason).await;
@@ -167,8 +167,8 @@ impl Link {
     /// Asks the agent to exit, and ends the connection after its exit or the timeout.
     pub async fn end(&self, limit: Duration) {
         // A quiesced agent gets no further frame.
-        if self.is_open() && !self.is_held() && !self.closing.swap(true, Ordering::AcqRel) {
-            self.send(0, &Order::End);
+        if self.is_open() && !self.is_quiesced() && !self.closing.swap(true, Ordering::AcqRel) {
+            self.send(0, &Request::End);
             let _ = tokio::time::timeout(limit, until(self.over.subscribe())).await;
         }
         self.close();
@@ -198,7 +198,7 @@ impl Link {
     }
 
     /// Returns true while the agent cannot send anything.
-    pub fn is_still(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.paused.borrow().since().is_some()
     }
 
@@ -208,7 +208,7 @@ impl Link {
     }
 
     /// Waits until the programs inside run.
-    pub async fn going(&self) {
+    pub async fn wait_until_running(&self) {
         let _ = self.pauses().wait_for(|pause| pause.since().is_none()).await;
     }
 
@@ -243,8 +243,8 @@ impl Link {
         let mut table = self.table();
         // Checked under the lock, so that the end of the connection clears every slot.
         self.check(operation)?;
-        if matches!(table.hold, hold::State::Held { .. }) {
-            return Err(hold::is_held(operation));
+        if matches!(table.quiescing, hold::State::Quiesced { .. }) {
+            return Err(hold::quiesced(operation));
         }
         table.last += 1;
         let id = table.last;
@@ -257,19 +257,19 @@ impl Link {
     pub fn forget(&self, id: u64) {
         let known = self.table().slots.remove(&id).is_some();
         if known {
-            self.send(id, &Order::Forget);
+            self.send(id, &Request::Forget);
         }
     }
 
     /// Sends a short request. It is lost if the connection has ended.
-    pub fn send(&self, id: u64, order: &Order<'_>) {
-        let _ = self.out.send(Outgoing::new(encode(id, order)));
+    pub fn send(&self, id: u64, request: &Request<'_>) {
+        let _ = self.out.send(Outgoing::new(encode(id, request)));
     }
 
     /// Sends a request that may be long, once the queue has room for it.
-    pub async fn send_long(&self, operation: &'static str, id: u64, order: &Order<'_>) -> Result<()> {
-        let bytes = encode(id, order);
-        let count = u32::try_from(bytes.len().min(BUDGET)).unwrap_or(u32::MAX);
+    pub async fn send_long(&self, operation: &'static str, id: u64, request: &Request<'_>) -> Result<()> {
+        let bytes = encode(id, request);
+        let count = u32::try_from(bytes.len().min(MAX_QUEUED)).unwrap_or(u32::MAX);
         let acquired = Arc::clone(&self.budget).acquire_many_owned(count);
         let permit = tokio::select! {
             permit = acquired => permit.map_err(|_| self.error(operation))?,
@@ -280,19 +280,19 @@ impl Link {
     }
 
     /// Sends a short request that has one answer, and does not wait for it.
-    pub fn ask(&self, operation: &'static str, order: &Order<'_>) -> Result<oneshot::Receiver<Reply>> {
-        let (call, receiver) = Telling::new();
+    pub fn ask(&self, operation: &'static str, request: &Request<'_>) -> Result<oneshot::Receiver<Reply>> {
+        let (call, receiver) = Notifier::new();
         let id = self.enroll(operation, |_| Slot::Call(call))?;
-        self.send(id, order);
+        self.send(id, request);
         Ok(receiver)
     }
 
     /// Sends a request and waits for its single answer.
-    pub async fn call(self: &Arc<Self>, operation: &'static str, order: &Order<'_>) -> Result<Reply> {
-        let (call, receiver) = Telling::new();
+    pub async fn call(self: &Arc<Self>, operation: &'static str, request: &Request<'_>) -> Result<Reply> {
+        let (call, receiver) = Notifier::new();
         let id = self.enroll(operation, |_| Slot::Call(call))?;
         let waiting = Waiting { link: Arc::clone(self), id };
-        self.send_long(operation, id, order).await?;
+        self.send_long(operation, id, request).await?;
         let reply = self.wait(operation, receiver).await;
         drop(waiting);
         reply
@@ -300,7 +300,7 @@ impl Link {
 
     /// Waits for an answer until the answer timeout.
     pub async fn wait<T>(&self, operation: &'static str, receiver: oneshot::Receiver<T>) -> Result<T> {
-        match tokio::time::timeout(self.patience, receiver).await {
+        match tokio::time::timeout(self.answer_timeout, receiver).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(_)) => {
                 // The end of the connection dropped the sender. The reason follows.
@@ -322,18 +322,18 @@ impl Link {
             loop {
                 let length = match wire::split(&buffer) {
                     Split::More => break,
-                    Split::Rubbish => return rubbish("a frame of an invalid length"),
+                    Split::Invalid => return invalid("a frame of an invalid length"),
                     Split::Frame(frame, length) => {
-                        if let Err(what) = self.hear(&frame) {
-                            return rubbish(what);
+                        if let Err(what) = self.receive(&frame) {
+                            return invalid(what);
                         }
                         length
                     }
                 };
                 buffer.advance(length);
             }
-            if !buffer.is_empty() && self.table().hold.is_silent() {
-                return rubbish("a byte while it was quiesced");
+            if !buffer.is_empty() && self.table().quiescing.is_silent() {
+                return invalid("a byte while it was quiesced");
             }
             buffer.reserve(HEAD + MAX_BODY);
         }
@@ -359,14 +359,14 @@ impl Link {
             };
             tokio::pin!(written);
             loop {
-                match tokio::time::timeout(self.patience, &mut written).await {
+                match tokio::time::timeout(self.answer_timeout, &mut written).await {
                     Ok(Ok(())) => break,
                     // The reader reports the end first, since it may know the reason.
                     Ok(Err(_)) => {
-                        tokio::time::sleep(REASON_LIMIT).await;
+                        tokio::time::sleep(REASON_TIMEOUT).await;
                         return Ending::new("its connection broke");
                     }
-                    Err(_) if self.is_still() => {}
+                    Err(_) if self.is_stopped() => {}
                     Err(_) => return Ending::new("its agent reads no requests"),
                 }
             }
@@ -377,22 +377,22 @@ impl Link {
         std::future::pending().await
     }
 
-    async fn keep_time(&self) -> Ending {
+    async fn send_pings(&self) -> Ending {
         let mut asked: Option<Instant> = None;
         loop {
-            tokio::time::sleep(PING.min(self.patience / 3)).await;
+            tokio::time::sleep(PING_INTERVAL.min(self.answer_timeout / 3)).await;
             let ponged = self.table().ponged;
             match asked {
-                _ if self.is_still() => asked = asked.map(|_| Instant::now()),
+                _ if self.is_stopped() => asked = asked.map(|_| Instant::now()),
                 Some(since) if !ponged => {
-                    if since.elapsed() > self.patience {
+                    if since.elapsed() > self.answer_timeout {
                         return Ending::new("its agent does not answer");
                     }
                 }
                 _ => {
                     self.table().ponged = false;
                     asked = Some(Instant::now());
-                    self.send(0, &Order::Ping);
+                    self.send(0, &Request::Ping);
                 }
             }
         }
@@ -404,7 +404,7 @@ impl Link {
         let ending = ending.filter(|_| !self.closing.load(Ordering::Acquire));
         let ending = match (ending, reason) {
             (Some(ending), Some(reason)) => {
-                let asked = tokio::time::timeout(REASON_LIMIT, reason()).await;
+                let asked = tokio::time::timeout(REASON_TIMEOUT, reason()).await;
                 Some(asked.ok().flatten().unwrap_or(ending))
             }
             (ending, _) => ending,
@@ -416,7 +416,7 @@ impl Link {
                 Slot::Exec(exec) => exec.end(None),
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
                 Slot::Write { window, .. } => window.close(),
-                Slot::Adopted(exec) => exec.end(None),
+                Slot::Reattached(exec) => exec.end(None),
                 Slot::Call(_) | Slot::List { .. } => {}
             }
         }
@@ -424,13 +424,13 @@ impl Link {
     }
 
     /// Handles one answer. Fails if it violates the protocol.
-    fn hear(&self, frame: &Frame<'_>) -> Result<(), &'static str> {
+    fn receive(&self, frame: &Frame<'_>) -> Result<(), &'static str> {
         let answer = Answer::decode(frame).ok_or("an invalid frame")?;
         let mut table = self.table();
         if frame.id > table.last {
             return Err("an answer to a request that was not sent");
         }
-        if table.hold.is_silent() {
+        if table.quiescing.is_silent() {
             return Err("a frame while it was quiesced");
         }
         match answer {
@@ -454,9 +454,9 @@ impl Link {
         // The host dropped the request while the answer was in transit.
         let Some(slot) = table.slots.get_mut(&frame.id) else { return Ok(()) };
         // After an invalid answer, the receiver gets the end of the connection like all others.
-        let after = take_in(slot, &answer)?;
-        if answer == Answer::Held {
-            table.hold.fall_silent(frame.id)?;
+        let after = handle_answer(slot, &answer)?;
+        if answer == Answer::Quiesced {
+            table.quiescing.set_silent(frame.id)?;
         }
         if after == After::Go {
             return Ok(());
@@ -465,16 +465,16 @@ impl Link {
         drop(table);
         match (slot, after) {
             (Some(Slot::Exec(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
-            (Some(Slot::Adopted(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
+            (Some(Slot::Reattached(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
             (Some(Slot::Exec(exec)), _) => exec.end(None),
-            (_, After::GiveUp) => self.send(frame.id, &Order::Forget),
+            (_, After::GiveUp) => self.send(frame.id, &Request::Forget),
             _ => {}
         }
         Ok(())
     }
 }
 
-fn rubbish(what: &str) -> Ending {
+fn invalid(what: &str) -> Ending {
     Ending {
         why: format!("its agent sent {what}"),
         remedy: Some("create another sandbox; a program inside may have taken over the agent".to_owned()),
@@ -507,13 +507,13 @@ impl wire::Sink for Growing {
 }
 
 /// Encodes a request as frames: several if it is long.
-fn encode(id: u64, order: &Order<'_>) -> Vec<u8> {
+fn encode(id: u64, request: &Request<'_>) -> Vec<u8> {
     let mut body = Growing(vec![0; HEAD]);
-    order.encode(&mut body);
+    request.encode(&mut body);
     let mut bytes = body.0;
     if bytes.len() <= HEAD + MAX_BODY {
         let length = bytes.len() - HEAD;
-        bytes[..HEAD].copy_from_slice(&wire::head(order.kind(), id, length));
+        bytes[..HEAD].copy_from_slice(&wire::head(request.kind(), id, length));
         return bytes;
     }
     let mut frames = Vec::with_capacity(bytes.len() + 64 * HEAD);
@@ -523,7 +523,7 @@ fn encode(id: u64, order: &Order<'_>) -> Vec<u8> {
         frames.extend_from_slice(part);
         rest = more;
     }
-    frames.extend_from_slice(&wire::head(order.kind(), id, rest.len()));
+    frames.extend_from_slice(&wire::head(request.kind(), id, rest.len()));
     frames.extend_from_slice(rest);
     frames
 }

@@ -13,18 +13,18 @@ use crate::evidence::{self, Bounds, Evidence, ForbiddenCall, Space, Trial};
 use crate::link::Link;
 use crate::settings::{Groups, Rule, Settings};
 use crate::slots::Reply;
-use crate::wire::{Configure, MAGIC, MAX_DATA, Order, Probe, Sink, Texts, VERSION, put_text};
+use crate::wire::{Configure, MAGIC, MAX_DATA, Probe, Request, Sink, Texts, VERSION, put_text};
 
 const CREATE: &str = "create";
 /// The lower bound of the value that the kernel shows for no limit: the highest number of pages as a signed number.
 const UNBOUNDED: u64 = 1 << 60;
 /// The file with the kernel's boot id.
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 /// Directories in which no process inside may create a file.
-const NOT_WRITABLE: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
+const READ_ONLY_DIRECTORIES: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
 /// Kernel files that no process inside may write.
-const NOT_TO_BE_CHANGED: [&str; 4] = [
+const READ_ONLY_FILES: [&str; 4] = [
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sysrq-trigger",
@@ -57,13 +57,13 @@ const EACCES: i32 = 13;
 const EROFS: i32 = 30;
 const EAFNOSUPPORT: i32 = 97;
 
-fn odd() -> Error {
+fn unexpected_answer() -> Error {
     Error::new(ErrorKind::Internal, CREATE, "the agent sent an unexpected answer")
 }
 
 /// Exchanges greetings.
 pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
-    let greeted = link.call(CREATE, &Order::Hello { magic: MAGIC, version: VERSION }).await;
+    let greeted = link.call(CREATE, &Request::Hello { magic: MAGIC, version: VERSION }).await;
     let reply = greeted.map_err(|error| {
         Error::new(ErrorKind::Unavailable, CREATE, "the agent did not greet")
             .with_remedy("check that the agent's program exists inside and is not damaged")
@@ -76,18 +76,18 @@ pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
             CREATE,
             format!("the guest agent speaks protocol {version}, this program speaks {VERSION}"),
         )),
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
 /// An answer to a probe.
-struct Found {
+struct ProbeResult {
     errno: i32,
     value: u64,
     data: Bytes,
 }
 
-impl Found {
+impl ProbeResult {
     fn ok(&self) -> Option<&Self> {
         (self.errno == 0).then_some(self)
     }
@@ -107,25 +107,25 @@ impl Found {
 }
 
 /// A probe whose answer is pending.
-struct Asked<'a> {
+struct PendingProbe<'a> {
     link: &'a Link,
     answer: oneshot::Receiver<Reply>,
 }
 
-impl Asked<'_> {
-    async fn found(self) -> Result<Found> {
+impl PendingProbe<'_> {
+    async fn found(self) -> Result<ProbeResult> {
         match self.link.wait(CREATE, self.answer).await? {
-            Reply::Probed { errno, value, data } => Ok(Found { errno, value, data }),
-            _ => Err(odd()),
+            Reply::Probed { errno, value, data } => Ok(ProbeResult { errno, value, data }),
+            _ => Err(unexpected_answer()),
         }
     }
 }
 
-fn ask<'a>(link: &'a Link, probe: Probe<'_>) -> Result<Asked<'a>> {
-    Ok(Asked { link, answer: link.ask(CREATE, &Order::Probe(probe))? })
+fn ask<'a>(link: &'a Link, probe: Probe<'_>) -> Result<PendingProbe<'a>> {
+    Ok(PendingProbe { link, answer: link.ask(CREATE, &Request::Probe(probe))? })
 }
 
-fn file<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+fn file<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
     ask(link, Probe::File { path: path.as_bytes(), from: 0 })
 }
 
@@ -159,15 +159,15 @@ pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Resu
         Error::new(ErrorKind::Io, CREATE, "cannot read random numbers from the kernel").with_source(error)
     })?;
     let key = MarkKey::new(random);
-    let mut evidence = first(link, settings, Probe::Mark { key: key.arguments() }).await?;
-    order(link, settings, &evidence, key).await?;
+    let mut evidence = measure_first(link, settings, Probe::Tag { key: key.arguments() }).await?;
+    send_configure(link, settings, &evidence, key).await?;
     measure(link, settings, &mut evidence).await?;
     Ok(evidence)
 }
 
 /// Measures again an agent that has already installed its part of the isolation.
-pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
-    let mut evidence = first(link, settings, Probe::Marked).await?;
+pub async fn measure_again(link: &Link, settings: &Settings) -> Result<Evidence> {
+    let mut evidence = measure_first(link, settings, Probe::ConfiguredTag).await?;
     measure(link, settings, &mut evidence).await?;
     Ok(evidence)
 }
@@ -175,7 +175,7 @@ pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
 /// Measures the properties in which a copy of a guest can differ from it. Mounts, users and filters were copied with
 /// its memory.
 pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
-    let (boot, confinement) = (file(link, BOOT)?, ask(link, Probe::Confinement)?);
+    let (boot, confinement) = (file(link, BOOT_ID)?, ask(link, Probe::Confinement)?);
     let mut evidence = Evidence { boot: boot_id(&boot.found().await?), ..known.clone() };
     // If the answer is too short, the sets are unknown instead of unchanged.
     evidence.capabilities.iter_mut().take(3).for_each(|set| *set = None);
@@ -183,10 +183,10 @@ pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
     Ok(evidence)
 }
 
-/// Measures the properties on which the further requests depend. `marks` is the probe of exec tags.
-async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evidence> {
+/// Measures the properties on which the further requests depend. `tag_probe` is the probe of exec tags.
+async fn measure_first(link: &Link, settings: &Settings, tag_probe: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
-    let marks = ask(link, marks)?;
+    let marks = ask(link, tag_probe)?;
     let groups = match settings.groups {
         Groups::Look => find_groups(link).await?,
         Groups::Never => GroupsFound::default(),
@@ -203,7 +203,12 @@ async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evi
     })
 }
 
-async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evidence, key: MarkKey) -> Result<()> {
+async fn send_configure(
+    link: &std::sync::Arc<Link>,
+    settings: &Settings,
+    evidence: &Evidence,
+    key: MarkKey,
+) -> Result<()> {
     let limits = &settings.limits;
     let filter = settings.filter.map(|options| {
         let options = seccomp::Options { mark_key: Some(key), ..options };
@@ -226,7 +231,7 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         groups: evidence.bounds.version,
         watch_memory: limits.memory.filter(|_| !evidence.counts_memory).map(|bytes| bytes.as_bytes()),
         watch_cpu: limits.cpu_time.filter(|_| !evidence.counts_cpu).map(|time| time.as_micros() as u64),
-        mark: evidence.marks.then(|| key.arguments()),
+        tag: evidence.marks.then(|| key.arguments()),
         silence: settings.silence.as_micros() as u64,
         filter: filter.as_deref().unwrap_or_default(),
         quotas: quotas.as_deref().unwrap_or_default(),
@@ -235,14 +240,14 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         scopes: if governed { landlock::scopes(evidence.landlock_abi) } else { 0 },
         rules: Texts::new(if governed { settings.rules.len() * 2 } else { 0 }, &rules),
     };
-    match link.call(CREATE, &Order::Configure(configure)).await? {
+    match link.call(CREATE, &Request::Configure(configure)).await? {
         Reply::Done { errno: 0, .. } => Ok(()),
         Reply::Done { errno, kind } => {
             let source = error::file(CREATE, settings.workspace.as_str(), errno, kind);
             Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot install its part of the isolation")
                 .with_source(source))
         }
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
@@ -307,7 +312,7 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
         });
     }
     let [memory, both, tasks, quota, period, usage] = &one[..] else { return Ok(GroupsFound::default()) };
-    let bound = |found: &Found| found.number().filter(|&bytes| bytes < UNBOUNDED);
+    let bound = |found: &ProbeResult| found.number().filter(|&bytes| bytes < UNBOUNDED);
     // The root of this hierarchy has no such file.
     if tasks.ok().is_none() && bound(memory).is_none() {
         return Ok(GroupsFound::default());
@@ -332,14 +337,14 @@ fn share(text: &str) -> Option<u64> {
 async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> Result<()> {
     let [status, uids, gids, mounts, net] =
         ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
-    let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT)?);
-    let directory = look(link, &settings.workspace)?;
-    let namespaces = NAMESPACES.map(|name| (name, look(link, &format!("/proc/self/ns/{name}"))));
+    let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT_ID)?);
+    let directory = stat(link, &settings.workspace)?;
+    let namespaces = NAMESPACES.map(|name| (name, stat(link, &format!("/proc/self/ns/{name}"))));
     let confinement = ask(link, Probe::Confinement)?;
     let denial = ask(link, Probe::Denial)?;
     let writes = write_trials(link)?;
     let masked = mask_trials(link)?;
-    let sockets = SOCKETS.map(|path| (path, look(link, path)));
+    let sockets = SOCKETS.map(|path| (path, stat(link, path)));
     let calls = call_trials(link)?;
     let workspace = workspace_trial(link, settings, evidence)?;
 
@@ -387,16 +392,17 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     measure_room(link, evidence).await
 }
 
-fn look<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+fn stat<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
     ask(link, Probe::Stat { path: path.as_bytes() })
 }
 
-type Trials<'a> = Vec<(String, Asked<'a>)>;
+type Trials<'a> = Vec<(String, PendingProbe<'a>)>;
 
 fn write_trials(link: &Link) -> Result<Trials<'_>> {
-    let made =
-        NOT_WRITABLE.iter().map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
-    let changed = NOT_TO_BE_CHANGED.iter().map(|path| ((*path).to_owned(), O_WRONLY));
+    let made = READ_ONLY_DIRECTORIES
+        .iter()
+        .map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
+    let changed = READ_ONLY_FILES.iter().map(|path| ((*path).to_owned(), O_WRONLY));
     made.chain(changed)
         .map(|(path, flags)| {
             let asked = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
@@ -405,7 +411,7 @@ fn write_trials(link: &Link) -> Result<Trials<'_>> {
         .collect()
 }
 
-fn mask_trials(link: &Link) -> Result<Vec<(String, Asked<'_>, bool)>> {
+fn mask_trials(link: &Link) -> Result<Vec<(String, PendingProbe<'_>, bool)>> {
     let files = MASKED_FILES.iter().map(|path| {
         let probe = Probe::Open { path: path.as_bytes(), flags: 0, confined: false };
         Ok(((*path).to_owned(), ask(link, probe)?, false))
@@ -418,7 +424,7 @@ fn mask_trials(link: &Link) -> Result<Vec<(String, Asked<'_>, bool)>> {
 
 const VSOCK: &str = "socket(AF_VSOCK)";
 
-fn call_trials(link: &Link) -> Result<Vec<(&'static str, Asked<'_>)>> {
+fn call_trials(link: &Link) -> Result<Vec<(&'static str, PendingProbe<'_>)>> {
     let (family, kind) = vsock();
     let vsock = (VSOCK, socket_number(), [family, kind, 0, 0, 0]);
     forbidden_calls()
@@ -439,7 +445,7 @@ fn socket_number() -> u64 {
 
 /// Tries to create a file in the workspace as guests would. If that must fail, the file has a name. Otherwise it has
 /// none, so that the trial is invisible.
-fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Asked<'a>> {
+fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<PendingProbe<'a>> {
     let rule = settings.rules.iter().find(|rule| rule.path == settings.workspace);
     let writable = evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0);
     let named = format!("{}/.cofferdam-write-probe", settings.workspace);
@@ -460,11 +466,11 @@ fn workspace_writable(errno: i32) -> Option<bool> {
     }
 }
 
-fn boot_id(found: &Found) -> String {
+fn boot_id(found: &ProbeResult) -> String {
     found.text().map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-fn read_status(evidence: &mut Evidence, found: &Found) {
+fn read_status(evidence: &mut Evidence, found: &ProbeResult) {
     let text = found.text().unwrap_or_default();
     let ids = |key| evidence::status(&text, key).and_then(evidence::numbers).unwrap_or_default();
     evidence.uids = ids("Uid");
@@ -477,7 +483,7 @@ fn read_status(evidence: &mut Evidence, found: &Found) {
 
 /// Reads the confinement of the agent. The answer of the kernel to the agent takes precedence over the text of a file,
 /// and exists even without that file.
-fn read_confinement(evidence: &mut Evidence, found: &Found) {
+fn read_confinement(evidence: &mut Evidence, found: &ProbeResult) {
     evidence.no_new_privileges = found.errno == 0 && found.value & 1 != 0;
     evidence.seccomp_filtered = found.errno == 0 && found.value & 2 != 0;
     let words = found.words();
@@ -488,14 +494,14 @@ fn read_confinement(evidence: &mut Evidence, found: &Found) {
 }
 
 /// Returns the device of a directory, which follows the mode.
-fn device(found: &Found) -> Option<(u32, u32)> {
+fn device(found: &ProbeResult) -> Option<(u32, u32)> {
     let words = found.data.get(4..)?;
     let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
     (words.len() == 8).then(|| Some((word(0)?, word(4)?)))?
 }
 
 /// Returns the number in `net:[4026531840]`, which follows the mode.
-fn namespace(found: &Found) -> Option<u64> {
+fn namespace(found: &ProbeResult) -> Option<u64> {
     let target = String::from_utf8_lossy(found.ok()?.data.get(4..)?).into_owned();
     target.split_once('[')?.1.strip_suffix(']')?.parse().ok()
 }

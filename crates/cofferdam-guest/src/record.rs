@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::wire::{MAX_EXECS, VERSION};
 
 /// The maximum time in a record.
-pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+pub(crate) const MAX_TIME: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 /// The maximum id in a record. No connection uses as many.
 const MAX_IDS: u64 = 1 << 56;
 
@@ -79,12 +79,12 @@ impl Record {
         if ids.len() != self.execs.len() || ids.contains(&0) || ids.last().is_some_and(|id| *id > self.last) {
             return Err("execs have invalid or duplicate ids");
         }
-        let longest = LONGEST.as_micros() as u64;
+        let max = MAX_TIME.as_micros() as u64;
         let times = self
             .execs
             .iter()
             .flat_map(|exec| [Some(exec.elapsed), Some(exec.wall), exec.cpu, exec.kill_in].into_iter().flatten());
-        if times.into_iter().any(|micros| micros > longest) {
+        if times.into_iter().any(|micros| micros > max) {
             return Err("times exceed the limit");
         }
         Ok(self)
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Record {
         struct Unchecked {
             version: u32,
             last: u64,
-            #[serde(deserialize_with = "few")]
+            #[serde(deserialize_with = "bounded")]
             execs: Vec<RunningExec>,
         }
         let Unchecked { version, last, execs } = Unchecked::deserialize(deserializer)?;
@@ -107,10 +107,10 @@ impl<'de> Deserialize<'de> for Record {
 }
 
 /// Deserializes at most as many execs as an agent can have, whatever length the input claims.
-fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D::Error> {
-    struct Few;
+fn bounded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D::Error> {
+    struct Bounded;
 
-    impl<'de> Visitor<'de> for Few {
+    impl<'de> Visitor<'de> for Bounded {
         type Value = Vec<RunningExec>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -129,7 +129,7 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D
         }
     }
 
-    deserializer.deserialize_seq(Few)
+    deserializer.deserialize_seq(Bounded)
 }
 
 #[cfg(test)]

@@ -63,8 +63,8 @@ pub enum Reply {
     Opened {
         size: u64,
     },
-    Held,
-    Renewed {
+    Quiesced,
+    Reseeded {
         version: u32,
         execs: Bytes,
     },
@@ -82,29 +82,29 @@ pub struct ExecEnd {
 /// The state of a request, by its id.
 pub enum Slot {
     /// A request with a single answer.
-    Call(Telling<Reply>),
+    Call(Notifier<Reply>),
     Exec(ExecSlot),
     /// An exec of a former host.
-    Adopted(AdoptedSlot),
+    Reattached(ReattachedSlot),
     Read {
-        opened: Telling<Reply>,
+        opened: Notifier<Reply>,
         flow: Arc<Inflow>,
     },
     Write {
-        done: Telling<Reply>,
+        done: Notifier<Reply>,
         window: Arc<Window>,
     },
     List {
-        done: Telling<Reply>,
+        done: Notifier<Reply>,
         found: Vec<Listed>,
         bytes: usize,
     },
 }
 
 /// A sender of a single value.
-pub struct Telling<T>(Option<oneshot::Sender<T>>);
+pub struct Notifier<T>(Option<oneshot::Sender<T>>);
 
-impl<T> Telling<T> {
+impl<T> Notifier<T> {
     /// Creates the sender and its receiver.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
@@ -112,19 +112,19 @@ impl<T> Telling<T> {
     }
 
     /// Sends the value, unless the receiver was dropped.
-    pub fn tell(&mut self, what: T) {
+    pub fn notify(&mut self, what: T) {
         let _ = self.0.take().map(|sender| sender.send(what));
     }
 
-    pub fn was_told(&self) -> bool {
+    pub fn is_notified(&self) -> bool {
         self.0.is_none()
     }
 }
 
 pub struct ExecSlot {
     pub driver: ExecDriver,
-    pub started: Telling<std::result::Result<Counts, NotStarted>>,
-    pub ended: Telling<ExecEnd>,
+    pub started: Notifier<std::result::Result<Counts, NotStarted>>,
+    pub ended: Notifier<ExecEnd>,
     pub window: Arc<Window>,
     pub terminal: bool,
     pub share: Arc<Share>,
@@ -133,15 +133,15 @@ pub struct ExecSlot {
 }
 
 /// An exec of a former host. Its input is at its end.
-pub struct AdoptedSlot {
+pub struct ReattachedSlot {
     pub driver: ExecDriver,
-    pub ended: Telling<ExecEnd>,
+    pub ended: Notifier<ExecEnd>,
 }
 
-impl AdoptedSlot {
+impl ReattachedSlot {
     /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
-        self.ended.tell(ExecEnd { ended, driver: self.driver });
+        self.ended.notify(ExecEnd { ended, driver: self.driver });
     }
 }
 
@@ -149,7 +149,7 @@ impl ExecSlot {
     /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
         self.window.close();
-        self.ended.tell(ExecEnd { ended, driver: self.driver });
+        self.ended.notify(ExecEnd { ended, driver: self.driver });
     }
 }
 
@@ -167,11 +167,11 @@ pub enum After {
 }
 
 /// Passes an answer to its receiver. Fails if the answer violates the protocol.
-pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
-    const UNASKED: &str = "an answer to another request";
+pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    const UNEXPECTED: &str = "an answer to another request";
     match slot {
         Slot::Call(call) => {
-            call.tell(match *answer {
+            call.notify(match *answer {
                 Answer::Hello { magic, version, pid } => Reply::Hello { magic, version, pid },
                 Answer::Done { errno, kind } => Reply::Done { errno, kind },
                 Answer::Probed { errno, value, data } => {
@@ -182,14 +182,16 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                     let used = wire::read_shares(used).ok_or("shares that cannot be read")?.collect();
                     Reply::Shares { counts, used }
                 }
-                Answer::Held => Reply::Held,
-                Answer::Renewed { version, execs } => Reply::Renewed { version, execs: Bytes::copy_from_slice(execs) },
-                _ => return Err(UNASKED),
+                Answer::Quiesced => Reply::Quiesced,
+                Answer::Reseeded { version, execs } => {
+                    Reply::Reseeded { version, execs: Bytes::copy_from_slice(execs) }
+                }
+                _ => return Err(UNEXPECTED),
             });
             Ok(After::Done)
         }
-        Slot::Exec(exec) => take_in_exec(exec, answer),
-        Slot::Adopted(exec) => match *answer {
+        Slot::Exec(exec) => handle_exec_answer(exec, answer),
+        Slot::Reattached(exec) => match *answer {
             Answer::Output { second, data } if !data.is_empty() => {
                 let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
                 exec.driver.publisher().publish(stream, data);
@@ -201,31 +203,31 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
             _ => Err("an event that an exec of a former host cannot have"),
         },
         Slot::Read { opened, flow } => match *answer {
-            Answer::Opened { size, .. } if !opened.was_told() => {
-                opened.tell(Reply::Opened { size });
+            Answer::Opened { size, .. } if !opened.is_notified() => {
+                opened.notify(Reply::Opened { size });
                 Ok(After::Go)
             }
-            Answer::Data { data } if opened.was_told() => {
+            Answer::Data { data } if opened.is_notified() => {
                 flow.put(data).then_some(After::Go).ok_or("more of a file than the host requested")
             }
             Answer::Done { errno, kind } => {
                 let failed = || error::file("read_file", "(while it was read)", errno, kind);
                 flow.end(if errno == 0 { Ok(()) } else { Err(failed()) });
-                opened.tell(Reply::Done { errno, kind });
+                opened.notify(Reply::Done { errno, kind });
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
         Slot::Write { done, window } => match *answer {
             Answer::Credit { bytes } => {
                 window.grant(bytes as usize).then_some(After::Go).ok_or("credit for bytes that the host did not send")
             }
             Answer::Done { errno, kind } => {
-                done.tell(Reply::Done { errno, kind });
+                done.notify(Reply::Done { errno, kind });
                 window.close();
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
         Slot::List { done, found, bytes } => match *answer {
             Answer::Entries { entries } => {
@@ -234,17 +236,17 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                 if found.len() <= MAX_ENTRIES && *bytes <= MAX_LISTED {
                     return Ok(After::Go);
                 }
-                done.tell(Reply::TooMany);
+                done.notify(Reply::TooMany);
                 Ok(After::GiveUp)
             }
             Answer::Done { errno, kind } => {
-                done.tell(match errno {
+                done.notify(match errno {
                     0 => Reply::Listed(std::mem::take(found)),
                     errno => Reply::Done { errno, kind },
                 });
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
     }
 }
@@ -263,18 +265,18 @@ fn add_entries(found: &mut Vec<Listed>, entries: &[u8]) -> Option<()> {
     Some(())
 }
 
-fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
-    let running = exec.started.was_told();
+fn handle_exec_answer(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    let running = exec.started.is_notified();
     match *answer {
         Answer::Started { counts } if !running => {
             let counts = Counts { cpu_micros: exec.base.or(counts.cpu_micros), ..counts };
             // Here, so that shares begin in the order in which the execs started.
             exec.share.begin(&counts);
-            exec.started.tell(Ok(counts));
+            exec.started.notify(Ok(counts));
             Ok(After::Go)
         }
         Answer::NotStarted { failure } if !running => {
-            exec.started.tell(Err(failure));
+            exec.started.notify(Err(failure));
             Ok(After::Done)
         }
         Answer::Output { second, data } if running && !data.is_empty() && !(second && exec.terminal) => {
@@ -305,14 +307,14 @@ mod tests {
         let cpu = (None, None);
         let exec =
             RunningExec { id: 3, elapsed: 0, wall: 9, cpu: cpu.0, cpu_base: cpu.1, script: false, kill_in: None };
-        let (mut slot, adopted) = crate::exec::adopt(&exec).unwrap();
-        let mut output = adopted.handle.output();
+        let (mut slot, reattached) = crate::exec::reattach(&exec).unwrap();
+        let mut output = reattached.handle.output();
         for at in 0..WRITTEN {
             let answer = Answer::Output { second: at % 1000 == 0, data: b"x" };
-            assert_eq!(take_in(&mut slot, &answer), Ok(After::Go));
+            assert_eq!(handle_answer(&mut slot, &answer), Ok(After::Go));
         }
-        assert!(take_in(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
-        assert!(take_in(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
+        assert!(handle_answer(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
+        assert!(handle_answer(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
         let (mut events, mut kept, mut lost) = (0, 0, 0);
         while let Some(event) = output.try_next() {
             events += 1;

@@ -6,12 +6,12 @@ use super::super::execs::Execs;
 use super::super::jobs::Jobs;
 use super::super::launch::Desk;
 use super::super::sys::{self, Res};
-use super::super::wire::{Answer, MAX_EXECS, Renew, VERSION};
+use super::super::wire::{Answer, MAX_EXECS, Reseed, VERSION};
 use super::super::{texts, tree, watch};
 use super::Agent;
 
 /// The highest number of checks for running processes.
-const FREEZE_SCANS: usize = 2000;
+const MAX_SCANS: usize = 2000;
 /// The number of checks after which a process in uninterruptible sleep counts as stopped.
 const UNINTERRUPTED_SCANS: usize = 50;
 pub const EBUSY: i32 = 16;
@@ -22,14 +22,14 @@ const ENOSYS: i32 = 38;
 pub enum Stage {
     Open,
     /// Neither side sends a frame, for any time.
-    Held,
+    Quiesced,
     /// The agent serves another host, and guests are still stopped.
-    Renewed,
+    Reseeded,
 }
 
 /// The means by which guests are stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Still {
+pub enum StoppedBy {
     Nothing,
     Signals,
     /// Their control group, which is invisible to them.
@@ -39,32 +39,32 @@ pub enum Still {
 impl Agent {
     /// Stops or resumes all guests: by their control group if there is an init that can, else by signals.
     pub fn freeze(&mut self, on: bool) -> Res<()> {
-        match (on, self.still) {
-            (true, Still::Nothing) => {
+        match (on, self.stopped_by) {
+            (true, StoppedBy::Nothing) => {
                 let asked = self.partner.as_mut().map(|partner| partner.ask(&Request::Freeze { on }));
                 if asked == Some(Ok(())) {
-                    self.still = Still::Group;
+                    self.stopped_by = StoppedBy::Group;
                 } else {
                     stop_by_signals()?;
-                    self.still = Still::Signals;
+                    self.stopped_by = StoppedBy::Signals;
                 }
             }
-            (false, Still::Group) => {
+            (false, StoppedBy::Group) => {
                 self.partner.as_mut().ok_or(ENOSYS)?.ask(&Request::Freeze { on })?;
-                self.still = Still::Nothing;
+                self.stopped_by = StoppedBy::Nothing;
             }
-            (false, Still::Signals) => {
+            (false, StoppedBy::Signals) => {
                 sys::kill(-1, sys::SIGCONT);
-                self.still = Still::Nothing;
+                self.stopped_by = StoppedBy::Nothing;
             }
-            (true, _) | (false, Still::Nothing) => {}
+            (true, _) | (false, StoppedBy::Nothing) => {}
         }
         Ok(())
     }
 
     /// Stops all guests, so that the agent's next frame is its last. The host ensures that no request is pending.
-    pub fn hold(&mut self, jobs: &Jobs) -> Res<()> {
-        if !self.configured || self.still != Still::Nothing || !jobs.is_empty() {
+    pub fn quiesce(&mut self, jobs: &Jobs) -> Res<()> {
+        if !self.configured || self.stopped_by != StoppedBy::Nothing || !jobs.is_empty() {
             return Err(EBUSY);
         }
         // Every guest in a VM descends from this process. Without a child there is no guest to stop, and none can
@@ -72,7 +72,7 @@ impl Agent {
         if self.partner.is_none() || sys::has_children() {
             self.freeze(true)?;
         }
-        self.stage = Stage::Held;
+        self.stage = Stage::Quiesced;
         Ok(())
     }
 
@@ -93,8 +93,8 @@ impl Agent {
     }
 
     /// Reseeds the VM, and becomes the agent of another VM.
-    pub fn renew(&mut self, it: &Renew<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
-        if self.stage != Stage::Held {
+    pub fn reseed(&mut self, it: &Reseed<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
+        if self.stage != Stage::Quiesced {
             return Err(EBUSY);
         }
         let partner = self.partner.as_mut().ok_or(ENOSYS)?;
@@ -102,7 +102,7 @@ impl Agent {
         jobs.forget_all();
         execs.abandon();
         *desk = Desk::NEW;
-        let Renew { silence, now, entropy, machine_id, boot_id, hostname } = *it;
+        let Reseed { silence, now, entropy, machine_id, boot_id, hostname } = *it;
         partner.ask(&Request::Renew(asks::Renew { now, entropy, machine_id, boot_id, hostname }))?;
         if let Some(watch) = &mut self.watch {
             let words = entropy.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
@@ -110,14 +110,14 @@ impl Agent {
         }
         self.silence = silence;
         self.heard = sys::now_micros();
-        self.stage = Stage::Renewed;
+        self.stage = Stage::Reseeded;
         Ok(())
     }
 }
 
 fn stop_by_signals() -> Res<()> {
     let mut buffer = [0; 4096];
-    for scan in 0..FREEZE_SCANS {
+    for scan in 0..MAX_SCANS {
         sys::kill(-1, sys::SIGSTOP);
         let mut moving = false;
         let whole = watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
@@ -141,7 +141,7 @@ fn is_stopped(pid: i32, waiting: bool) -> bool {
 }
 
 /// Answers that the VM is reseeded.
-pub fn renewed(id: u64, execs: &Execs, out: &mut Outbox) {
+pub fn answer_reseeded(id: u64, execs: &Execs, out: &mut Outbox) {
     const ID: usize = size_of::<u64>();
     let mut ids = [0; MAX_EXECS * ID];
     let mut length = 0;
@@ -149,5 +149,5 @@ pub fn renewed(id: u64, execs: &Execs, out: &mut Outbox) {
         slot.copy_from_slice(&exec.id.to_le_bytes());
         length += ID;
     }
-    out.answer(id, &Answer::Renewed { version: VERSION, execs: ids.get(..length).unwrap_or_default() });
+    out.answer(id, &Answer::Reseeded { version: VERSION, execs: ids.get(..length).unwrap_or_default() });
 }

@@ -29,7 +29,7 @@ pub const HEAD: usize = 13;
 /// The maximum length of a body.
 pub const MAX_BODY: usize = 64 * 1024;
 /// The maximum length of a request, all parts together. It bounds the arguments and environment of an exec.
-pub const MAX_ORDER: usize = 4 << 20;
+pub const MAX_REQUEST: usize = 4 << 20;
 /// The maximum number of bytes of data in one frame.
 pub const MAX_DATA: usize = 60 * 1024;
 /// The maximum number of bytes in transit of an exec's input, or of a file's contents.
@@ -126,7 +126,7 @@ pub struct Configure<'a> {
     /// CPU microseconds of an exec at which the agent kills, if it enforces the limit.
     pub watch_cpu: Option<u64>,
     /// The key of exec tags: the arguments of `prlimit64`.
-    pub mark: Option<(u64, u64)>,
+    pub tag: Option<(u64, u64)>,
     /// Microseconds without a frame from the host after which the agent exits.
     pub silence: u64,
     /// Instructions of the system call filter; empty for no filter.
@@ -145,7 +145,7 @@ pub struct Configure<'a> {
 
 /// Values that another host sends to the agent of a copied VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Renew<'a> {
+pub struct Reseed<'a> {
     /// Microseconds without a frame from the host after which the agent exits.
     pub silence: u64,
     /// Seconds and nanoseconds of the time of day.
@@ -178,13 +178,13 @@ pub enum Probe<'a> {
     /// Read the Landlock version of the kernel.
     Landlock,
     /// Try to set an exec tag with these arguments of `prlimit64`.
-    Mark { key: (u64, u64) },
+    Tag { key: (u64, u64) },
     /// Read privileges, filter, capabilities and processors.
     Confinement,
     /// Check that Landlock refuses everything without a rule.
     Denial,
     /// Try to set an exec tag with the configured arguments.
-    Marked,
+    ConfiguredTag,
 }
 
 /// The kind of entry to create.
@@ -200,7 +200,7 @@ pub enum Make<'a> {
 
 /// A request of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order<'a> {
+pub enum Request<'a> {
     /// The greeting.
     Hello { magic: u32, version: u32 },
     /// Configure the agent. Sent once, before any program is started.
@@ -248,11 +248,11 @@ pub enum Order<'a> {
     /// Exit.
     End,
     /// Stop all processes but the agent, send all pending answers, and then no more frames.
-    Hold,
+    Quiesce,
     /// Resume a quiesced agent and its guests.
     Release,
     /// Become the agent of another VM, for another host. The agent must be quiesced; guests stay stopped.
-    Renew(Renew<'a>),
+    Reseed(Reseed<'a>),
 }
 
 /// The counters of the agent.
@@ -330,9 +330,9 @@ pub enum Answer<'a> {
     /// A sign of life.
     Pong,
     /// The last frame of a quiesced agent.
-    Held,
+    Quiesced,
     /// The agent has become another VM's. Contains the ids of execs whose end was not reported yet.
-    Renewed { version: u32, execs: &'a [u8] },
+    Reseeded { version: u32, execs: &'a [u8] },
 }
 
 /// The failed step and its error.
@@ -373,7 +373,7 @@ pub fn read_shares(used: &[u8]) -> Option<impl Iterator<Item = (u64, u64)>> {
     let (words, rest) = used.as_chunks::<8>();
     let (pairs, odd) = words.as_chunks::<2>();
     let whole = rest.is_empty() && odd.is_empty() && pairs.len() <= MAX_SHARES;
-    whole.then(|| pairs.iter().map(|[mark, micros]| (u64::from_le_bytes(*mark), u64::from_le_bytes(*micros))))
+    whole.then(|| pairs.iter().map(|[tag, micros]| (u64::from_le_bytes(*tag), u64::from_le_bytes(*micros))))
 }
 
 /// The kind of a frame with a part of a long request.
@@ -387,7 +387,7 @@ pub enum Split<'a> {
     /// The beginning of a frame.
     More,
     /// An invalid frame.
-    Rubbish,
+    Invalid,
 }
 
 /// Finds the first frame of some bytes.
@@ -396,14 +396,14 @@ pub fn split(bytes: &[u8]) -> Split<'_> {
     let Some(length) = reader.u32() else { return Split::More };
     let length = length as usize;
     if !(HEAD - 4..=HEAD - 4 + MAX_BODY).contains(&length) {
-        return Split::Rubbish;
+        return Split::Invalid;
     }
     if reader.left() < length {
         return Split::More;
     }
     match (reader.u8(), reader.u64(), bytes.get(HEAD..length + 4)) {
         (Some(kind), Some(id), Some(body)) => Split::Frame(Frame { kind, id, body }, length + 4),
-        _ => Split::Rubbish,
+        _ => Split::Invalid,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decoding. It trusts no byte and does not panic.
 
 use super::{
-    Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Order, Probe, Renew, Root, Start, Step, Texts,
+    Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Probe, Request, Reseed, Root, Start, Step, Texts,
 };
 
 /// A decoder. Its methods return `None` if the bytes end too early or are malformed.
@@ -154,10 +154,10 @@ impl<'a> Reader<'a> {
                 Probe::Call { number, arguments }
             }
             6 => Probe::Landlock,
-            7 => Probe::Mark { key: (self.u64()?, self.u64()?) },
+            7 => Probe::Tag { key: (self.u64()?, self.u64()?) },
             8 => Probe::Confinement,
             9 => Probe::Denial,
-            10 => Probe::Marked,
+            10 => Probe::ConfiguredTag,
             _ => return None,
         })
     }
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
             groups: self.u8()?,
             watch_memory: self.number()?,
             watch_cpu: self.number()?,
-            mark: self.option(|it| Some((it.u64()?, it.u64()?)))?,
+            tag: self.option(|it| Some((it.u64()?, it.u64()?)))?,
             silence: self.u64()?,
             filter: self.text()?,
             quotas: self.text()?,
@@ -181,8 +181,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn renew(&mut self) -> Option<Renew<'a>> {
-        Some(Renew {
+    fn reseed(&mut self) -> Option<Reseed<'a>> {
+        Some(Reseed {
             silence: self.u64()?,
             now: (self.u64()?, self.u32()?),
             entropy: self.chunk()?,
@@ -224,12 +224,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl<'a> Order<'a> {
+impl<'a> Request<'a> {
     /// Decodes a frame. Returns `None` if bytes are left over.
     pub fn decode(frame: &Frame<'a>) -> Option<Self> {
         let mut reader = Reader::new(frame.body);
         let it = &mut reader;
-        let order = match frame.kind {
+        let request = match frame.kind {
             1 => Self::Hello { magic: it.u32()?, version: it.u32()? },
             2 => Self::Configure(it.configure()?),
             3 => Self::Probe(it.probe()?),
@@ -257,13 +257,13 @@ impl<'a> Order<'a> {
             20 => Self::Freeze { on: it.flag()? },
             21 => Self::Ping,
             22 => Self::End,
-            23 => Self::Hold,
+            23 => Self::Quiesce,
             24 => Self::Release,
-            25 => Self::Renew(it.renew()?),
+            25 => Self::Reseed(it.reseed()?),
             26 => Self::Shares,
             _ => return None,
         };
-        reader.rest.is_empty().then_some(order)
+        reader.rest.is_empty().then_some(request)
     }
 }
 
@@ -287,8 +287,8 @@ impl<'a> Answer<'a> {
             12 => Self::Entries { entries: it.all()? },
             13 => Self::Counted { counts: it.counts()? },
             14 => Self::Pong,
-            15 => Self::Held,
-            16 => Self::Renewed { version: it.u32()?, execs: it.all()? },
+            15 => Self::Quiesced,
+            16 => Self::Reseeded { version: it.u32()?, execs: it.all()? },
             17 => Self::Shares { counts: it.counts()?, used: it.all()? },
             _ => return None,
         };

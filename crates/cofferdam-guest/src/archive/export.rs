@@ -21,7 +21,7 @@ const S_IFREG: u32 = 0o100_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFLNK: u32 = 0o120_000;
 /// The highest number of buffered entries of nested directories.
-const MAX_HELD: usize = 1_000_000;
+const MAX_BUFFERED: usize = 1_000_000;
 const COPY: usize = 256 * 1024;
 
 /// A directory being exported: its path below the workspace, and its remaining entries in reverse order.
@@ -35,13 +35,13 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
     let mut out = Export { out: Hashing::new(into), entries: 0, links: HashMap::new() };
     out.entry(EntryType::Directory, b"", 0o755, 0, 0, b"").await?;
     let mut levels = vec![open(inner, Vec::new()).await?];
-    let mut held = levels[0].left.len();
+    let mut buffered = levels[0].left.len();
     while let Some(level) = levels.last_mut() {
         let Some(listed) = level.left.pop() else {
             levels.pop();
             continue;
         };
-        held -= 1;
+        buffered -= 1;
         let path = joined(&level.path, &listed.name);
         if path.len() > MAX_PATH {
             return Err(too_deep());
@@ -53,8 +53,8 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
             S_IFDIR => {
                 out.entry(EntryType::Directory, &path, mode, modified, 0, b"").await?;
                 let next = open(inner, path).await?;
-                held += next.left.len();
-                if held > MAX_HELD {
+                buffered += next.left.len();
+                if buffered > MAX_BUFFERED {
                     return Err(too_large(EXPORT));
                 }
                 levels.push(next);

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files::{self, Target, Writing};
 use crate::guest::Inner;
-use crate::wire::{MAX_DATA, Make, Order, Root};
+use crate::wire::{MAX_DATA, Make, Request, Root};
 
 const IMPORT: &str = "restore";
 /// The maximum length of an extended header.
@@ -73,7 +73,7 @@ pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) ->
     let mut directories = Vec::new();
     let mut entries = 0;
     while let Some(header) = next_header(&mut input).await? {
-        match judge(&header, &records)? {
+        match verify(&header, &records)? {
             Step::Records(length) => {
                 let found = small(&mut input, length).await?;
                 records = pax::read(&found).ok_or_else(|| bad("an extended header is malformed"))?;
@@ -127,7 +127,7 @@ async fn next_header(input: &mut (impl AsyncRead + Unpin)) -> Result<Option<Head
 }
 
 /// Verifies a header together with the records before it. Returns its meaning.
-fn judge(header: &Header, records: &pax::Records) -> Result<Step> {
+fn verify(header: &Header, records: &pax::Records) -> Result<Step> {
     let own = header.entry_size().map_err(|_| bad("the size of an entry is malformed"))?;
     let size = records.size.unwrap_or(own);
     let kind = match header.entry_type() {
@@ -207,7 +207,7 @@ async fn put(inner: &Inner, entry: &Entry, input: &mut (impl AsyncRead + Unpin))
         Kind::Symlink(target) => Make::Symlink { target },
         Kind::Link(target) => Make::Link { target },
     };
-    order(inner, path, &Order::Make { root: Root::Workspace, path, make }).await?;
+    send(inner, path, &Request::Make { root: Root::Workspace, path, make }).await?;
     if matches!(kind, Kind::Symlink(_)) { adjust(inner, path, None, *modified).await } else { Ok(()) }
 }
 
@@ -231,12 +231,12 @@ async fn put_file(inner: &Inner, entry: &Entry, size: u64, input: &mut (impl Asy
     writing.finish().await
 }
 
-async fn order(inner: &Inner, path: &[u8], order: &Order<'_>) -> Result<()> {
-    files::simple(inner, IMPORT, &String::from_utf8_lossy(path), order).await
+async fn send(inner: &Inner, path: &[u8], request: &Request<'_>) -> Result<()> {
+    files::simple(inner, IMPORT, &String::from_utf8_lossy(path), request).await
 }
 
 async fn adjust(inner: &Inner, path: &[u8], mode: Option<u32>, modified: i64) -> Result<()> {
-    order(inner, path, &Order::Adjust { root: Root::Workspace, path, mode, modified: Some((modified, 0)) }).await
+    send(inner, path, &Request::Adjust { root: Root::Workspace, path, mode, modified: Some((modified, 0)) }).await
 }
 
 /// Checks that only zeros follow the end.
@@ -270,19 +270,19 @@ mod tests {
         header
     }
 
-    fn judged(kind: EntryType, path: &str, target: &str, size: u64) -> Result<Step> {
-        judge(&header(kind, path, target, size), &pax::Records::default())
+    fn verified(kind: EntryType, path: &str, target: &str, size: u64) -> Result<Step> {
+        verify(&header(kind, path, target, size), &pax::Records::default())
     }
 
     #[test]
     fn what_belongs_there_is_taken() {
-        let Step::Entry(entry) = judged(EntryType::Regular, "workspace/a/b", "", 9).unwrap() else {
+        let Step::Entry(entry) = verified(EntryType::Regular, "workspace/a/b", "", 9).unwrap() else {
             panic!("an entry")
         };
         assert_eq!(entry, Entry { kind: Kind::File(9), path: b"a/b".to_vec(), mode: 0o755, modified: 7 });
-        assert!(judged(EntryType::Directory, "./workspace/", "", 0).is_ok());
-        assert!(judged(EntryType::Symlink, "workspace/l", "/etc/passwd", 0).is_ok(), "a link is only text");
-        assert!(judged(EntryType::Link, "workspace/l", "workspace/a", 0).is_ok());
+        assert!(verified(EntryType::Directory, "./workspace/", "", 0).is_ok());
+        assert!(verified(EntryType::Symlink, "workspace/l", "/etc/passwd", 0).is_ok(), "a link is only text");
+        assert!(verified(EntryType::Link, "workspace/l", "workspace/a", 0).is_ok());
     }
 
     #[test]
@@ -306,8 +306,8 @@ mod tests {
             (EntryType::GNUSparse, "workspace/s", "", 0),
             (EntryType::new(b'?'), "workspace/q", "", 0),
         ] {
-            let judged = judged(kind, path, target, size);
-            assert_eq!(judged.unwrap_err().kind(), ErrorKind::InvalidInput, "{kind:?} {path} {target}");
+            let verified = verified(kind, path, target, size);
+            assert_eq!(verified.unwrap_err().kind(), ErrorKind::InvalidInput, "{kind:?} {path} {target}");
         }
     }
 
@@ -315,7 +315,7 @@ mod tests {
         #[test]
         fn no_header_makes_it_fail_in_disorder(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
             let header = Header::from_byte_slice(&bytes);
-            if let Ok(Step::Entry(entry)) = judge(header, &pax::Records::default()) {
+            if let Ok(Step::Entry(entry)) = verify(header, &pax::Records::default()) {
                 prop_assert!(!entry.path.starts_with(b"/") && !entry.path.split(|&byte| byte == b'/').any(|part| part == b".."));
             }
         }
