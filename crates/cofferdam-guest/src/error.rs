@@ -36,7 +36,7 @@ pub fn ended(operation: &'static str, ending: Option<&Ending>) -> Error {
     Error::new(ErrorKind::Closed, operation, format!("the sandbox ended by itself: {}", ending.why))
         .with_fault(Fault::Host)
         .with_retry(Retry::MayHelp)
-        .with_remedy(ending.remedy.clone().unwrap_or_else(|| "make another sandbox".to_owned()))
+        .with_remedy(ending.remedy.clone().unwrap_or_else(|| "create another sandbox".to_owned()))
 }
 
 /// Creates the error for an agent that does not answer in time.
