@@ -1,7 +1,7 @@
 //! The attached connection of a container as a pair of byte streams.
 //!
-//! The engine marks each piece with the stream that it came from. What the agent's standard output says is passed on;
-//! the little that comes on standard error is kept for the case that there is no agent that could say more.
+//! The engine labels each chunk with its stream. The reader passes on the agent's standard output. It buffers the
+//! beginning of standard error, for error messages when no agent starts.
 
 use std::io;
 use std::pin::Pin;
@@ -15,12 +15,12 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::error::shown;
 
-/// Of standard error no more is kept.
+/// The maximum number of buffered bytes of standard error.
 const MAX_WORDS: usize = 2000;
 
 type Pieces = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 
-/// What was said on standard error.
+/// The beginning of standard error.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Words(Arc<Mutex<Vec<u8>>>);
 
@@ -31,13 +31,13 @@ impl Words {
         words.extend_from_slice(&data[..data.len().min(room)]);
     }
 
-    /// Printable.
+    /// Returns the text without control characters.
     pub(crate) fn text(&self) -> String {
         shown(&String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
-/// Reads what the container's first process writes to its standard output.
+/// A reader of the standard output of the container's first process.
 pub(crate) struct Reader {
     pieces: Pieces,
     rest: Bytes,

@@ -1,4 +1,4 @@
-//! The backend: checks a spec, finds the engine, the image and the agent's volume, and has sandboxes made.
+//! The backend: it validates specs, finds the engine, the image and the agent's volume, and creates sandboxes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,44 +19,43 @@ use crate::warm::ContainerWarm;
 /// The backend's name.
 pub const NAME: &str = "docker";
 
-/// Makes sandboxes that are containers of an engine.
+/// A backend whose sandboxes are containers of an engine.
 #[derive(Debug, Clone)]
 pub struct DockerBackend {
     host: Arc<Host>,
 }
 
 impl DockerBackend {
-    /// Sets the backend up; nobody is contacted before the first use.
+    /// Creates the backend. It contacts the engine on first use.
     pub fn new(config: &DockerConfig) -> Result<Self> {
         Self::with_progress(config, PullProgress::silent())
     }
 
-    /// The same, with somebody to tell of an image that is pulled for a sandbox.
+    /// Creates the backend with a callback for images that are pulled for sandboxes.
     pub fn with_progress(config: &DockerConfig, progress: PullProgress) -> Result<Self> {
         Ok(Self { host: Host::new(config.check()?, progress)? })
     }
 
-    /// The images that the engine has.
+    /// Lists the images of the engine.
     pub async fn images(&self) -> Result<Vec<Image>> {
         image::list(&self.host.engine().await?.engine).await
     }
 
-    /// Has the engine pull an image, whatever is done about missing ones otherwise; one that the policy does not name is
-    /// refused.
+    /// Pulls an image, regardless of the pull policy. Fails if the policy does not allow the image.
     pub async fn pull_image(&self, name: &str, progress: &PullProgress) -> Result<()> {
         let reference = Reference::parse(name)?;
         image::allow(&self.host.config, &reference)?;
         image::pull(&self.host.engine().await?.engine, &reference, progress).await
     }
 
-    /// Makes an image from a directory with a root file system, or from a tar of one. Links are taken as links; sockets,
-    /// fifos and devices are left out.
+    /// Imports an image from a directory with a root file system, or from a tar of one. Preserves links, and skips
+    /// sockets, fifos and devices.
     pub async fn import_image(&self, source: &Path, name: &str) -> Result<Imported> {
         let reference = Reference::parse(name)?;
         image::import(&self.host.engine().await?.engine, source, &reference).await
     }
 
-    /// How many containers the engine did not remove so far although it was told to.
+    /// Returns the number of containers that the engine has not removed so far despite a request.
     pub fn leftovers(&self) -> usize {
         self.host.leftover_count()
     }
@@ -72,8 +71,8 @@ impl Backend for DockerBackend {
         Level::Container
     }
 
-    /// A directory of the host is declared for ordinary users only: root can lend those of others, but none of its own,
-    /// because no sandbox is ever root.
+    /// Returns the capabilities. Mounting a host directory is declared for ordinary users only: root can mount
+    /// directories of other users, but not its own, because sandboxes never run as root.
     fn capabilities(&self) -> Capabilities {
         let mut all = Capabilities::from([
             Capability::MultipleExecs,
@@ -99,14 +98,15 @@ impl Backend for DockerBackend {
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let snapshot = ContainerSnapshot::of(&snapshot)
-            .ok_or_else(|| Error::invalid("restore", "this is no snapshot of the docker backend"))?;
+            .ok_or_else(|| Error::invalid("restore", "the snapshot is not from the docker backend"))?;
         Ok(Arc::new(ContainerSandbox::restore(&self.host, spec, snapshot).await?))
     }
 
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
-            return Err(Error::invalid("warm", "a sandbox is not made ahead around a directory of the host")
-                .with_remedy("make the template with a private workspace: requests with others are made on request"));
+            return Err(Error::invalid("warm", "a sandbox with a host directory cannot be prepared").with_remedy(
+                "use a template with a private workspace; sandboxes with host directories are created on request",
+            ));
         }
         Ok(Box::new(ContainerWarm::make(&self.host, spec).await?))
     }

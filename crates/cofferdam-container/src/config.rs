@@ -1,4 +1,4 @@
-//! How a [`crate::DockerBackend`] is set up. Nothing here is read from the environment, and nothing is contacted.
+//! The configuration of a [`crate::DockerBackend`]. It does not depend on the environment, and contacts no engine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use cofferdam_contract::{Error, Result};
 
 use crate::reference::{Pattern, Reference};
 
-/// The image that a sandbox has where its spec names none.
+/// The image of a sandbox whose spec has none.
 pub const DEFAULT_IMAGE: &str = "cofferdam/base:latest";
 
-/// Which engine is looked for where no address is given.
+/// The engine to look for without an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EngineName {
     /// Docker's sockets first, then Podman's.
@@ -21,7 +21,7 @@ pub enum EngineName {
 }
 
 impl EngineName {
-    /// The word used in options and messages.
+    /// Returns the name in options and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -30,26 +30,26 @@ impl EngineName {
     }
 }
 
-/// What is done about an image that the engine does not have.
+/// The action for an image that the engine does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PullPolicy {
-    /// The create fails, and says how to get it.
+    /// Fail the create, with the way to get the image as remedy.
     #[default]
     Never,
-    /// It is pulled from its registry.
+    /// Pull the image from its registry.
     Missing,
 }
 
-/// How long the engine has for its answers.
+/// The time limits for answers of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadlines {
-    /// To accept a connection and say which version it is.
+    /// The limit for accepting a connection and reporting the version.
     pub connect: Duration,
-    /// To answer a question.
+    /// The limit for a query.
     pub call: Duration,
-    /// To create, start or remove a container.
+    /// The limit for creating, starting or removing a container.
     pub change: Duration,
-    /// To say anything at all while it pulls or takes in an image.
+    /// The limit for each progress event while pulling or importing an image.
     pub stall: Duration,
 }
 
@@ -64,26 +64,26 @@ impl Default for Deadlines {
     }
 }
 
-/// How a [`crate::DockerBackend`] is set up.
+/// The configuration of a [`crate::DockerBackend`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DockerConfig {
-    /// Which engine is looked for where `host` is not given.
+    /// The engine to look for if `host` is `None`.
     pub engine: EngineName,
-    /// The engine's address: `unix:///path`, an absolute path, or `tcp://host:port` (unencrypted). A face passes
+    /// The engine's address: `unix:///path`, an absolute path, or `tcp://host:port` (unencrypted). A frontend passes
     /// `DOCKER_HOST` here.
     pub host: Option<String>,
-    /// The caller's directory for sockets. A face passes `XDG_RUNTIME_DIR` here.
+    /// The caller's directory for sockets. A frontend passes `XDG_RUNTIME_DIR` here.
     pub runtime_dir: Option<PathBuf>,
     /// The OCI runtime, by the engine's name for it. Default: the engine's own default.
     pub runtime: Option<String>,
-    /// The image that a sandbox has where its spec names none.
+    /// The image of a sandbox whose spec has none.
     pub image: String,
-    /// What is done about an image that is missing.
+    /// The action for a missing image.
     pub pull: PullPolicy,
-    /// The images that a spec may name, besides the default: `name` (any tag), `name:tag`, `name@sha256:…`, or the
-    /// beginning of a name and `*`. `None` allows every image.
+    /// The images that a spec may use in addition to the default: `name` (any tag), `name:tag`, `name@sha256:…`, or a
+    /// prefix of a name and `*`. `None` allows every image.
     pub images: Option<Vec<String>>,
-    /// How long the engine has for its answers.
+    /// The time limits for answers of the engine.
     pub deadlines: Deadlines,
 }
 
@@ -102,7 +102,7 @@ impl Default for DockerConfig {
     }
 }
 
-/// Where an engine listens.
+/// The address of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     Unix(PathBuf),
@@ -119,7 +119,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// A configuration that was looked through.
+/// A validated configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Checked {
     pub addresses: Vec<Address>,
@@ -131,7 +131,7 @@ pub(crate) struct Checked {
 }
 
 impl DockerConfig {
-    /// Looks it through, without contacting anybody.
+    /// Validates the configuration, without contacting an engine.
     pub(crate) fn check(&self) -> Result<Checked> {
         let Self { engine, host, runtime_dir, runtime, image, pull, images, deadlines } = self;
         let addresses = match host {
@@ -141,9 +141,9 @@ impl DockerConfig {
         if let Some(runtime) = runtime
             && !is_runtime_name(runtime)
         {
-            return Err(Error::invalid("configure", "this is no name of an OCI runtime")
+            return Err(Error::invalid("configure", "invalid name of an OCI runtime")
                 .with_context("runtime", runtime.escape_debug().to_string())
-                .with_remedy("name one that the engine has, such as runc or runsc: `cofferdam doctor` lists them"));
+                .with_remedy("use a runtime of the engine, such as runc or runsc: `cofferdam doctor` lists them"));
         }
         let patterns = images.as_ref().map(|all| all.iter().map(|text| Pattern::parse(text)).collect());
         Ok(Checked {
@@ -157,8 +157,8 @@ impl DockerConfig {
     }
 }
 
-/// Names that engines take: `runc`, `io.containerd.runsc.v1`, `kata-fc`. A path to a program is none: which programs
-/// make containers is for the engine's owner to say.
+/// Returns true for a runtime name such as `runc`, `io.containerd.runsc.v1` or `kata-fc`. A path to a program is
+/// invalid, because the engine's owner decides which programs create containers.
 fn is_runtime_name(text: &str) -> bool {
     (1..=128).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte))
@@ -178,19 +178,19 @@ fn sockets(engine: EngineName, runtime_dir: Option<&Path>) -> Vec<Address> {
 
 fn parse_host(text: &str) -> Result<Address> {
     let bad = |remedy: &str| {
-        Error::invalid("configure", "this is no address of a container engine")
+        Error::invalid("configure", "invalid address of a container engine")
             .with_context("host", text.escape_debug().to_string())
             .with_remedy(remedy.to_owned())
     };
     if text.contains(|c: char| c.is_control()) {
-        return Err(bad("write unix:///path/to/docker.sock or tcp://host:port"));
+        return Err(bad("use unix:///path/to/docker.sock or tcp://host:port"));
     }
     if let Some(path) = text.strip_prefix("unix://").or_else(|| text.starts_with('/').then_some(text)) {
         let path = PathBuf::from(path);
         return if path.is_absolute() {
             Ok(Address::Unix(path))
         } else {
-            Err(bad("a socket's path must be absolute: unix:///path/to/docker.sock"))
+            Err(bad("use an absolute path of a socket: unix:///path/to/docker.sock"))
         };
     }
     if let Some(place) = text.strip_prefix("tcp://").or_else(|| text.strip_prefix("http://")) {
@@ -198,12 +198,12 @@ fn parse_host(text: &str) -> Result<Address> {
         let port = place.rsplit_once(':').map(|(host, port)| (!host.is_empty(), port.parse::<u16>().is_ok()));
         return match port {
             Some((true, true)) if !place.contains(['/', '@', '?', '#', ' ']) => Ok(Address::Tcp(place.to_owned())),
-            _ => Err(bad("write tcp://host:port")),
+            _ => Err(bad("use tcp://host:port")),
         };
     }
     Err(bad(
-        "only unix:// and tcp:// are spoken here; forward a remote socket with `ssh -L local.sock:/var/run/docker.sock \
-             host` and name the local one, for what needs TLS or ssh",
+        "use unix:// or tcp://; for TLS or ssh, forward the remote socket with `ssh -L local.sock:/var/run/docker.sock \
+                     host` and use the local one",
     ))
 }
 

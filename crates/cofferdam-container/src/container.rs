@@ -31,26 +31,26 @@ use crate::host::Host;
 use crate::outside;
 use crate::stream::next;
 
-/// Time an engine has to make a container vanish that it said to remove, or that is being removed by itself.
+/// Time limit for an engine to remove a container.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
-/// Time it has to do so by itself, because the container's first process ended, before it is told.
+/// Time limit for the automatic removal after the exit of the container's first process, before an explicit removal.
 const ALONE_LIMIT: Duration = Duration::from_millis(500);
-/// How long to wait between looks at a container that vanishes.
+/// The first and the longest interval between polls of a container during its removal.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(20);
-/// Time to find out why a container ended.
+/// Time limit for finding the cause of a container's end.
 const CAUSE_LIMIT: Duration = Duration::from_millis(1500);
 /// The status of a process that was killed with SIGKILL.
 const KILLED: i64 = 137;
 
-/// Why a container ended, as far as the engine tells.
+/// The cause of a container's end, as far as the engine reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The kernel killed in it because its memory was used up.
+    /// The kernel killed processes because the memory limit was reached.
     Memory,
-    /// Process 1 ended with this status.
+    /// Process 1 exited with this status.
     Ended(i64),
-    /// It was removed, and nobody knows more.
+    /// The container was removed, and the cause is unknown.
     Removed,
     /// The engine does not answer.
     Away,
@@ -60,27 +60,27 @@ pub(crate) enum Cause {
 pub(crate) struct Attached {
     pub reader: Reader,
     pub writer: Pin<Box<dyn AsyncWrite + Send>>,
-    /// What comes on standard error.
+    /// The beginning of standard error.
     pub words: Words,
 }
 
-/// One container. Dropping it removes it.
+/// A container. Dropping it removes it.
 pub(crate) struct Container {
     pub host: Arc<Host>,
     pub engine: Engine,
     pub id: String,
     gone: AtomicBool,
-    /// Whether its processes are stopped where they stand.
+    /// True if its processes are frozen.
     paused: AtomicBool,
-    /// Its control groups, once they were found.
+    /// Its control groups, once they are found.
     groups: OnceLock<Arc<Foreign>>,
-    /// One removal at a time.
+    /// The lock for removal.
     removing: Mutex<()>,
     runtime: Handle,
 }
 
 impl Container {
-    /// Has the engine create one. Nothing runs in it yet.
+    /// Creates a container. No process runs in it yet.
     pub(crate) async fn create(
         host: &Arc<Host>,
         engine: &Engine,
@@ -103,7 +103,7 @@ impl Container {
         })
     }
 
-    /// Connects to the standard streams that its first process will have.
+    /// Connects to the standard streams of its future first process.
     pub(crate) async fn attach(&self) -> Result<Attached> {
         let options =
             AttachContainerOptionsBuilder::default().stream(true).stdin(true).stdout(true).stderr(true).build();
@@ -125,7 +125,7 @@ impl Container {
         })
     }
 
-    /// Its control groups, where they are this host's and can be seen.
+    /// Returns its control groups, if the engine is on this host and they are visible.
     pub(crate) async fn groups(&self) -> Option<Arc<Foreign>> {
         if self.groups.get().is_none()
             && let Some(found) = outside::groups(&self.engine, &self.id).await
@@ -135,19 +135,19 @@ impl Container {
         self.groups.get().cloned()
     }
 
-    /// Stops every process in it where it stands.
+    /// Freezes every process in the container.
     pub(crate) async fn pause(&self) -> Result<()> {
-        // Set even where it fails: it may have been stopped all the same.
+        // Set before the call, since the container may be paused even if the call fails.
         self.paused.store(true, Ordering::Release);
         match self.engine.change(self.engine.docker.pause_container(&self.id)).await {
             Ok(()) => Ok(()),
-            // Paused already, which Docker says by 409 and Podman by 500.
+            // Already paused, which Docker reports by 409 and Podman by 500.
             Err(failed) if self.is_paused().await == Some(true) => drop_ok(failed),
             Err(failed) => Err(self.error("pause", "pause the container", failed)),
         }
     }
 
-    /// Lets its processes go on.
+    /// Resumes its processes.
     pub(crate) async fn resume(&self) -> Result<()> {
         match self.engine.change(self.engine.docker.unpause_container(&self.id)).await {
             Ok(()) => {
@@ -155,7 +155,7 @@ impl Container {
                 Ok(())
             }
             Err(failed) if self.is_paused().await == Some(false) => drop_ok(failed),
-            Err(failed) => Err(self.error("resume", "let the container go on", failed)),
+            Err(failed) => Err(self.error("resume", "resume the container", failed)),
         }
     }
 
@@ -167,10 +167,10 @@ impl Container {
         self.engine.ask(self.engine.docker.inspect_container(&self.id, None)).await
     }
 
-    /// Changes its bounds on memory and processes, and reads them back.
+    /// Changes its limits of memory, processes and CPU, and reads them back.
     pub(crate) async fn bound(&self, limits: &Limits) -> Result<()> {
         let memory = limits.memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
-        // Only where control groups are seen inside: no kernel of its own has tasks there.
+        // One more for the agent. Called only with control groups inside, so a kernel of its own needs no tasks.
         let pids = limits.pids.map(|pids| i64::from(pids) + 1);
         let change = ContainerUpdateBody {
             memory,
@@ -182,8 +182,7 @@ impl Container {
         };
         let changed = self.engine.change(self.engine.docker.update_container(&self.id, change)).await;
         changed.map_err(|failed| self.error("claim", "change the container's limits", failed))?;
-        let read =
-            self.inspect().await.map_err(|failed| self.error("claim", "read the container's limits back", failed))?;
+        let read = self.inspect().await.map_err(|failed| self.error("claim", "read the container's limits", failed))?;
         let config = read.host_config.unwrap_or_default();
         if config.memory == memory.or(Some(0)) && config.pids_limit == pids.or(config.pids_limit) {
             return Ok(());
@@ -192,14 +191,14 @@ impl Container {
             .with_retry(Retry::MayHelp))
     }
 
-    /// Bounds what TCP and UDP buffers hold, where the engine's control groups are of version 1 and count them apart: engines
-    /// have no setting for that, so that this process writes into the container's group. Returns the bound as it reads back;
-    /// `None` where that cannot be done: the engine is elsewhere, or its groups are another user's.
+    /// Limits the memory of TCP and UDP buffers on cgroup v1, which counts them separately. Engines have no setting for
+    /// that, so this process writes to the container's control group. Returns the limit read back, or `None` if that is
+    /// impossible because the engine is on another host or its control groups belong to another user.
     pub(crate) async fn bound_sockets(&self, limits: &Limits) -> Option<u64> {
         self.groups().await?.bound_sockets(limits.memory?.as_bytes())
     }
 
-    /// Why it ended. Asked when its connection has closed; bounded.
+    /// Finds the cause of the container's end, after its connection has closed. Takes a bounded time.
     pub(crate) async fn cause(&self) -> Cause {
         let began = Instant::now();
         let mut away = false;
@@ -211,11 +210,11 @@ impl Container {
                         return Cause::Memory;
                     }
                     if state.running != Some(true) {
-                        // What killed it is noted a moment later than that it ended.
+                        // The engine records the cause a moment after the end.
                         if let Some(cause) = self.told().await {
                             return cause;
                         }
-                        // One that is being stopped has no status of its own yet.
+                        // A container that is still stopping has no exit status yet.
                         let over = matches!(state.status, Some(Status::EXITED | Status::DEAD));
                         if let Some(code) = state.exit_code.filter(|_| over) {
                             return Cause::Ended(code);
@@ -231,7 +230,8 @@ impl Container {
         if away { Cause::Away } else { Cause::Removed }
     }
 
-    /// What the engine noted of its end: that is kept for a while, also of what was removed.
+    /// Reads the recorded cause from the engine's events. The engine keeps them for a while even for removed
+    /// containers.
     async fn told(&self) -> Option<Cause> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
         let filters = std::collections::HashMap::from([("container".to_owned(), vec![self.id.clone()])]);
@@ -251,7 +251,7 @@ impl Container {
                         let code = attributes.get("exitCode").and_then(|code| code.parse().ok());
                         cause = code.map(Cause::Ended).or(cause);
                     }
-                    // That memory was the reason is told by somebody else than who tells of the end, perhaps later.
+                    // A separate component of the engine reports an OOM kill, possibly after the end.
                     Some("destroy" | "remove") if cause != Some(Cause::Ended(KILLED)) => break,
                     _ => {}
                 }
@@ -261,7 +261,7 @@ impl Container {
         cause
     }
 
-    /// Removes it; returns when it is gone, or else remembers it. Idempotent.
+    /// Removes the container and waits until it is gone. On failure, remembers it. Idempotent.
     pub(crate) async fn remove(&self) -> Result<()> {
         let _turn = self.removing.lock().await;
         if self.gone.load(Ordering::Acquire) {
@@ -271,14 +271,14 @@ impl Container {
     }
 
     async fn remove_now(&self) -> Result<()> {
-        // What is stopped would not end before the engine lets it resume, which it does when it removes it.
+        // A frozen process exits only after a resume, which the engine does during the removal.
         if !self.paused.load(Ordering::Acquire) {
             outside::overpower(&self.engine, &self.id, self.groups().await).await;
         }
         self.noted(remove(&self.engine, &self.id).await)
     }
 
-    /// The same where its first process has ended, upon which the engine removes it.
+    /// Waits for the automatic removal after the end of its first process, and else removes the container.
     pub(crate) async fn remove_ended(&self) -> Result<()> {
         let _turn = self.removing.lock().await;
         if self.gone.load(Ordering::Acquire) {
@@ -306,7 +306,7 @@ impl Container {
             self.host.doubt();
         }
         if failed.is_missing() {
-            return Error::new(ErrorKind::Closed, operation, "the container was removed by somebody else")
+            return Error::new(ErrorKind::Closed, operation, "the container was removed by another program")
                 .with_context("container", self.id.chars().take(12).collect::<String>());
         }
         self.engine.error(operation, doing, failed)
@@ -321,7 +321,8 @@ impl Drop for Container {
         let (host, engine, id) = (Arc::clone(&self.host), self.engine.clone(), std::mem::take(&mut self.id));
         let (groups, paused) = (self.groups.take(), *self.paused.get_mut());
         self.host.remember_leftover(&id);
-        // Where the runtime has ended, the closed connection ends what runs, and the next sweep finds what does not.
+        // After the end of the tokio runtime, the closed connection ends a running container, and the next sweep
+        // removes one that was not started.
         self.runtime.spawn(async move {
             if !paused {
                 outside::overpower(&engine, &id, groups).await;
@@ -344,11 +345,11 @@ fn drop_ok(failed: Failed) -> Result<()> {
     Ok(())
 }
 
-/// Removes a container and waits until the engine knows it no more.
+/// Removes a container and waits until it is gone.
 pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<()> {
     let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
     match engine.change(engine.docker.remove_container(id, Some(options))).await {
-        // Being removed already: by itself, because it ended.
+        // The automatic removal may be in progress.
         Ok(()) => {}
         Err(failed) if failed.is_missing() => return Ok(()),
         Err(failed) if failed.status() == Some(409) || failed.status() == Some(500) => {}
@@ -363,7 +364,7 @@ pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<()> {
         .with_remedy(format!("remove it by hand: `docker rm -f {id}`")))
 }
 
-/// Waits until the engine knows a container no more; false if it still does after this time.
+/// Waits until a container is gone. Returns false if it still exists after this time.
 async fn see_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
     let until = Instant::now() + limit;
     let mut pause = FIRST_LOOK;
@@ -371,7 +372,7 @@ async fn see_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
         match engine.ask(engine.docker.inspect_container(id, None)).await {
             Err(failed) if failed.is_missing() => return Ok(true),
             Err(failed) if failed.is_away() => {
-                return Err(engine.error("close", "see that the container is gone", failed));
+                return Err(engine.error("close", "check that the container is gone", failed));
             }
             _ if Instant::now() >= until => return Ok(false),
             _ => sleep(pause).await,
@@ -380,7 +381,7 @@ async fn see_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
     }
 }
 
-/// The engine does not make or start a container.
+/// Creates the error for a failed creation or start of a container.
 fn refusal(engine: &Engine, runtime: Option<&str>, failed: Failed) -> Error {
     let words = failed.message();
     let lower = words.to_ascii_lowercase();
@@ -396,16 +397,12 @@ fn refusal(engine: &Engine, runtime: Option<&str>, failed: Failed) -> Error {
         return error::no_image("create", "(by its id)", false).with_retry(Retry::MayHelp);
     }
     if lower.contains("bind source path does not exist") || lower.contains("statfs") && lower.contains("no such file") {
-        return Error::new(
-            ErrorKind::NotFound,
-            "create",
-            "the engine does not find the workspace directory on its host",
-        )
-        .with_remedy(
-            "the directory is gone, or the engine runs on another machine or in another mount namespace: use a \
+        return Error::new(ErrorKind::NotFound, "create", "the engine cannot find the workspace directory on its host")
+            .with_remedy(
+                "the directory is gone, or the engine runs on another machine or in another mount namespace: use a \
                           private workspace there",
-        );
+            );
     }
-    let doing = "make the container";
+    let doing = "create the container";
     engine.error("create", doing, failed)
 }

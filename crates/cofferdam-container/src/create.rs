@@ -1,4 +1,4 @@
-//! From a spec to what an engine is asked for: pure. Nothing here can ask for a privilege.
+//! Conversion of a spec to a request to the engine. It is pure, and cannot request a privilege.
 
 use std::collections::HashMap;
 use std::path::{Component, Path};
@@ -16,11 +16,11 @@ use crate::backend::NAME;
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
 
-/// Where the agent is inside.
+/// The directory of the agent inside.
 pub(crate) const AGENT_DIRECTORY: &str = "/.cofferdam";
-/// The agent's name there.
+/// The name of the agent in [`AGENT_DIRECTORY`].
 pub(crate) const AGENT_FILE: &str = "init";
-/// What the engine covers: its own list, and what else tells of the host.
+/// The paths that the engine masks: its own list, and further files with information about the host.
 const MASKED: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -55,34 +55,35 @@ const MASKED: &[&str] = &[
     "/sys/devices/virtual/dmi",
 ];
 const HOST_NAME: &str = "sandbox";
-/// How much larger than the disk limit a file may look. Programs that fill a directory meet ENOSPC before this limit.
+/// The bytes by which a file's length may exceed the disk limit. Programs that fill a directory get ENOSPC before this
+/// limit.
 const FILE_SIZE_SLACK: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// Options of a directory that is covered. Without a size a tmpfs would have half of the host's memory.
+/// Options of a tmpfs that hides a directory. Without a size a tmpfs could use half of the host's memory.
 const COVERED: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0555";
-/// Tasks of a runtime with a kernel of its own, besides those of its guests.
+/// Tasks of a runtime with its own kernel, in addition to those of its guests.
 const KERNEL_TASKS: i64 = 256;
-/// The share of a processor is kept over this time, in microseconds.
+/// The period of the CPU quota in microseconds.
 pub(crate) const CPU_PERIOD: i64 = 100_000;
-/// The kernel's smallest quota in such a time.
+/// The kernel's minimum quota in a period.
 const CPU_QUOTA_LEAST: i64 = 1000;
-/// Room for what every sandbox has in its directories.
+/// The minimum disk limit: room for the entries that every sandbox has in its directories.
 const LEAST_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
-/// Below it engines refuse, and nothing would start.
+/// The minimum memory limit. Engines refuse less, and no program could start.
 const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
 
-/// What is known of an image.
+/// The properties of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ImageFacts {
-    /// `sha256:…`: no name, which could mean something else by now.
+    /// The id, `sha256:…`, since a name can change its meaning.
     pub id: String,
-    /// Directories that the image wants a volume for.
+    /// The directories for which the image declares a volume.
     pub volumes: Vec<String>,
-    /// Where the image's programs are, if it says so.
+    /// The PATH of the image, if it has one.
     pub path: Option<String>,
 }
 
-/// Everything that a container is made from.
+/// The input for a container.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan<'a> {
     pub spec: &'a Spec,
@@ -92,24 +93,24 @@ pub(crate) struct Plan<'a> {
     pub runtime: Option<&'a str>,
     pub image: &'a ImageFacts,
     pub agent_volume: &'a str,
-    /// User and group of everything inside. Never root.
+    /// User and group of all processes inside. Never root.
     pub user: (u32, u32),
-    /// The directory of the host that the workspace is, looked up.
+    /// The resolved path of the mounted host directory, if the workspace is one.
     pub host_dir: Option<&'a Path>,
 }
 
-/// The bytes of each writable directory; `None` where no limit is asked for.
+/// The size in bytes of each writable directory; `None` without a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Where the workspace is the sandbox's own.
+    /// The size of a private workspace.
     pub workspace: Option<u64>,
     pub tmp: Option<u64>,
     pub shm: Option<u64>,
 }
 
 impl Room {
-    /// Gives a private workspace the whole disk limit. `/tmp` and `/dev/shm` have bounds of their own besides, and count as
-    /// memory; where the workspace is the host's, the limit is shared out among them.
+    /// Divides the disk limit. A private workspace gets all of it; `/tmp` and `/dev/shm` have further limits and count
+    /// as memory. If the workspace is a host directory, `/tmp` and `/dev/shm` share the limit.
     pub(crate) fn of(disk: Option<ByteSize>, workspace: &Workspace) -> Self {
         let Some(disk) = disk else { return Self { workspace: None, tmp: None, shm: None } };
         let pages = disk.as_bytes() / PAGE;
@@ -120,44 +121,48 @@ impl Room {
     }
 }
 
-/// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
+/// Fails if this backend does not support a field of the spec. Destructures the spec, so that a new field causes a
+/// compile error here.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
-    // Written on the container, or held against the posture.
+    // Set as labels, or compared with the posture.
     let (_, _, _, _) = (workspace, tenant, labels, allow_weaker);
-    // Compared where the directory is opened.
+    // Compared when the directory is opened.
     let _ = directories;
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    // Each can be had, or else the posture says that it is not.
+    // Supported, or reported as missing by the posture.
     let (_, _, _, _, _) = (cpu_time, wall_time, pids, processes, cpus);
     match network {
         NetworkPolicy::None => {}
         _ => {
-            let what = "the docker backend offers no network but a sandbox's own loopback";
+            let what = "the docker backend has no network except the sandbox's own loopback";
             return Err(Error::unsupported("create", what).with_remedy("use --net none"));
         }
     }
     match root {
-        // Which images may be used is the policy's to say.
+        // The policy decides which images are allowed.
         RootFs::Default | RootFs::Image { .. } => {}
         RootFs::Directory { path } => {
-            return Err(Error::unsupported("create", "the docker backend takes its root file system from an image")
+            return Err(Error::unsupported("create", "the docker backend cannot use a directory as root file system")
                 .with_context("path", path.display().to_string())
-                .with_remedy("make an image of it: `cofferdam image import DIR NAME`, and name that with --image"));
+                .with_remedy("import it with `cofferdam image import DIR NAME`, and use the image with --image"));
         }
     }
     if memory.is_some_and(|memory| memory < LEAST_MEMORY) {
         return Err(Error::invalid(
             "create",
-            format!("container engines need a memory limit of at least {LEAST_MEMORY}"),
+            format!("the memory limit is below {LEAST_MEMORY}, the minimum of container engines"),
         )
         .with_remedy("raise --memory, or use the process backend"));
     }
     if disk.is_some_and(|disk| disk < LEAST_DISK) {
-        return Err(Error::invalid("create", format!("a container needs a disk limit of at least {LEAST_DISK}"))
-            .with_remedy("raise --disk, or use the process backend"));
+        return Err(Error::invalid(
+            "create",
+            format!("the disk limit is below {LEAST_DISK}, the minimum of a container"),
+        )
+        .with_remedy("raise --disk, or use the process backend"));
     }
     let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
     if let Some(key) = own {
@@ -167,15 +172,15 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// What the engine is asked for.
+/// Returns the request to the engine.
 pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
     let (uid, gid) = plan.user;
     if uid == 0 || gid == 0 {
-        return Err(Error::new(ErrorKind::Internal, "create", "a sandbox is never made for root"));
+        return Err(Error::new(ErrorKind::Internal, "create", "a sandbox must not run as root"));
     }
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         plan.spec.parts();
-    // Looked at by `check`, resolved to an image's id, or held against the posture.
+    // Handled by `check`, resolved to an image's id, or compared with the posture.
     let (_, _, _, _) = (root, network, allow_weaker, attributes);
     let _ = directories;
     Ok(ContainerCreateBody {
@@ -185,13 +190,13 @@ pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
         attach_stdout: Some(true),
         attach_stderr: Some(true),
         open_stdin: Some(true),
-        // When the attached connection ends, so does the agent's input, and with it the agent.
+        // The end of the attached connection ends the agent's input, and with it the agent.
         stdin_once: Some(true),
         tty: Some(false),
         entrypoint: Some(vec![format!("{AGENT_DIRECTORY}/{AGENT_FILE}")]),
         cmd: Some(Vec::new()),
         working_dir: Some("/".to_owned()),
-        // An image's own would be run by the engine, next to the agent.
+        // The engine would run an image's own health check next to the agent.
         healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
         image: Some(plan.image.id.clone()),
         labels: Some(labels::of(plan.id, tenant, plan.owner, labels)),
@@ -202,7 +207,7 @@ pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
 
 fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Result<HostConfig> {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    // Kept by the supervisor and the agent, or refused.
+    // Enforced by the supervisor and the agent, or refused.
     let (_, _, _) = (cpu_time, wall_time, processes);
     let room = Room::of(*disk, workspace);
     let memory = memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
@@ -233,7 +238,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
     })
 }
 
-/// The limit on tasks: the agent is one of them, and where a kernel of its own runs in the container, that has some, too.
+/// Returns the limit on tasks. It includes the agent, or the tasks of a kernel that runs in the container.
 fn tasks(pids: u32, plan: &Plan<'_>) -> i64 {
     i64::from(pids) + if has_own_kernel(plan) { KERNEL_TASKS } else { 1 }
 }
@@ -242,33 +247,33 @@ fn has_own_kernel(plan: &Plan<'_>) -> bool {
     plan.facts.has_own_kernel(plan.runtime)
 }
 
-/// Bounds on what connections of the container's loopback hold in the kernel, as the process backend has them.
+/// Returns limits of the kernel memory of connections in the container, as in the process backend.
 fn network_settings(facts: &Facts) -> HashMap<String, String> {
     let mut settings = vec![
         ("net.ipv4.tcp_rmem", "4096 65536 131072"),
         ("net.ipv4.tcp_wmem", "4096 16384 131072"),
         ("net.ipv4.tcp_max_tw_buckets", "1024"),
     ];
-    // Older kernels hide it from an engine without root; the agent then refuses what needs a longer queue.
+    // Older kernels hide it from an engine without root. The agent then refuses longer queues.
     if !(facts.rootless || facts.remapped) || facts.kernel_is_at_least(6, 6) {
         settings.push(("net.core.somaxconn", "16"));
     }
     settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Limits of each process.
+/// Returns the limits of each process.
 fn ulimits(facts: &Facts, limits: &Limits) -> Vec<ResourcesUlimits> {
     let limit =
         |name: &str, soft, hard| ResourcesUlimits { name: Some(name.to_owned()), soft: Some(soft), hard: Some(hard) };
-    // The agent waits for as many descriptors at once as it may have execs, and more.
+    // The agent polls several descriptors for each exec.
     let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
     if let Some(disk) = limits.disk {
-        // With its holes; what is stored, the sizes of the directories bound. Memory files are files, too.
+        // Includes holes, since the sizes of the directories bound the stored bytes. Memory files count as files.
         let most = disk.max(limits.memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         all.push(limit("fsize", most, most));
     }
-    // Left alone, Podman asks for more than an engine without that right may give.
+    // By default, Podman requests more than an engine without the privilege may set.
     if facts.podman && !facts.rootless {
         all.push(limit("nproc", 16_384, 16_384));
     }
@@ -288,7 +293,7 @@ fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, room: Room) -> Result<HashMap<S
         all.insert(WORKSPACE_PATH.to_owned(), directory(plan, room.workspace, "exec,nosuid,nodev", "0700"));
     }
     if plan.facts.podman {
-        // Podman has places of its own that are writable without a limit.
+        // Hides Podman's own writable directories, which have no limit.
         let covered = ["/run", "/var/tmp"].map(|path| (path.to_owned(), COVERED.to_owned()));
         all.extend(covered);
     }
@@ -297,20 +302,20 @@ fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, room: Room) -> Result<HashMap<S
             continue;
         }
         if !is_coverable(path) {
-            return Err(Error::invalid("create", "the image wants a volume in a place that is a sandbox's own")
+            return Err(Error::invalid("create", "the image declares a volume at a path that the sandbox uses")
                 .with_context("path", path.escape_debug().to_string())
                 .with_remedy("use an image without that VOLUME"));
         }
-        // Else it would have a volume there: writable, without a limit, on the engine's disk.
+        // Otherwise the engine would create a volume: writable, without a limit, on its disk.
         all.insert(path.clone(), COVERED.to_owned());
     }
     Ok(all)
 }
 
-/// The options of one writable directory.
+/// Returns the options of a writable directory.
 fn directory(plan: &Plan<'_>, room: Option<u64>, flags: &str, mode: &str) -> String {
     let (uid, gid) = plan.user;
-    // Podman knows no owner of a tmpfs; there is one user inside.
+    // Podman cannot set the owner of a tmpfs. There is only one user inside.
     let (owner, mode) =
         if plan.facts.podman { (String::new(), "1777") } else { (format!(",uid={uid},gid={gid}"), mode) };
     match room {
@@ -322,12 +327,12 @@ fn directory(plan: &Plan<'_>, room: Option<u64>, flags: &str, mode: &str) -> Str
     }
 }
 
-/// Each file takes memory, too, however small it is.
+/// Returns the maximum number of files, since each takes memory at any size.
 pub(crate) fn most_files(bytes: u64) -> u64 {
     (bytes / PAGE).clamp(64, 1 << 20)
 }
 
-/// A plain path to a directory that is no place of ours or the kernel's.
+/// Returns true if a path is a plain absolute path outside the directories of Cofferdam and the kernel.
 fn is_coverable(path: &str) -> bool {
     let ours = [WORKSPACE_PATH, AGENT_DIRECTORY, "/tmp", "/proc", "/sys", "/dev", "/etc"];
     let plain = path.starts_with('/')
@@ -355,7 +360,7 @@ fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
         read_only: Some(workspace.access() == Access::ReadOnly),
         bind_options: Some(MountBindOptions {
             propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
-            // What is mounted below is not lent; and would stay writable where the directory is read-only.
+            // Excludes mounts below. They would stay writable even in a read-only directory.
             non_recursive: Some(true),
             ..MountBindOptions::default()
         }),

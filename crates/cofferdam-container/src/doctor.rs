@@ -1,4 +1,4 @@
-//! What a container engine on this host offers, what it lacks, and how to get it.
+//! Diagnosis of a container engine: its features, and remedies for missing ones.
 
 use cofferdam_contract::Error;
 
@@ -6,27 +6,27 @@ use crate::config::{Checked, DockerConfig};
 use crate::engine::{Engine, Facts};
 use crate::image;
 
-/// How a finding stands.
+/// The state of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FindingState {
-    /// As it should be.
+    /// The feature is complete.
     Ok,
-    /// It works, with less than the best.
+    /// The feature works, but a better configuration exists.
     Weaker,
-    /// It is missing.
+    /// The feature is missing.
     Missing,
 }
 
-/// One thing found out about the engine.
+/// A result of the diagnosis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
+    /// The feature.
     pub name: String,
-    /// How it stands.
+    /// The state of the feature.
     pub state: FindingState,
-    /// What was found.
+    /// The details.
     pub detail: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -38,7 +38,7 @@ fn failure(name: &str, error: &Error) -> Finding {
     finding(name, FindingState::Missing, error.to_string(), error.remedy())
 }
 
-/// Asks the engine about itself, within the deadline for connecting; makes no container.
+/// Inspects the engine, within the deadline for connecting. Creates no container.
 pub async fn doctor(config: &DockerConfig) -> Vec<Finding> {
     let checked = match config.check() {
         Ok(checked) => checked,
@@ -57,7 +57,7 @@ pub async fn doctor(config: &DockerConfig) -> Vec<Finding> {
     findings
 }
 
-/// Pure.
+/// Returns the findings about an engine's properties. Pure.
 fn about(facts: &Facts, address: &str) -> Vec<Finding> {
     use FindingState::{Missing, Ok, Weaker};
     let (name, version) = (facts.name(), &facts.version);
@@ -66,12 +66,12 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
     let api = finding("api", Ok, format!("{}.{}", facts.api.0, facts.api.1), None);
     let storage = finding("storage", Ok, format!("{} on Linux {}", facts.storage_driver, facts.kernel), None);
     let cgroups = match (facts.cgroup_version.as_str(), facts.pids_limit || facts.podman) {
-        ("", _) => finding("cgroups", Weaker, "the engine does not say which version", None),
+        ("", _) => finding("cgroups", Weaker, "the engine does not report the version", None),
         (_, false) => finding(
             "cgroups",
             Missing,
             "the engine cannot limit processes",
-            Some("give it the pids controller; a rootless engine needs delegated control groups"),
+            Some("enable the pids controller; a rootless engine needs delegated control groups"),
         ),
         (version, true) => finding("cgroups", Ok, format!("version {version}"), None),
     };
@@ -81,24 +81,24 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
         finding("swap", Weaker, "this kernel does not count swap", Some("boot with swapaccount=1, or without swap"))
     };
     let filter = if facts.seccomp {
-        finding("seccomp", Ok, "the engine's own list of system calls, and ours on top", None)
+        finding("seccomp", Ok, "the engine's own filter, and Cofferdam's on top", None)
     } else {
         finding(
             "seccomp",
             Weaker,
-            "the engine has no list of system calls; ours alone holds",
+            "the engine has no system call filter; only Cofferdam's applies",
             Some("use an engine with seccomp"),
         )
     };
     let root = if facts.rootless || facts.remapped {
-        finding("user namespaces", Ok, "root inside would be an ordinary user outside", None)
+        finding("user namespaces", Ok, "root inside is an ordinary user outside", None)
     } else {
         finding(
             "user namespaces",
             Weaker,
-            "ids inside are ids of the host (no sandbox is root, inside or outside)",
+            "ids inside are ids of the host (sandboxes never run as root)",
             Some(
-                "a rootless engine, or `userns-remap` in its configuration, puts a user namespace around every container",
+                "use a rootless engine, or `userns-remap` in its configuration, for a user namespace around every container",
             ),
         )
     };

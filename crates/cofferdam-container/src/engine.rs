@@ -1,4 +1,4 @@
-//! The connection to an engine: found, asked for its version and its means, and held to deadlines.
+//! The connection to an engine: discovery, version and features, and deadlines.
 
 use std::future::Future;
 use std::io;
@@ -12,36 +12,36 @@ use tokio::time::timeout;
 use crate::config::{Address, Checked, Deadlines};
 use crate::error::{self, Failed};
 
-/// The oldest version of the API that has what is asked for here: Docker 19.03.
+/// The minimum version of the API: Docker 19.03.
 const OLDEST_API: (usize, usize) = (1, 40);
-/// The version that knows control group namespaces.
+/// The version of the API that added control group namespaces.
 const CGROUP_NAMESPACES: (usize, usize) = (1, 41);
-/// Every call has a deadline of its own; bollard's must only be longer than all of them.
+/// The timeout of bollard in seconds. It must be longer than the deadlines of all calls.
 const NO_LIMIT: u64 = 24 * 3600;
 
-/// What an engine says of itself.
+/// The properties of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Facts {
     pub podman: bool,
     pub version: String,
     pub api: (usize, usize),
-    /// What it was made for: `amd64`.
+    /// The architecture, such as `amd64`.
     pub architecture: String,
     pub kernel: String,
     pub storage_driver: String,
     pub cgroup_version: String,
-    /// Sorted.
+    /// The names of the runtimes, sorted.
     pub runtimes: Vec<String>,
     pub default_runtime: String,
     pub swap_limit: bool,
     pub pids_limit: bool,
-    /// Whether it has no right of root on its host.
+    /// True if the engine is not root on its host.
     pub rootless: bool,
-    /// Whether ids inside are others outside, for every container.
+    /// True if the engine remaps the ids of all containers.
     pub remapped: bool,
-    /// Whether it has a system-call filter for containers.
+    /// True if the engine has a system call filter for containers.
     pub seccomp: bool,
-    /// Whether it shares a file system with this process, as far as its address tells.
+    /// True if the engine's address is a local socket, so that it shares a file system with this process.
     pub local: bool,
 }
 
@@ -50,24 +50,25 @@ impl Facts {
         if self.podman { "podman" } else { "docker" }
     }
 
-    /// Whether containers can have a control group namespace of their own: Podman makes none under version 1.
+    /// Returns true if containers can have their own control group namespace. Podman has none on cgroup v1.
     pub(crate) fn has_cgroup_namespaces(&self) -> bool {
         self.api >= CGROUP_NAMESPACES && !(self.podman && self.cgroup_version == "1")
     }
 
-    /// Returns true if containers of this runtime, by default the engine's own, run on a kernel that is not the engine's.
+    /// Returns true if containers of this runtime, by default the engine's own, run on a kernel that is not the
+    /// engine's.
     pub(crate) fn has_own_kernel(&self, runtime: Option<&str>) -> bool {
         let runtime = runtime.unwrap_or(&self.default_runtime);
         ["runsc", "gvisor", "kata"].iter().any(|name| runtime.contains(name))
     }
 
-    /// Returns true unless the engine's kernel is older, or says nothing of its version.
+    /// Returns true if the engine's kernel has at least this version. Returns false for an unknown version.
     pub(crate) fn kernel_is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut numbers = self.kernel.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
     }
 
-    /// Whether a container's bounds can be changed: Podman's Docker API learnt that late.
+    /// Returns true if a container's limits can be changed. Podman's Docker API has this since version 5.
     pub(crate) fn can_update(&self) -> bool {
         let major: Option<u32> = self.version.split('.').next().and_then(|major| major.parse().ok());
         !self.podman || major.is_some_and(|major| major >= 5)
@@ -84,7 +85,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Connects to the first of the addresses at which somebody listens.
+    /// Connects to the first address that accepts a connection.
     pub(crate) async fn connect(config: &Checked) -> Result<Self> {
         let mut tried = Vec::new();
         for address in &config.addresses {
@@ -99,24 +100,24 @@ impl Engine {
     async fn greet(address: Address, deadlines: Deadlines) -> Result<Self> {
         let limit = deadlines.connect;
         let docker = open(&address).map_err(|answer| failure(&address, "connect", Failed::Answered(answer)))?;
-        // Side by side, because the engine asks programs of its own for both.
+        // Concurrently, because the engine runs other programs for both.
         let (version, info) = tokio::join!(within(limit, docker.version()), within(limit, docker.info()));
-        let version = version.map_err(|failed| failure(&address, "ask for the engine's version", failed))?;
+        let version = version.map_err(|failed| failure(&address, "read the engine's version", failed))?;
         let api = version.api_version.as_deref().and_then(parse_api).ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "connect", "what answers is no container engine")
+            Error::new(ErrorKind::Unavailable, "connect", "the server at this address is not a container engine")
                 .with_retry(Retry::Never)
                 .with_context("engine", address.to_string())
-                .with_remedy("DOCKER_HOST must name the socket of Docker or Podman")
+                .with_remedy("set DOCKER_HOST to the socket of Docker or Podman")
         })?;
         if api < OLDEST_API {
             let what =
-                format!("the container engine speaks version {}.{} of the API, and 1.40 is needed", api.0, api.1);
+                format!("the container engine has API version {}.{}, but 1.40 or newer is required", api.0, api.1);
             return Err(Error::new(ErrorKind::Unavailable, "connect", what)
                 .with_retry(Retry::Never)
                 .with_context("engine", address.to_string())
                 .with_remedy("install Docker 19.03 or newer, or Podman 4 or newer"));
         }
-        let info = info.map_err(|failed| failure(&address, "ask for the engine's means", failed))?;
+        let info = info.map_err(|failed| failure(&address, "read the engine's features", failed))?;
         let mut runtimes: Vec<String> = info.runtimes.into_iter().flatten().map(|(name, _)| name).collect();
         runtimes.sort();
         let options = info.security_options.unwrap_or_default();
@@ -146,26 +147,26 @@ impl Engine {
         Ok(Self { docker, address, facts: Arc::new(facts), deadlines })
     }
 
-    /// A question, which the engine has [`Deadlines::call`] to answer.
+    /// Runs a query with the deadline [`Deadlines::call`].
     pub(crate) async fn ask<T>(&self, work: impl Future<Output = Answered<T>>) -> Result<T, Failed> {
         within(self.deadlines.call, work).await
     }
 
-    /// A change, which the engine has [`Deadlines::change`] to make.
+    /// Runs a change with the deadline [`Deadlines::change`].
     pub(crate) async fn change<T>(&self, work: impl Future<Output = Answered<T>>) -> Result<T, Failed> {
         within(self.deadlines.change, work).await
     }
 
-    /// A failed call as an error. `doing` completes "cannot …".
+    /// Converts a failed call to an error. `doing` completes "cannot …".
     pub(crate) fn error(&self, operation: &'static str, doing: &str, failed: Failed) -> Error {
         failed.into_error(operation, doing, &self.address)
     }
 
-    /// Whether the engine has this runtime; fails with what it has.
+    /// Fails if the engine does not have this runtime. The error lists its runtimes.
     pub(crate) fn check_runtime(&self, runtime: Option<&str>) -> Result<()> {
         let facts = &self.facts;
         match runtime {
-            // Podman lists the one that it uses, and finds others by their names.
+            // Podman lists only the runtime that it uses, and finds others by their names.
             Some(name) if !facts.podman && !facts.runtimes.iter().any(|known| known == name) => {
                 Err(unknown_runtime(name, facts))
             }
@@ -174,12 +175,12 @@ impl Engine {
     }
 }
 
-/// No engine knows this runtime.
+/// Creates the error for a runtime that the engine does not have.
 pub(crate) fn unknown_runtime(name: &str, facts: &Facts) -> Error {
     Error::new(ErrorKind::Unavailable, "create", format!("the container engine has no OCI runtime '{name}'"))
         .with_retry(Retry::Never)
         .with_context("runtimes", facts.runtimes.join(", "))
-        .with_remedy("name one of those, or add it to the engine's configuration (/etc/docker/daemon.json, `runtimes`)")
+        .with_remedy("use one of those, or add it to the engine's configuration (/etc/docker/daemon.json, `runtimes`)")
 }
 
 pub(crate) type Answered<T> = Result<T, bollard::errors::Error>;
@@ -203,7 +204,7 @@ fn open(address: &Address) -> Answered<Docker> {
     }
 }
 
-/// Whether somebody listens: this tells a missing socket from one that may not be opened.
+/// Tries to connect. The error distinguishes a missing socket from one without permission.
 async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
     let connecting = async {
         match address {
@@ -214,7 +215,7 @@ async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
     timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Nobody could be reached. What was closest to it says what to do.
+/// Creates the error for no reachable engine. Its remedy is that of the address closest to success.
 fn nobody(tried: &[(&Address, io::Error)]) -> Error {
     let rank = |error: &io::Error| match error.kind() {
         io::ErrorKind::NotFound => 0,
@@ -224,7 +225,7 @@ fn nobody(tried: &[(&Address, io::Error)]) -> Error {
     let reasons: Vec<(String, &str)> =
         tried.iter().map(|(address, error)| error::unreachable(address, error)).collect();
     let best = tried.iter().enumerate().max_by_key(|(place, (_, error))| (rank(error), usize::MAX - place));
-    let remedy = best.map_or("name its address with DOCKER_HOST", |(place, _)| reasons[place].1);
+    let remedy = best.map_or("set DOCKER_HOST to its address", |(place, _)| reasons[place].1);
     let what: Vec<&str> = reasons.iter().map(|(what, _)| what.as_str()).collect();
     Error::new(ErrorKind::Unavailable, "connect", format!("no container engine can be reached: {}", what.join("; ")))
         .with_remedy(remedy)

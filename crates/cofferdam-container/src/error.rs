@@ -1,4 +1,4 @@
-//! What an engine answers, as errors of the contract: what failed, why, and what to do.
+//! Conversion of an engine's answers to errors of the contract, with cause and remedy.
 
 use std::error::Error as _;
 use std::io;
@@ -11,20 +11,20 @@ use cofferdam_linux::named::UntrustedLink;
 
 use crate::config::Address;
 
-/// The longest answer of an engine that is passed on.
+/// The maximum length of an engine's answer in an error.
 const MAX_ANSWER: usize = 1000;
 
-/// A call that did not do what it should.
+/// A failed call.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// No answer in this time.
+    /// No answer within this time.
     Silent(Duration),
-    /// An answer that is no success, or no answer that could be understood.
+    /// An error, or an answer that cannot be parsed.
     Answered(Answer),
 }
 
 impl Failed {
-    /// The status that the engine answered, if it did.
+    /// Returns the status of the engine's answer, if there is one.
     pub(crate) fn status(&self) -> Option<u16> {
         match self {
             Self::Answered(Answer::DockerResponseServerError { status_code, .. }) => Some(*status_code),
@@ -32,12 +32,12 @@ impl Failed {
         }
     }
 
-    /// Whether what was asked about is not there.
+    /// Returns true if the object does not exist.
     pub(crate) fn is_missing(&self) -> bool {
         self.status() == Some(404)
     }
 
-    /// Whether nobody answers any more: the engine ended, is starting again, or hangs.
+    /// Returns true if the engine does not answer: it has ended, is restarting, or hangs.
     pub(crate) fn is_away(&self) -> bool {
         match self {
             Self::Silent(_) => true,
@@ -45,12 +45,12 @@ impl Failed {
         }
     }
 
-    /// Whether the answer has something in it that the API does not know, as Podman's state `stopped`, which lasts a moment.
+    /// Returns true if the answer has a value that the API does not define, such as Podman's brief state `stopped`.
     pub(crate) fn is_unknown(&self) -> bool {
         matches!(self, Self::Answered(Answer::JsonDataError { .. }))
     }
 
-    /// The engine's own words.
+    /// Returns the engine's message.
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Silent(limit) => format!("no answer within {} s", limit.as_secs_f64()),
@@ -60,7 +60,7 @@ impl Failed {
         }
     }
 
-    /// As an error of the contract. `doing` completes "cannot …".
+    /// Converts the failure to an error of the contract. `doing` completes "cannot …".
     pub(crate) fn into_error(self, operation: &'static str, doing: &str, address: &Address) -> Error {
         let place = address.to_string();
         let words = self.message();
@@ -69,12 +69,12 @@ impl Failed {
                 let seconds = limit.as_secs_f64();
                 let what = format!("cannot {doing}: the container engine gave no answer within {seconds} s");
                 Error::new(ErrorKind::Unavailable, operation, what)
-                    .with_remedy("look at the engine (`systemctl status docker`, its log): it hangs, or is overloaded")
+                    .with_remedy("check the engine (`systemctl status docker`, its log): it hangs or is overloaded")
             }
             Self::Answered(answer) if is_away(answer) => {
                 let what = format!("cannot {doing}: the container engine went away ({words})");
                 Error::new(ErrorKind::Unavailable, operation, what)
-                    .with_remedy("it ended or is starting again: try again when `docker version` answers")
+                    .with_remedy("try again when `docker version` answers")
             }
             Self::Answered(_) => {
                 let (kind, remedy) = judge(self.status(), &words);
@@ -89,7 +89,7 @@ impl Failed {
     }
 }
 
-/// Text from outside, in a form that can be printed.
+/// Returns untrusted text without control characters and with a bounded length.
 pub(crate) fn shown(text: &str) -> String {
     let text = text.trim();
     let end = (0..=MAX_ANSWER.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -123,7 +123,7 @@ fn is_away(answer: &Answer) -> bool {
     }
 }
 
-/// What a refusal amounts to, and what to do about it.
+/// Classifies an error of the engine. Returns its kind and remedy.
 fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
     let lower = words.to_ascii_lowercase();
     let has = |text: &str| lower.contains(text);
@@ -131,13 +131,13 @@ fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
         return (
             ErrorKind::ResourceExhausted,
             Some(
-                "the engine's disk is full: `docker system df` says by what, `docker system prune` frees some"
+                "the engine's disk is full: `docker system df` shows its usage, `docker system prune` frees space"
                     .to_owned(),
             ),
         );
     }
     if has("too many open files") || has("cannot allocate memory") || has("resource temporarily unavailable") {
-        let remedy = "the engine's host is out of memory, processes or descriptors: make fewer sandboxes at once";
+        let remedy = "the engine's host is out of memory, processes or descriptors: create fewer sandboxes at once";
         return (ErrorKind::ResourceExhausted, Some(remedy.to_owned()));
     }
     if has("cgroup") && (has("permission denied") || has("delegat") || has("rootless")) {
@@ -145,14 +145,14 @@ fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
         return (ErrorKind::Unavailable, Some(remedy.to_owned()));
     }
     if has("oci runtime") || has("failed to create task") || has("runtime create failed") {
-        let remedy = "the OCI runtime could not make the container; `cofferdam doctor` says what the engine offers";
+        let remedy = "the OCI runtime cannot create the container; `cofferdam doctor` shows the engine's features";
         return (ErrorKind::Unavailable, Some(remedy.to_owned()));
     }
     match status {
         Some(401 | 403) => (
             ErrorKind::Denied,
             Some(
-                "the engine or the registry refuses it: `docker login` and `docker pull` get a private image"
+                "the engine or the registry denied it: use `docker login` and `docker pull` for a private image"
                     .to_owned(),
             ),
         ),
@@ -163,7 +163,7 @@ fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
     }
 }
 
-/// Why nobody could be reached at an address.
+/// Returns the reason and the remedy for an unreachable address.
 pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'static str) {
     let (why, remedy) = match (address, error.kind()) {
         (Address::Unix(_), io::ErrorKind::NotFound) => (
@@ -172,21 +172,21 @@ pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'st
              another address with DOCKER_HOST",
         ),
         (_, io::ErrorKind::ConnectionRefused) => (
-            "nobody listens",
+            "no server listens",
             "the engine is not running: start it (`systemctl start docker`, `systemctl --user start podman.socket`)",
         ),
         (_, io::ErrorKind::PermissionDenied) => (
-            "this user may not open the socket",
-            "join the group `docker` (which is as good as being root), or use a rootless engine of your own: \
+            "this user cannot open the socket",
+            "join the group `docker` (which is equivalent to root), or use your own rootless engine: \
              `dockerd-rootless-setuptool.sh install` or `systemctl --user start podman.socket`",
         ),
         (_, io::ErrorKind::TimedOut) => ("no answer", "the engine hangs, or the address is wrong: look at its log"),
-        _ => ("cannot connect", "is this the address of a container engine? DOCKER_HOST names another"),
+        _ => ("cannot connect", "check that this is the address of a container engine, or set DOCKER_HOST to another"),
     };
     (format!("{address}: {why} ({error})"), remedy)
 }
 
-/// An operating-system error during `operation`.
+/// Converts an operating system error during `operation`.
 pub(crate) fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -196,7 +196,7 @@ pub(crate) fn os(operation: &'static str, what: &str, error: io::Error) -> Error
     Error::new(kind, operation, what).with_source(error)
 }
 
-/// A file or directory that a caller named cannot be opened.
+/// Creates the error for a file or directory of the caller that cannot be opened.
 pub(crate) fn named(operation: &'static str, what: &str, path: &Path, error: io::Error) -> Error {
     let failed = match UntrustedLink::of(&error) {
         Some(link) => Error::new(ErrorKind::PathEscape, operation, format!("{what}: {link}"))
@@ -210,12 +210,12 @@ pub(crate) fn named(operation: &'static str, what: &str, path: &Path, error: io:
     failed.with_context("path", path.display().to_string())
 }
 
-/// An image that the engine does not have.
+/// Creates the error for an image that the engine does not have.
 pub(crate) fn no_image(operation: &'static str, image: &str, is_default: bool) -> Error {
     let remedy = if is_default {
-        "`cofferdam image build-base` makes it; or name an image that the engine has (`cofferdam image list`)"
+        "build it with `cofferdam image build-base`, or use an image that the engine has (`cofferdam image list`)"
     } else {
-        "pull it (`--pull missing`, or `docker pull`), or make it from a directory: `cofferdam image import DIR NAME`"
+        "pull it (`--pull missing`, or `docker pull`), or import it from a directory: `cofferdam image import DIR NAME`"
     };
     Error::new(ErrorKind::NotFound, operation, "the container engine has no such image")
         .with_context("image", image.to_owned())

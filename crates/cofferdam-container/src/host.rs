@@ -1,5 +1,5 @@
-//! What all sandboxes of one backend share: the configuration, the engine once it was found, and what could not be
-//! removed yet.
+//! The state shared by all sandboxes of one backend: the configuration, the connected engine, and the containers that
+//! could not be removed yet.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,10 +17,10 @@ use crate::image::PullProgress;
 use crate::labels::Owner;
 use crate::sweep::sweep;
 
-/// Containers that are made at once. An engine makes them hardly faster side by side, and each has a deadline.
+/// The highest number of concurrent creations. More are hardly faster for an engine, and each has a deadline.
 const MADE_AT_ONCE: usize = 8;
 
-/// What all sandboxes of one backend share.
+/// The state shared by all sandboxes of one backend.
 pub(crate) struct Host {
     pub config: Checked,
     pub progress: PullProgress,
@@ -31,21 +31,20 @@ pub(crate) struct Host {
     leftovers: Lock<BTreeSet<String>>,
 }
 
-/// An engine that was found, and what was found out about it since.
+/// A connected engine and the state of its agent volume.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub engine: Engine,
-    /// Whether its volume holds the agent.
+    /// True if the volume is known to contain the agent.
     pub has_agent: AtomicBool,
-    /// Held while the volume is filled.
+    /// The lock for filling the volume.
     pub filling: Mutex<()>,
 }
 
 impl Host {
-    /// Contacts nobody.
+    /// Creates the state without contacting an engine.
     pub(crate) fn new(config: Checked, progress: PullProgress) -> Result<Arc<Self>> {
-        let owner =
-            Owner::this().map_err(|error| error::os("configure", "cannot find out about this process", error))?;
+        let owner = Owner::this().map_err(|error| error::os("configure", "cannot identify this process", error))?;
         Ok(Arc::new(Self {
             config,
             progress,
@@ -57,7 +56,7 @@ impl Host {
         }))
     }
 
-    /// The engine; looked for, and swept, at the first call, and again after it went away.
+    /// Returns the engine. Connects and sweeps at the first call, and again after the engine went away.
     pub(crate) async fn engine(&self) -> Result<Arc<Found>> {
         let mut known = self.engine.lock().await;
         if self.doubted.swap(false, Ordering::AcqRel) {
@@ -68,19 +67,19 @@ impl Host {
         }
         let engine = Engine::connect(&self.config).await?;
         engine.check_runtime(self.config.runtime.as_deref())?;
-        // What cannot be swept now is no reason to make nothing.
+        // A failed sweep does not prevent new sandboxes.
         let _ = sweep(&engine, &self.owner).await;
         let found = Arc::new(Found { engine, has_agent: AtomicBool::new(false), filling: Mutex::new(()) });
         *known = Some(Arc::clone(&found));
         Ok(found)
     }
 
-    /// Has the engine looked for again: it went away, and may come back as another.
+    /// Marks the connection as stale, so that the next call connects again. The engine may have been replaced.
     pub(crate) fn doubt(&self) {
         self.doubted.store(true, Ordering::Release);
     }
 
-    /// An id that no other sandbox has, on any engine.
+    /// Returns an id that is unique on all engines.
     pub(crate) fn new_id(&self) -> SandboxId {
         SandboxId::new(format!("cofferdam-{:016x}{:08x}", fastrand::u64(..), fastrand::u32(..)))
     }
@@ -89,22 +88,22 @@ impl Host {
         self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A container that could not be removed.
+    /// Adds a container that could not be removed.
     pub(crate) fn remember_leftover(&self, id: &str) {
         self.leftovers().insert(id.to_owned());
     }
 
-    /// A container that is gone.
+    /// Removes a container that is gone.
     pub(crate) fn forget_leftover(&self, id: &str) {
         self.leftovers().remove(id);
     }
 
-    /// How many containers could not be removed so far.
+    /// Returns the number of containers that could not be removed so far.
     pub(crate) fn leftover_count(&self) -> usize {
         self.leftovers().len()
     }
 
-    /// Tries once more to remove what could not be removed, without waiting for it.
+    /// Starts removing the containers that could not be removed before. Does not wait for it.
     pub(crate) fn retry_leftovers(self: &Arc<Self>, engine: &Engine) {
         let waiting: Vec<String> = self.leftovers().iter().cloned().collect();
         for id in waiting {

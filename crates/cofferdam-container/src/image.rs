@@ -1,7 +1,7 @@
-//! Images: which the engine has, which may be used, and how one comes there.
+//! Images of the engine: lookup, allowlist, pull and import.
 //!
-//! A container is always made from an image's id. A name is turned into an id once for each create, and what was found
-//! is held against the name: engines take a short name of hexadecimal digits for the beginning of an id.
+//! A container is always created from an image's id. Each create resolves the name to an id once, and compares the
+//! found image with the name, since engines accept a short name of hexadecimal digits as the prefix of an id.
 
 use std::fmt;
 use std::io;
@@ -28,35 +28,35 @@ use crate::reference::Reference;
 use crate::stream::{self, next};
 use crate::tree;
 
-/// More volumes than any image has.
+/// The maximum number of volumes of an image.
 const MAX_VOLUMES: usize = 64;
-/// The longest PATH that is taken over from an image.
+/// The maximum length of an image's PATH.
 const MAX_PATH: usize = 4096;
 
-/// What an engine says while it pulls an image.
+/// A progress event of an engine that pulls an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullEvent {
-    /// The layer that it is about, by the engine's short name; `None` for the image as a whole.
+    /// The layer, by the engine's short name; `None` for the image as a whole.
     pub layer: Option<String>,
-    /// What is done: `Downloading`, `Extracting`.
+    /// The current action, such as `Downloading` or `Extracting`.
     pub status: String,
-    /// Bytes done, where the engine tells.
+    /// Completed bytes, if the engine reports them.
     pub current: Option<u64>,
-    /// Bytes in all, where the engine knows.
+    /// Total bytes, if the engine reports them.
     pub total: Option<u64>,
 }
 
-/// Told what an engine says while it pulls. Called often: it must not block.
+/// A callback for the progress of pulls. It is called often, so it must not block.
 #[derive(Clone)]
 pub struct PullProgress(Arc<dyn Fn(&PullEvent) + Send + Sync>);
 
 impl PullProgress {
-    /// Calls `tell` for each event.
-    pub fn new(tell: impl Fn(&PullEvent) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
+    /// Creates a callback that calls `report` for each event.
+    pub fn new(report: impl Fn(&PullEvent) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(report))
     }
 
-    /// Tells nobody.
+    /// Creates a callback that ignores all events.
     pub fn silent() -> Self {
         Self::new(|_| {})
     }
@@ -68,33 +68,33 @@ impl fmt::Debug for PullProgress {
     }
 }
 
-/// An image that the engine has.
+/// An image of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Its id: `sha256:…`.
+    /// The id: `sha256:…`.
     pub id: String,
-    /// Its names.
+    /// The names.
     pub names: Vec<String>,
-    /// Its digests in registries: `name@sha256:…`.
+    /// The digests in registries: `name@sha256:…`.
     pub digests: Vec<String>,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Whether it was made here from files.
+    /// True if it was imported from files.
     pub imported: bool,
 }
 
-/// What [`crate::DockerBackend::import_image`] made.
+/// The result of [`crate::DockerBackend::import_image`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// The new image's id: `sha256:…`.
     pub id: String,
-    /// Files that were left out, because an image holds no sockets, fifos and devices. The first twenty.
+    /// The first twenty skipped files: an image cannot contain sockets, fifos and devices.
     pub left_out: Vec<PathBuf>,
-    /// How many were left out in all.
+    /// The number of all skipped files.
     pub left_out_in_all: usize,
 }
 
-/// Refuses an image that the policy does not name. The default image was chosen with the policy.
+/// Fails if the policy does not allow an image. The default image is always allowed.
 pub(crate) fn allow(config: &Checked, reference: &Reference) -> Result<()> {
     let Some(patterns) = &config.images else { return Ok(()) };
     if *reference == config.image || patterns.iter().any(|pattern| pattern.allows(reference)) {
@@ -102,10 +102,10 @@ pub(crate) fn allow(config: &Checked, reference: &Reference) -> Result<()> {
     }
     Err(Error::new(ErrorKind::Denied, "create", "the policy does not allow this image")
         .with_context("image", reference.to_string())
-        .with_remedy("use an image that it names, or have this one added to it"))
+        .with_remedy("use an allowed image, or add this one to the policy"))
 }
 
-/// The default image, if the engine has it. Nothing is pulled.
+/// Returns the default image, if the engine has it. Does not pull.
 pub(crate) async fn look_up(engine: &Engine, config: &Checked) -> Result<ImageFacts> {
     let reference = &config.image;
     match find(engine, reference).await? {
@@ -114,7 +114,7 @@ pub(crate) async fn look_up(engine: &Engine, config: &Checked) -> Result<ImageFa
     }
 }
 
-/// The image that a name means now; pulled, where that is allowed and the engine does not have it.
+/// Resolves a name to an image. Pulls it if the engine does not have it and the policy allows pulls.
 pub(crate) async fn resolve(
     engine: &Engine,
     config: &Checked,
@@ -164,19 +164,19 @@ fn facts(reference: &Reference, found: ImageInspect) -> Result<ImageFacts> {
             .with_context("image", reference.to_string())
             .with_remedy("use another image")
     };
-    let id = found.id.filter(|id| !id.is_empty()).ok_or_else(|| bad("the engine knows no id of this image"))?;
+    let id = found.id.filter(|id| !id.is_empty()).ok_or_else(|| bad("the engine reports no id for this image"))?;
     if found.os.as_deref().is_some_and(|os| !os.is_empty() && os != "linux") {
-        return Err(bad("this is no image of Linux programs"));
+        return Err(bad("the image is not for Linux"));
     }
     let config = found.config.unwrap_or_default();
     let volumes = config.volumes.unwrap_or_default();
     if volumes.len() > MAX_VOLUMES {
-        return Err(bad("the image wants more than 64 volumes"));
+        return Err(bad("the image declares more than 64 volumes"));
     }
     Ok(ImageFacts { id, volumes, path: config.env.and_then(|env| path_of(&env)) })
 }
 
-/// Where an image's programs are, if it says so in a way that means the same for everybody.
+/// Returns the PATH of an image, if all its entries are absolute.
 fn path_of(env: &[String]) -> Option<String> {
     let path = env.iter().find_map(|variable| variable.strip_prefix("PATH="))?;
     let plain = path.len() <= MAX_PATH
@@ -184,10 +184,10 @@ fn path_of(env: &[String]) -> Option<String> {
     plain.then(|| path.to_owned())
 }
 
-/// Has the engine pull an image.
+/// Pulls an image.
 pub(crate) async fn pull(engine: &Engine, reference: &Reference, progress: &PullProgress) -> Result<()> {
     let (name, version) = reference.to_pull().ok_or_else(|| {
-        Error::invalid("pull", "an image's id is known to no registry").with_remedy("name it by name and tag or digest")
+        Error::invalid("pull", "registries do not know image ids").with_remedy("use a name with a tag or digest")
     })?;
     let options = CreateImageOptionsBuilder::default().from_image(name).tag(version).build();
     let mut answers = Box::pin(engine.docker.create_image(Some(options), None, None));
@@ -201,8 +201,8 @@ pub(crate) async fn pull(engine: &Engine, reference: &Reference, progress: &Pull
             .with_fault(Fault::Host)
             .with_context("image", reference.to_string())
             .with_remedy(
-                "is the name right, and can the engine reach the registry? A private one wants `docker login` and `docker \
-                 pull`; without a registry, make the image from a directory: `cofferdam image import DIR NAME`",
+                "check the name, and that the engine can reach the registry; for a private one, use `docker login` and \
+                 `docker pull`; without a registry, import a directory: `cofferdam image import DIR NAME`",
             )
     })
 }
@@ -218,7 +218,7 @@ fn event(info: &CreateImageInfo) -> PullEvent {
     }
 }
 
-/// Reads an engine's answers to their end, as long as anything moves.
+/// Reads an engine's answers to their end. Fails if it stalls.
 async fn follow<S>(engine: &Engine, answers: &mut S, mut tell: impl FnMut(&CreateImageInfo)) -> Result<(), Failed>
 where
     S: Stream<Item = Result<CreateImageInfo, bollard::errors::Error>> + Unpin,
@@ -234,7 +234,7 @@ where
     }
 }
 
-/// The images that the engine has, those with names first.
+/// Lists the images of the engine, those with names first.
 pub(crate) async fn list(engine: &Engine) -> Result<Vec<Image>> {
     let options = ListImagesOptionsBuilder::default().all(false).build();
     let all = engine.ask(engine.docker.list_images(Some(options))).await;
@@ -253,37 +253,38 @@ pub(crate) async fn list(engine: &Engine) -> Result<Vec<Image>> {
     Ok(images)
 }
 
-/// Makes an image from a directory or a tar.
+/// Imports an image from a directory or a tar.
 pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> Result<Imported> {
     let (repository, tag) = name.to_make().ok_or_else(|| {
-        Error::invalid("import", "a new image needs a name, and may have a tag").with_context("image", name.to_string())
+        Error::invalid("import", "an imported image needs a name, with an optional tag")
+            .with_context("image", name.to_string())
     })?;
     let from = named::read(source)
-        .map_err(|error| error::named("import", "cannot open what the image is made from", source, error))?;
+        .map_err(|error| error::named("import", "cannot open the source of the image", source, error))?;
     let (pieces, body) = stream::channel();
     let reading = tokio::task::spawn_blocking(move || read(from, pieces));
     let moved = Arc::new(AtomicU64::new(0));
     let body = Counted { body, moved: Arc::clone(&moved) };
     let changes = format!("LABEL {}=true", labels::IMPORTED);
-    // Podman does not look at a tag of its own.
+    // Podman ignores a separate tag.
     let name_and_tag = format!("{repository}:{tag}");
     let options = CreateImageOptionsBuilder::default().from_src("-").repo(&name_and_tag).changes(vec![changes]).build();
     let answers = engine.docker.create_image(Some(options), Some(bollard::body_try_stream(body)), None);
     let taken = taken_in(engine, answers, &moved).await;
     let read = reading.await.unwrap_or_else(|_| Err(io::Error::other("the reader ended")));
-    // What could not be read is the cause of what the engine then says.
+    // A failed read of the source is the cause of the engine's error.
     let walked = match (read, &taken) {
         (Err(error), Err(_)) if error.kind() == io::ErrorKind::BrokenPipe => tree::Walked::default(),
         (Err(error), _) => {
-            return Err(error::os("import", "cannot read what the image is made from", error)
+            return Err(error::os("import", "cannot read the source of the image", error)
                 .with_context("path", source.display().to_string()));
         }
         (Ok(walked), _) => walked,
     };
-    taken.map_err(|failed| engine.error("import", "make the image", failed))?;
+    taken.map_err(|failed| engine.error("import", "import the image", failed))?;
     let made = find(engine, name).await?;
     let id = made.and_then(|made| made.id).ok_or_else(|| {
-        Error::new(ErrorKind::Unavailable, "import", "the engine took the files, but has no such image")
+        Error::new(ErrorKind::Unavailable, "import", "the engine accepted the files, but does not have the image")
     })?;
     Ok(Imported { id, left_out: walked.left_out, left_out_in_all: walked.left_out_in_all })
 }
@@ -299,7 +300,7 @@ fn read(mut source: std::fs::File, mut pieces: stream::Pieces) -> io::Result<tre
     }
 }
 
-/// Reads the engine's answers to an import, which come when it has everything: until then the bytes must move.
+/// Reads the engine's answers to an import. They come after all bytes, so until then a stall is detected by the bytes.
 async fn taken_in(
     engine: &Engine,
     answers: impl Stream<Item = Result<CreateImageInfo, bollard::errors::Error>>,
@@ -326,7 +327,7 @@ async fn taken_in(
     }
 }
 
-/// A body that says how far it was taken.
+/// A request body that counts how often the engine reads from it.
 struct Counted {
     body: stream::Body,
     moved: Arc<AtomicU64>,

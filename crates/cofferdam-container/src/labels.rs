@@ -1,7 +1,8 @@
-//! The marks on what an engine keeps for us: whose it is, so that leftovers are found and nobody else's are touched.
+//! Labels of our objects in an engine. They identify the owner, so that a sweep finds leftovers and touches no
+//! container of another program.
 //!
-//! An image can carry labels, too, and a container takes them over. So a mark counts only on a container whose name says
-//! the same: a name is given by who makes it, never by an image.
+//! An image can have labels, too, and a container inherits them. So a label counts only if it matches the container's
+//! name, which the creator sets and an image cannot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -15,44 +16,44 @@ const TENANT: &str = "dev.cofferdam.tenant";
 const OWNER_HOST: &str = "dev.cofferdam.owner.host";
 const OWNER_PROCESS: &str = "dev.cofferdam.owner.process";
 const OWNER_START: &str = "dev.cofferdam.owner.start";
-/// Before the caller's own labels, which so can never be one of ours.
+/// The prefix of the caller's labels, so that they cannot replace ours.
 const CALLERS: &str = "dev.cofferdam.label.";
-/// On the volume with the agent: the hash of what it holds.
+/// The label of the agent's volume: the hash of its contents.
 pub(crate) const AGENT: &str = "dev.cofferdam.agent";
-/// On an image that was made from files.
+/// The label of an image that was imported from files.
 pub(crate) const IMPORTED: &str = "dev.cofferdam.image.imported";
 
-/// The label that all containers of ours have.
+/// The label of all our containers.
 pub(crate) const MARK: &str = SANDBOX;
 
-/// A process, named so that no other is ever taken for it.
+/// A unique identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
-    /// The machine, since it was switched on, and the namespace in which the process is known.
+    /// The machine, its boot, and the pid namespace.
     pub host: String,
     pub process: u32,
-    /// In ticks since the machine was switched on.
+    /// The start time in ticks since boot.
     pub start: u64,
 }
 
-/// What an owner is to us.
+/// The state of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     Alive,
     Dead,
-    /// On another machine, before this one was switched on, or in another namespace: nothing can be known about it.
+    /// The owner ran on another machine, in another boot or in another namespace, so that its state is unknown.
     Foreign,
 }
 
 impl Owner {
-    /// This process.
+    /// Returns the identity of this process.
     pub(crate) fn this() -> std::io::Result<Self> {
         let process = std::process::id();
         let start = start_of(process).ok_or_else(|| std::io::Error::other("cannot read /proc/self/stat"))?;
         Ok(Self { host: host()?, process, start })
     }
 
-    /// What it is to a process on `here`.
+    /// Returns the state of the owner for a process on `here`.
     pub(crate) fn standing(&self, here: &str) -> Standing {
         if self.host != here {
             return Standing::Foreign;
@@ -60,8 +61,7 @@ impl Owner {
         let Some(pid) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return Standing::Foreign };
         match test_kill_process(pid) {
             Err(rustix::io::Errno::SRCH) => Standing::Dead,
-            // There is somebody with this number, or what is left of somebody until its parent asks how it ended. Where its
-            // life is hidden, it must be taken for the owner's.
+            // A process or zombie has this pid. If its state is not visible, it may be the owner.
             _ => match Life::of(self.process) {
                 Some(life) if life.over || life.start != self.start => Standing::Dead,
                 _ => Standing::Alive,
@@ -70,7 +70,7 @@ impl Owner {
     }
 }
 
-/// The machine since it was switched on, and the namespace of process ids that this process is in.
+/// Returns the machine, its boot, and the pid namespace of this process.
 fn host() -> std::io::Result<String> {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -82,7 +82,7 @@ fn start_of(process: u32) -> Option<u64> {
     Life::of(process).map(|life| life.start)
 }
 
-/// The labels of a sandbox's container.
+/// Returns the labels of a sandbox's container.
 pub(crate) fn of(
     id: &SandboxId,
     tenant: &TenantId,
@@ -95,7 +95,7 @@ pub(crate) fn of(
     labels
 }
 
-/// The labels of a container that helps to make others.
+/// Returns the labels of a helper container.
 pub(crate) fn of_helper(name: &str, owner: &Owner) -> HashMap<String, String> {
     HashMap::from([
         (SANDBOX.to_owned(), name.to_owned()),
@@ -105,7 +105,7 @@ pub(crate) fn of_helper(name: &str, owner: &Owner) -> HashMap<String, String> {
     ])
 }
 
-/// Whose a container is, if it is one of ours.
+/// Returns the owner of a container, if it is one of ours.
 pub(crate) fn owner_of(names: &[String], labels: &HashMap<String, String>) -> Option<Owner> {
     let sandbox = labels.get(SANDBOX)?;
     names.iter().any(|name| name.trim_start_matches('/') == sandbox).then_some(())?;
@@ -169,16 +169,16 @@ mod tests {
         child.kill().unwrap();
         let begun = std::time::Instant::now();
         while living.standing(&here) == Standing::Alive {
-            assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+            assert!(begun.elapsed().as_secs() < 60, "a killed process counts as alive");
             std::thread::yield_now();
         }
         assert_eq!(living.standing(&here), Standing::Dead);
         child.wait().unwrap();
         assert_eq!(living.standing(&here), Standing::Dead);
-        // Somebody else with the same number, later.
+        // A later process with the same pid.
         let reused = Owner { start: owner.start - 1, ..owner.clone() };
         assert_eq!(reused.standing(&here), Standing::Dead);
-        // Of another machine, or of another namespace of this one, even where the number is free here.
+        // An owner of another machine, boot or namespace, even if its pid is free here.
         let parts: Vec<&str> = here.split('/').collect();
         let others = [
             format!("{}/{}/{}", "0".repeat(32), parts[1], parts[2]),

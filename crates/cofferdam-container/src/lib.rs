@@ -5,16 +5,17 @@
 //!       '-------------- attached stdin and stdout --------------'
 //! ```
 //!
-//! The engine isolates, as strictly as its API allows. The agent inside adds our system-call filter and Landlock, measures
-//! the protections, starts programs, carries their streams, and reads and writes files. Nothing is contacted before the
-//! first use. `docs/containers.md` is the user's page, `docs/adr/0015-containers-by-an-agent.md` has the design reasons.
+//! The engine isolates, as strictly as its API allows. The agent inside adds our system call filter and Landlock,
+//! measures the protections, starts programs, carries their streams, and reads and writes files. The backend contacts
+//! the engine on first use. `docs/containers.md` is the user's page, `docs/adr/0015-containers-by-an-agent.md` has
+//! the design reasons.
 //!
 //! # Where to look
 //!
 //! - Settings of a container: `create.rs`, which is pure.
-//! - Removal of what killed supervisors left: `labels.rs` and `sweep.rs`.
+//! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
-//! - Image names and which are allowed: `reference.rs`, which is pure; pulls and imports: `image.rs`.
+//! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
 //! - The connection to the engine: `engine.rs` and `attached.rs`.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Makes sandboxes: a container, the agent in it greeted, and everything measured.
+//! Creation of sandboxes: a container whose agent has greeted and measured the isolation.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -23,14 +23,14 @@ use crate::reference::Reference;
 use crate::user::{self, Lent};
 use crate::volume::AgentVolume;
 
-/// Time an agent has to come up and build its walls, on a machine under heavy load.
+/// Time limit for an agent to start and to install its part of the isolation, on a machine under heavy load.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Time an agent has to end by itself before its container is killed.
+/// Time limit for the agent's exit before its container is killed.
 const END_ALONE: Duration = Duration::from_millis(500);
-/// How often a container is made because its agent was not what it should be: others may be filling the volume.
+/// The highest number of containers created because the agent was damaged. Another process may be filling the volume.
 const ATTEMPTS: usize = 3;
 
-/// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
+/// A pending sandbox: measured, but not yet verified against a spec. Dropping it ends it.
 pub(crate) struct Raw {
     pub id: SandboxId,
     pub container: Arc<Container>,
@@ -43,15 +43,15 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Has one made, in a task of its own: whoever goes away meanwhile leaves nothing half made.
+    /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
     pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
         create::check(spec)?;
         let (host, spec) = (Arc::clone(host), spec.clone());
         let making = tokio::spawn(async move { make(&host, &spec).await });
-        making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the making was interrupted")))
+        making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the creation was interrupted")))
     }
 
-    /// What the measurements amount to for a spec.
+    /// Returns the posture of the measurements under a spec.
     pub(crate) fn posture(&self, spec: &Spec) -> Posture {
         posture(&Measured {
             spec,
@@ -64,7 +64,7 @@ impl Raw {
         })
     }
 
-    /// Holds it against a spec: the posture, or an error and nothing left.
+    /// Verifies the posture against a spec. If it falls short, closes the sandbox and fails.
     pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
         let posture = self.posture(spec);
         if let Err(error) = posture.require(spec.allow_weaker()) {
@@ -73,7 +73,7 @@ impl Raw {
         Ok(posture)
     }
 
-    /// Has it bounded as `limits` ask. Nothing may run in it yet.
+    /// Changes the limits to `limits`. No program may run in it yet.
     pub(crate) async fn adapt(&mut self, limits: &Limits) -> Result<()> {
         self.container.bound(limits).await?;
         self.kept = kept(&self.container).await?;
@@ -84,10 +84,10 @@ impl Raw {
         Ok(())
     }
 
-    /// Ends it; nothing is left when this returns.
+    /// Ends the sandbox. Its container is gone when this returns.
     pub(crate) async fn close(&self) -> Result<()> {
-        // What ends by itself need not be killed, for which the engine starts a program. What is paused or taken over does
-        // not end by itself.
+        // Avoids a kill, for which the engine starts a program, if the agent exits on request. A paused or hijacked
+        // agent does not.
         let mut ending = pin!(self.guest.close());
         if !self.guest.is_paused() && tokio::time::timeout(END_ALONE, &mut ending).await.is_ok() {
             return self.container.remove_ended().await;
@@ -104,7 +104,7 @@ impl fmt::Debug for Raw {
 }
 
 async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Raw> {
-    // Held open until the sandbox is made.
+    // Kept open until the sandbox is created.
     let (lent, _directory) = Lent::open(spec)?.unzip();
     let found = host.engine().await?;
     let engine = &found.engine;
@@ -133,7 +133,7 @@ async fn image_of(host: &Host, engine: &Engine, spec: &Spec) -> Result<ImageFact
     image::resolve(engine, &host.config, reference, &host.progress).await
 }
 
-/// What one sandbox is made with.
+/// The input for creating one sandbox.
 struct Maker<'a> {
     host: &'a Arc<Host>,
     found: &'a Found,
@@ -144,7 +144,7 @@ struct Maker<'a> {
     volume: AgentVolume,
 }
 
-/// Why an attempt failed, and whether the agent in the volume may be to blame.
+/// The failure of an attempt. The variant tells whether a damaged agent in the volume may be the cause.
 enum Failure {
     Agent(Error),
     Other(Error),
@@ -176,7 +176,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Fills the agent's volume; only one at a time.
+    /// Fills the agent's volume. Only one task does so at a time.
     async fn fill(&self) -> Result<()> {
         let _filling = self.found.filling.lock().await;
         if self.found.has_agent.load(Ordering::Acquire) {
@@ -204,7 +204,7 @@ impl Maker<'_> {
         let container = Arc::new(Container::create(self.host, engine, id.as_str(), body).await?);
         let made = self.bring_up(id, &container).await;
         if made.is_err() {
-            // An error is told when nothing is left.
+            // Returns the error after the container is gone.
             container.remove().await?;
         }
         made
@@ -215,12 +215,12 @@ impl Maker<'_> {
         let believed = self.found.has_agent.load(Ordering::Acquire);
         let Attached { reader, writer, words } = match container.attach().await {
             Ok(attached) => attached,
-            // Podman has its runtime prepare the container here, Docker at the start.
+            // Podman prepares the container with its runtime here, Docker at the start.
             Err(error) => return Err(self.not_started(container, error, believed).await),
         };
         let ready_by = Instant::now() + self.host.config.deadlines.change + READY_LIMIT;
         let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
-        // The agent answers some time before the engine tells that it runs.
+        // The agent answers some time before the engine reports that it runs.
         let (started, early) = {
             let mut starting = pin!(container.start(self.host.config.runtime.as_deref()));
             tokio::select! {
@@ -243,7 +243,7 @@ impl Maker<'_> {
         self.found.has_agent.store(true, Ordering::Release);
         self.check_lent(&evidence)?;
         let mut kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
-        // Before anything of a guest's runs: sockets that are there already would not be counted.
+        // Before any guest runs, since existing sockets would not be counted.
         if evidence.bounds.version == 1 {
             kept.sockets = container.bound_sockets(self.spec.limits()).await;
         }
@@ -256,9 +256,9 @@ impl Maker<'_> {
         Ok(Raw { id, container, guest, evidence, kept, quotas, user: self.user, ours })
     }
 
-    /// The engine did not start the container: perhaps because it has no agent that it can execute.
+    /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
     async fn not_started(&self, container: &Container, error: Error, believed: bool) -> Failure {
-        // Another process may have filled the volume since, for which this container came too early.
+        // Another process may have filled the volume after this container was created.
         let early = !believed && error.kind() == ErrorKind::Unavailable;
         match self.volume.is_in(&self.found.engine, &container.id).await {
             Ok(whole) if early || !whole => Failure::Agent(error),
@@ -266,19 +266,17 @@ impl Maker<'_> {
         }
     }
 
-    /// The agent did not come up.
+    /// Classifies the failure of an agent that did not start.
     async fn no_guest(&self, container: &Container, error: Error, words: &str) -> Failure {
         let greeted = error.context().any(|(key, value)| key == "stage" && value != "greeting");
         let cause = container.cause().await;
         let error = match cause {
-            Cause::Memory => {
-                Error::new(ErrorKind::ResourceExhausted, "create", "the memory limit leaves no room to start")
-                    .with_remedy("raise --memory")
-            }
+            Cause::Memory => Error::new(ErrorKind::ResourceExhausted, "create", "the memory limit is too low to start")
+                .with_remedy("raise --memory"),
             Cause::Away => Error::new(ErrorKind::Unavailable, "create", "the container engine went away")
                 .with_remedy("try again when `docker version` answers"),
             Cause::Ended(_) | Cause::Removed if words.is_empty() => error,
-            Cause::Ended(_) | Cause::Removed => error.with_context("said", words.to_owned()),
+            Cause::Ended(_) | Cause::Removed => error.with_context("stderr", words.to_owned()),
         };
         if greeted || matches!(cause, Cause::Memory | Cause::Away) {
             Failure::Other(error)
@@ -287,11 +285,11 @@ impl Maker<'_> {
         }
     }
 
-    /// The engine looks the directory up by its path, and a guest may have led it elsewhere at that moment. Nothing but the
-    /// agent has run yet.
+    /// Checks that the mounted directory is the opened one. The engine resolves its path, which a guest may have
+    /// replaced meanwhile. Only the agent has run yet.
     fn check_lent(&self, evidence: &Evidence) -> Result<()> {
         let Some(lent) = &self.lent else { return Ok(()) };
-        // A runtime with a kernel of its own has numbers of its own.
+        // A runtime with its own kernel has its own device and inode numbers.
         let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.found.engine.facts.kernel;
         let same = match own_kernel {
             true => lent.is_in_place(),
@@ -302,10 +300,11 @@ impl Maker<'_> {
         }
         Err(Error::new(ErrorKind::NotFound, "create", "the workspace directory is not the one that was named any more")
             .with_context("path", lent.path.display().to_string())
-            .with_remedy("is it being moved, or does the engine see another file system than this process?"))
+            .with_remedy("check that it is not being moved, and that the engine and this process share a file system"))
     }
 
-    /// Returns true if the agent keeps quotas: on a kernel of its own, the container's memory limit bounds that kernel as well.
+    /// Returns true if the agent enforces quotas. A runtime with its own kernel needs none, since the memory limit of
+    /// the container bounds that kernel as well.
     fn has_quotas(&self) -> bool {
         !self.found.engine.facts.has_own_kernel(self.host.config.runtime.as_deref())
     }
@@ -322,7 +321,7 @@ impl Maker<'_> {
             quotas: self.has_quotas(),
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
-            // The first answer is waited for while the engine starts the container.
+            // The wait for the first answer includes the start of the container.
             patience: self.host.config.deadlines.change + READY_LIMIT,
             program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
             ..defaults
@@ -330,21 +329,21 @@ impl Maker<'_> {
     }
 }
 
-/// Has a container ended with its connection: its agent may be one that cannot, or does not, end by itself.
+/// Ends a container with its connection, because its agent may be unable or unwilling to exit.
 fn bind(guest: &Guest, container: &Arc<Container>) {
     let (closed, container) = (guest.until_closed(), Arc::downgrade(container));
     tokio::spawn(async move {
         closed.await;
         if let Some(container) = container.upgrade() {
-            // What cannot be removed is remembered, and the caller that closes the sandbox gets the error.
+            // On failure the container is remembered, and closing the sandbox returns the error.
             let _ = container.remove_ended().await;
         }
     });
 }
 
-/// Finds out why a connection ended, for those who waited for an answer.
+/// Returns a function that finds the reason for the end of a connection.
 fn reason(container: &Arc<Container>) -> Reason {
-    // Held weakly: the connection must not keep its own container.
+    // A weak reference, since the connection must not keep its own container alive.
     let container = Arc::downgrade(container);
     Box::new(move || {
         Box::pin(async move {
@@ -355,31 +354,28 @@ fn reason(container: &Arc<Container>) -> Reason {
     })
 }
 
-/// As a clause after "the sandbox ended by itself".
+/// Converts a cause to a clause after "the sandbox ended by itself".
 fn ending(cause: Cause) -> Option<Ending> {
     let ending = |why: &str, remedy: &str| {
         Some(Ending { why: why.to_owned(), remedy: Some(remedy.to_owned()), out_of_memory: cause == Cause::Memory })
     };
     match cause {
-        Cause::Memory => ending("the memory limit was passed, and the kernel ended all of it", "raise --memory"),
-        Cause::Removed => ending("its container was removed by somebody else", "make another sandbox"),
-        // The agent ends well only when it is told to, which nobody did, or when it has lost its connection.
-        Cause::Ended(0) => ending("its container was stopped by somebody else", "make another sandbox"),
-        Cause::Ended(137) => ending("its container was killed by somebody else", "make another sandbox"),
+        Cause::Memory => ending("it exceeded the memory limit, and the kernel killed it", "raise --memory"),
+        Cause::Removed => ending("its container was removed by another program", "create another sandbox"),
+        // The agent exits with 0 only on request, which this process did not send, or after losing its connection.
+        Cause::Ended(0) => ending("its container was stopped by another program", "create another sandbox"),
+        Cause::Ended(137) => ending("its container was killed by another program", "create another sandbox"),
         Cause::Ended(status) => {
-            ending(&format!("the first process of its container ended with status {status}"), "make another sandbox")
+            ending(&format!("the first process of its container exited with status {status}"), "create another sandbox")
         }
-        Cause::Away => ending(
-            "the container engine went away",
-            "it ended or is starting again: make another sandbox when `docker version` answers",
-        ),
+        Cause::Away => ending("the container engine went away", "create another sandbox when `docker version` answers"),
     }
 }
 
-/// The bounds as the engine says that it keeps them.
+/// Reads the limits back from the engine.
 async fn kept(container: &Container) -> Result<Kept> {
     let found = container.inspect().await;
-    let found = found.map_err(|failed| container.engine.error("create", "read the container's limits back", failed))?;
+    let found = found.map_err(|failed| container.engine.error("create", "read the container's limits", failed))?;
     let config = found.host_config.unwrap_or_default();
     let positive = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
     Ok(Kept {
@@ -395,16 +391,16 @@ fn our_namespaces() -> Vec<(&'static str, u64)> {
     NAMESPACES.into_iter().filter_map(|(name, _)| Some((name, inode(name)?))).collect()
 }
 
-/// The most bytes that a workspace's archive can have, where its disk has a limit.
+/// Returns the maximum length of a workspace's archive under its disk limit.
 pub(crate) fn most_archived(limits: &Limits, workspace: &Workspace) -> u64 {
-    /// Of one entry, at most: its header and long names.
+    /// The maximum length of one entry's header and long names.
     const ENTRY: u64 = 16 << 10;
     const UNLIMITED: u64 = 64 << 30;
     let room = Room::of(limits.disk, workspace).workspace;
     room.map_or(UNLIMITED, |bytes| bytes + create::most_files(bytes) * ENTRY + (1 << 20))
 }
 
-/// Whether a lent directory is in the way of something.
+/// Returns true if the workspace is a mounted host directory.
 pub(crate) fn is_lent(spec: &Spec) -> bool {
     matches!(spec.workspace(), Workspace::HostDir { .. })
 }

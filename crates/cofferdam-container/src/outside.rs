@@ -1,5 +1,5 @@
-//! What the host sees and does of a container by itself. Nothing here asks anyone inside: a guest that keeps process 1 from
-//! running changes neither what was counted nor that everything ends.
+//! Counting and killing of a container's processes by the host. Nothing here depends on the agent. A guest that keeps
+//! process 1 from running can change neither the count nor the kill.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use crate::container::Container;
 use crate::engine::{Answered, Engine};
 use crate::stream::next;
 
-/// The most that an engine gives of the processors, against others.
+/// The highest CPU weight that an engine accepts.
 const MAX_SHARES: i64 = 262_144;
 
-/// The control groups of a container that runs, where they are this host's and can be seen.
+/// Returns the control groups of a running container, if the engine is on this host and they are visible.
 pub(crate) async fn groups(engine: &Engine, id: &str) -> Option<Arc<Foreign>> {
     if !engine.facts.local {
         return None;
     }
     let found = engine.ask(engine.docker.inspect_container(id, None)).await.ok()?;
-    // What is stopped would not end when it is killed.
+    // A paused process would not exit after a kill.
     let state = found.state.filter(|state| state.paused != Some(true))?;
     let pid = state.pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1)?;
     Foreign::of(pid, found.id.as_deref()?).ok().map(Arc::new)
 }
 
-/// What counts the CPU time of a container from outside: its control groups, else the engine. `None` where neither does.
-/// `alike` says that the agent reads the same groups.
+/// Returns a counter of the container's CPU time outside of it: its control groups, else the engine. Returns `None` if
+/// neither counts. `alike` is true if the agent reads the same groups.
 pub(crate) async fn meter(container: &Container, alike: bool) -> Option<Meter> {
     let read: ReadCpu = match container.groups().await.filter(|groups| groups.stats().cpu_micros().is_some()) {
         Some(groups) => Arc::new(move || Box::pin(std::future::ready(groups.stats().cpu_micros()))),
@@ -44,7 +44,7 @@ pub(crate) async fn meter(container: &Container, alike: bool) -> Option<Meter> {
     Some(if alike { Meter::Same(read) } else { Meter::Around(read) })
 }
 
-/// CPU microseconds as the engine counts them.
+/// Returns the CPU microseconds that the engine counts.
 async fn counted(engine: &Engine, id: &str) -> Option<u64> {
     let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
     let mut stats = Box::pin(engine.docker.stats(id, Some(options)));
@@ -53,8 +53,8 @@ async fn counted(engine: &Engine, id: &str) -> Option<u64> {
     Some(answer.ok()??.cpu_stats?.cpu_usage?.total_usage? / 1000)
 }
 
-/// Ends every process of a container, whatever the first one does. Where the host's own means do not reach them, the
-/// container gets as much of the processors as the engine can give, so that what the engine kills can end.
+/// Kills every process of a container without the help of its first process. If the host cannot kill them itself, it
+/// gives the container the highest CPU weight, so that the processes that the engine kills can exit.
 pub(crate) async fn overpower(engine: &Engine, id: &str, groups: Option<Arc<Foreign>>) {
     if let Some(groups) = groups {
         let killed = tokio::task::spawn_blocking(move || groups.kill()).await;
@@ -64,7 +64,7 @@ pub(crate) async fn overpower(engine: &Engine, id: &str, groups: Option<Arc<Fore
     }
     if engine.facts.can_update() {
         let most = ContainerUpdateBody { cpu_shares: Some(MAX_SHARES), ..ContainerUpdateBody::default() };
-        // A container that is being removed already cannot be changed, and need not be.
+        // Ignores an error: a container that is already being removed cannot be changed.
         let _ = engine.ask(engine.docker.update_container(id, most)).await;
     }
 }

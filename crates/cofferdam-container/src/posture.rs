@@ -1,4 +1,4 @@
-//! From what was measured inside a container to what is said: pure, row by row.
+//! Conversion of the measurements inside a container to a posture. Pure.
 
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, WORKSPACE_PATH,
@@ -10,32 +10,32 @@ use cofferdam_linux::cgroup::socket_share;
 use crate::create::{Room, quota};
 use crate::engine::Facts;
 
-/// Where the bounds of a sandbox without control groups of its own inside are kept: around it, as the engine says.
+/// The limits around a sandbox that the engine reports, for a sandbox without control groups inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Kept {
     pub memory: Option<u64>,
     pub tasks: Option<u64>,
     pub cpu_quota: Option<i64>,
-    /// Bytes that TCP and UDP buffers may hold, where that was bounded around it.
+    /// The limit of TCP and UDP buffers in bytes, if it was set from outside.
     pub sockets: Option<u64>,
 }
 
-/// Everything that a posture is made from.
+/// The input for a posture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Measured<'a> {
     pub spec: &'a Spec,
     pub facts: &'a Facts,
     pub evidence: &'a Evidence,
-    /// The namespaces of this process, by name; empty where the engine is elsewhere.
+    /// The namespaces of this process by name; empty if the engine is on another host.
     pub ours: &'a [(&'static str, u64)],
-    /// Whom the sandbox was to run as.
+    /// The expected user and group of the sandbox.
     pub user: (u32, u32),
     pub kept: Kept,
-    /// True if the agent keeps quotas.
+    /// True if the agent enforces quotas.
     pub quotas: bool,
 }
 
-/// The posture that the measurements amount to.
+/// Returns the posture of the measurements.
 pub(crate) fn posture(measured: &Measured<'_>) -> Posture {
     Posture::new(namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured)))
 }
@@ -68,14 +68,14 @@ fn not_asked(protection: Protection, mechanism: impl Into<String>) -> PostureIte
 }
 
 impl Measured<'_> {
-    /// The release of the sandbox's kernel, if it is not the one that the engine runs on.
+    /// Returns the release of the sandbox's kernel, if it is not the engine's kernel.
     fn own_kernel(&self) -> Option<&str> {
         let inside = self.evidence.kernel.as_str();
         (!inside.is_empty() && !self.facts.kernel.is_empty() && inside != self.facts.kernel).then_some(inside)
     }
 }
 
-/// The names of namespaces that every sandbox has of its own.
+/// The names of the namespaces that every sandbox has.
 pub(crate) const NAMESPACES: [(&str, Protection); 6] = [
     ("mnt", Protection::MountNamespace),
     ("pid", Protection::PidNamespace),
@@ -95,7 +95,7 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         if protection == Protection::CgroupNamespace && !measured.facts.has_cgroup_namespaces() {
             return not_asked(
                 protection,
-                "this engine cannot make one; what is seen of control groups is the sandbox's own, read-only",
+                "this engine has no cgroup namespaces; only the sandbox's own control groups are visible, read-only",
             );
         }
         let inside = measured.evidence.namespaces.get(name).copied().unwrap_or(0);
@@ -109,15 +109,15 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
 fn user_namespace(measured: &Measured<'_>) -> PostureItem {
     let name = Protection::UserNamespace;
     if let Some(kernel) = measured.own_kernel() {
-        return row(name, true, format!("ids inside are known to a kernel of its own (Linux {kernel}) only"));
+        return row(name, true, format!("ids inside exist only in a kernel of its own (Linux {kernel})"));
     }
     match measured.evidence.uid_map.as_slice() {
-        [] => row(name, false, "the map of users could not be read"),
+        [] => row(name, false, "the user mapping could not be read"),
         map if map.iter().all(|[inside, outside, _]| inside == outside) => {
             let (uid, _) = measured.user;
             not_asked(
                 name,
-                format!("the engine remaps nobody: user {uid} inside is user {uid} of the host, and nobody is root"),
+                format!("the engine does not remap users: user {uid} inside is user {uid} of the host, and not root"),
             )
         }
         map => {
@@ -133,7 +133,7 @@ fn user_namespace(measured: &Measured<'_>) -> PostureItem {
 fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let mut sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
-    // Where a kernel does not say which are ambient: none but those that are permitted and inheritable.
+    // Without a report of the kernel, ambient capabilities are a subset of the permitted and inheritable ones.
     sets[4] = evidence.capabilities[4].unwrap_or(sets[1] & sets[2]);
     let capabilities = row(
         Protection::Capabilities,
@@ -169,13 +169,14 @@ fn root_filesystem(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let read_only = evidence.mount_of("/").is_some_and(|mount| mount.read_only);
     let worked = evidence.writes.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str());
-    // Podman leaves this directory writable for everybody. It was tried by the agent, which is under no rules; guests are.
+    // Podman leaves this directory writable for all users. The agent's trial is not subject to the Landlock rules, but
+    // guests are.
     let written: Vec<&str> =
         worked.filter(|path| !(evidence.landlock && path.starts_with("/sys/fs/cgroup/"))).collect();
     let shown: Vec<&str> =
         evidence.masked.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str()).collect();
     let sockets: Vec<&str> = evidence.sockets.iter().map(String::as_str).collect();
-    // What a kernel of its own shows is not the host's.
+    // A kernel of its own does not show information about the host.
     let shown = if measured.own_kernel().is_some() { Vec::new() } else { shown };
     let breaches: Vec<String> = [("writable", &written), ("not masked", &shown), ("sockets of the host", &sockets)]
         .into_iter()
@@ -198,14 +199,18 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let refused = evidence.workspace_writable == Some(false);
     if refused && !read_only && measured.spec.workspace().access() == Access::ReadWrite {
         return with_remedy(
-            row(Protection::Workspace, false, "asked for as writable, and guests cannot write to it"),
-            "name another OCI runtime (--backend docker:NAME), or check who owns the directory",
+            row(
+                Protection::Workspace,
+                false,
+                "guests cannot write to it, although the spec asks for a writable workspace",
+            ),
+            "use another OCI runtime (--backend docker:NAME), or check the owner of the directory",
         );
     }
     let (holds, mechanism) = match measured.spec.workspace() {
         Workspace::HostDir { access: Access::ReadOnly, .. } => (read_only, "host directory, mounted read-only"),
         Workspace::HostDir { access: Access::ReadWrite, .. } => {
-            (mount.is_some() && !read_only, "host directory, read-write, without what is mounted below")
+            (mount.is_some() && !read_only, "host directory, read-write, without mounts below")
         }
         Workspace::Private { access: Access::ReadWrite } => {
             (mount.is_some() && !read_only, "private tmpfs, read-write")
@@ -218,7 +223,7 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let item = row(Protection::Workspace, holds, mechanism);
     with_remedy(
         item,
-        "a private workspace that is read-only needs Landlock: use another runtime or kernel, or lend a directory read-only",
+        "a private workspace that is read-only needs Landlock: use another runtime or kernel, or mount a host directory read-only",
     )
 }
 
@@ -247,9 +252,9 @@ fn landlock(measured: &Measured<'_>) -> PostureItem {
         return not_asked(Protection::Landlock, format!("the sandbox's own kernel (Linux {kernel}) has none"));
     }
     let mechanism = match (abi, evidence.landlock) {
-        (0, _) => "the kernel has no Landlock, or it is switched off".to_owned(),
+        (0, _) => "the kernel has no Landlock, or it is disabled".to_owned(),
         (_, true) => format!("ABI {abi}, on top of the mounts; refused what no rule allows"),
-        (_, false) => format!("ABI {abi}, but what no rule allows could be done"),
+        (_, false) => format!("ABI {abi}, but an access without a rule succeeded"),
     };
     let item = row(Protection::Landlock, evidence.landlock, mechanism);
     with_remedy(item, "boot a kernel of 5.13 or newer with `landlock` in its lsm= list")
@@ -266,7 +271,7 @@ fn user(measured: &Measured<'_>) -> PostureItem {
         Protection::User,
         holds,
         format!(
-            "users {:?}, groups {:?}, further groups {further}; asked for {uid}:{gid}",
+            "users {:?}, groups {:?}, supplementary groups {further}; expected {uid}:{gid}",
             evidence.uids, evidence.gids
         ),
     )
@@ -309,7 +314,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     ]
 }
 
-/// The kernel rounds down to whole pages.
+/// Returns true if a limit is at most the requested one, and close to it. The kernel rounds down to whole pages.
 fn close_to(value: Option<u64>, asked: u64) -> bool {
     value.is_some_and(|value| value <= asked && asked - value < 65_536)
 }
@@ -325,26 +330,27 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
         let mechanism = format!(
-            "cgroup v{} memory limit {found} bytes, {swap}; the agent keeps quotas of file locks, netlink and listening sockets",
+            "cgroup v{} memory limit {found} bytes, {swap}; the agent enforces quotas of file locks, netlink and listening sockets",
             bounds.version
         );
         let item = row(Protection::Memory, holds && measured.quotas, mechanism);
         return if bounds.version == 1 { with_sockets(item, measured.kept.sockets, bytes) } else { item };
     }
     let holds = close_to(measured.kept.memory, bytes);
-    let around = "the engine's limit around the sandbox, and a watch inside that sums all processes and kills";
+    let around = "the engine's limit around the sandbox, and the agent sums up all processes and kills";
     let item = not_probed(row(Protection::Memory, holds, format!("{bytes} bytes: {around}")));
-    with_remedy(item, "the engine does not keep this limit: it needs control groups that it may use")
+    with_remedy(item, "the engine does not enforce this limit: give it control groups that it can use")
 }
 
-/// Version 1 counts the buffers of TCP and UDP apart, and only where they have a bound of their own.
+/// Adds the limit of TCP and UDP buffers to the row of memory. Cgroup v1 counts them separately, and only with their
+/// own limit.
 fn with_sockets(mut item: PostureItem, sockets: Option<u64>, bytes: u64) -> PostureItem {
     match sockets.filter(|sockets| *sockets <= socket_share(bytes)) {
         Some(sockets) => item.mechanism.push_str(&format!("; TCP and UDP buffers {sockets} bytes besides")),
         None if item.state == ProtectionState::Enforced => {
             item.state = ProtectionState::WeakerThanAsked;
             item.mechanism
-                .push_str("; TCP and UDP buffers are not bounded: only root may write to the engine's groups");
+                .push_str("; TCP and UDP buffers are not limited: only root can write to the engine's control groups");
             item.remedy = Some("run as root on the engine's machine, or use control groups v2".to_owned());
         }
         None => {}
@@ -357,23 +363,23 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
     let mechanism = if evidence.counts_cpu {
         format!("cgroup v{} counts CPU time, the supervisor kills at {seconds} s", evidence.bounds.version)
     } else {
-        format!("a watch inside sums all processes and kills at {seconds} s")
+        format!("the agent sums up all processes and kills at {seconds} s")
     };
     let apart = if evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
     row(Protection::CpuTime, true, format!("{mechanism}{apart}"))
 }
 
-/// Adds the limit on processes, which the agent keeps, to the row of the limit on tasks.
+/// Adds the limit on processes, which the agent enforces, to the row of the limit on tasks.
 fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> PostureItem {
     let Some(asked) = asked else { return item };
     if !quotas {
         item.state = ProtectionState::WeakerThanAsked;
-        item.mechanism.push_str("; processes are not counted apart from threads");
+        item.mechanism.push_str("; processes are not counted separately from threads");
         item.remedy =
             Some("use a runtime that shares the engine's kernel, such as runc, or ask for --pids alone".to_owned());
         return item;
     }
-    let counted = format!("at most {asked} processes, which the agent counts before each that a guest makes");
+    let counted = format!("at most {asked} processes, which the agent counts before a guest creates another one");
     if item.state == ProtectionState::NotAsked {
         return row(Protection::Processes, true, counted);
     }
@@ -391,19 +397,18 @@ fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
             holds,
             format!("cgroup v{} pids.max {found} (the agent is one of them)", bounds.version),
         );
-        return with_remedy(item, "the engine does not keep this limit: it needs the pids controller");
+        return with_remedy(item, "the engine does not enforce this limit: enable the pids controller");
     }
     let found = measured.kept.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
     PostureItem {
         protection: Protection::Processes,
         state: ProtectionState::WeakerThanAsked,
         mechanism: format!(
-            "the engine bounds the threads around the sandbox's kernel ({found}), not the processes inside"
+            "the engine limits the threads around the sandbox's kernel ({found}), not the processes inside"
         ),
         probed: false,
         remedy: Some(
-            "ask for no limit (--pids none), or use a runtime whose control groups are seen inside, such as runc"
-                .to_owned(),
+            "use no limit (--pids none), or a runtime whose control groups are visible inside, such as runc".to_owned(),
         ),
     }
 }
@@ -427,7 +432,7 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     }
     let others = writable_elsewhere(measured);
     wrong.extend(others.iter().map(String::as_str));
-    let tmpfs = format!("tmpfs with a size: {}; the engine's memory limit follows what is stored", sized.join(", "));
+    let tmpfs = format!("tmpfs with a size: {}; the engine's memory limit follows the stored bytes", sized.join(", "));
     if !wrong.is_empty() || measured.evidence.mounts.is_none() {
         return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
     }
@@ -435,24 +440,22 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
             protection: Protection::Disk,
             state: ProtectionState::WeakerThanAsked,
-            mechanism: format!("a host directory cannot be sized, and what is stored there is not limited; {tmpfs}"),
+            mechanism: format!("the size of a host directory is not limited; {tmpfs}"),
             probed: true,
             remedy: Some(
-                "for a writable host directory say --disk none (no limit is asked for), or use a private workspace, or \
-                 DIR:ro"
-                    .to_owned(),
+                "use --disk none (no limit) for a writable host directory, a private workspace, or DIR:ro".to_owned(),
             ),
         },
         _ => row(Protection::Disk, true, tmpfs),
     }
 }
 
-/// A kernel may round up to its pages.
+/// Returns true if a mount has at most this size. A kernel may round up to whole pages.
 fn is_sized(mount: &Mount, most: u64) -> bool {
     mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= most.next_multiple_of(4096))
 }
 
-/// Mounts that can be written to, but ours and those that the kernel keeps to root and to itself.
+/// Returns the writable mounts, except ours and kernel file systems that only root or the kernel can write.
 fn writable_elsewhere(measured: &Measured<'_>) -> Vec<String> {
     let own = [WORKSPACE_PATH, "/tmp", "/dev/shm"];
     let kernels = ["proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"];

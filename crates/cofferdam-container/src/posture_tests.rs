@@ -1,4 +1,4 @@
-//! What becomes of evidence: each thing that is missing, and what stands for what.
+//! Tests of the conversion of evidence to a posture.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ fn trial(path: &str) -> Trial {
     Trial { path: path.to_owned(), worked: false, errno: 30 }
 }
 
-/// What a good container shows for this spec, with a share of a processor.
+/// Returns the evidence of a good container for this spec, with a CPU limit.
 fn evidence(spec: &Spec) -> Evidence {
     let room = Room::of(spec.limits().disk, spec.workspace());
     let mounts = vec![
@@ -78,7 +78,7 @@ fn spec() -> Spec {
     Spec::builder().limits(limits).build().unwrap()
 }
 
-/// What is bounded around a container where control groups are seen inside.
+/// The limits around a container whose control groups are visible inside.
 const BOUNDED: Kept = Kept { memory: None, tasks: None, cpu_quota: None, sockets: Some(1 << 20) };
 
 fn judged(spec: &Spec, facts: &Facts, evidence: &Evidence, kept: Kept) -> Posture {
@@ -98,7 +98,7 @@ fn a_good_container_falls_short_in_nothing_and_every_row_is_there() {
     assert_eq!(posture.items().len(), Protection::ALL.len());
     let user = posture.get(Protection::UserNamespace).unwrap();
     assert_eq!(user.state, ProtectionState::NotAsked);
-    assert!(user.mechanism.contains("remaps nobody"), "{user:?}");
+    assert!(user.mechanism.contains("does not remap users"), "{user:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Names of images, and which of them may be used. Pure.
+//! Image references and the allowlist. Pure.
 //!
-//! A name is looked through before an engine sees it, because it becomes a part of a URL there; and it is brought into
-//! one form, because `python`, `docker.io/python` and `docker.io/library/python:latest` are one image.
+//! A name is validated before it is sent to an engine, because it becomes part of a URL there. It is normalized,
+//! because `python`, `docker.io/python` and `docker.io/library/python:latest` are one image.
 
 use std::fmt;
 
@@ -21,10 +21,10 @@ pub(crate) struct Reference {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Kind {
-    /// `sha256:` and 64 digits: one image of this engine.
+    /// The id of an image of this engine: `sha256:` and 64 digits.
     Id,
     Name {
-        /// With its registry.
+        /// The name with its registry.
         name: String,
         tag: Option<String>,
         digest: Option<String>,
@@ -35,19 +35,19 @@ impl Reference {
     /// Parses `name`, `name:tag`, `name@sha256:…`, or an image's id in full (`sha256:…`).
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let bad = |why: &str| {
-            Err(Error::invalid("create", format!("this is no name of an image: {why}"))
+            Err(Error::invalid("create", format!("invalid image name: {why}"))
                 .with_context("image", text.chars().take(200).collect::<String>().escape_debug().to_string())
-                .with_remedy("write name, name:tag or name@sha256:…, such as python:3.13-slim"))
+                .with_remedy("use name, name:tag or name@sha256:…, such as python:3.13-slim"))
         };
         if text.is_empty() || text.len() > LONGEST {
-            return bad("it must have 1 to 512 bytes");
+            return bad("its length must be 1 to 512 bytes");
         }
         if is_digest(text) {
             return Ok(Self { asked: text.to_owned(), kind: Kind::Id });
         }
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) if is_digest(digest) => (rest, Some(digest.to_owned())),
-            Some(_) => return bad("after '@' comes sha256: and 64 hexadecimal digits"),
+            Some(_) => return bad("'@' must be followed by sha256: and 64 hexadecimal digits"),
             None => (text, None),
         };
         let (name, tag) = match rest.rsplit_once(':') {
@@ -56,10 +56,10 @@ impl Reference {
             _ => (rest, None),
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
-            return bad("the tag has letters, digits, '_', '.' and '-', at most 128");
+            return bad("a tag consists of at most 128 letters, digits, '_', '.' and '-'");
         }
         let Some(name) = whole_name(name) else {
-            return bad("a name has lower-case letters and digits, with '.', '_', '-' between and '/' between parts");
+            return bad("a name consists of lower-case letters and digits, with '.', '_', '-' and '/' between them");
         };
         let tag = match (tag, &digest) {
             (Some(tag), _) => Some(tag.to_owned()),
@@ -69,12 +69,12 @@ impl Reference {
         Ok(Self { asked: text.to_owned(), kind: Kind::Name { name, tag, digest } })
     }
 
-    /// As the caller wrote it.
+    /// Returns the reference as the caller wrote it.
     pub(crate) fn as_str(&self) -> &str {
         &self.asked
     }
 
-    /// What a registry is asked for: the name, and the digest or tag. `None` for an id, which no registry knows.
+    /// Returns the name, and the digest or tag, for a pull. Returns `None` for an id, which registries do not know.
     pub(crate) fn to_pull(&self) -> Option<(&str, &str)> {
         match &self.kind {
             Kind::Id => None,
@@ -84,7 +84,7 @@ impl Reference {
         }
     }
 
-    /// Name and tag for an image that is made here.
+    /// Returns name and tag for an image that is created here.
     pub(crate) fn to_make(&self) -> Option<(&str, &str)> {
         match &self.kind {
             Kind::Name { name, tag: Some(tag), digest: None } => Some((name, tag)),
@@ -92,7 +92,7 @@ impl Reference {
         }
     }
 
-    /// Whether an image that an engine found is the one that was named, and not one whose id begins like the name.
+    /// Returns true if an image that an engine found is the named one, and not one whose id begins like the name.
     pub(crate) fn is(&self, id: &str, tags: &[String], digests: &[String]) -> bool {
         match &self.kind {
             Kind::Id => id == self.asked || id == &self.asked[ALGORITHM.len()..],
@@ -117,7 +117,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Podman keeps what was made on the machine under `localhost/`.
+/// Returns true if two names are equal. Podman stores images that were created on the machine under `localhost/`.
 fn same_name(found: &str, asked: &str) -> bool {
     let local = |name: &str| name.strip_prefix("localhost/").map(str::to_owned);
     let hub = |name: &str| {
@@ -160,7 +160,7 @@ fn is_registry(text: &str) -> bool {
     is_host(host) && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-/// A name with its registry, in one form.
+/// Normalizes a name, with its registry.
 fn whole_name(text: &str) -> Option<String> {
     let (registry, path) = match text.split_once('/') {
         Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (first, rest),
@@ -173,26 +173,26 @@ fn whole_name(text: &str) -> Option<String> {
     Some(format!("{registry}/{library}{path}"))
 }
 
-/// Which images may be named.
+/// A pattern of allowed images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Pattern {
-    /// Of this name, whatever the tag.
+    /// All tags of this name.
     Name(String),
-    /// This one and no other.
+    /// This reference only.
     Exact(Reference),
-    /// Every name that begins so.
+    /// All names with this prefix.
     Prefix(String),
 }
 
 impl Pattern {
-    /// Parses `name`, `name:tag`, `name@sha256:…`, an id, or the beginning of a name and `*`.
+    /// Parses `name`, `name:tag`, `name@sha256:…`, an id, or a prefix and `*`.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         if let Some(beginning) = text.strip_suffix('*') {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:".contains(&byte);
             if !beginning.bytes().all(allowed) || beginning.len() > LONGEST {
-                return Err(Error::invalid("configure", "this is no beginning of an image's name")
+                return Err(Error::invalid("configure", "invalid prefix of an image name")
                     .with_context("image", text.escape_debug().to_string())
-                    .with_remedy("write the beginning of a name and one '*', such as registry.example.org/team/*"));
+                    .with_remedy("use a prefix and one '*', such as registry.example.org/team/*"));
             }
             return Ok(Self::Prefix(whole_beginning(beginning)));
         }
@@ -203,7 +203,7 @@ impl Pattern {
         })
     }
 
-    /// Whether an image as it is asked for is meant.
+    /// Returns true if the pattern allows a reference.
     pub(crate) fn allows(&self, reference: &Reference) -> bool {
         match (self, &reference.kind) {
             (Self::Exact(allowed), _) if allowed.asked == reference.asked => true,
@@ -211,7 +211,7 @@ impl Pattern {
                 let Kind::Name { name: asked, tag: asked_tag, digest: asked_digest } = &reference.kind else {
                     return false;
                 };
-                // A digest says all: a tag beside it decides nothing.
+                // A digest identifies the image, so its tag is ignored.
                 name == asked && digest == asked_digest && (digest.is_some() || tag == asked_tag)
             }
             (Self::Name(name), Kind::Name { name: asked, .. }) => name == asked,
@@ -228,7 +228,7 @@ fn names_a_tag(text: &str) -> bool {
     text.rsplit('/').next().is_some_and(|last| last.contains(':'))
 }
 
-/// The beginning of a name in the form that [`whole_name`] gives.
+/// Normalizes a prefix like [`whole_name`].
 fn whole_beginning(text: &str) -> String {
     match text.split_once('/') {
         Some((first, rest)) if first == HUB && !rest.contains('/') && !rest.is_empty() => {
@@ -308,7 +308,7 @@ mod tests {
         assert!(named("x/y").is(id, &tags(&["localhost/x/y:latest"]), &[]), "as Podman names it");
         assert!(named("y").is(id, &tags(&["localhost/y:latest"]), &[]), "as Podman names it");
         assert!(!named("x/y").is(id, &tags(&["localhost/z/y:latest"]), &[]));
-        // An engine takes a name of hexadecimal digits for the beginning of an id, too.
+        // An engine also accepts a name of hexadecimal digits as the prefix of an id.
         assert!(!named("0123").is(id, &tags(&["python:latest"]), &[]));
         assert!(named(DIGEST).is(id, &[], &[]));
         assert!(named(DIGEST).is(&DIGEST[7..], &[], &[]), "as Podman writes it");

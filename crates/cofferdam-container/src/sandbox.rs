@@ -1,4 +1,4 @@
-//! One live container, as the contract sees it.
+//! The sandbox of the contract over one running container.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,39 +15,39 @@ use crate::make::{Raw, is_lent, most_archived};
 use crate::snapshot::{ContainerSnapshot, TakingAsync};
 use crate::stored::Follower;
 
-/// A container sandbox. Dropping it ends everything in it.
+/// A container sandbox. Dropping it ends all its processes.
 pub(crate) struct ContainerSandbox {
     spec: Spec,
     posture: Posture,
     raw: Raw,
     stored: Follower,
-    /// Whether it is paused, and what it used when it was.
+    /// The usage at the time of the pause, while the sandbox is paused.
     paused: Mutex<Option<SandboxUsage>>,
     closed: AtomicBool,
 }
 
 impl ContainerSandbox {
-    /// One that was accepted.
+    /// Creates the sandbox from a verified pending one.
     pub(crate) fn new(raw: Raw, spec: Spec, posture: Posture) -> Self {
         let stored = Follower::start(&raw.container, &raw.guest, spec.limits());
         Self { spec, posture, raw, stored, paused: Mutex::new(None), closed: AtomicBool::new(false) }
     }
 
-    /// Has one made and measured. Whatever falls short of the spec ends it again.
+    /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
     pub(crate) async fn make(host: &Arc<crate::host::Host>, spec: Spec) -> Result<Self> {
         let raw = Raw::make(host, &spec).await?;
         let posture = raw.judge(&spec).await?;
         Ok(Self::new(raw, spec, posture))
     }
 
-    /// Has one made with the files of a snapshot.
+    /// Creates a sandbox with the files of a snapshot.
     pub(crate) async fn restore(
         host: &Arc<crate::host::Host>,
         spec: Spec,
         snapshot: &ContainerSnapshot,
     ) -> Result<Self> {
         if is_lent(&spec) {
-            return Err(Error::invalid("restore", "a snapshot is not put into a directory of the host")
+            return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory")
                 .with_remedy("restore it with a private workspace"));
         }
         let made = Self::make(host, spec).await?;
@@ -65,10 +65,10 @@ impl ContainerSandbox {
     async fn take_snapshot(&self, operation: &'static str) -> Result<ContainerSnapshot> {
         self.open(operation)?;
         if is_lent(&self.spec) {
-            return Err(Error::unsupported(operation, "what is in a lent directory is the host's, and is not copied")
+            return Err(Error::unsupported(operation, "the contents of a mounted host directory are not copied")
                 .with_remedy("use a private workspace"));
         }
-        // Nobody pauses it meanwhile.
+        // Prevents a pause meanwhile.
         let paused = self.paused.lock().await;
         if paused.is_some() {
             return Err(
@@ -155,7 +155,7 @@ impl Sandbox for ContainerSandbox {
         if paused.is_some() {
             return Ok(());
         }
-        // Nothing in it changes until it goes on.
+        // The usage does not change during the pause.
         let usage = self.raw.guest.usage(self.spec.limits()).await?;
         self.raw.guest.set_paused(true);
         if let Err(error) = self.raw.container.pause().await {

@@ -1,9 +1,9 @@
-//! A workspace at rest: an uncompressed tar of one layer, as OCI images have them, and its SHA-256.
+//! Workspace snapshots: an uncompressed tar of one layer, as in OCI images, and its SHA-256.
 //!
-//! What is captured is the workspace; neither the memory of programs nor what lies in `/tmp`. While it is taken, nothing in
-//! the sandbox runs. The tar lies in a file without a name, and can be written to one that has one and read from there. A
-//! digest finds damage; it is no signature, and nothing in a file is believed: what is restored stands behind the same
-//! walls as anything else.
+//! A snapshot contains the workspace, but neither the memory of programs nor `/tmp`. All programs in the sandbox are
+//! frozen while it is taken. The tar is in a file without a name, and can be saved to a named file and loaded from
+//! there. The digest detects damage, but is not a signature. A file is untrusted: a restored workspace is inside the
+//! same isolation boundary as any other.
 
 use std::fmt;
 use std::fs::File;
@@ -24,10 +24,10 @@ use crate::error;
 use crate::stream::PIECE;
 use crate::volume::hex;
 
-/// Bytes on their way from the file to the sandbox.
+/// The size of the buffer between the file and the sandbox.
 const WAITING: usize = 4 * PIECE;
 
-/// A workspace at rest. Cheap to clone; any number of sandboxes can be made from it.
+/// A workspace snapshot. Cheap to clone; any number of sandboxes can be restored from it.
 #[derive(Clone)]
 pub struct ContainerSnapshot {
     file: Arc<File>,
@@ -36,22 +36,22 @@ pub struct ContainerSnapshot {
 }
 
 impl ContainerSnapshot {
-    /// What a snapshot of this backend holds.
+    /// Returns the payload of a snapshot of this backend.
     pub fn of(snapshot: &Snapshot) -> Option<&Self> {
         (snapshot.backend() == NAME).then(|| snapshot.payload())?
     }
 
-    /// `sha256:` and the digest of the tar, as OCI writes it.
+    /// Returns `sha256:` and the digest of the tar, as in OCI.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// The length of the tar, in bytes.
+    /// Returns the length of the tar in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Writes it to a file, which appears whole or not at all, readable by this user alone.
+    /// Saves the snapshot to a file, atomically, and readable by this user only.
     pub async fn save(&self, path: &Path) -> Result<()> {
         let (snapshot, path) = (self.clone(), path.to_owned());
         let failed = error_at(&path);
@@ -78,13 +78,13 @@ impl ContainerSnapshot {
         file.persist(path).map(drop).map_err(|error| error.error)
     }
 
-    /// Reads it from a file. With `digest`, one that has another is refused.
+    /// Loads a snapshot from a file. With `digest`, fails if the file has another one.
     pub async fn load(path: &Path, digest: Option<&str>) -> Result<Self> {
         let (from, failed) = (path.to_owned(), error_at(path));
         let loaded = tokio::task::spawn_blocking(move || {
             let mut from = named::read(&from)?;
             let mut taking = Taking::new(u64::MAX)?;
-            // A copy: the file may change later.
+            // Copied, since the file may change later.
             io::copy(&mut from, &mut taking)?;
             taking.finish()
         });
@@ -92,7 +92,7 @@ impl ContainerSnapshot {
         let loaded = loaded.map_err(|error| failed("cannot load the snapshot", error))?;
         match digest {
             Some(digest) if digest != loaded.digest => {
-                Err(Error::invalid("load", "the snapshot is damaged, or another one")
+                Err(Error::invalid("load", "the digest of the snapshot does not match")
                     .with_context("expected", digest.escape_debug().to_string())
                     .with_context("found", loaded.digest))
             }
@@ -100,7 +100,7 @@ impl ContainerSnapshot {
         }
     }
 
-    /// The tar, from its beginning.
+    /// Returns a reader of the tar from its beginning.
     pub(crate) fn reader(&self) -> impl AsyncRead + Send + Unpin + use<> {
         let (reader, mut writer) = tokio::io::duplex(WAITING);
         let file = Arc::clone(&self.file);
@@ -115,7 +115,7 @@ impl ContainerSnapshot {
                         piece
                     })
                 });
-                // Who reads less than all finds the tar cut short, and says so.
+                // After a failed read, the import reports a truncated tar.
                 let Ok(Ok(piece)) = read.await else { return };
                 if piece.is_empty() || writer.write_all(&piece).await.is_err() {
                     return;
@@ -148,7 +148,7 @@ fn error_at(path: &Path) -> impl FnOnce(&str, io::Error) -> Error + use<> {
     move |what, error| error::os("snapshot", what, error).with_context("path", path)
 }
 
-/// A tar that is being taken in, no longer than a bound: what comes is the guest's.
+/// A writer of a snapshot's tar with a maximum length, since the guest controls the contents.
 pub(crate) struct Taking {
     file: File,
     hash: Sha256,
@@ -157,7 +157,7 @@ pub(crate) struct Taking {
 }
 
 impl Taking {
-    /// A file without a name, in the directory for temporary files.
+    /// Creates a file without a name in the directory for temporary files.
     pub(crate) fn new(most: u64) -> io::Result<Self> {
         Ok(Self { file: tempfile::tempfile()?, hash: Sha256::new(), size: 0, most })
     }
@@ -186,7 +186,7 @@ impl Write for Taking {
 
 type Writing = tokio::task::JoinHandle<(Taking, io::Result<()>)>;
 
-/// The same for who writes asynchronously: pieces are written by another thread, one at a time.
+/// An asynchronous [`Taking`]. Another thread writes the chunks, one at a time.
 pub(crate) struct TakingAsync {
     idle: Option<Taking>,
     writing: Option<Writing>,
@@ -196,8 +196,8 @@ pub(crate) struct TakingAsync {
 impl TakingAsync {
     pub(crate) fn new(most: u64) -> Result<Self> {
         let taking = Taking::new(most).map_err(|error| {
-            error::os("snapshot", "cannot make a file for the snapshot", error)
-                .with_remedy("is there room in the directory for temporary files (TMPDIR)?")
+            error::os("snapshot", "cannot create a file for the snapshot", error)
+                .with_remedy("check the free space of the directory for temporary files (TMPDIR)")
         })?;
         Ok(Self { idle: Some(taking), writing: None, piece: Vec::new() })
     }
@@ -232,14 +232,14 @@ impl TakingAsync {
     }
 }
 
-/// What went wrong while a snapshot was written down.
+/// Converts a failure of writing a snapshot.
 pub(crate) fn failed(error: io::Error) -> Error {
     let (kind, fault) = match error.kind() {
         io::ErrorKind::FileTooLarge => (ErrorKind::ResourceExhausted, Fault::Guest),
         io::ErrorKind::StorageFull => (ErrorKind::ResourceExhausted, Fault::Host),
         _ => (ErrorKind::Io, Fault::Host),
     };
-    Error::new(kind, "snapshot", "cannot keep the snapshot").with_fault(fault).with_source(error)
+    Error::new(kind, "snapshot", "cannot store the snapshot").with_fault(fault).with_source(error)
 }
 
 impl AsyncWrite for TakingAsync {
@@ -261,7 +261,6 @@ impl AsyncWrite for TakingAsync {
     }
 }
 
-/// Copies a saved snapshot's bytes to whoever wants them.
 impl ContainerSnapshot {
     /// The tar as a blocking reader, for who puts it into a registry's layout.
     pub fn bytes(&self) -> impl Read + use<> {

@@ -1,7 +1,7 @@
-//! Room for stored files besides the memory limit: a container's files are pages of tmpfs mounts, which the kernel charges
-//! to its control group, so the engine's memory limit follows them.
+//! Memory for stored files in addition to the memory limit. A container's files are pages of tmpfs mounts, which the
+//! kernel charges to its control group, so the engine's memory limit follows them.
 //!
-//! What is stored is the agent's word. It is believed up to the disk limit: a container never has more than both limits
+//! The agent reports the stored bytes. The disk limit bounds the report, so a container never has more than both limits
 //! together.
 
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use tokio::task::AbortHandle;
 
 use crate::container::Container;
 
-/// Time between two readings while something runs.
+/// Interval between readings while programs run.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Readings without a process after which the next start is waited for.
+/// The number of readings without a process after which the follower waits for the next start.
 const MAX_IDLE_READINGS: u32 = 50;
-/// The largest step by which the limit is changed.
+/// The maximum step by which the limit changes.
 const MAX_STEP: u64 = 64 << 20;
 
-/// Moves the engine's limit along with what is stored, until it is dropped.
+/// A task that adapts the engine's memory limit to the stored bytes, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Follower {
     starts: Arc<Notify>,
@@ -29,7 +29,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Follows a container whose limits are these. Without a limit on memory or disk there is nothing to move.
+    /// Starts following a container with these limits. Does nothing without a limit on memory or disk.
     pub(crate) fn start(container: &Arc<Container>, guest: &Guest, limits: &Limits) -> Self {
         let starts = Arc::new(Notify::new());
         let (Some(memory), Some(disk)) = (limits.memory, limits.disk) else { return Self { starts, task: None } };
@@ -40,7 +40,7 @@ impl Follower {
         Self { starts, task: Some(task.abort_handle()) }
     }
 
-    /// Something that may store files is about to start.
+    /// Wakes the follower before an operation that may store files.
     pub(crate) fn wake(&self) {
         self.starts.notify_one();
     }
@@ -64,7 +64,7 @@ async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64)
             let wanted = wanted(memory, disk, usage.disk_bytes.unwrap_or(0));
             if wanted != bytes {
                 let limits = Limits { memory: Some(ByteSize::from_bytes(wanted)), ..limits.clone() };
-                // Where the engine cannot, files count as memory.
+                // If the engine cannot change the limit, files count as memory.
                 if container.bound(&limits).await.is_ok() {
                     bytes = wanted;
                 }
@@ -75,7 +75,7 @@ async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64)
     }
 }
 
-/// The limit for what is stored: whole steps, of which one is in advance.
+/// Returns the memory limit for the stored bytes: whole steps, one of them in advance.
 fn wanted(memory: u64, disk: u64, stored: u64) -> u64 {
     let step = (memory / 8).clamp(1 << 20, MAX_STEP);
     let files = if stored < step / 4 { 0 } else { (stored / step + 1).saturating_mul(step) };

@@ -1,4 +1,4 @@
-//! Streams of bytes between an engine and files, bounded on the way.
+//! Byte streams between an engine and files, with bounded buffers.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,23 +9,23 @@ use bytes::Bytes;
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-/// Pieces that wait between a reader and a writer.
+/// The highest number of buffered chunks.
 const WAITING: usize = 8;
-/// The largest piece that is read from a file.
+/// The maximum size of a chunk.
 pub(crate) const PIECE: usize = 64 << 10;
 
-/// The next item of a stream.
+/// Returns the next item of a stream.
 pub(crate) async fn next<S: Stream + Unpin + ?Sized>(stream: &mut S) -> Option<S::Item> {
     poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
 }
 
-/// A bounded channel whose end is a stream.
+/// Creates a bounded channel whose receiver is a stream.
 pub(crate) fn channel() -> (Pieces, Body) {
     let (sender, receiver) = mpsc::channel(WAITING);
     (Pieces { sender, piece: Vec::with_capacity(PIECE) }, Body(receiver))
 }
 
-/// What comes out of [`channel`].
+/// The receiver of [`channel`].
 #[derive(Debug)]
 pub(crate) struct Body(mpsc::Receiver<io::Result<Bytes>>);
 
@@ -37,7 +37,7 @@ impl Stream for Body {
     }
 }
 
-/// Takes what a thread of its own writes, in pieces.
+/// The sender of [`channel`], a blocking writer for a separate thread.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     sender: mpsc::Sender<io::Result<Bytes>>,
@@ -53,7 +53,7 @@ impl Pieces {
         self.sender.blocking_send(Ok(piece.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Ends the stream: with an error, the reader learns that it is not whole.
+    /// Ends the stream. An error tells the reader that the stream is incomplete.
     pub(crate) fn finish(mut self, outcome: io::Result<()>) -> io::Result<()> {
         match outcome {
             Ok(()) => self.send(),

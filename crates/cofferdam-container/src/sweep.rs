@@ -1,7 +1,7 @@
-//! Removes what a supervisor left behind that was killed: containers whose owner was of this host and is dead.
+//! Removal of the containers of killed supervisors: those whose owner ran on this host and is dead.
 //!
-//! The engine removes a container by itself once the attached connection is closed, so there is hardly ever anything to
-//! do. What is left is what was created and never started, and what an engine forgot that ended at the same time.
+//! The engine removes a container by itself once the attached connection is closed, so a sweep rarely finds any. It
+//! finds containers that were created but not started, and those of an engine that ended at the same time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::engine::Engine;
 use crate::labels::{self, Owner, Standing};
 use crate::outside;
 
-/// Time that a container has to be in a state that the API knows.
+/// Time limit for a container to reach a state that the API defines.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Removes leftovers; gives how many. What cannot be removed now is found by the next sweep.
+/// Removes leftover containers. Returns their number. The next sweep retries those that cannot be removed now.
 pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
     let mut removed = 0;
     for id in leftovers(engine, us).await? {

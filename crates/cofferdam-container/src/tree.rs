@@ -1,6 +1,6 @@
-//! A directory as an uncompressed tar, made while it is read: no file is held whole, and no link is followed.
+//! Encoding of a directory as an uncompressed tar stream. No file is buffered whole, and no link is followed.
 //!
-//! The walk itself is [`cofferdam_linux::walk`]: a change of the tree during it leads nowhere else.
+//! The walk itself is [`cofferdam_linux::walk`]: changes of the tree meanwhile cannot make it leave the directory.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -10,11 +10,11 @@ use cofferdam_linux::walk::{self, Entry};
 use rustix::fs::Stat;
 use tar::{Builder, EntryType, Header};
 
-/// What came of a walk.
+/// The result of a walk.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Walked {
     pub entries: usize,
-    /// Files that were left out: sockets, fifos and devices. The first few.
+    /// The first skipped files: sockets, fifos and devices.
     pub left_out: Vec<PathBuf>,
     pub left_out_in_all: usize,
 }
@@ -39,12 +39,12 @@ pub(crate) fn write(root: impl AsFd, into: &mut impl Write) -> io::Result<Walked
     Ok(walked)
 }
 
-/// Adds an entry; false for what a tar of files does not hold.
+/// Adds an entry. Returns false for a type that the tar does not include.
 fn append(tar: &mut Builder<impl Write>, path: &Path, stat: &Stat, entry: Entry) -> io::Result<bool> {
     match entry {
         Entry::Directory => tar.append_data(&mut header(stat, EntryType::Directory, 0), path, io::empty()),
         Entry::File(file, size) => {
-            // The length was promised: what is cut off meanwhile is zero, and what is added is left out.
+            // The header has the length: a file that shrinks meanwhile is filled with zeros, one that grows is cut.
             let whole = file.take(size).chain(io::repeat(0)).take(size);
             tar.append_data(&mut header(stat, EntryType::Regular, size), path, whole)
         }
@@ -58,7 +58,7 @@ fn header(stat: &Stat, kind: EntryType, size: u64) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_size(size);
-    // Rights of another user are of no use inside, where nothing gains any.
+    // Drops setuid and setgid, which have no effect inside.
     header.set_mode(stat.st_mode & 0o1777);
     header.set_uid(u64::from(stat.st_uid));
     header.set_gid(u64::from(stat.st_gid));

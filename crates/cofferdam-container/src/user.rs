@@ -1,4 +1,4 @@
-//! As whom a sandbox runs: never root, and nobody else's user.
+//! The user of a sandbox: never root, and never shared with another sandbox.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -10,18 +10,19 @@ use cofferdam_linux::named::Directory;
 use crate::engine::Facts;
 use crate::error;
 
-/// Users that no host has; each sandbox takes one of its own, so that what a kernel counts for a user is its own.
+/// The range of users for sandboxes, which no host uses. Each sandbox has its own, so that the kernel's counts for a
+/// user belong to one sandbox.
 const FIRST: u32 = 0x7100_0000;
 const COUNT: u32 = 0x00f0_0000;
-/// The same where an engine has 65536 ids for all its containers. Below the upper half of such a map, which process sandboxes
-/// use there.
+/// The range for an engine with 65536 ids for all containers. It lies below the upper half of such a map, which process
+/// sandboxes use.
 const FIRST_OF_FEW: u32 = 20_000;
 const COUNT_OF_FEW: u32 = 12_000;
 
-/// A directory of the host that is lent.
+/// A mounted host directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lent {
-    /// No part of it is a link.
+    /// The path, without symbolic links.
     pub path: PathBuf,
     pub device: u64,
     pub inode: u64,
@@ -29,43 +30,43 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Opens the workspace's directory, with the rights of this process. While the descriptor is open, no other directory
-    /// gets its number.
+    /// Opens the directory of the workspace, with the permissions of this process. While the descriptor is open, no
+    /// other directory gets its inode number.
     pub(crate) fn open(spec: &Spec) -> Result<Option<(Self, Directory)>> {
         let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok(None) };
         let opened = Directory::open(path)
-            .map_err(|error| error::named("create", "the workspace directory cannot be opened", path, error))?;
+            .map_err(|error| error::named("create", "cannot open the workspace directory", path, error))?;
         let (device, inode) = opened.identity();
         spec.check_directory(path, DirectoryId { device, inode })?;
         if opened.path().to_str().is_none() {
-            return Err(Error::new(ErrorKind::InvalidInput, "create", "the engine takes only paths in UTF-8")
+            return Err(Error::new(ErrorKind::InvalidInput, "create", "the path is not UTF-8, which engines require")
                 .with_context("path", path.display().to_string()));
         }
         let lent = Self { path: opened.path().to_owned(), device, inode, owner: opened.owner() };
         Ok(Some((lent, opened)))
     }
 
-    /// Whether its path leads to it still, and what the agent sees as its workspace is this directory.
+    /// Returns true if its path still leads to it, and if it is the workspace that the agent measured.
     pub(crate) fn is_seen_as(&self, device: Option<(u32, u32)>, inode: Option<u64>) -> bool {
         let numbers = (rustix::fs::major(self.device), rustix::fs::minor(self.device));
         self.is_in_place() && device == Some(numbers) && inode == Some(self.inode)
     }
 
-    /// Whether its path leads to it still.
+    /// Returns true if its path still leads to it.
     pub(crate) fn is_in_place(&self) -> bool {
         Directory::open(&self.path).is_ok_and(|now| now.identity() == (self.device, self.inode))
     }
 }
 
-/// Returns one number below `count` after the other, from a random start: sandboxes of this process share none before all were
-/// used.
+/// Returns successive numbers below `count` from a random start, so that sandboxes of this process share none until all
+/// are used.
 fn next_below(count: u32) -> u32 {
     static START: LazyLock<u32> = LazyLock::new(|| fastrand::u32(..));
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     START.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % count
 }
 
-/// User and group for a sandbox.
+/// Returns the user and group for a sandbox.
 pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32, u32)) -> Result<(u32, u32)> {
     let few = facts.rootless || facts.remapped;
     let fresh = || {
@@ -80,27 +81,27 @@ pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32,
     };
     if !facts.local {
         return refused(
-            "the engine is on another machine, where this directory is not",
+            "the engine runs on another machine, which does not have this directory",
             "use a private workspace and the file API, or an engine on this machine",
         );
     }
     if few {
-        // The directory's owner would be root inside, or nobody.
+        // The directory's owner would be root inside, or unmapped.
         return match access {
             Access::ReadOnly => Ok(fresh()),
             Access::ReadWrite => refused(
-                "an engine without root, or with remapped users, can lend a directory only read-only",
-                "lend it read-only (DIR:ro), use a private workspace and the file API, or use the process backend",
+                "a rootless engine, or one with remapped users, can mount a host directory only read-only",
+                "mount it read-only (DIR:ro), use a private workspace and the file API, or use the process backend",
             ),
         };
     }
-    // An ordinary caller lends what is its own right to use; root lends in the name of the owner.
+    // An ordinary caller mounts with its own permissions, root with those of the owner.
     let (uid, gid) = if caller.0 == 0 { lent.owner } else { caller };
     match (uid, access) {
         (0, Access::ReadOnly) => Ok(fresh()),
         (0, Access::ReadWrite) => refused(
-            "the directory belongs to root, and no sandbox is ever root",
-            "give it to an ordinary user (`chown 1000:1000 DIR`), lend it read-only (DIR:ro), or use the process backend",
+            "the directory belongs to root, and sandboxes never run as root",
+            "give it to an ordinary user (`chown 1000:1000 DIR`), mount it read-only (DIR:ro), or use the process backend",
         ),
         (uid, _) => Ok((uid, if gid == 0 { uid } else { gid })),
     }
@@ -147,8 +148,8 @@ mod tests {
     fn a_lent_directory_is_used_as_who_may_use_it() {
         let facts = Facts { local: true, ..Facts::default() };
         let write = |owner, caller| choose(&facts, Some((&lent(owner), Access::ReadWrite)), caller);
-        assert_eq!(write((7, 8), (0, 0)).unwrap(), (7, 8), "root lends in the name of the owner");
-        assert_eq!(write((7, 8), (1000, 1001)).unwrap(), (1000, 1001), "others only in their own");
+        assert_eq!(write((7, 8), (0, 0)).unwrap(), (7, 8), "root mounts as the owner");
+        assert_eq!(write((7, 8), (1000, 1001)).unwrap(), (1000, 1001), "other callers mount as themselves");
         assert_eq!(write((0, 0), (1000, 1001)).unwrap(), (1000, 1001));
         let error = write((0, 0), (0, 0)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -169,14 +170,14 @@ mod tests {
         assert!(lent.is_seen_as(device, Some(lent.inode)));
         assert!(!lent.is_seen_as(device, Some(lent.inode + 1)));
         assert!(!lent.is_seen_as(Some((0, 0)), Some(lent.inode)));
-        assert!(!lent.is_seen_as(device, None) && !lent.is_seen_as(None, Some(lent.inode)), "nothing was measured");
+        assert!(!lent.is_seen_as(device, None) && !lent.is_seen_as(None, Some(lent.inode)), "without a measurement");
         std::fs::rename(top.join("named"), top.join("aside")).unwrap();
         std::os::unix::fs::symlink("aside", top.join("named")).unwrap();
         assert!(!lent.is_seen_as(device, Some(lent.inode)), "its path has become a link");
         assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::PathEscape);
         std::fs::remove_file(top.join("named")).unwrap();
         std::fs::rename(top.join("other"), top.join("named")).unwrap();
-        assert!(!lent.is_in_place(), "its path leads to another one");
+        assert!(!lent.is_in_place(), "its path leads to another directory");
         let recorded = DirectoryId { device: lent.device, inode: lent.inode };
         let spec = spec.to_builder().directory(top.join("named"), recorded).build().unwrap();
         assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::NotFound);

@@ -1,15 +1,15 @@
-//! The volume with the agent: filled once for each engine and version of the agent, shared by all sandboxes, read-only
-//! for each.
+//! The volume with the agent: filled once for each engine and version of the agent, and shared read-only by all
+//! sandboxes.
 //!
 //! ```text
-//! missing --create--> empty --put--> filled --agent shows itself, compare--> known
-//!                                      ^                                     |
-//!                                      '-- the agent is not what it should be --'
+//! missing --create--> empty --upload--> filled --the agent sends its program, compare--> known
+//!                                         ^                                                |
+//!                                         '--------------- the agent is damaged -----------'
 //! ```
 //!
-//! A killed filler leaves less than the whole agent there; so each agent shows its own program before anything else is
-//! done, and a difference is filled over. Two that fill at once write the same bytes, but an engine takes away what is there
-//! before it writes: whoever looks meanwhile looks again.
+//! A process that is killed while filling leaves a part of the agent. So each agent first sends its own program, and
+//! the volume is filled again if it differs. Two processes that fill it at once write the same bytes. But an engine
+//! deletes the old file before it writes, so a reader may have to retry.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -32,15 +32,15 @@ use crate::error::Failed;
 use crate::labels::{self, Owner};
 use crate::stream::next;
 
-/// What a tar adds to a file, at most.
+/// The maximum size that a tar adds to a file.
 const ROOM_FOR_HEADERS: usize = 64 << 10;
-/// Everybody may read and execute it, nobody write.
+/// The mode of the agent: readable and executable for all users, writable for none.
 const MODE: u32 = 0o555;
-/// How often it is put there before the engine is said not to keep it, and what is waited longer from one time to the next.
+/// The highest number of uploads, and the increase of the interval between them.
 const FILLS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The agent as a volume of an engine.
+/// The volume of an agent.
 #[derive(Debug, Clone)]
 pub(crate) struct AgentVolume {
     program: &'static [u8],
@@ -49,7 +49,7 @@ pub(crate) struct AgentVolume {
 }
 
 impl AgentVolume {
-    /// The volume for this agent.
+    /// Creates the description of the volume for an agent.
     pub(crate) fn of(program: &'static [u8]) -> Self {
         let hash = hex(&Sha256::digest(program));
         let name = format!("cofferdam-agent-{}", &hash[..32]);
@@ -60,27 +60,27 @@ impl AgentVolume {
         &self.name
     }
 
-    /// Whether the volume is there, whatever it holds.
+    /// Returns true if the volume exists, with any contents.
     pub(crate) async fn is_there(&self, engine: &Engine) -> Result<bool> {
         match engine.ask(engine.docker.inspect_volume(&self.name)).await {
             Ok(volume) => self.check_kind(&volume).map(|()| true),
             Err(failed) if failed.is_missing() => Ok(false),
-            Err(failed) => Err(engine.error("create", "look at the volume for the agent", failed)),
+            Err(failed) => Err(engine.error("create", "inspect the volume for the agent", failed)),
         }
     }
 
-    /// Sees to it that the volume is there and holds the agent. `image` is any that the engine has.
+    /// Creates the volume if it is missing, and fills it with the agent if needed. `image` is any image of the engine.
     pub(crate) async fn ensure(&self, engine: &Engine, image: &str, us: &Owner) -> Result<()> {
         self.make(engine).await?;
         let helper = self.helper(engine, image, us).await?;
         let outcome = self.fill_if_needed(engine, &helper).await;
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-        // Should that fail, the next sweep finds it.
+        // If that fails, the next sweep removes it.
         let _ = engine.change(engine.docker.remove_container(&helper, Some(options))).await;
         outcome
     }
 
-    /// Makes the volume if there is none.
+    /// Creates the volume if it is missing.
     async fn make(&self, engine: &Engine) -> Result<()> {
         let request = VolumeCreateRequest {
             name: Some(self.name.clone()),
@@ -88,21 +88,23 @@ impl AgentVolume {
             labels: Some(HashMap::from([(labels::AGENT.to_owned(), self.hash.clone())])),
             ..VolumeCreateRequest::default()
         };
-        // Who asks for one that is there gets it.
+        // The engine returns an existing volume.
         let made = engine.change(engine.docker.create_volume(request)).await;
         if let Err(failed) = made
             && failed.status() != Some(409)
             && !(engine.facts.podman && failed.status() == Some(500))
         {
-            return Err(engine.error("create", "make the volume for the agent", failed));
+            return Err(engine.error("create", "create the volume for the agent", failed));
         }
         match self.is_there(engine).await? {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Unavailable, "create", "the volume for the agent is gone again")),
+            false => {
+                Err(Error::new(ErrorKind::Unavailable, "create", "the volume for the agent was removed meanwhile"))
+            }
         }
     }
 
-    /// Refuses a volume of this name that is none of ours: what it holds could change, or be a directory of the host.
+    /// Fails if another program created a volume of this name. Its contents could change, or be a host directory.
     fn check_kind(&self, volume: &Volume) -> Result<()> {
         let is_ours = volume.driver == "local"
             && volume.options.is_empty()
@@ -110,12 +112,16 @@ impl AgentVolume {
         if is_ours {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Conflict, "create", "somebody else made a volume with the name of ours")
-            .with_context("volume", self.name.clone())
-            .with_remedy(format!("remove it: `docker volume rm {}`", self.name)))
+        Err(Error::new(
+            ErrorKind::Conflict,
+            "create",
+            "another program created a volume with the name of the agent's volume",
+        )
+        .with_context("volume", self.name.clone())
+        .with_remedy(format!("remove it: `docker volume rm {}`", self.name)))
     }
 
-    /// A container that has the volume and is never started.
+    /// Creates a container with the volume, which is never started.
     async fn helper(&self, engine: &Engine, image: &str, us: &Owner) -> Result<String> {
         let name = format!("cofferdam-filler-{:016x}", fastrand::u64(..));
         let body = ContainerCreateBody {
@@ -147,22 +153,26 @@ impl AgentVolume {
             return Ok(());
         }
         for attempt in 0..FILLS {
-            // Whoever fills it at the same time takes away for a moment what was put there.
+            // Another process that fills it at the same time may delete the file for a moment.
             tokio::time::sleep(PAUSE * attempt).await;
             let options = UploadToContainerOptionsBuilder::default().path(AGENT_DIRECTORY).build();
             let body = bollard::body_full(self.tar()?);
             let put = engine.change(engine.docker.upload_to_container(helper, Some(options), body)).await;
-            put.map_err(|failed| engine.error("create", "put the agent into its volume", failed))?;
+            put.map_err(|failed| engine.error("create", "upload the agent to its volume", failed))?;
             if self.is_in(engine, helper).await? {
                 return Ok(());
             }
         }
-        Err(Error::new(ErrorKind::Unavailable, "create", "the engine does not keep the agent as it was given")
-            .with_context("volume", self.name.clone())
-            .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name)))
+        Err(Error::new(
+            ErrorKind::Unavailable,
+            "create",
+            "the agent in the engine's volume differs from the uploaded one",
+        )
+        .with_context("volume", self.name.clone())
+        .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name)))
     }
 
-    /// Whether the agent that a container sees is the right one.
+    /// Returns true if a container has the right agent.
     pub(crate) async fn is_in(&self, engine: &Engine, container: &str) -> Result<bool> {
         match self.read(engine, container).await {
             Ok(found) => Ok(found.is_some_and(|found| found == self.program)),
@@ -203,7 +213,7 @@ impl AgentVolume {
     }
 }
 
-/// The contents of a tar's only file, if it is one that can be executed.
+/// Returns the contents of a tar's only file, if it is executable.
 fn only_file(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut archive = tar::Archive::new(bytes);
     let mut entries = archive.entries().ok()?;
@@ -218,7 +228,7 @@ fn only_file(bytes: &[u8]) -> Option<Vec<u8>> {
     entries.next().is_none().then_some(contents)
 }
 
-/// Bytes as hexadecimal digits.
+/// Encodes bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,8 @@
-//! A container that waits for its request, its agent greeted, empty.
+//! A prepared container: its agent has greeted, and no program has run.
 //!
-//! What the supervisor keeps (wall time, CPU time where a control group counts it) is the claim's by itself. Bounds on
-//! memory, processes and processors are changed by the engine, where it can, and read back. Labels cannot be changed, and
-//! so a claim must have those of the template, its tenant included; what was mounted is fixed, too.
+//! The supervisor enforces wall time, and CPU time if a control group counts it, so a claim may have other values. The
+//! engine changes the limits of memory, processes and CPU, if it can, and they are read back. Labels and mounts are
+//! fixed, so a claim must have those of the template, including its tenant.
 
 use std::sync::Arc;
 
@@ -14,26 +14,26 @@ use crate::host::Host;
 use crate::make::Raw;
 use crate::sandbox::ContainerSandbox;
 
-/// What can be changed of a container that was made.
+/// The properties of a created container that can be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Changeable {
-    /// Bounds that the engine keeps by control groups which are seen inside.
+    /// True for limits that the engine enforces by control groups that are visible inside.
     bounds: bool,
-    /// Whether CPU time is counted, rather than watched from inside.
+    /// True if a control group counts CPU time, instead of the agent.
     cpu_time: bool,
 }
 
-/// A container without a request.
+/// A prepared container.
 #[derive(Debug)]
 pub(crate) struct ContainerWarm {
-    /// `None` once it was claimed or closed.
+    /// The pending sandbox; `None` once it is claimed or closed.
     raw: Option<Raw>,
     template: Spec,
     changeable: Changeable,
 }
 
 impl ContainerWarm {
-    /// Has one made. Fails where a sandbox for the template itself would be refused.
+    /// Creates a prepared container. Fails if a sandbox of the template itself would be refused.
     pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
         let raw = Raw::make(host, &template).await?;
         raw.judge(&template).await?;
@@ -60,16 +60,17 @@ impl Warm for ContainerWarm {
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
         if !self.fits(&spec) {
-            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+            return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
         let died = || {
-            Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
+            Error::new(ErrorKind::Unavailable, "claim", "the prepared sandbox died before it was claimed")
+                .with_retry(Retry::MayHelp)
         };
         let mut raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
         if !same_bounds(self.template.limits(), spec.limits())
             && let Err(error) = raw.adapt(spec.limits()).await
         {
-            // A container that is made for these bounds may well have them where this one does not.
+            // A container that is created with these limits may succeed.
             return Err(error.with_retry(Retry::MayHelp).with_failed_close(raw.close().await));
         }
         let posture = raw.judge(&spec).await?;
@@ -88,13 +89,13 @@ fn same_bounds(made: &Limits, asked: &Limits) -> bool {
     (made.memory, made.pids, made.cpus) == (asked.memory, asked.pids, asked.cpus)
 }
 
-/// Whether a container made for `template` can still become what `spec` asks for.
+/// Returns true if a container of `template` can be changed to match `spec`.
 fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
-    // Permissions: nothing was built from the template's.
+    // Permissions only: the template's have no effect on the container.
     let _ = allow_weaker;
-    // This backend has none of its own, and ignores those of others.
+    // This backend has no attributes, and ignores those of other backends.
     let _ = attributes;
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
@@ -108,9 +109,9 @@ fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
 
 fn limits_fit(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // The supervisor's own clock.
+    // A timer of the supervisor.
     let _ = wall_time;
-    // A bound that is there can be changed, one that is not cannot be added, and none be taken away.
+    // An existing limit can be changed, but none can be added or removed.
     let bound = |same: bool, both: bool| same || (changeable.bounds && both);
     disk == &template.disk
         && (cpu_time == &template.cpu_time || changeable.cpu_time)

@@ -1,12 +1,12 @@
-//! What came and was not looked at yet, and what is to be sent.
+//! Buffers of received frames and of frames to send.
 
 use super::sys::{self, Mapping, Res};
-use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_ORDER, Sink, Split};
+use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_REQUEST, Sink, Split};
 
 const INBOX: usize = 2 * (HEAD + MAX_BODY);
 const OUTBOX: usize = 512 * 1024;
 
-/// Frames that came.
+/// A buffer of received frames.
 pub struct Inbox {
     bytes: [u8; INBOX],
     begin: usize,
@@ -14,10 +14,10 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Empty.
+    /// An empty inbox.
     pub const NEW: Self = Self { bytes: [0; INBOX], begin: 0, end: 0 };
 
-    /// Reads once; `false` at the end.
+    /// Reads once. Returns false at the end of the stream.
     pub fn fill(&mut self) -> Res<bool> {
         if self.begin > 0 {
             self.bytes.copy_within(self.begin..self.end, 0);
@@ -36,17 +36,17 @@ impl Inbox {
         }
     }
 
-    /// Forgets what came.
+    /// Discards all received bytes.
     pub fn clear(&mut self) {
         *self = Self::NEW;
     }
 
-    /// Whether there is room for more.
+    /// Returns true if there is room for more bytes.
     pub fn has_room(&self) -> bool {
         self.end - self.begin < INBOX
     }
 
-    /// Takes the next frame, if it is there whole.
+    /// Takes the next frame, if it is complete.
     pub fn next(&mut self) -> Res<Option<Frame<'_>>> {
         match wire::split(self.bytes.get(self.begin..self.end).unwrap_or_default()) {
             Split::Frame(frame, length) => {
@@ -54,11 +54,11 @@ impl Inbox {
                 Ok(Some(frame))
             }
             Split::More => Ok(None),
-            Split::Rubbish => Err(sys::EBADMSG),
+            Split::Invalid => Err(sys::EBADMSG),
         }
     }
 
-    /// Writes over what was looked at.
+    /// Overwrites the bytes of handled frames.
     pub fn wipe(&mut self) {
         for (at, byte) in self.bytes.iter_mut().enumerate() {
             if !(self.begin..self.end).contains(&at) {
@@ -67,26 +67,26 @@ impl Inbox {
         }
     }
 
-    /// Whether a frame is there whole.
+    /// Returns true if a complete or invalid frame is next.
     pub fn has_frame(&self) -> bool {
         !matches!(wire::split(self.bytes.get(self.begin..self.end).unwrap_or_default()), Split::More)
     }
 }
 
-/// An order that comes in parts.
+/// A buffer for a request that arrives in parts.
 pub struct Assembly {
     parts: Option<Mapping>,
     length: usize,
 }
 
 impl Assembly {
-    /// Nothing yet.
+    /// A buffer without a part.
     pub const NEW: Self = Self { parts: None, length: 0 };
 
-    /// Takes one more part.
+    /// Adds a part.
     pub fn add(&mut self, part: &[u8]) -> Res<()> {
         if self.parts.is_none() {
-            self.parts = Some(Mapping::anonymous(MAX_ORDER)?);
+            self.parts = Some(Mapping::anonymous(MAX_REQUEST)?);
             self.length = 0;
         }
         let end = self.length + part.len();
@@ -96,18 +96,18 @@ impl Assembly {
         Ok(())
     }
 
-    /// Whether something was added.
+    /// Returns true if no part was added.
     pub fn is_empty(&self) -> bool {
         self.parts.is_none()
     }
 
-    /// What was added.
+    /// Returns all parts.
     pub fn bytes(&self) -> &[u8] {
         self.parts.as_ref().and_then(|parts| parts.bytes().get(..self.length)).unwrap_or_default()
     }
 }
 
-/// Frames to be sent.
+/// A buffer of frames to send.
 pub struct Outbox {
     bytes: [u8; OUTBOX],
     begin: usize,
@@ -116,32 +116,32 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Empty.
+    /// An empty outbox.
     pub const NEW: Self = Self { bytes: [0; OUTBOX], begin: 0, end: 0, overflowed: false };
 
-    /// Bytes that it can take.
+    /// Returns the number of bytes for which it has room.
     pub fn room(&self) -> usize {
         OUTBOX - (self.end - self.begin)
     }
 
-    /// Whether nothing is left to be sent.
+    /// Returns true if all frames are sent.
     pub fn is_empty(&self) -> bool {
         self.begin == self.end
     }
 
-    /// Writes over what was sent, if that was all.
+    /// Overwrites the sent bytes, if all are sent.
     pub fn wipe(&mut self) {
         if self.is_empty() {
             *self = Self::NEW;
         }
     }
 
-    /// Whether something was lost for want of room. Nobody lets it come to that.
+    /// Returns true if an answer was lost because the buffer was full. The callers check the room, so this is a bug.
     pub fn is_broken(&self) -> bool {
         self.overflowed
     }
 
-    /// Makes room at the end.
+    /// Returns a free part of this length at the end.
     fn space(&mut self, length: usize) -> Option<&mut [u8]> {
         if self.is_empty() {
             (self.begin, self.end) = (0, 0);
@@ -169,18 +169,18 @@ impl Outbox {
         }
     }
 
-    /// Adds a frame of this kind whose body begins with `before` and goes on with what `fill` puts into at most `most`
-    /// bytes; no frame if it puts nothing there.
+    /// Adds a frame of this kind. Its body consists of `before` and of the bytes that `fill` writes into at most `max`
+    /// bytes. Adds no frame if `fill` writes nothing.
     pub fn fill(
         &mut self,
         kind: u8,
         id: u64,
         before: &[u8],
-        most: usize,
+        max: usize,
         fill: impl FnOnce(&mut [u8]) -> Res<usize>,
     ) -> Res<usize> {
         let start = HEAD + before.len();
-        let space = self.space(start + most).ok_or(sys::EAGAIN)?;
+        let space = self.space(start + max).ok_or(sys::EAGAIN)?;
         let length = fill(space.get_mut(start..).unwrap_or_default())?;
         if length > 0 {
             let mut cursor = Cursor { space, length: 0 };
@@ -191,7 +191,7 @@ impl Outbox {
         Ok(length)
     }
 
-    /// Sends what can be sent.
+    /// Sends as many bytes as the descriptor takes.
     pub fn flush(&mut self) -> Res<()> {
         while !self.is_empty() {
             match sys::write(1, self.bytes.get(self.begin..self.end).unwrap_or_default()) {
@@ -212,11 +212,11 @@ impl Sink for Length {
     }
 }
 
-/// Writes into what it has, and no further.
+/// A sink that writes into a slice and drops what exceeds it.
 pub struct Cursor<'a> {
-    /// Where to.
+    /// The slice.
     pub space: &'a mut [u8],
-    /// How much was put there.
+    /// The number of bytes written.
     pub length: usize,
 }
 

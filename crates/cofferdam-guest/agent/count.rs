@@ -1,16 +1,16 @@
-//! What the control groups of the sandbox count, as they are seen inside.
+//! The counters of the sandbox's control groups, as visible inside.
 
 use super::sys::{self, Fd};
 use super::texts;
 use super::wire::{Counts, Texts};
 
-/// Longer than what is looked at of any file.
+/// The size of the buffer for a file, larger than the part that is parsed.
 const TEXT: usize = 2048;
-/// Room for the names of the stores.
+/// The size of the buffer for the names of the stores.
 const STORES: usize = 1024;
 
-/// The files of control groups that count, open for as long as there is somebody to ask: whoever uses up what the kernel
-/// has for open files must not keep the agent from counting.
+/// The counter files of control groups. They stay open, so that a guest that exhausts the kernel's open files cannot
+/// stop the agent from counting.
 struct Files {
     cpu: Option<Fd>,
     memory: Option<Fd>,
@@ -46,7 +46,7 @@ impl Files {
     }
 }
 
-/// Where to look.
+/// The sources of counts.
 pub struct Counters {
     groups: u8,
     files: Files,
@@ -57,11 +57,11 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Nowhere.
+    /// Counters without sources.
     pub const NEW: Self = Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0, processes_refused: None };
 
-    /// Looks into the groups of this version, and at the file systems of these directories. What does not fit is left
-    /// out.
+    /// Opens the control groups of this version, and remembers the directories of the stores. Ignores stores whose
+    /// names exceed the buffer.
     pub fn configure(&mut self, groups: u8, stores: &Texts<'_>) {
         self.groups = groups;
         self.files = match groups {
@@ -81,7 +81,7 @@ impl Counters {
         }
     }
 
-    /// Counts.
+    /// Reads all counts.
     pub fn read(&self) -> Counts {
         let files = &self.files;
         let cpu = if self.groups == 1 { number(&files.cpu).map(|nanos| nanos / 1000) } else { field(&files.cpu, b"usage_usec ") };
@@ -101,7 +101,7 @@ impl Counters {
         let stores = self.stores.get(..self.length).unwrap_or_default();
         for name in stores.split_inclusive(|&byte| byte == 0) {
             let Ok(room) = sys::room(name) else { continue };
-            // A file system without a bound says 0 everywhere.
+            // A file system without a limit reports 0 everywhere.
             let full = room.bytes > 0 && (room.free == 0 || (room.files > 0 && room.files_free == 0));
             counts.stored = Some(counts.stored.unwrap_or(0).saturating_add(room.bytes.saturating_sub(room.free)));
             counts.full = Some(counts.full.unwrap_or(0) + u64::from(full));

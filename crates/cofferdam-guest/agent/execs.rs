@@ -1,7 +1,7 @@
-//! Execs that run: their descriptors, and what goes through these.
+//! The running execs: their descriptors and streams.
 //!
 //! ```text
-//! free --Start--> running --program reaped--> ended --what it wrote is sent--> free
+//! free --Start--> running --program reaped--> ended --its output is sent--> free
 //! ```
 
 use super::boxes::Outbox;
@@ -11,27 +11,27 @@ use super::sys::{self, Fd, Mapping, PollFd, Ready, Reaped, Res};
 use super::watch::Since;
 use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WINDOW};
 
-/// Output read at once.
+/// The highest number of bytes of output per read.
 const CHUNK: usize = 32 * 1024;
-/// Room in the outbox that output leaves to answers.
+/// Room in the outbox that output leaves for answers.
 const RESERVE: usize = 4 * (HEAD + MAX_DATA);
-/// What is taken from a program's pipes at most after it ended: what one can hold by default at most.
+/// The highest number of bytes read from a program's pipes after its end: the default maximum size of a pipe.
 const DRAIN_LIMIT: usize = 1 << 20;
-/// The character that ends input on a terminal in its usual mode.
+/// The character that ends input on a terminal in canonical mode.
 const END_OF_TRANSMISSION: u8 = 4;
-/// Descriptors that the loop waits for, for each exec.
+/// The number of polled descriptors of each exec.
 pub const POLLED: usize = 3;
 
 /// One exec.
 pub struct Exec {
-    /// 0 when the place is free.
+    /// The id; 0 if the slot is free.
     pub id: u64,
-    /// 0 once it was reaped.
+    /// The pid of the program; 0 once it is reaped.
     pub pid: i32,
     since: Since,
     out: [Option<Fd>; 2],
     input: Option<Fd>,
-    /// Input that the program did not take yet.
+    /// Input that the program has not read yet.
     pending: Option<Mapping>,
     begin: usize,
     end: usize,
@@ -65,10 +65,10 @@ impl Exec {
         self.pending.as_ref().and_then(|all| all.bytes().get(self.begin..self.end)).unwrap_or_default()
     }
 
-    /// Takes input in. More than was asked for is an error.
+    /// Buffers input. Fails if it exceeds the window.
     fn take(&mut self, data: &[u8], out: &mut Outbox) -> Res<()> {
         if self.input.is_none() {
-            // Nobody reads it any more.
+            // The input has no reader any more.
             out.answer(self.id, &Answer::Credit { bytes: data.len() as u32 });
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Gives the program what it takes of its input.
+    /// Writes as much input as the program reads.
     fn feed(&mut self, out: &mut Outbox) {
         let mut fed = 0;
         while let Some(input) = &self.input {
@@ -107,7 +107,7 @@ impl Exec {
                 }
                 Err(sys::EAGAIN) => break,
                 Err(_) => {
-                    // Nobody reads it any more.
+                    // The input has no reader any more.
                     fed += self.end - self.begin;
                     self.begin = self.end;
                     self.input = None;
@@ -132,14 +132,14 @@ impl Exec {
         }
     }
 
-    /// Whoever gave it input is gone. Its output is for the next host.
+    /// Drops the input of a former host. The next host gets the output.
     fn abandon(&mut self) {
         self.pending = None;
         (self.begin, self.end) = (0, 0);
         self.end_input();
     }
 
-    /// Sends what the program wrote, once. `false` when there is nothing now.
+    /// Sends one chunk of output. Returns false if there is none now.
     fn send(&mut self, stream: usize, out: &mut Outbox) -> bool {
         let kind = Answer::Output { second: false, data: &[] }.kind();
         let Some(Some(fd)) = self.out.get(stream) else { return false };
@@ -150,7 +150,7 @@ impl Exec {
                 self.taken += length;
                 true
             }
-            // A terminal's controlling end gives EIO when nobody holds the other.
+            // The controlling end of a terminal returns EIO once the other end is closed.
             Ok(_) | Err(_) => {
                 if let Some(slot) = self.out.get_mut(stream) {
                     *slot = None;
@@ -160,7 +160,8 @@ impl Exec {
         }
     }
 
-    /// Sends what the program wrote before it ended, and then that it ended. What others still write is not waited for.
+    /// Sends the output that the program wrote before its end, and then the end. Does not wait for the output of other
+    /// processes.
     fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
         for stream in 0..2 {
             while self.taken < DRAIN_LIMIT {
@@ -179,34 +180,34 @@ impl Exec {
     }
 }
 
-/// All of them.
+/// All execs.
 pub struct Execs {
     list: [Exec; MAX_EXECS],
-    /// With whom a round begins.
+    /// The index of the exec with which a round begins.
     first: usize,
 }
 
-/// The program's ends of its descriptors, until it has them.
+/// The program's ends of its pipes or terminal.
 struct Ends {
     theirs: [i32; 3],
-    /// Held open until then.
+    /// The owners of these descriptors, until the program has inherited them.
     _held: [Option<Fd>; 3],
 }
 
 impl Execs {
-    /// None.
+    /// A list without execs.
     pub const NEW: Self = Self { list: [Exec::NEW; MAX_EXECS], first: 0 };
 
     fn find(&mut self, id: u64) -> Option<&mut Exec> {
         self.list.iter_mut().find(|exec| exec.is_used() && exec.id == id)
     }
 
-    /// Those that run.
+    /// Returns the execs in use.
     pub fn iter(&self) -> impl Iterator<Item = &Exec> {
         self.list.iter().filter(|exec| exec.is_used())
     }
 
-    /// When each of those started whose program was not reaped.
+    /// Returns the start of each exec whose program is not reaped.
     pub fn since(&self) -> impl Iterator<Item = Since> {
         self.iter().filter(|exec| exec.pid != 0).map(|exec| exec.since)
     }
@@ -232,12 +233,12 @@ impl Execs {
         Ok(())
     }
 
-    /// Takes input in for an exec. What nobody waits for any more is no error.
+    /// Buffers input for an exec. Ignores input for an exec that has ended.
     pub fn input(&mut self, id: u64, data: &[u8], out: &mut Outbox) -> Res<()> {
         self.find(id).map_or(Ok(()), |exec| exec.take(data, out))
     }
 
-    /// No more input will come.
+    /// Ends the input of an exec.
     pub fn end_input(&mut self, id: u64, out: &mut Outbox) {
         if let Some(exec) = self.find(id) {
             exec.input_ended = true;
@@ -245,22 +246,22 @@ impl Execs {
         }
     }
 
-    /// Whoever started them is gone: they go on for nobody.
+    /// Drops the input of all execs, whose host has gone.
     pub fn abandon(&mut self) {
         self.list.iter_mut().filter(|exec| exec.is_used()).for_each(Exec::abandon);
     }
 
-    /// Another size of a terminal.
+    /// Resizes the terminal of an exec.
     pub fn resize(&mut self, id: u64, size: (u16, u16)) {
         let terminal = self.find(id).filter(|exec| exec.terminal);
         if let Some(Some(master)) = terminal.map(|exec| &exec.out[0]) {
-            // One that cannot be resized stays as it is.
+            // If that fails, the size stays unchanged.
             let _ = sys::set_size(master, size);
         }
     }
 
-    /// A process has ended; `used` gives the CPU time of all that an exec used, from what was reaped and
-    /// its start.
+    /// Records the end of an exec's program. `used` returns the CPU time of the whole exec, from that of the reaped
+    /// program and the exec's start. Ignores other processes.
     pub fn reaped(&mut self, mut reaped: Reaped, used: impl FnOnce(u64, Since) -> u64) {
         let own = |exec: &&mut Exec| exec.is_used() && exec.pid == reaped.pid;
         let Some(exec) = self.list.iter_mut().find(own) else { return };
@@ -270,7 +271,7 @@ impl Execs {
         exec.ended = Some(reaped);
     }
 
-    /// Sends the ends of those that have ended, as far as there is room.
+    /// Sends the ends of execs that have ended, while the outbox has room.
     pub fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
         for exec in self.list.iter_mut().filter(|exec| exec.is_used() && exec.ended.is_some()) {
             if out.room() >= RESERVE {
@@ -279,7 +280,7 @@ impl Execs {
         }
     }
 
-    /// Puts what is waited for into a list. Gives how much of it is used.
+    /// Fills a list with the descriptors to poll. Returns the number of used items.
     pub fn wait_for(&self, polls: &mut [PollFd], out: &Outbox) -> usize {
         let mut used = 0;
         let reading = out.room() >= RESERVE;
@@ -297,7 +298,8 @@ impl Execs {
         used
     }
 
-    /// Moves what is ready. Each round begins with another exec, so that none is served last for ever.
+    /// Transfers input and output of ready descriptors. Each round begins with another exec, so that no exec is always
+    /// last.
     pub fn serve(&mut self, polls: &[PollFd], out: &mut Outbox) {
         self.first = (self.first + 1) % MAX_EXECS;
         let ready = |place: usize, at: usize| polls.get(place * POLLED + at).is_some_and(PollFd::is_ready);

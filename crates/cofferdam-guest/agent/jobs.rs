@@ -1,12 +1,12 @@
-//! Orders about files that are not done at once.
+//! Requests about files that take several steps.
 //!
 //! ```text
 //! free --Read--> reading --end, failure, Forget--> free
 //! free --Write--> writing --Finish, failure, Forget--> free
-//! free --List, Remove--> at it --end, failure, Forget--> free
+//! free --List, Remove--> active --end, failure, Forget--> free
 //! ```
 //!
-//! Each job goes on only while there is room for what it has to say.
+//! Each job advances only while the outbox has room for its answers.
 
 use super::boxes::{Cursor, Outbox};
 use super::remove::{Removal, aside};
@@ -18,13 +18,13 @@ use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, Make, WINDO
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const EMFILE: i32 = 24;
-/// Room that is left for the answers to other orders.
+/// Room in the outbox that jobs leave for answers to other requests.
 const RESERVE: usize = 3 * (HEAD + MAX_DATA);
-/// Tries to open what is changed at the same time.
+/// The number of attempts to open a path that changes at the same time.
 const TRIES: usize = 32;
-/// Bytes of a directory that are read at once.
+/// The size of the buffer for directory entries.
 const ENTRIES: usize = 2048;
-/// The longest entry: its numbers, a name and a target.
+/// The maximum length of an encoded entry: its numbers, a name and a target.
 const MAX_ENTRY: usize = 44 + 256 + MAX_PATH;
 
 enum Job {
@@ -40,12 +40,12 @@ struct Slot {
     job: Job,
 }
 
-/// All that goes on.
+/// All jobs.
 pub struct Jobs {
     slots: [Slot; MAX_JOBS],
 }
 
-/// A failure, and of a file that is not a plain one what it is.
+/// A failure, with the type of the file if it is not a regular file.
 pub struct Failure {
     pub errno: i32,
     pub kind: u32,
@@ -65,7 +65,7 @@ fn plain(stat: &Stat) -> Done<()> {
 }
 
 impl Jobs {
-    /// Nothing goes on.
+    /// A list without jobs.
     pub const NEW: Self = Self { slots: [const { Slot { id: 0, job: Job::Free } }; MAX_JOBS] };
 
     fn add(&mut self, id: u64, job: Job) -> Done<()> {
@@ -78,11 +78,11 @@ impl Jobs {
         self.slots.iter_mut().find(|slot| slot.id == id && !matches!(slot.job, Job::Free))
     }
 
-    /// Opens a file to read. What is there is said with the answer.
+    /// Opens a file to read. The answer has its size and mode.
     pub fn read(&mut self, id: u64, root: &Fd, path: &[u8], window: u32, out: &mut Outbox) -> Done<()> {
         for _ in 0..TRIES {
             let (dir, name) = walk(root, path, Links::Follow, Parents::Expect)?;
-            // Looked at before it is opened, so that a fifo never waits and a device is never touched.
+            // Checked before opening, so that a fifo never blocks and a device is never accessed.
             plain(&sys::stat_at(dir.number(), name.bytes())?)?;
             let file = match sys::open_at(dir.number(), name.bytes(), sys::O_NOFOLLOW | sys::O_NONBLOCK, 0) {
                 Err(ELOOP) => continue,
@@ -97,14 +97,14 @@ impl Jobs {
         Err(ELOOP.into())
     }
 
-    /// More of a file may be sent.
+    /// Allows more bytes of a file to be sent.
     pub fn more(&mut self, id: u64, bytes: u32) {
         if let Some(Slot { job: Job::Read { left, .. }, .. }) = self.find(id) {
             *left = left.saturating_add(bytes.into());
         }
     }
 
-    /// Begins a file beside the one that it is to become.
+    /// Creates a draft in the directory of the file.
     pub fn write(&mut self, id: u64, root: &Fd, path: &[u8], strict: bool) -> Done<()> {
         let links = if strict { Links::Refuse } else { Links::Follow };
         let (dir, name) = walk(root, path, links, Parents::Make)?;
@@ -121,7 +121,7 @@ impl Jobs {
         self.add(id, Job::Write { dir, name, draft, file, credit: WINDOW })
     }
 
-    /// Takes in what a file is to hold. What nobody waits for any more is no error.
+    /// Writes contents to a draft. Ignores contents for a job that has ended.
     pub fn data(&mut self, id: u64, mut data: &[u8], out: &mut Outbox) -> Res<()> {
         let Some(slot) = self.find(id) else { return Ok(()) };
         let Job::Write { file, credit, .. } = &mut slot.job else { return Err(sys::EBADMSG) };
@@ -142,7 +142,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Gives a file that is whole its name.
+    /// Renames a complete draft to the file's name.
     pub fn finish(&mut self, id: u64, mode: u32, modified: Option<(i64, u32)>, out: &mut Outbox) {
         let Some(slot) = self.find(id) else { return };
         let Job::Write { dir, name, draft, file, .. } = &mut slot.job else { return };
@@ -161,30 +161,30 @@ impl Jobs {
         out.answer(id, &Answer::Done { errno: finished.err().unwrap_or(0), kind: 0 });
     }
 
-    /// Gives something up.
+    /// Cancels a job.
     pub fn forget(&mut self, id: u64) {
         if let Some(slot) = self.find(id) {
             slot.give_up();
         }
     }
 
-    /// Gives everything up.
+    /// Cancels all jobs.
     pub fn forget_all(&mut self) {
         self.slots.iter_mut().for_each(Slot::give_up);
     }
 
-    /// Whether nothing goes on.
+    /// Returns true if there is no job.
     pub fn is_empty(&self) -> bool {
         self.slots.iter().all(|slot| matches!(slot.job, Job::Free))
     }
 
-    /// Begins to list a directory.
+    /// Starts listing a directory.
     pub fn list(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<()> {
         let dir = open_directory(root, path, Links::Follow)?;
         self.add(id, Job::List { dir })
     }
 
-    /// Begins to remove something; `true` when that was all.
+    /// Starts removing a path. Returns true if it is already removed.
     pub fn remove(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<bool> {
         let (dir, name) = walk(root, path, Links::KeepLast, Parents::Expect)?;
         match Removal::begin(dir, name)? {
@@ -193,7 +193,7 @@ impl Jobs {
         }
     }
 
-    /// Whether something goes on by itself.
+    /// Returns true if a job can advance without a request.
     pub fn is_busy(&self, out: &Outbox) -> bool {
         let room = out.room() > RESERVE;
         self.slots.iter().any(|slot| match &slot.job {
@@ -204,8 +204,8 @@ impl Jobs {
         })
     }
 
-    /// Everything goes on a little.
-    pub fn go_on(&mut self, out: &mut Outbox) {
+    /// Advances every job by one step.
+    pub fn advance(&mut self, out: &mut Outbox) {
         for slot in &mut self.slots {
             let room = out.room() > RESERVE;
             let done = match &mut slot.job {
@@ -234,7 +234,7 @@ impl Slot {
     }
 }
 
-/// Opens the directory that a path means.
+/// Opens the directory at a path.
 fn open_directory(root: &Fd, path: &[u8], links: Links) -> Res<Fd> {
     for _ in 0..TRIES {
         let (dir, name) = walk(root, path, links, Parents::Expect)?;
@@ -251,7 +251,7 @@ fn is_link(dir: &Fd, name: &Name) -> bool {
     sys::stat_at(dir.number(), name.bytes()).is_ok_and(|stat| stat.mode & sys::S_IFMT == sys::S_IFLNK)
 }
 
-/// Sends some of a file; `true` at its end.
+/// Sends a chunk of a file. Returns true at its end.
 fn send(id: u64, file: &Fd, left: &mut u64, out: &mut Outbox) -> Res<bool> {
     let most = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
     let kind = Answer::Data { data: &[] }.kind();
@@ -260,7 +260,7 @@ fn send(id: u64, file: &Fd, left: &mut u64, out: &mut Outbox) -> Res<bool> {
     Ok(length == 0)
 }
 
-/// Sends some entries; `true` at the end.
+/// Sends some entries of a directory. Returns true at its end.
 fn list(id: u64, dir: &Fd, out: &mut Outbox) -> Res<bool> {
     let kind = Answer::Entries { entries: &[] }.kind();
     let mut ended = false;
@@ -274,7 +274,7 @@ fn list(id: u64, dir: &Fd, out: &mut Outbox) -> Res<bool> {
     Ok(ended)
 }
 
-/// Puts as many entries as there is room for; `true` at the end.
+/// Encodes as many entries as there is room for. Returns true at the end of the directory.
 fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
     let mut buffer = [0; ENTRIES];
     let entries = sys::entries(dir, &mut buffer)?;
@@ -288,7 +288,7 @@ fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
             return;
         }
         if cursor.space.len() - cursor.length < MAX_ENTRY {
-            // To be read once more, next time.
+            // Read again in the next step.
             back = before;
             return;
         }
@@ -297,7 +297,7 @@ fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
             return;
         }
         let Ok(name) = Name::new(entry.name) else { return };
-        // What was removed meanwhile is left out.
+        // Skips an entry that was removed meanwhile.
         let Ok(stat) = sys::stat_at(dir.number(), name.bytes()) else { return };
         let mut target = [0; MAX_PATH];
         let target = match stat.mode & sys::S_IFMT {
@@ -314,7 +314,7 @@ fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
     Ok(false)
 }
 
-/// Makes something.
+/// Creates a directory or link.
 pub fn make(root: &Fd, path: &[u8], make: Make<'_>) -> Res<()> {
     let (dir, name) = walk(root, path, Links::Refuse, Parents::Make)?;
     let dir = dir.number();
@@ -339,7 +339,7 @@ pub fn make(root: &Fd, path: &[u8], make: Make<'_>) -> Res<()> {
     }
 }
 
-/// Sets permissions and time.
+/// Sets permissions and the time of the last change.
 pub fn adjust(root: &Fd, path: &[u8], mode: Option<u32>, modified: Option<(i64, u32)>) -> Res<()> {
     let (dir, name) = walk(root, path, Links::Refuse, Parents::Expect)?;
     if let Some(mode) = mode {

@@ -1,13 +1,13 @@
-//! The agent: process 1 of a container or a virtual machine. Takes orders on descriptor 0, answers on descriptor 1.
+//! The agent: process 1 of a container or a VM. It reads requests from descriptor 0 and writes answers to descriptor 1.
 //!
-//! It is a program of its own, without any library, so that it runs in any image and takes next to no memory. It has one
-//! thread, waits for nothing but [`sys::poll`], and every buffer that it has is of a fixed size. It needs no right: it
-//! works as an ordinary user. It shares its user with its guests, who cannot signal it (the kernel shields process 1 of
-//! a pid namespace) nor look into it (it is not dumpable). When the host goes away, or is silent for too long, it ends,
-//! and the kernel ends everything else with it.
+//! It is a separate program without any library, so that it runs in any image and needs little memory. It has one
+//! thread, blocks only in [`sys::poll`], and all its buffers have a fixed size. It needs no privilege and runs as an
+//! ordinary user. It has the same user as its guests, which cannot signal it (the kernel protects process 1 of a pid
+//! namespace) or inspect it (it is not dumpable). It exits when the host closes the connection or is silent for too
+//! long. The kernel then ends all other processes.
 #![no_std]
 #![no_main]
-// The memory functions are written out: the compiler must not make calls to themselves of their loops.
+// The memory functions are loops, which the compiler must not replace by calls of themselves.
 #![no_builtins]
 
 #[path = "../../cofferdam-linux/bare/partner.rs"]
@@ -33,7 +33,7 @@ mod probe;
 mod quota;
 mod remove;
 mod serve;
-#[expect(dead_code, reason = "what it shares with another program, which uses other parts")]
+#[expect(dead_code, reason = "shared with another program, which uses other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]
 mod sys;
 #[path = "../../cofferdam-linux/bare/texts.rs"]
@@ -46,12 +46,12 @@ mod watch;
 #[expect(dead_code, reason = "each side uses its half")]
 mod wire;
 
-/// Something in this program is wrong.
+/// The exit code after a bug in this program.
 const PANICKED: i32 = 70;
 
 static ROOM: sys::Once<serve::Room> = sys::Once::new(serve::Room::NEW);
 
-/// Where the program begins.
+/// Runs the agent. The entry point of the program.
 extern "C" fn enter() -> ! {
     sys::exit(ROOM.take().map_or(PANICKED, serve::run))
 }

@@ -1,35 +1,35 @@
-//! What processes used, told apart by the mark that each inherits and none can change.
+//! CPU time of processes by exec tag. Each process inherits its tag, and no process can change it.
 
 use super::sys::{self, Fd};
 use super::texts::{self, Path};
 use super::watch;
 use super::wire::MAX_SHARES;
 
-/// Longer than any `/proc/PID/stat`.
+/// The size of the buffer for `/proc/PID/stat`, larger than any.
 const TEXT: usize = 1024;
-/// Bytes of a list of processes that are read at once.
+/// The size of the buffer for a part of the list of processes.
 const ENTRIES: usize = 2048;
-/// Bytes of one mark and its time.
+/// The length of one encoded tag and its CPU time.
 const PAIR: usize = 16;
 
-/// A process that was looked at.
-struct Seen {
-    /// Reads of this one process, whatever its number becomes.
+/// A process whose CPU time was read.
+struct Process {
+    /// The open `stat` file. It stays that of this process even if the pid is reused.
     stat: Fd,
-    mark: u64,
+    tag: u64,
     micros: u64,
 }
 
-impl Seen {
-    fn look(pid: i32) -> Option<Self> {
+impl Process {
+    fn read(pid: i32) -> Option<Self> {
         let path = Path::new("/proc/", pid as u32, "/stat");
         let stat = sys::open_at(sys::AT_FDCWD, path.bytes(), sys::O_RDONLY, 0).ok()?;
-        let mark = sys::mark_of(pid)?;
+        let tag = sys::mark_of(pid)?;
         let micros = read(&stat)?;
-        Some(Self { stat, mark, micros })
+        Some(Self { stat, tag, micros })
     }
 
-    fn is_there(&self) -> bool {
+    fn exists(&self) -> bool {
         sys::seek(&self.stat, 0).is_ok() && read(&self.stat).is_some()
     }
 }
@@ -40,38 +40,38 @@ fn read(stat: &Fd) -> Option<u64> {
     Some(texts::cpu_micros(text.get(..length)?))
 }
 
-/// CPU microseconds by mark, as they are sent.
+/// CPU microseconds by exec tag, in the encoding of the protocol.
 pub struct Used {
     pairs: [u8; MAX_SHARES * PAIR],
     length: usize,
 }
 
 impl Used {
-    /// Nobody's.
+    /// An empty list.
     pub const NOTHING: Self = Self { pairs: [0; MAX_SHARES * PAIR], length: 0 };
 
-    /// Of processes and of children that they have waited for. What more than so many processes used is left out, and
-    /// so is one of which anything cannot be read.
-    pub fn look() -> Self {
-        let mut seen = [const { None::<Seen> }; MAX_SHARES];
-        let mut free = seen.iter_mut();
+    /// Reads the CPU time of processes and of the children that they have waited for. Leaves out processes beyond the
+    /// first [`MAX_SHARES`], and those that cannot be read completely.
+    pub fn read() -> Self {
+        let mut processes = [const { None::<Process> }; MAX_SHARES];
+        let mut free = processes.iter_mut();
         let mut entries = [0; ENTRIES];
         watch::each_process(&mut entries, |pid| {
             if let Some(slot) = free.next() {
-                *slot = Seen::look(pid);
+                *slot = Process::read(pid);
             }
         });
         let mut used = Self::NOTHING;
-        // A child that was read and then waited for could be in what was read of its parent, as well. One that is still
-        // there had not been; and the number by which its mark was found was its own all the time.
-        for seen in seen.iter().flatten().filter(|seen| seen.is_there()) {
-            used.add(seen.mark, seen.micros);
+        // Counts only processes that still exist. If a process was read and then waited for, its parent's time could
+        // include it. For a process that still exists, the pid under which its tag was read was its own throughout.
+        for process in processes.iter().flatten().filter(|process| process.exists()) {
+            used.add(process.tag, process.micros);
         }
         used
     }
 
-    fn add(&mut self, mark: u64, micros: u64) {
-        let known = self.pairs.chunks_exact_mut(PAIR).take(self.length).find(|pair| pair.starts_with(&mark.to_le_bytes()));
+    fn add(&mut self, tag: u64, micros: u64) {
+        let known = self.pairs.chunks_exact_mut(PAIR).take(self.length).find(|pair| pair.starts_with(&tag.to_le_bytes()));
         if let Some(sum) = known.and_then(|pair| pair.last_chunk_mut()) {
             *sum = u64::from_le_bytes(*sum).saturating_add(micros).to_le_bytes();
             return;
@@ -80,12 +80,12 @@ impl Used {
         else {
             return;
         };
-        first.copy_from_slice(&mark.to_le_bytes());
+        first.copy_from_slice(&tag.to_le_bytes());
         last.copy_from_slice(&micros.to_le_bytes());
         self.length += 1;
     }
 
-    /// Marks and times, eight bytes each.
+    /// Returns tags and times, eight bytes each.
     pub fn bytes(&self) -> &[u8] {
         self.pairs.get(..self.length * PAIR).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Looking around on order. What to look at, and what it means, is the host's business.
+//! Probes of the environment. The host chooses them and interprets the results.
 
 use super::boxes::{Cursor, Outbox};
 use super::sys::{self, Fd, Res, Stack};
@@ -6,20 +6,20 @@ use super::walk::Name;
 use super::watch;
 use super::wire::{Answer, MAX_DATA, MAX_PATH, Probe, Sink};
 
-/// Entries of a directory that are counted.
+/// The highest number of counted directory entries.
 const MAX_ENTRIES: u64 = 64;
-/// The exec that a trial of marks pretends to be.
-const TRIAL: u64 = 0x7e57;
-/// Bytes of a link's target that are told.
+/// The exec tag that the probe of tags sets.
+const TRIAL_TAG: u64 = 0x7e57;
+/// The highest number of reported bytes of a link's target.
 const MAX_TARGET: usize = 48;
-/// Landlock's right to open a file for reading.
+/// The Landlock right to open a file for reading.
 const READ_FILE: u64 = 1 << 2;
 
-/// A path with a NUL behind it.
+/// A path with a terminating NUL.
 pub struct Path([u8; MAX_PATH + 1], usize);
 
 impl Path {
-    /// Takes a path without NUL.
+    /// Copies a path without NUL.
     pub fn new(path: &[u8]) -> Res<Self> {
         if path.contains(&0) {
             return Err(sys::EINVAL);
@@ -29,23 +29,23 @@ impl Path {
         Ok(made)
     }
 
-    /// With its NUL.
+    /// Returns the path with its NUL.
     pub fn bytes(&self) -> &[u8] {
         self.0.get(..=self.1).unwrap_or(b"\0")
     }
 }
 
-/// What probes are about that is this process's own: Landlock rules for guests, and the key of marks.
+/// The agent's settings that probes need: Landlock rules for guests, and the key of exec tags.
 pub type Own<'a> = (Option<&'a Fd>, Option<(u64, u64)>);
 
-/// Looks, and answers.
+/// Carries out a probe and answers.
 pub fn probe(id: u64, probe: &Probe<'_>, stack: &mut Stack, own: Own<'_>, out: &mut Outbox) {
     if let Probe::File { path, from } = *probe {
         return file(id, path, from, out);
     }
     let mut data = [0; 64];
     let mut cursor = Cursor { space: &mut data, length: 0 };
-    let found = look(probe, stack, own, &mut cursor);
+    let found = run(probe, stack, own, &mut cursor);
     let length = cursor.length;
     let (errno, value) = match found {
         Ok(value) => (0, value),
@@ -61,7 +61,7 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
         if from > 0 {
             sys::seek(&file, from.into())?;
         }
-        // The numbers before the contents: no error, and nothing else to tell.
+        // The numbers before the contents: no error, no value.
         out.fill(kind, id, &[0; 12], MAX_DATA, |space| sys::read_all(file.number(), space))
     });
     match read {
@@ -71,7 +71,7 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
     }
 }
 
-fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
+fn run(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
     let spawn_key = key.map_or(0, sys::whole_key);
     match *probe {
         Probe::File { .. } => Err(sys::EINVAL),
@@ -106,8 +106,8 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
             in_child(stack, spawn_key, &mut || sys::attempt(number as usize, arguments).map(|_| 0))
         }
         Probe::Landlock => Ok(sys::landlock_abi().into()),
-        Probe::Mark { key } => mark(stack, key),
-        Probe::Marked => mark(stack, key.ok_or(sys::EINVAL)?),
+        Probe::Tag { key } => try_tag(stack, key),
+        Probe::ConfiguredTag => try_tag(stack, key.ok_or(sys::EINVAL)?),
         Probe::Confinement => {
             let (no_new_privileges, filtered) = sys::confinement();
             for set in sys::capabilities()? {
@@ -130,7 +130,7 @@ fn look(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut 
     }
 }
 
-/// Opens a path. What was made by that is removed again.
+/// Opens a path. Removes a file that this creates.
 fn open(path: &[u8], flags: u32) -> Res<u64> {
     let path = Path::new(path)?;
     let flags = flags as usize | sys::O_NONBLOCK;
@@ -157,21 +157,21 @@ fn entries(path: &[u8]) -> Res<u64> {
     }
 }
 
-/// Whether a child can be marked, and whether the mark is seen from here.
-fn mark(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
+/// Sets a tag on a child. Fails if that is refused, or if the tag is not visible.
+fn try_tag(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
     in_child(stack, sys::whole_key(key), &mut || {
-        sys::set_mark(key, TRIAL)?;
-        // The child itself is asked for its mark as any process is.
+        sys::set_mark(key, TRIAL_TAG)?;
+        // Reads the child's tag in the same way as that of any process.
         let (pid, _, _) = sys::identity();
-        if sys::mark_of(pid) == Some(TRIAL) { Ok(0) } else { Err(sys::EINVAL) }
+        if sys::mark_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
     })
 }
 
-/// Runs something in a process of its own, which ends right after it.
+/// Runs a function in a separate process, which exits after it.
 fn in_child(stack: &mut Stack, key: u64, work: &mut dyn FnMut() -> Res<u64>) -> Res<u64> {
     let mut found = Err(sys::EINVAL);
-    // The child borrows this process's memory, and leaves there what it found. It has ended by then, and is reaped at
-    // once: what has ended counts as a process, too.
+    // The child shares this process's memory and writes its result there. It has exited when `spawn` returns. It is
+    // reaped at once, since a zombie counts as a process.
     let child = sys::spawn(stack, key, &mut || found = work())?;
     sys::reap_ended(child);
     found

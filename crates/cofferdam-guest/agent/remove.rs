@@ -1,5 +1,5 @@
-//! Removing a directory with all below it, bit by bit and with two descriptors however deep it is: directories inside of
-//! directories are moved up until all lie flat.
+//! Removal of a directory with everything below it, in steps and with two descriptors at any depth. Nested directories
+//! are moved up until none is nested.
 
 use super::sys::{self, Fd, Res};
 use super::walk::{ELOOP, Name};
@@ -10,13 +10,13 @@ const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const EISDIR: i32 = 21;
 const ENOTEMPTY: i32 = 39;
-/// Bytes of a directory that are looked at in one step.
+/// The size of the buffer for the entries of one step.
 const ENTRIES: usize = 4096;
-/// Steps for one directory that somebody fills meanwhile.
+/// The highest number of steps for one directory, in case a guest keeps filling it.
 const MAX_STEPS: u32 = 1_000_000;
 const OPEN: usize = sys::O_DIRECTORY | sys::O_NOFOLLOW;
 
-/// A removal that goes on.
+/// A removal in progress.
 pub struct Removal {
     parent: Fd,
     name: Name,
@@ -26,7 +26,7 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// Removes what has this name; a removal if it goes on.
+    /// Removes the entry of this name. Returns a removal if it takes several steps.
     pub fn begin(parent: Fd, name: Name) -> Res<Option<Self>> {
         match sys::unlink(parent.number(), name.bytes()) {
             Err(EISDIR) => {
@@ -37,13 +37,13 @@ impl Removal {
         }
     }
 
-    /// Goes on for a while; `true` when it is done.
+    /// Advances by one step. Returns true when the removal is complete.
     pub fn step(&mut self) -> Res<bool> {
         self.steps += 1;
         if self.steps > MAX_STEPS {
             return Err(EBUSY);
         }
-        // Opened anew, so that it is read from its beginning.
+        // Opened again, to read it from its beginning.
         let reader = sys::open_at(self.top.number(), b".\0", OPEN, 0)?;
         let mut failed = None;
         let mut left = false;
@@ -92,7 +92,7 @@ impl Removal {
             return Err(errno);
         }
         match sys::remove_directory(top, name.bytes()) {
-            // What is left, or came meanwhile, is for the next step.
+            // The next step removes entries that are left or were added meanwhile.
             Ok(()) | Err(ENOENT | ENOTEMPTY | EEXIST) => Ok(()),
             Err(errno) => Err(errno),
         }
@@ -114,7 +114,7 @@ impl Removal {
     }
 }
 
-/// A name of our own: these letters and a number in hexadecimal.
+/// Creates a reserved name: the prefix and a number in hexadecimal.
 pub fn aside(prefix: &[u8], number: u64) -> Res<Name> {
     let mut text = [0; 64];
     let mut length = 0;

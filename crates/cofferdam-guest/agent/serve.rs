@@ -1,10 +1,10 @@
-//! The life of the agent.
+//! The main loop of the agent.
 //!
 //! ```text
-//! begun --Hello--> greeted --probes--> --Configure--> ready --orders--> End, silence, end of the stream --> everything ends
+//! begun --Hello--> greeted --probes--> --Configure--> ready --requests--> End, silence, end of the stream --> exit
 //!
-//! open --Hold--> held, as silent as the host --Release--> open
-//!                  '--Renew--> renewed, guests still stopped --probes--> --Release--> open
+//! open --Quiesce--> quiesced, both sides silent --Release--> open
+//!                     '--Reseed--> reseeded, guests still stopped --probes--> --Release--> open
 //! ```
 
 mod hold;
@@ -24,30 +24,30 @@ use super::texts;
 use super::tree;
 use super::watch::{self, Passed, Since, Watch};
 use super::wire::{
-    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, Order, PART, Root, Start, Step, VERSION,
+    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, PART, Request, Root, Start, Step, VERSION,
 };
 
-use hold::{EBUSY, Stage, Still};
+use hold::{EBUSY, Stage, StoppedBy};
 
-/// It is not process 1 of its pid namespace: to kill would reach too far.
+/// The exit code if it is not process 1 of its pid namespace, so that kills would reach other processes.
 const MISPLACED: i32 = 77;
-/// A system call failed that must not.
+/// The exit code after an unexpected failure of a system call.
 const FAILED: i32 = 76;
-/// The host said something that it never says.
-const RUBBISH: i32 = 74;
-/// Silence after which to end, until the host says otherwise.
+/// The exit code after an invalid frame from the host.
+const INVALID_FRAME: i32 = 74;
+/// Microseconds of silence after which to exit, until the host configures another time.
 const FIRST_SILENCE: u64 = 60_000_000;
-/// Room in the outbox without which no order is taken.
-const ORDER_ROOM: usize = 2 * (HEAD + MAX_BODY);
-/// Descriptors that are waited for besides those of execs.
+/// Room in the outbox below which no request is handled.
+const REQUEST_ROOM: usize = 2 * (HEAD + MAX_BODY);
+/// The number of polled descriptors in addition to those of execs.
 const OWN: usize = 4;
-/// Processes that are reaped in one go: who makes them must not keep the agent from all else.
+/// The highest number of processes reaped in one turn, so that a guest that creates many cannot block the agent.
 const MAX_REAPED: usize = 1024;
-/// What guests are put at when the kernel has to kill for memory: they go before the agent.
+/// The OOM score adjustment of guests, so that the kernel kills them before the agent.
 const GUEST_SCORE: &[u8] = b"500";
 const EPROTO: i32 = 71;
 
-/// Memory that is there from the start.
+/// The static memory of the agent.
 pub struct Room {
     inbox: Inbox,
     assembly: Assembly,
@@ -55,7 +55,7 @@ pub struct Room {
     table: Table,
 }
 
-/// What orders are carried out with.
+/// The state that requests need.
 struct Table {
     outbox: Outbox,
     desk: Desk,
@@ -66,7 +66,7 @@ struct Table {
 }
 
 impl Room {
-    /// Unused.
+    /// The initial state.
     pub const NEW: Self = Self {
         inbox: Inbox::NEW,
         assembly: Assembly::NEW,
@@ -82,7 +82,7 @@ impl Room {
     };
 }
 
-/// Serves until there is nobody to serve. Gives the exit code.
+/// Serves until the host closes the connection. Returns the exit code.
 pub fn run(room: &mut Room) -> i32 {
     if sys::identity().0 != 1 {
         return MISPLACED;
@@ -90,7 +90,7 @@ pub fn run(room: &mut Room) -> i32 {
     let Ok(mut agent) = Agent::begin() else { return FAILED };
     match agent.serve(room) {
         Ok(()) => 0,
-        Err(sys::EBADMSG) => RUBBISH,
+        Err(sys::EBADMSG) => INVALID_FRAME,
         Err(_) => FAILED,
     }
 }
@@ -99,16 +99,16 @@ struct Agent {
     partner: Option<Partner>,
     line: Line,
     stage: Stage,
-    still: Still,
+    stopped_by: StoppedBy,
     children: Fd,
-    /// To say whom the kernel should kill first, and what stood there.
+    /// The file of the OOM score adjustment, and its original contents.
     score: Option<(Fd, [u8; 8], usize)>,
     greeted: bool,
     configured: bool,
     ending: bool,
-    /// Whether there may be more to reap.
+    /// True if there may be more processes to reap.
     reaping: bool,
-    mark: Option<(u64, u64)>,
+    tag: Option<(u64, u64)>,
     silence: u64,
     heard: u64,
     watch: Option<Watch>,
@@ -134,14 +134,14 @@ impl Agent {
             partner,
             line,
             stage: Stage::Open,
-            still: Still::Nothing,
+            stopped_by: StoppedBy::Nothing,
             children,
             score,
             greeted: false,
             configured: false,
             ending: false,
             reaping: false,
-            mark: None,
+            tag: None,
             silence: FIRST_SILENCE,
             heard: sys::now_micros(),
             watch: None,
@@ -162,7 +162,7 @@ impl Agent {
         found.as_ref().ok_or(EPROTO)
     }
 
-    /// Puts itself and its guests behind the walls that are its own to build.
+    /// Installs the agent's part of the isolation for itself and its guests.
     fn configure(&mut self, it: &Configure<'_>, counters: &mut Counters) -> Res<()> {
         if self.configured {
             return Err(EPROTO);
@@ -178,22 +178,22 @@ impl Agent {
         });
         self.rules = make_rules(it)?;
         counters.configure(it.groups, &it.stores);
-        self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.mark.map_or(0, |mark| mark.0 ^ mark.1));
-        self.mark = it.mark;
+        self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.tag.map_or(0, |tag| tag.0 ^ tag.1));
+        self.tag = it.tag;
         self.silence = it.silence;
         if !it.filter.is_empty() {
             sys::install_filter(it.filter)?;
         }
         if !it.quotas.is_empty() {
             let listener = sys::install_filter_with_listener(it.quotas)?;
-            // The list of locks is covered here.
+            // The mounts hide the list of locks here.
             self.quotas = Some(Quotas::new(listener, None, backlog(), it.max_processes));
         }
         Ok(())
     }
 
     fn start(&mut self, start: &Start<'_>, desk: &mut Desk, execs: &mut Execs) -> Result<(), NotStarted> {
-        if !self.configured || self.still != Still::Nothing || self.stage != Stage::Open {
+        if !self.configured || self.stopped_by != StoppedBy::Nothing || self.stage != Stage::Open {
             let errno = if self.configured { EBUSY } else { EPROTO };
             return Err(NotStarted { step: Step::Prepare, errno });
         }
@@ -207,9 +207,9 @@ impl Agent {
         let since = self.watch.as_mut().map_or(Since::NOTHING, |watch| watch.begin(beside));
         let rules = self.rules.as_ref().map(Fd::number);
         let confine = || rules.map_or(Ok(()), sys::landlock_restrict);
-        let mark = self.mark;
+        let tag = self.tag;
         self.set_score(true);
-        let started = execs.start(start, since, |theirs| desk.launch(start, theirs, mark, &confine));
+        let started = execs.start(start, since, |theirs| desk.launch(start, theirs, tag, &confine));
         self.set_score(false);
         started?;
         self.started += 1;
@@ -219,21 +219,21 @@ impl Agent {
         Ok(())
     }
 
-    /// A child begins with its parent's score.
+    /// Sets the OOM score adjustment that a child inherits.
     fn set_score(&self, for_guest: bool) {
         if let Some((file, text, length)) = &self.score {
             let own = text.get(..*length).unwrap_or_default();
-            // Where it cannot be set, the kernel chooses by size alone.
+            // If that fails, the kernel chooses by memory size alone.
             let _ = sys::write(file.number(), if for_guest { GUEST_SCORE } else { own });
         }
     }
 
-    /// Signals everything that an exec started. The mark in a resource limit says what belongs to it, wherever it has
-    /// gone: children inherit it, and the filter lets nobody change it. Where the kernel has no such limit, it is what is
-    /// in the exec's session, and what is in nobody's: rather too much than too little.
+    /// Signals everything that an exec started. A resource limit holds the exec tag. Children inherit it, and the
+    /// filter forbids changing it, so that all processes of the exec are found. If the kernel has no such limit, this
+    /// signals all processes that are not in the session of another exec, and so possibly too many.
     fn signal(&self, exec: u64, signal: i32, execs: &Execs) {
         let alone = self.started == 1 && self.first == exec;
-        match self.mark {
+        match self.tag {
             Some(_) => tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec)),
             None => tree::signal(signal, alone, &|pid| {
                 let session = session_of(pid);
@@ -243,7 +243,7 @@ impl Agent {
     }
 }
 
-/// Says what keeps the queues of listening sockets short, by the setting of the network namespace.
+/// Returns the means that bounds the queues of listening sockets, from the setting of the network namespace.
 fn backlog() -> Backlog {
     let mut text = [0; 16];
     let longest = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
@@ -263,7 +263,8 @@ fn open_score() -> Option<(Fd, [u8; 8], usize)> {
     (own < 500).then_some((file, text, length))
 }
 
-/// Rules for guests, if there are to be any. A place that does not exist needs none: what no rule allows is forbidden.
+/// Creates the Landlock rules for guests, if they are configured. Skips a path that does not exist, since everything
+/// without a rule is forbidden.
 fn make_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
     if it.rights == 0 && it.scopes == 0 {
         return Ok(None);
@@ -286,13 +287,13 @@ fn session_of(pid: i32) -> i32 {
     texts::session(sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat)).unwrap_or(-1)
 }
 
-/// Reaps; `true` when there may be more.
-fn collect(agent: &Agent, execs: &mut Execs) -> bool {
-    let mut told = [0; 512];
-    while sys::read(agent.children.number(), &mut told).is_ok() {}
+/// Reaps processes. Returns true if there may be more.
+fn reap(agent: &Agent, execs: &mut Execs) -> bool {
+    let mut buffer = [0; 512];
+    while sys::read(agent.children.number(), &mut buffer).is_ok() {}
     for _ in 0..MAX_REAPED {
         let Some(reaped) = sys::reap() else { return false };
-        // Summing up takes long: only for an exec's own program, and not for every orphan.
+        // Only for the program of an exec and not for every orphan, since adding up the CPU time is slow.
         execs.reaped(reaped, |micros, since| agent.watch.as_ref().map_or(micros, |watch| watch.used(micros, since)));
     }
     true
@@ -303,41 +304,41 @@ impl Agent {
         while !self.ending {
             self.turn(room)?;
         }
-        // What was said last should be heard.
+        // The host should get the last answers.
         room.table.outbox.flush()
     }
 
-    /// Waits, and does what there is to do.
+    /// Waits, and handles everything that is ready.
     fn turn(&mut self, room: &mut Room) -> Res<()> {
         let Room { inbox, assembly, polls, table } = room;
-        let [orders, ended, asked] = self.wait(inbox, polls, table)?;
-        // One of them a turn, so that nothing else is kept waiting.
+        let [requests, ended, asked] = self.wait(inbox, polls, table)?;
+        // Only one in each turn, so that the other sources are served.
         if let Some(quotas) = self.quotas.as_mut().filter(|_| asked) {
             quotas.answer_one()?;
             table.counters.processes_refused = quotas.processes_refused();
         }
-        if orders && !self.hear(inbox)? {
+        if requests && !self.receive(inbox)? {
             self.ending = true;
             return Ok(());
         }
         let now = sys::now_micros();
-        if orders {
+        if requests {
             self.heard = now;
-        } else if self.stage != Stage::Held && now > self.heard.saturating_add(self.silence) {
+        } else if self.stage != Stage::Quiesced && now > self.heard.saturating_add(self.silence) {
             self.ending = true;
             return Ok(());
         }
         if self.stage == Stage::Open {
             table.execs.serve(polls.get(OWN..).unwrap_or_default(), &mut table.outbox);
             if ended || self.reaping {
-                self.reaping = collect(self, &mut table.execs);
+                self.reaping = reap(self, &mut table.execs);
             }
             table.execs.settle(&table.counters, &mut table.outbox);
-            table.jobs.go_on(&mut table.outbox);
+            table.jobs.advance(&mut table.outbox);
         }
-        self.take_orders(inbox, assembly, table)?;
-        if self.stage == Stage::Renewed {
-            // The secret that it came with is not to be in any later copy.
+        self.handle_requests(inbox, assembly, table)?;
+        if self.stage == Stage::Reseeded {
+            // Overwrites the entropy, so that no later copy contains it.
             inbox.wipe();
         }
         let watch = self.watch.as_mut().filter(|_| self.stage == Stage::Open && sys::has_children());
@@ -349,32 +350,32 @@ impl Agent {
         if table.outbox.is_broken() { Err(EPROTO) } else { Ok(()) }
     }
 
-    /// Reads what the host says, or takes its connection; `false` at the end of the last one.
-    fn hear(&mut self, inbox: &mut Inbox) -> Res<bool> {
+    /// Reads from the host, or accepts its connection. Returns false at the end of the last connection.
+    fn receive(&mut self, inbox: &mut Inbox) -> Res<bool> {
         if self.line.is_lost() {
-            return self.line.take().map(|()| true);
+            return self.line.accept().map(|()| true);
         }
         let heard = inbox.fill();
-        // Nothing is under way yet, or any more.
-        let replaceable = !self.greeted || self.stage == Stage::Held;
-        if replaceable && matches!(heard, Ok(false) | Err(_)) && self.line.lose() {
+        // No request is pending before the greeting and while quiesced.
+        let replaceable = !self.greeted || self.stage == Stage::Quiesced;
+        if replaceable && matches!(heard, Ok(false) | Err(_)) && self.line.drop_connection() {
             inbox.clear();
             return Ok(true);
         }
         heard
     }
 
-    /// Waits until something is ready or due. Says whether there are orders, whether a child has ended, and whether a call has a
-    /// quota.
+    /// Waits until a descriptor is ready or a timeout is due. Returns whether there are requests, whether a child has
+    /// ended, and whether a system call with a quota waits.
     fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 3]> {
-        let taking = table.outbox.room() >= ORDER_ROOM;
+        let taking = table.outbox.room() >= REQUEST_ROOM;
         let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
         let used = if open { table.execs.wait_for(theirs, &table.outbox) } else { 0 };
-        let (heard, sayable) = self.line.hears();
+        let (input, writable) = self.line.readable();
         let wanted = [
-            (heard, taking && inbox.has_room(), Ready::Read),
-            (1, sayable && !table.outbox.is_empty(), Ready::Write),
+            (input, taking && inbox.has_room(), Ready::Read),
+            (1, writable && !table.outbox.is_empty(), Ready::Write),
             (self.children.number(), open, Ready::Read),
             (self.quotas.as_ref().map_or(-1, |quotas| quotas.numbers()[0]), open, Ready::Read),
         ];
@@ -386,36 +387,36 @@ impl Agent {
         let silent = self.heard.saturating_add(self.silence).saturating_sub(sys::now_micros());
         let watch = self.watch.as_ref().filter(|_| open && sys::has_children());
         let due = if busy { 0 } else { silent.min(watch.map_or(u64::MAX, Watch::left)).saturating_add(1) };
-        // A host that holds this process may be gone for years, by this machine's clock or without it.
-        let due = (self.stage != Stage::Held || busy).then_some(due);
+        // A host may return to a quiesced agent after years, whether or not the VM's clock counts them.
+        let due = (self.stage != Stage::Quiesced || busy).then_some(due);
         sys::poll(polls.get_mut(..OWN + used).unwrap_or_default(), due)?;
         Ok([0, 2, 3].map(|at| polls.get(at).is_some_and(PollFd::is_ready)))
     }
 
-    fn take_orders(&mut self, inbox: &mut Inbox, assembly: &mut Assembly, table: &mut Table) -> Res<()> {
-        while table.outbox.room() >= ORDER_ROOM && !self.ending {
+    fn handle_requests(&mut self, inbox: &mut Inbox, assembly: &mut Assembly, table: &mut Table) -> Res<()> {
+        while table.outbox.room() >= REQUEST_ROOM && !self.ending {
             let Some(frame) = inbox.next()? else { return Ok(()) };
             if frame.kind == PART {
                 assembly.add(frame.body)?;
             } else if assembly.is_empty() {
-                self.obey(&frame, table)?;
+                self.handle(&frame, table)?;
             } else {
                 assembly.add(frame.body)?;
                 let whole = core::mem::replace(assembly, Assembly::NEW);
-                self.obey(&Frame { body: whole.bytes(), ..frame }, table)?;
+                self.handle(&Frame { body: whole.bytes(), ..frame }, table)?;
             }
         }
         Ok(())
     }
 
-    fn obey(&mut self, frame: &Frame<'_>, table: &mut Table) -> Res<()> {
+    fn handle(&mut self, frame: &Frame<'_>, table: &mut Table) -> Res<()> {
         let id = frame.id;
-        let order = Order::decode(frame).ok_or(sys::EBADMSG)?;
-        let waking = matches!(order, Order::Release | Order::Renew(_) | Order::End);
-        if self.stage == Stage::Held && !waking {
+        let request = Request::decode(frame).ok_or(sys::EBADMSG)?;
+        let waking = matches!(request, Request::Release | Request::Reseed(_) | Request::End);
+        if self.stage == Stage::Quiesced && !waking {
             return Err(sys::EBADMSG);
         }
-        if let Order::Hello { magic, version } = order {
+        if let Request::Hello { magic, version } = request {
             let pid = sys::identity().0 as u32;
             table.outbox.answer(id, &Answer::Hello { magic: MAGIC, version: VERSION, pid });
             self.greeted = magic == MAGIC && version == VERSION;
@@ -426,81 +427,81 @@ impl Agent {
             return Err(sys::EBADMSG);
         }
         let Table { outbox: out, desk, stack, execs, jobs, counters } = table;
-        match order {
-            Order::Configure(it) => done(id, self.configure(&it, counters), out),
-            Order::Probe(it) => probe::probe(id, &it, stack, (self.rules.as_ref(), self.mark), out),
-            Order::Start(it) => {
+        match request {
+            Request::Configure(it) => done(id, self.configure(&it, counters), out),
+            Request::Probe(it) => probe::probe(id, &it, stack, (self.rules.as_ref(), self.tag), out),
+            Request::Start(it) => {
                 let counts = counters.read();
                 match self.start(&it, desk, execs) {
                     Ok(()) => out.answer(id, &Answer::Started { counts }),
                     Err(failure) => out.answer(id, &Answer::NotStarted { failure }),
                 }
             }
-            Order::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
-            Order::Input { data } => execs.input(id, data, out)?,
-            Order::InputEnd => execs.end_input(id, out),
-            Order::Resize { rows, columns } => execs.resize(id, (rows, columns)),
-            Order::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
-            Order::Shares => {
-                // Counted after that: nobody is said to have used what was not counted.
-                let used = self.mark.map_or(Used::NOTHING, |_| Used::look());
+            Request::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
+            Request::Input { data } => execs.input(id, data, out)?,
+            Request::InputEnd => execs.end_input(id, out),
+            Request::Resize { rows, columns } => execs.resize(id, (rows, columns)),
+            Request::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
+            Request::Shares => {
+                // Reads the counters after that, so that no share exceeds the count.
+                let used = self.tag.map_or(Used::NOTHING, |_| Used::read());
                 out.answer(id, &Answer::Shares { counts: counters.read(), used: used.bytes() });
             }
-            Order::Freeze { on } => done(id, self.freeze(on), out),
-            Order::Hold => match self.hold(jobs) {
-                Ok(()) => out.answer(id, &Answer::Held),
+            Request::Freeze { on } => done(id, self.freeze(on), out),
+            Request::Quiesce => match self.quiesce(jobs) {
+                Ok(()) => out.answer(id, &Answer::Quiesced),
                 Err(errno) => done(id, Err(errno), out),
             },
-            Order::Release => done(id, self.release(), out),
-            Order::Renew(it) => {
-                // What was sent may have been anything.
+            Request::Release => done(id, self.release(), out),
+            Request::Reseed(it) => {
+                // The sent bytes may contain data of guests.
                 out.wipe();
-                match self.renew(&it, desk, execs, jobs) {
-                    Ok(()) => hold::renewed(id, execs, out),
+                match self.reseed(&it, desk, execs, jobs) {
+                    Ok(()) => hold::answer_reseeded(id, execs, out),
                     Err(errno) => done(id, Err(errno), out),
                 }
             }
-            Order::Ping => out.answer(id, &Answer::Pong),
-            Order::End => self.ending = true,
-            _ => self.obey_about_files(id, &order, jobs, out)?,
+            Request::Ping => out.answer(id, &Answer::Pong),
+            Request::End => self.ending = true,
+            _ => self.handle_file_request(id, &request, jobs, out)?,
         }
         Ok(())
     }
 
-    fn obey_about_files(&self, id: u64, order: &Order<'_>, jobs: &mut Jobs, out: &mut Outbox) -> Res<()> {
+    fn handle_file_request(&self, id: u64, request: &Request<'_>, jobs: &mut Jobs, out: &mut Outbox) -> Res<()> {
         let begun = |begun: Result<(), Failure>, out: &mut Outbox| {
             if let Err(Failure { errno, kind }) = begun {
                 out.answer(id, &Answer::Done { errno, kind });
             }
         };
-        match *order {
-            Order::Read { root, path, window } => {
+        match *request {
+            Request::Read { root, path, window } => {
                 let read = self.root(root).map_err(Failure::from).and_then(|root| jobs.read(id, root, path, window, out));
                 begun(read, out);
             }
-            Order::More { bytes } => jobs.more(id, bytes),
-            Order::Write { root, path, strict } => {
+            Request::More { bytes } => jobs.more(id, bytes),
+            Request::Write { root, path, strict } => {
                 let write = self.root(root).map_err(Failure::from).and_then(|root| jobs.write(id, root, path, strict));
                 begun(write, out);
             }
-            Order::Data { data } => jobs.data(id, data, out)?,
-            Order::Finish { mode, modified } => jobs.finish(id, mode, modified, out),
-            Order::Forget => jobs.forget(id),
-            Order::List { root, path } => {
+            Request::Data { data } => jobs.data(id, data, out)?,
+            Request::Finish { mode, modified } => jobs.finish(id, mode, modified, out),
+            Request::Forget => jobs.forget(id),
+            Request::List { root, path } => {
                 let list = self.root(root).map_err(Failure::from).and_then(|root| jobs.list(id, root, path));
                 begun(list, out);
             }
-            Order::Remove { root, path } => {
+            Request::Remove { root, path } => {
                 match self.root(root).map_err(Failure::from).and_then(|root| jobs.remove(id, root, path)) {
                     Ok(false) => {}
                     Ok(true) => done(id, Ok(()), out),
                     Err(failure) => begun(Err(failure), out),
                 }
             }
-            Order::Make { root, path, make } => {
+            Request::Make { root, path, make } => {
                 done(id, self.root(root).and_then(|root| jobs::make(root, path, make)), out);
             }
-            Order::Adjust { root, path, mode, modified } => {
+            Request::Adjust { root, path, mode, modified } => {
                 done(id, self.root(root).and_then(|root| jobs::adjust(root, path, mode, modified)), out);
             }
             _ => return Err(sys::EBADMSG),

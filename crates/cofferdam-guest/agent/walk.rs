@@ -1,21 +1,21 @@
-//! From a path to a directory and a name, step by step: nothing outside of the root is ever opened.
+//! Resolution of a path to a directory and a name. It never opens anything outside the root.
 //!
-//! Each step opens one name in a directory that is open already, and never through a link. A link's text is put into the
-//! path instead, and the walk begins again. `..` takes back the name before it, which was found to be a directory and no
-//! link. Somebody who changes the tree meanwhile can make the walk end elsewhere, but not outside. It needs nothing of
-//! the kernel but `openat`, so that it is the same everywhere, also under kernels that are not Linux, and under a filter
-//! that forbids `openat2`.
+//! Each step opens one name in an open directory, and never through a link. The target of a link replaces it in the
+//! path, and the walk restarts. `..` removes the name before it, which was found to be a directory and not a link. A
+//! guest that changes the tree meanwhile can make the walk end elsewhere, but not outside. It needs only `openat` of
+//! the kernel, so that it works the same everywhere, including kernels that are not Linux and a filter that forbids
+//! `openat2`.
 
 use super::sys::{self, Fd, Res};
 use super::wire::MAX_PATH;
 
-/// A path with the text of links in it.
+/// The maximum length of a path with the targets of links.
 const MAX_TEXT: usize = 2 * MAX_PATH;
-/// Links followed for one path, as the kernel does it.
+/// The highest number of links followed for one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// How often a walk begins again.
+/// The highest number of restarts of a walk.
 const MAX_WALKS: usize = 4096;
-/// The longest name, and a NUL.
+/// The maximum length of a name, with its NUL.
 const NAME: usize = 256;
 
 const ENOENT: i32 = 2;
@@ -24,25 +24,25 @@ pub const ELOOP: i32 = 40;
 const ENAMETOOLONG: i32 = 36;
 const EEXIST: i32 = 17;
 
-/// What to do with links.
+/// The treatment of links.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Follow them, also in the last place.
+    /// Follow all links.
     Follow,
-    /// Follow them, but for one in the last place.
+    /// Follow all links except one at the end of the path.
     KeepLast,
-    /// There must be none, but for the last place.
+    /// Refuse links, except one at the end of the path.
     Refuse,
 }
 
-/// What to do with directories that are missing.
+/// The treatment of missing directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Parents {
     Make,
     Expect,
 }
 
-/// A name with its NUL.
+/// A name with a terminating NUL.
 #[derive(Clone, Copy)]
 pub struct Name {
     bytes: [u8; NAME],
@@ -50,7 +50,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// Takes a name without NUL.
+    /// Copies a name without NUL.
     pub fn new(name: &[u8]) -> Res<Self> {
         let mut made = Self { bytes: [0; NAME], length: name.len() };
         if name.contains(&0) {
@@ -60,7 +60,7 @@ impl Name {
         Ok(made)
     }
 
-    /// With its NUL.
+    /// Returns the name with its NUL.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..=self.length).unwrap_or(b"\0")
     }
@@ -76,7 +76,7 @@ impl Text {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// Puts `middle` in the place of `from..to`.
+    /// Replaces `from..to` by `middle`.
     fn replace(&mut self, from: usize, to: usize, middle: &[u8]) -> Res<()> {
         let length = self.length - (to - from) + middle.len();
         if length > MAX_TEXT {
@@ -89,7 +89,7 @@ impl Text {
     }
 }
 
-/// Where the next name begins and ends, looking from `at`.
+/// Returns the begin and end of the next name from `at` on.
 fn next_name(text: &[u8], at: usize) -> Option<(usize, usize)> {
     let rest = text.get(at..)?;
     let begin = at + rest.iter().position(|&byte| byte != b'/')?;
@@ -97,7 +97,7 @@ fn next_name(text: &[u8], at: usize) -> Option<(usize, usize)> {
     Some((begin, length.map_or(text.len(), |length| begin + length)))
 }
 
-/// Opens the directory that holds what `path` means, and gives its name there; `.` for the root itself.
+/// Opens the parent directory of `path`. Returns it and the name in it, or `.` for the root itself.
 pub fn walk(root: &Fd, path: &[u8], links: Links, parents: Parents) -> Res<(Fd, Name)> {
     if path.len() > MAX_PATH || path.contains(&0) {
         return Err(sys::EINVAL);
@@ -128,9 +128,9 @@ pub fn walk(root: &Fd, path: &[u8], links: Links, parents: Parents) -> Res<(Fd, 
 
 enum Step {
     There(Fd, Name),
-    /// This stretch of the text takes itself back.
+    /// A name and the `..` that removes it, as a range of the text.
     Back(usize, usize),
-    /// This stretch of the text is a link.
+    /// A link, as a range of the text.
     Link(usize, usize, Fd, Name),
 }
 
@@ -183,7 +183,7 @@ fn attempt(root: &Fd, text: &Text, links: Links, parents: Parents) -> Res<Step> 
     Ok(Step::There(dir, Name::new(b".")?))
 }
 
-/// Whether nothing follows that means something.
+/// Returns true if the rest of a path has only `.` and slashes.
 fn only_dots(mut text: &[u8]) -> bool {
     while let Some((from, to)) = next_name(text, 0) {
         if text.get(from..to) != Some(b".") {

@@ -7,7 +7,7 @@ use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use crate::settings::Ending;
 use crate::wire::{NotStarted, Step};
 
-/// Numbers of Linux's errors that are told apart.
+/// Linux error numbers that have a message of their own.
 mod errno {
     pub const PERM: i32 = 1;
     pub const NOENT: i32 = 2;
@@ -30,22 +30,22 @@ mod errno {
 
 const S_IFMT: u32 = 0o170_000;
 
-/// The connection has ended.
+/// Creates the error for an operation after the connection has ended.
 pub fn ended(operation: &'static str, ending: Option<&Ending>) -> Error {
     let Some(ending) = ending else { return Error::closed(operation) };
     Error::new(ErrorKind::Closed, operation, format!("the sandbox ended by itself: {}", ending.why))
         .with_fault(Fault::Host)
         .with_retry(Retry::MayHelp)
-        .with_remedy(ending.remedy.clone().unwrap_or_else(|| "make another sandbox".to_owned()))
+        .with_remedy(ending.remedy.clone().unwrap_or_else(|| "create another sandbox".to_owned()))
 }
 
-/// A frame that cannot be right.
+/// Creates the error for an agent that does not answer in time.
 pub fn silent(operation: &'static str) -> Error {
     Error::new(ErrorKind::Unavailable, operation, "the agent in the sandbox did not answer in time")
-        .with_remedy("the host may be overloaded, or the sandbox stopped by somebody else")
+        .with_remedy("the host may be overloaded, or another program may have stopped the sandbox")
 }
 
-/// An order about files failed.
+/// Creates the error for a failed request about files.
 pub fn file(operation: &'static str, path: impl Into<String>, number: i32, kind: u32) -> Error {
     if kind != 0 {
         return not_plain(operation, path, kind);
@@ -79,7 +79,7 @@ fn not_plain(operation: &'static str, path: impl Into<String>, kind: u32) -> Err
     Error::new(ErrorKind::Conflict, operation, format!("it is {what}, not a plain file")).with_context("path", path)
 }
 
-/// A program could not be started.
+/// Creates the error for a program that could not be started.
 pub fn not_started(failure: NotStarted, program: &str, directory: &str) -> Error {
     let program = program.escape_debug().to_string();
     let source = io::Error::from_raw_os_error(failure.errno);

@@ -1,159 +1,161 @@
-//! What was measured from inside, before anything of a request ran there.
+//! Measurements from inside, taken before any command runs there.
 
 use std::collections::BTreeMap;
 
-/// A system call that a wall must refuse, and what it answered.
+/// A system call that the isolation must refuse, and its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForbiddenCall {
-    /// The call.
+    /// The name of the call.
     pub name: &'static str,
-    /// The system's error number; 0 when it was carried out.
+    /// The error number; 0 if the call succeeded.
     pub errno: i32,
 }
 
 impl ForbiddenCall {
-    /// Whether something else than a filter, or nothing, refused it.
+    /// Returns true if the filter did not refuse the call.
     pub fn was_let_through(&self) -> bool {
         self.errno != 1
     }
 }
 
-/// Something that was tried with a path.
+/// A trial of an operation on a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
     /// The path.
     pub path: String,
-    /// Whether it worked: a file was made or opened for writing, a masked file was read.
+    /// True if it succeeded: a file was created or opened for writing, or a masked file was read.
     pub worked: bool,
-    /// The system's error number, 0 for none.
+    /// The error number; 0 for none.
     pub errno: i32,
 }
 
-/// Room of a file system. A file system without a bound says 0.
+/// The space of a file system. All numbers are 0 if it has no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Space {
-    /// Its kind, as `statfs` numbers them.
+    /// The type, as `statfs` numbers them.
     pub kind: u64,
-    /// Bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Bytes that are free.
+    /// The free bytes.
     pub bytes_free: u64,
-    /// Files.
+    /// The number of inodes.
     pub files: u64,
-    /// Files that can still be made.
+    /// The number of free inodes.
     pub files_free: u64,
 }
 
-/// One mount that is seen inside.
+/// A mount that is visible inside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is.
+    /// The mount point.
     pub path: String,
     /// The file system's type.
     pub kind: String,
-    /// What it shows of the file system.
+    /// The root of the mount in its file system.
     pub root: String,
     /// The file system's source.
     pub source: String,
-    /// Whether nothing can be written through it.
+    /// True if the mount is read-only.
     pub read_only: bool,
     /// Options of the mount and of the file system.
     pub options: Vec<String>,
-    /// Its room, for one that can be written to.
+    /// The space, for a writable mount.
     pub space: Option<Space>,
 }
 
-/// What the enclosure's control groups bound, as read inside.
+/// The bounds of the enclosure's control groups, as read inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bounds {
-    /// Their version; 0 where there are none that are the enclosure's own.
+    /// The version of the control groups; 0 if none belong to the enclosure alone.
     pub version: u8,
     /// Bytes of memory.
     pub memory: Option<u64>,
-    /// Bytes of swap, besides memory.
+    /// Bytes of swap, in addition to memory.
     pub swap: Option<u64>,
-    /// Tasks, the agent counted.
+    /// Tasks, including the agent.
     pub tasks: Option<u64>,
     /// Thousandths of a processor.
     pub cpu_millis: Option<u64>,
 }
 
-/// What was measured. What could not be read is empty, absent or `false`, and counts as not enforced.
+/// The measurements. A value that could not be read is empty, absent or `false`, and counts as not enforced.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
-    /// The agent's process, as it sees itself.
+    /// The pid of the agent in its own namespace.
     pub pid: u32,
-    /// The release of the kernel that answers inside; empty when it could not be read.
+    /// The release of the kernel inside; empty if it could not be read.
     pub kernel: String,
-    /// What that kernel calls itself from its start to its end; empty when it could not be read.
+    /// The boot id of that kernel; empty if it could not be read.
     pub boot: String,
-    /// The number of the workspace's directory.
+    /// The inode number of the workspace.
     pub workspace_inode: Option<u64>,
-    /// Major and minor number of the device that holds it.
+    /// Major and minor number of the workspace's device.
     pub workspace_device: Option<(u32, u32)>,
     /// Real, effective, saved and file-system user.
     pub uids: Vec<u32>,
-    /// The same for groups.
+    /// Real, effective, saved and file-system group.
     pub gids: Vec<u32>,
-    /// All further groups; `None` when they could not be read.
+    /// The supplementary groups; `None` if they could not be read.
     pub groups: Option<Vec<u32>>,
-    /// Effective, permitted, inheritable, bounding and ambient capabilities; `None` when a set could not be read.
+    /// Effective, permitted, inheritable, bounding and ambient capabilities; `None` if a set could not be read.
     pub capabilities: [Option<u64>; 5],
-    /// Whether privileges cannot be gained by executing.
+    /// True if executing a program cannot gain privileges (`no_new_privs`).
     pub no_new_privileges: bool,
-    /// Whether a filter of system calls is on, and how many if the kernel says.
+    /// True if a system call filter is active.
     pub seccomp_filtered: bool,
-    /// How many filters there are, if the kernel says.
+    /// The number of filters, if the kernel reports it.
     pub seccomp_filters: Option<u32>,
-    /// Calls that were tried.
+    /// The trials of forbidden calls.
     pub calls: Vec<ForbiddenCall>,
     /// Identities of the namespaces, by name (`user`, `mnt`, `pid`, `net`, `ipc`, `uts`, `cgroup`).
     pub namespaces: BTreeMap<String, u64>,
-    /// How users are mapped to those outside: inside, outside, count.
+    /// The mapping of users: inside, outside, count.
     pub uid_map: Vec<[u64; 3]>,
-    /// How groups are.
+    /// The mapping of groups.
     pub gid_map: Vec<[u64; 3]>,
-    /// All mounts, in the kernel's order; `None` when they could not be read.
+    /// All mounts, in the kernel's order; `None` if they could not be read.
     pub mounts: Option<Vec<Mount>>,
-    /// Attempts to write where nobody should.
+    /// Trials of writes that must fail.
     pub writes: Vec<Trial>,
-    /// Attempts to read what should be masked.
+    /// Trials of reads of files that should be masked.
     pub masked: Vec<Trial>,
-    /// Sockets of engines and buses that can be seen.
+    /// Sockets of engines and buses that are visible.
     pub sockets: Vec<String>,
-    /// Network interfaces but the loopback; `None` when they could not be read.
+    /// Network interfaces except the loopback; `None` if they could not be read.
     pub interfaces: Option<Vec<String>>,
-    /// What control groups bound.
+    /// The bounds of the control groups.
     pub bounds: Bounds,
-    /// Whether CPU time is counted by a control group.
+    /// True if a control group counts CPU time.
     pub counts_cpu: bool,
-    /// Whether memory is counted by a control group; where it is not, the agent watches.
+    /// True if a control group counts memory. If it is false, the agent enforces the limit.
     pub counts_memory: bool,
     /// The kernel's version of Landlock; 0 for none.
     pub landlock_abi: u32,
-    /// Whether guests run under the rules of the settings, and the kernel refuses what no rule allows.
+    /// True if guests run under the rules of the settings, and the kernel refuses everything else.
     pub landlock: bool,
-    /// Whether guests can make files in the workspace; `None` where that could not be tried.
+    /// True if guests can create files in the workspace; `None` if the trial was not possible.
     pub workspace_writable: Option<bool>,
-    /// Whether what an exec starts is found again wherever it goes. Where it is not, a kill reaches rather too much.
+    /// True if exec tags work, so that every process that an exec starts is found. Without them, a kill may also reach
+    /// processes of other execs.
     pub marks: bool,
-    /// Processors that can be used at once.
+    /// The number of processors that guests can use at once.
     pub processors: u32,
 }
 
 impl Evidence {
-    /// Whether execs that run at the same time are charged with no CPU time that is known to be another's.
+    /// Returns true if CPU time that is known to belong to one exec is not charged to another that runs at the same
+    /// time.
     #[must_use]
     pub fn tells_execs_apart(&self) -> bool {
         self.counts_cpu && self.marks
     }
 
-    /// The mount that a path lies on.
+    /// Returns the mount of a path.
     pub fn mount_of(&self, path: &str) -> Option<&Mount> {
         let below = |mount: &str| {
             mount == "/" || path == mount || path.strip_prefix(mount).is_some_and(|rest| rest.starts_with('/'))
         };
-        // The last one covers those before it.
+        // A later mount hides an earlier one at the same path.
         let found = self.mounts.iter().flatten().filter(|mount| below(&mount.path));
         found.fold(None, |best: Option<&Mount>, mount| match best {
             Some(best) if best.path.len() > mount.path.len() => Some(best),
@@ -162,33 +164,33 @@ impl Evidence {
     }
 }
 
-/// A line of `/proc/self/status`.
+/// Returns the value of a line of `/proc/self/status`.
 pub fn status<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The release in `/proc/version`.
+/// Returns the release in `/proc/version`.
 pub fn kernel(text: &str) -> Option<&str> {
     text.strip_prefix("Linux version ")?.split_whitespace().next()
 }
 
-/// Numbers with spaces between.
+/// Parses numbers separated by spaces.
 pub fn numbers<T: std::str::FromStr>(text: &str) -> Option<Vec<T>> {
     text.split_whitespace().map(|word| word.parse().ok()).collect()
 }
 
-/// The lines of an id map.
+/// Parses the lines of an id map.
 pub fn map(text: &str) -> Vec<[u64; 3]> {
     text.lines().filter_map(|line| numbers(line)?.try_into().ok()).collect()
 }
 
-/// The interfaces of `/proc/net/dev`.
+/// Returns the interfaces of `/proc/net/dev`, except the loopback.
 pub fn interfaces(text: &str) -> Vec<String> {
     let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
     names.filter(|name| *name != "lo").map(str::to_owned).collect()
 }
 
-/// The mounts of `mountinfo`; `None` if a line is not as it should be.
+/// Parses the mounts of `mountinfo`. Returns `None` for an invalid line.
 pub fn mounts(text: &str) -> Option<Vec<Mount>> {
     text.lines().map(mount).collect()
 }
@@ -210,7 +212,7 @@ fn mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// The kernel writes blanks and backslashes as three octal digits.
+/// Decodes blanks and backslashes, which the kernel writes as three octal digits.
 fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut whole = parts.next().unwrap_or_default().to_owned();

@@ -1,12 +1,12 @@
 //! One exec, from its request to its exit.
 //!
 //! ```text
-//! asked --Started--> running --Ended--> finished
-//!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
-//!                       |  no Ended after a kill: the connection is closed, and everything ends with the agent
+//! requested --Started--> running --Ended--> finished
+//!                           |  timeout, CPU limit, cancel, kill: everything that the exec started is signalled
+//!                           |  no Ended after a kill: the connection is closed, and everything ends with the agent
 //! ```
 //!
-//! An exec of a former host begins in the middle of it: it runs, and its limits hold.
+//! An exec of a former host begins as a running exec, with its limits.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,28 +27,28 @@ use crate::guest::{ANSWER_TIMEOUT, Inner};
 use crate::ledger::Share;
 use crate::link::Link;
 use crate::record::RunningExec;
-use crate::running::{Listed, Standing};
-use crate::slots::{AdoptedSlot, ExecEnd, ExecSlot, Reply, Slot, Telling};
-use crate::wire::{Counts, MAX_ORDER, Make, NotStarted, Order, Root, Start, Texts};
+use crate::running::{ExecState, RunningGuard};
+use crate::slots::{ExecEnd, ExecSlot, Notifier, ReattachedSlot, Reply, Slot};
+use crate::wire::{Counts, MAX_REQUEST, Make, NotStarted, Request, Root, Start, Texts};
 use crate::{error, files};
 
-/// Output of an adopted exec that is kept until it is read.
-const ADOPTED_BUFFER: ByteSize = ByteSize::from_mebibytes(1);
+/// The size of the output buffer of a reattached exec.
+const REATTACHED_BUFFER: ByteSize = ByteSize::from_mebibytes(1);
 
 struct Control {
     link: Arc<Link>,
     exec: u64,
-    wishes: mpsc::UnboundedSender<Wish>,
+    stop_requests: mpsc::UnboundedSender<Wish>,
     terminal: bool,
 }
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        let _ = self.wishes.send(Wish::Cancel(grace));
+        let _ = self.stop_requests.send(Wish::Cancel(grace));
     }
 
     fn kill(&self) {
-        let _ = self.wishes.send(Wish::Kill);
+        let _ = self.stop_requests.send(Wish::Kill);
     }
 
     fn resize(&self, size: TerminalSize) -> Result<()> {
@@ -56,25 +56,25 @@ impl ExecControl for Control {
             return Err(Error::unsupported("resize", "the exec has no terminal"));
         }
         self.link.check("resize")?;
-        self.link.send(self.exec, &Order::Resize { rows: size.rows, columns: size.columns });
+        self.link.send(self.exec, &Request::Resize { rows: size.rows, columns: size.columns });
         Ok(())
     }
 }
 
-/// Starts an exec and gives its handle once its program runs.
+/// Starts an exec. Returns its handle once its program runs.
 pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
     let begun = Instant::now();
     let link = &inner.link;
     let metered = inner.metered().await;
     let base = metered.filter(|_| inner.is_metered_alike());
-    let (started, on_start) = Telling::new();
-    let (ended, on_end) = Telling::new();
-    let (wishes, on_wish) = mpsc::unbounded_channel();
+    let (started, on_start) = Notifier::new();
+    let (ended, on_end) = Notifier::new();
+    let (stop_requests, on_stop) = mpsc::unbounded_channel();
     let window = Window::new();
     let terminal = request.terminal();
     let mut begun_of = None;
     let exec = link.enroll("start", |exec| {
-        let control = Control { link: Arc::clone(link), exec, wishes, terminal: terminal.is_some() };
+        let control = Control { link: Arc::clone(link), exec, stop_requests, terminal: terminal.is_some() };
         let stdin = matches!(request.stdin(), Stdin::Stream)
             .then(|| StdinWriter::new(Input::new(link, exec, Arc::clone(&window))));
         let (made, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
@@ -84,7 +84,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), share, base })
     })?;
     let (handle, share) = begun_of.ok_or_else(|| Error::closed("start"))?;
-    let mut unordered = Unordered { link, exec: Some(exec) };
+    let mut unsent = Unsent { link, exec: Some(exec) };
     let allowance = Allowance {
         wall: request.timeout().unwrap_or(limits.wall_time),
         cpu: limits.cpu_time,
@@ -92,41 +92,41 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         processors: inner.processors(),
     };
     let script = matches!(request.command(), Command::Script(_));
-    let standing = inner.running.add(exec, Standing::new(begun, allowance, script));
+    let state = inner.running.add(exec, ExecState::new(begun, allowance, script));
     let mut run = Run {
         inner: Arc::clone(inner),
         exec,
         begun,
         metered,
         around: None,
-        standing,
+        state,
         share,
-        looking: None,
+        shares_update: None,
         limits: limits.clone(),
     };
-    // Its time begins now, whether or not the agent takes the order.
-    let ordered = tokio::select! {
+    // Its time begins now, whether or not the agent reads the request.
+    let sent = tokio::select! {
         biased;
-        ordered = put_and_order(inner, exec, request) => Some(ordered?),
+        sent = put_script_and_send_start(inner, exec, request) => Some(sent?),
         () = run.overdue() => None,
     };
-    unordered.exec = None;
-    let Some(words) = ordered else {
-        // Nothing of it ran.
+    unsent.exec = None;
+    let Some(words) = sent else {
+        // Its program did not start.
         if let Some(Slot::Exec(slot)) = link.take(exec) {
-            run.standing.supervision().due(Instant::now());
+            run.state.supervision().due(Instant::now());
             slot.driver.finish(run.exit(None, None));
         }
         return Ok(handle);
     };
-    // From here on the exec is its task's to end.
-    let (tell, told) = oneshot::channel();
-    tokio::spawn(run.drive(on_start, on_end, on_wish, tell));
+    // From here on the task ends the exec.
+    let (ready, on_ready) = oneshot::channel();
+    tokio::spawn(run.drive(on_start, on_end, on_stop, ready));
     if let Stdin::Bytes(data) = request.stdin() {
         feed(Input::new(link, exec, window), data.clone());
     }
     let directory = request.working_dir().inside();
-    match link.wait("start", told).await? {
+    match link.wait("start", on_ready).await? {
         Ok(()) => Ok(handle),
         Err(Some(failure)) => Err(error::not_started(failure, words.first().map_or("", String::as_str), &directory)),
         Err(None) => {
@@ -136,13 +136,13 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     }
 }
 
-/// Frees what was enrolled for an exec that is not ordered after all.
-struct Unordered<'a> {
+/// A guard that frees the slot of an exec whose request is not sent.
+struct Unsent<'a> {
     link: &'a Link,
     exec: Option<u64>,
 }
 
-impl Drop for Unordered<'_> {
+impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(exec) = self.exec {
             self.link.withdraw(exec);
@@ -150,7 +150,7 @@ impl Drop for Unordered<'_> {
     }
 }
 
-/// A program that does not read its input is no error.
+/// Writes all input of an exec in a task. Ignores errors, since a program need not read its input.
 fn feed(mut input: Input, data: Bytes) {
     tokio::spawn(async move {
         let _ = input.write_all(&data).await;
@@ -183,18 +183,18 @@ fn encoded<'t>(texts: impl Iterator<Item = &'t str>) -> (usize, Vec<u8>) {
     (count, bytes.0)
 }
 
-/// Puts a script there, if there is one, and orders the exec. Gives its words.
-async fn put_and_order(inner: &Arc<Inner>, exec: u64, request: &ExecRequest) -> Result<Vec<String>> {
+/// Writes the script, if there is one, and requests the exec. Returns its arguments.
+async fn put_script_and_send_start(inner: &Arc<Inner>, exec: u64, request: &ExecRequest) -> Result<Vec<String>> {
     let script = match request.command() {
         Command::Script(script) => Some(put_script(inner, exec, script).await?),
         Command::Argv(_) | Command::Shell(_) => None,
     };
     let words = words(request.command(), script.as_deref());
-    order(inner, exec, request, &words).await?;
+    send_start(inner, exec, request, &words).await?;
     Ok(words)
 }
 
-async fn order(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]) -> Result<()> {
+async fn send_start(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]) -> Result<()> {
     let terminal = request.terminal();
     let base = [("PATH", inner.path.as_str())].into_iter();
     let base = base.chain(inner.env.iter().map(|(key, value)| (key.as_str(), value.as_str())));
@@ -211,46 +211,46 @@ async fn order(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]
         terminal: terminal.map(|size| (size.rows, size.columns)),
         input: !matches!(request.stdin(), Stdin::Empty),
     };
-    if argv.len() + env.len() > MAX_ORDER - (64 << 10) {
-        return Err(Error::invalid("start", "arguments and environment are too long together"));
+    if argv.len() + env.len() > MAX_REQUEST - (64 << 10) {
+        return Err(Error::invalid("start", "arguments and environment are too long in total"));
     }
-    inner.link.send_long("start", exec, &Order::Start(start)).await
+    inner.link.send_long("start", exec, &Request::Start(start)).await
 }
 
-/// Puts a script into a directory of its own, and gives its path inside.
+/// Writes a script into a directory of its own. Returns its path inside.
 async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<String> {
     let directory = exec.to_string();
     let path = format!("{directory}/{}", script.name);
     let make = Make::Directory { mode: 0o755 };
-    files::simple(inner, "start", &directory, &Order::Make { root: Root::Code, path: directory.as_bytes(), make })
+    files::simple(inner, "start", &directory, &Request::Make { root: Root::Code, path: directory.as_bytes(), make })
         .await?;
     let contents = Box::new(std::io::Cursor::new(script.contents.clone()));
     let target = files::Target { root: Root::Code, path: path.as_bytes(), strict: true, mode: 0o444, modified: None };
     files::write(inner, "start", &target, contents).await?;
-    let adjust = Order::Adjust { root: Root::Code, path: directory.as_bytes(), mode: Some(0o555), modified: None };
+    let adjust = Request::Adjust { root: Root::Code, path: directory.as_bytes(), mode: Some(0o555), modified: None };
     files::simple(inner, "start", &directory, &adjust).await?;
     Ok(format!("{}/{path}", inner.code))
 }
 
 async fn remove_script(inner: &Arc<Inner>, exec: u64) {
-    // What is left there goes with the sandbox.
+    // The removal of the sandbox removes the rest.
     let _ = tokio::time::timeout(ANSWER_TIMEOUT, try_remove_script(inner, exec)).await;
 }
 
 async fn try_remove_script(inner: &Arc<Inner>, exec: u64) {
     let directory = exec.to_string();
     let path = directory.as_bytes();
-    let adjust = Order::Adjust { root: Root::Code, path, mode: Some(0o755), modified: None };
-    for order in [adjust, Order::Remove { root: Root::Code, path }] {
-        inner.link.going().await;
-        let _ = files::simple(inner, "start", &directory, &order).await;
+    let adjust = Request::Adjust { root: Root::Code, path, mode: Some(0o755), modified: None };
+    for request in [adjust, Request::Remove { root: Root::Code, path }] {
+        inner.link.wait_until_running().await;
+        let _ = files::simple(inner, "start", &directory, &request).await;
     }
 }
 
-/// Controls an exec that a former host started.
-struct AdoptedControl(mpsc::UnboundedSender<Wish>);
+/// The control of an exec that a former host started.
+struct ReattachedControl(mpsc::UnboundedSender<Wish>);
 
-impl ExecControl for AdoptedControl {
+impl ExecControl for ReattachedControl {
     fn cancel(&self, grace: Duration) {
         let _ = self.0.send(Wish::Cancel(grace));
     }
@@ -264,73 +264,73 @@ impl ExecControl for AdoptedControl {
     }
 }
 
-/// The two ends of an exec that a former host started.
-pub struct Adopted {
+/// The handle and the receivers of an exec that a former host started.
+pub struct Reattached {
     pub handle: ExecHandle,
-    on_wish: mpsc::UnboundedReceiver<Wish>,
+    on_stop: mpsc::UnboundedReceiver<Wish>,
     on_end: oneshot::Receiver<ExecEnd>,
 }
 
-/// Makes the slot of an exec that a former host started, and its handle. The newest [`ADOPTED_BUFFER`] of its output are
-/// there for whoever reads them first.
-pub fn adopt(exec: &RunningExec) -> Result<(Slot, Adopted)> {
-    let request = ExecRequest::builder(Command::Argv(vec!["adopted".to_owned()]))
+/// Creates the slot of an exec that a former host started, and its handle. The first reader gets the newest
+/// [`REATTACHED_BUFFER`] of its output.
+pub fn reattach(exec: &RunningExec) -> Result<(Slot, Reattached)> {
+    let request = ExecRequest::builder(Command::Argv(vec!["reattached".to_owned()]))
         .max_output(ByteSize::from_bytes(u64::MAX))
-        .output_buffer(ADOPTED_BUFFER)
+        .output_buffer(REATTACHED_BUFFER)
         .build()?;
-    let (wishes, on_wish) = mpsc::unbounded_channel();
-    let (ended, on_end) = Telling::new();
-    let (handle, driver) = ExecHandle::new(ExecId(exec.id), &request, None, Arc::new(AdoptedControl(wishes)));
-    Ok((Slot::Adopted(AdoptedSlot { driver, ended }), Adopted { handle, on_wish, on_end }))
+    let (stop_requests, on_stop) = mpsc::unbounded_channel();
+    let (ended, on_end) = Notifier::new();
+    let (handle, driver) = ExecHandle::new(ExecId(exec.id), &request, None, Arc::new(ReattachedControl(stop_requests)));
+    Ok((Slot::Reattached(ReattachedSlot { driver, ended }), Reattached { handle, on_stop, on_end }))
 }
 
-/// Keeps the limits of an exec that a former host started: its own, and these. `first` is the CPU time that was counted
+/// Enforces the limits of an exec that a former host started: its own, and these. `first` is the count of CPU time
 /// before it resumed. Returns its handle.
-pub fn keep_limits(
+pub fn enforce_limits(
     inner: &Arc<Inner>,
     exec: &RunningExec,
     limits: &Limits,
     first: Option<u64>,
-    adopted: Adopted,
+    reattached: Reattached,
 ) -> ExecHandle {
-    let standing = Standing::adopt(exec, limits, first, inner.counts_cpu(), inner.processors());
-    let standing = inner.running.add(exec.id, standing);
+    let state = ExecState::reattach(exec, limits, first, inner.counts_cpu(), inner.processors());
+    let state = inner.running.add(exec.id, state);
     let share = Arc::new(Share::new(&inner.ledger, exec.id));
     let run = Run {
         inner: Arc::clone(inner),
         exec: exec.id,
         begun: Instant::now(),
-        // All of a copy's time is its execs'.
+        // All CPU time of a copy belongs to its execs.
         metered: Some(0),
         around: None,
-        standing,
+        state,
         share,
-        looking: None,
+        shares_update: None,
         limits: limits.clone(),
     };
-    let Adopted { handle, on_wish, on_end } = adopted;
-    tokio::spawn(run.drive_to_end(on_end, on_wish));
+    let Reattached { handle, on_stop, on_end } = reattached;
+    tokio::spawn(run.drive_to_end(on_end, on_stop));
     handle
 }
 
-/// One exec that runs.
+/// The task of one exec.
 struct Run {
     inner: Arc<Inner>,
     exec: u64,
     begun: Instant,
-    /// What the host itself counted before it was ordered.
+    /// The host's own count before the request.
     metered: Option<u64>,
-    /// What it had counted of the enclosure and its monitor by the end, since then.
+    /// The host's count of the enclosure and its VMM between the request and the end.
     around: Option<u64>,
-    standing: Listed,
-    /// Its part in the CPU time of its sandbox.
+    state: RunningGuard,
+    /// The share in the CPU time of the sandbox.
     share: Arc<Share>,
-    /// A look whose CPU time it was, of which nothing is known yet.
-    looking: Option<JoinHandle<()>>,
+    /// A pending update of the shares.
+    shares_update: Option<JoinHandle<()>>,
     limits: Limits,
 }
 
-type Look = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
+type UsagePoll = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
 type StartResult = std::result::Result<(), Option<NotStarted>>;
 
 impl Run {
@@ -338,8 +338,8 @@ impl Run {
         mut self,
         on_start: oneshot::Receiver<std::result::Result<Counts, NotStarted>>,
         on_end: oneshot::Receiver<ExecEnd>,
-        on_wish: mpsc::UnboundedReceiver<Wish>,
-        tell: oneshot::Sender<StartResult>,
+        on_stop: mpsc::UnboundedReceiver<Wish>,
+        ready: oneshot::Sender<StartResult>,
     ) {
         let started = tokio::select! {
             biased;
@@ -348,27 +348,27 @@ impl Run {
         };
         match started {
             Some(Ok(Ok(counts))) => {
-                self.standing.begin(counts);
-                let _ = tell.send(Ok(()));
+                self.state.begin(counts);
+                let _ = ready.send(Ok(()));
             }
-            // Its time is over, and the agent does not say whether it runs: it is ended all the same.
+            // Its time is over, and the agent does not report its start. Ends it as a running exec.
             None => {
-                let _ = tell.send(Ok(()));
+                let _ = ready.send(Ok(()));
             }
             Some(not_started) => {
-                if self.standing.script {
+                if self.state.script {
                     remove_script(&self.inner, self.exec).await;
                 }
-                let _ = tell.send(Err(not_started.ok().and_then(std::result::Result::err)));
+                let _ = ready.send(Err(not_started.ok().and_then(std::result::Result::err)));
                 return;
             }
         }
-        self.drive_to_end(on_end, on_wish).await;
+        self.drive_to_end(on_end, on_stop).await;
     }
 
-    /// Keeps its limits until it has ended, and reports its exit.
-    async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_wish: mpsc::UnboundedReceiver<Wish>) {
-        let end = self.until_end(on_end, on_wish).await;
+    /// Enforces the limits until the exec has ended, and reports its exit.
+    async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_stop: mpsc::UnboundedReceiver<Wish>) {
+        let end = self.until_end(on_end, on_stop).await;
         self.clean_up().await;
         if let Some(ExecEnd { ended, driver }) = end {
             let used = self.settle(ended).await;
@@ -376,18 +376,18 @@ impl Run {
         }
     }
 
-    /// Waits until its real time is over.
+    /// Waits until the limit of real time.
     async fn overdue(&mut self) {
         let mut pauses = self.inner.link.pauses();
         loop {
             let paused = pauses.borrow_and_update().since();
             if let Some(since) = paused {
-                // Time does not count until it resumes.
+                // Time does not count until the guest resumes.
                 let _ = pauses.wait_for(|pause| pause.since().is_none()).await;
-                self.standing.supervision().postpone(since.elapsed());
+                self.state.supervision().postpone(since.elapsed());
                 continue;
             }
-            let left = self.standing.supervision().left(Instant::now());
+            let left = self.state.supervision().left(Instant::now());
             if left.is_zero() {
                 return;
             }
@@ -398,87 +398,87 @@ impl Run {
         }
     }
 
-    /// Keeps its limits until it has ended.
+    /// Enforces the limits until the exec has ended.
     async fn until_end<E>(
         &mut self,
         mut on_end: oneshot::Receiver<E>,
-        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+        mut on_stop: mpsc::UnboundedReceiver<Wish>,
     ) -> Option<E> {
-        let mut wishing = true;
-        let mut look: Option<Look> = None;
+        let mut accepts_stops = true;
+        let mut poll: Option<UsagePoll> = None;
         let mut pauses = self.inner.link.pauses();
         loop {
             let paused = pauses.borrow_and_update().since();
             if let Some(since) = paused {
-                // Wishes wait until it goes on, and time does not count.
+                // Stop requests wait until the guest resumes, and time does not count.
                 tokio::select! {
                     end = &mut on_end => return end.ok(),
                     _ = pauses.wait_for(|pause| pause.since().is_none()) => {
-                        self.standing.supervision().postpone(since.elapsed());
+                        self.state.supervision().postpone(since.elapsed());
                     }
                 }
                 continue;
             }
-            let next = self.standing.supervision().next();
+            let next = self.state.supervision().next();
             tokio::select! {
                 end = &mut on_end => return end.ok(),
-                wish = on_wish.recv(), if wishing => match wish {
-                    Some(wish) => {
-                        let terminate = self.standing.supervision().wish(wish, Instant::now());
+                stop = on_stop.recv(), if accepts_stops => match stop {
+                    Some(stop) => {
+                        let terminate = self.state.supervision().wish(stop, Instant::now());
                         if terminate {
                             self.signal(false);
                         }
                     }
-                    None => wishing = false,
+                    None => accepts_stops = false,
                 },
-                used = look_at(&mut look) => {
-                    look = None;
-                    self.standing.supervision().looked(used, Instant::now());
+                used = poll_usage(&mut poll) => {
+                    poll = None;
+                    self.state.supervision().looked(used, Instant::now());
                 }
                 _ = pauses.changed() => {}
-                () = sleep_until(next) => self.attend(&mut look),
+                () = sleep_until(next) => self.tick(&mut poll),
             }
         }
     }
 
-    /// Removes what outlived the program itself, where that is to be.
+    /// Kills the processes that outlived the program, if the exec was stopped, and removes the script.
     async fn clean_up(&mut self) {
-        if self.standing.supervision().kills_the_rest() {
+        if self.state.supervision().kills_the_rest() {
             self.signal(true);
         }
-        if self.standing.script {
+        if self.state.script {
             remove_script(&self.inner, self.exec).await;
         }
     }
 
-    /// Does what is due.
-    fn attend(&mut self, look: &mut Option<Look>) {
+    /// Carries out the actions of the supervision that are due.
+    fn tick(&mut self, poll: &mut Option<UsagePoll>) {
         let now = Instant::now();
-        let due = self.standing.supervision().due(now);
-        if due.end_sandbox {
-            // The agent did not do it: end everything instead.
+        let action = self.state.supervision().due(now);
+        if action.end_sandbox {
+            // The agent did not kill the exec. Ends the sandbox instead.
             self.inner.link.close();
         }
-        if due.look {
+        if action.look {
             let (inner, share) = (Arc::clone(&self.inner), Arc::clone(&self.share));
-            let limit = self.standing.allowed_cpu();
-            let base = self.standing.base().cpu_micros.or(self.metered).unwrap_or(0);
+            let limit = self.state.allowed_cpu();
+            let base = self.state.base().cpu_micros.or(self.metered).unwrap_or(0);
             let metered = self.metered;
-            *look = Some(Box::pin(async move {
+            *poll = Some(Box::pin(async move {
                 let counted = count(&inner).await;
                 let charged = |counted: u64| share.charged(counted).unwrap_or(counted.saturating_sub(base));
                 let over = |used: u64, limit: Duration| u128::from(used) >= limit.as_micros();
                 let reached = counted.is_some_and(|counted| limit.is_some_and(|limit| over(charged(counted), limit)));
-                // Only then is it worth a look whose it was.
+                // Updates the shares only if the charge reaches the limit.
                 if reached && share.has_company() {
-                    inner.tell_apart(None).await;
+                    inner.update_shares(None).await;
                 }
                 let used = counted.map(charged);
                 let around = inner.metered_around(metered).await;
-                inner.judged(used, around)
+                inner.effective_cpu(used, around)
             }));
         }
-        let kill = self.standing.supervision().kill_now(Instant::now());
+        let kill = self.state.supervision().kill_now(Instant::now());
         if kill {
             self.signal(true);
         }
@@ -487,56 +487,56 @@ impl Run {
     fn signal(&mut self, kill: bool) {
         if kill
             && self.share.has_company()
-            && let Ok(answer) = self.inner.link.ask("exit", &Order::Shares)
+            && let Ok(answer) = self.inner.link.ask("exit", &Request::Shares)
         {
-            // Once it is gone, nobody can tell what it was that used so much.
+            // After the kill, the agent cannot attribute the CPU time to the exec.
             let inner = Arc::clone(&self.inner);
-            self.looking = Some(tokio::spawn(async move {
+            self.shares_update = Some(tokio::spawn(async move {
                 if let Ok(Ok(reply)) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
-                    inner.take_in(reply, None).await;
+                    inner.record_shares(reply, None).await;
                 }
             }));
         }
-        self.inner.link.send(self.exec, &Order::Signal { kill });
+        self.inner.link.send(self.exec, &Request::Signal { kill });
     }
 
-    /// Sees to it that what it used is known, as far as that is to be known, and gives what is charged to it, where
-    /// somebody counts.
+    /// Updates the counts after the end. Returns the CPU time charged to the exec, if a counter exists.
     async fn settle(&mut self, ended: Option<(Ended, Counts)>) -> Option<u64> {
         let counted = match self.inner.metered_alike().await {
             Some(counted) => Some(counted),
             None => ended.and_then(|(_, counts)| counts.cpu_micros),
         };
-        self.tell_end(ended.map(|(ended, _)| ended)).await;
-        let base = self.standing.base().cpu_micros;
+        self.report_end(ended.map(|(ended, _)| ended)).await;
+        let base = self.state.base().cpu_micros;
         let alone = counted.zip(base).map(|(now, before)| now.saturating_sub(before));
         let used = counted.and_then(|counted| self.share.charged(counted)).or(alone);
         self.around = self.inner.metered_around(self.metered).await;
         used
     }
 
-    /// Tells the others what it used.
-    async fn tell_end(&mut self, ended: Option<Ended>) {
-        if let Some(looking) = self.looking.take() {
-            let _ = looking.await;
+    /// Updates the shares of the other execs with the CPU time of this one.
+    async fn report_end(&mut self, ended: Option<Ended>) {
+        if let Some(shares_update) = self.shares_update.take() {
+            let _ = shares_update.await;
         }
         if self.share.has_company() {
-            self.inner.tell_apart(ended.map(|ended| (self.exec, ended.cpu_micros))).await;
+            self.inner.update_shares(ended.map(|ended| (self.exec, ended.cpu_micros))).await;
         }
     }
 
     fn exit(&self, end: Option<(Ended, Counts)>, used: Option<u64>) -> Result<Exit> {
         let link = &self.inner.link;
         let (watched_memory, watched_cpu) = link.passed();
-        // Whatever an agent says, nothing uses more than all processors for all of the time, or more memory than there is.
-        let most = self.begun.elapsed().saturating_mul(self.inner.processors());
-        let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
-        let most = self.around.map_or(most, |around| around.min(most));
-        let used = used.map(|used| used.min(most));
+        // Bounds the agent's counts: an exec cannot use more than all processors for the whole time, or more memory
+        // than the limit.
+        let max_cpu = self.begun.elapsed().saturating_mul(self.inner.processors());
+        let max_cpu = u64::try_from(max_cpu.as_micros()).unwrap_or(u64::MAX);
+        let max_cpu = self.around.map_or(max_cpu, |around| around.min(max_cpu));
+        let used = used.map(|used| used.min(max_cpu));
         let memory = self.limits.memory.map_or(u64::MAX, |size| size.as_bytes());
-        let base = self.standing.base();
+        let base = self.state.base();
         let counts = end.map_or(base, |(_, counts)| counts);
-        // What an adopted exec began with is not known.
+        // The counts at the start of a reattached exec are unknown.
         let more = |now: Option<u64>, before: Option<u64>| now.zip(before).is_some_and(|(now, before)| now > before);
         let accounts = Accounts {
             cpu_micros: used,
@@ -549,32 +549,32 @@ impl Run {
             closed_by_owner: link.is_closed_by_owner(),
         };
         let ended = end.map(|(ended, _)| Ended {
-            cpu_micros: ended.cpu_micros.min(used.unwrap_or(most)),
+            cpu_micros: ended.cpu_micros.min(used.unwrap_or(max_cpu)),
             peak_bytes: ended.peak_bytes.min(memory),
             ..ended
         });
-        if let Some(error) = self.standing.supervision().uncounted(ended) {
+        if let Some(error) = self.state.supervision().uncounted(ended) {
             return Err(error);
         }
-        let exit = self.standing.supervision().exit(ended, &accounts, Instant::now());
+        let exit = self.state.supervision().exit(ended, &accounts, Instant::now());
         exit.ok_or_else(|| link.error("exit"))
     }
 }
 
-/// CPU microseconds of the sandbox: by the host's own count of it where there is one, else as the agent says.
+/// Returns the CPU microseconds of the sandbox: the host's own count if there is one, else the agent's.
 async fn count(inner: &Inner) -> Option<u64> {
     if let Some(counted) = inner.metered_alike().await {
         return Some(counted);
     }
-    match inner.answer(&Order::Count).await {
+    match inner.answer(&Request::Count).await {
         Some(Reply::Counted(counts)) => counts.cpu_micros,
         _ => None,
     }
 }
 
-async fn look_at(look: &mut Option<Look>) -> Option<u64> {
-    match look {
-        Some(look) => look.await,
+async fn poll_usage(poll: &mut Option<UsagePoll>) -> Option<u64> {
+    match poll {
+        Some(poll) => poll.await,
         None => std::future::pending().await,
     }
 }
@@ -586,7 +586,7 @@ async fn sleep_until(instant: Option<Instant>) {
     }
 }
 
-/// The error for starting in a sandbox that was stopped.
+/// Creates the error for an operation on a paused sandbox.
 pub fn paused(operation: &'static str) -> Error {
     Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
 }

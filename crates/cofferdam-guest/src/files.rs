@@ -1,4 +1,4 @@
-//! The file API: each operation is an order to the agent, which resolves the path inside, beneath the workspace.
+//! The file API. Each operation is a request to the agent, which resolves the path inside, beneath the workspace.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::error;
 use crate::flow::{Inflow, READ_WINDOW, Reader, Window};
 use crate::guest::Inner;
 use crate::link::Link;
-use crate::slots::{Listed, MAX_ENTRIES, Reply, Slot, Telling};
-use crate::wire::{MAX_DATA, Order, Root};
+use crate::slots::{Listed, MAX_ENTRIES, Notifier, Reply, Slot};
+use crate::wire::{MAX_DATA, Request, Root};
 
 const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFLNK: u32 = 0o120_000;
 
-/// Gives up what an id is about when whoever waits goes away.
+/// A guard that drops a request if its future is dropped.
 struct Forgotten<'a> {
     link: &'a Link,
     id: u64,
@@ -30,53 +30,53 @@ impl Drop for Forgotten<'_> {
     }
 }
 
-fn unexpected(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Internal, operation, "the agent answered another question")
+fn unexpected_answer(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Internal, operation, "the agent sent an unexpected answer")
 }
 
 fn shown(path: &[u8]) -> String {
     format!("/workspace/{}", String::from_utf8_lossy(path)).escape_debug().to_string()
 }
 
-/// An order that is carried out or not.
-pub async fn simple(inner: &Inner, operation: &'static str, path: &str, order: &Order<'_>) -> Result<()> {
+/// Sends a request that succeeds or fails.
+pub async fn simple(inner: &Inner, operation: &'static str, path: &str, request: &Request<'_>) -> Result<()> {
     inner.ready(operation)?;
-    match inner.link.call(operation, order).await? {
+    match inner.link.call(operation, request).await? {
         Reply::Done { errno: 0, .. } => Ok(()),
         Reply::Done { errno, kind } => Err(error::file(operation, path.escape_debug().to_string(), errno, kind)),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 
-/// Opens a plain file for reading.
+/// Opens a regular file for reading.
 pub async fn read(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<(Reader, u64)> {
     inner.ready(operation)?;
-    let (telling, opened) = Telling::new();
+    let (notifier, opened) = Notifier::new();
     let flow = Inflow::new();
     let link = &inner.link;
-    let id = link.enroll(operation, |_| Slot::Read { opened: telling, flow: Arc::clone(&flow) })?;
-    // Forgets the file when it is dropped.
+    let id = link.enroll(operation, |_| Slot::Read { opened: notifier, flow: Arc::clone(&flow) })?;
+    // Dropping the reader closes the file.
     let reader = Reader::new(link, id, flow);
-    let order = Order::Read { root: Root::Workspace, path, window: READ_WINDOW as u32 };
-    link.send_long(operation, id, &order).await?;
+    let request = Request::Read { root: Root::Workspace, path, window: READ_WINDOW as u32 };
+    link.send_long(operation, id, &request).await?;
     match link.wait(operation, opened).await? {
         Reply::Opened { size } => Ok((reader, size)),
         Reply::Done { errno, kind } => Err(error::file(operation, shown(path), errno, kind)),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 
-/// A file that is to be written.
+/// A file to write.
 pub struct Target<'a> {
     pub root: Root,
     pub path: &'a [u8],
-    /// Whether no link is followed.
+    /// True if no link is followed.
     pub strict: bool,
     pub mode: u32,
     pub modified: Option<(i64, u32)>,
 }
 
-/// Makes or replaces a plain file.
+/// Creates or replaces a regular file.
 pub async fn write(
     inner: &Inner,
     operation: &'static str,
@@ -89,7 +89,7 @@ pub async fn write(
     while let Some(room) = writing.room(MAX_DATA).await? {
         let read = tokio::select! {
             read = contents.read(&mut buffer[..room]) => read,
-            // It has failed already; whatever is still to be read does not matter.
+            // Writing has failed, so that the rest of the contents is not needed.
             () = writing.failed() => break,
         };
         let count = read
@@ -104,7 +104,7 @@ pub async fn write(
     writing.finish().await.map(|()| written)
 }
 
-/// A file that is being written, and vanishes unless it is finished.
+/// A file that is being written. It disappears unless it is finished.
 pub struct Writing<'a> {
     inner: &'a Inner,
     operation: &'static str,
@@ -112,51 +112,51 @@ pub struct Writing<'a> {
     forgotten: Forgotten<'a>,
     window: Arc<Window>,
     done: oneshot::Receiver<Reply>,
-    /// The answer, once it came; nothing inside if there will be none.
+    /// The answer, once it is known; `Some(None)` if there will be none.
     reply: Option<Option<Reply>>,
 }
 
 impl<'a> Writing<'a> {
-    /// Asks for it. Whether it can be made turns out later.
+    /// Requests the file. Failures to create it are reported later.
     pub async fn begin(inner: &'a Inner, operation: &'static str, target: &'a Target<'a>) -> Result<Self> {
         inner.ready(operation)?;
         let link: &Link = &inner.link;
-        let (telling, done) = Telling::new();
+        let (notifier, done) = Notifier::new();
         let window = Window::new();
-        let id = link.enroll(operation, |_| Slot::Write { done: telling, window: Arc::clone(&window) })?;
+        let id = link.enroll(operation, |_| Slot::Write { done: notifier, window: Arc::clone(&window) })?;
         let forgotten = Forgotten { link, id };
         let Target { root, path, strict, .. } = *target;
-        link.send_long(operation, id, &Order::Write { root, path, strict }).await?;
+        link.send_long(operation, id, &Request::Write { root, path, strict }).await?;
         Ok(Self { inner, operation, target, forgotten, window, done, reply: None })
     }
 
-    /// How many bytes can be sent now; `None` when it has failed.
+    /// Returns the number of bytes that can be sent now, or `None` if writing has failed.
     pub async fn room(&self, most: usize) -> Result<Option<usize>> {
         timed(self.inner, self.operation, self.window.take(most)).await
     }
 
-    /// Waits until it has failed.
+    /// Waits until writing has failed.
     async fn failed(&mut self) {
         self.reply = Some((&mut self.done).await.ok());
     }
 
-    /// Sends what there was room for.
+    /// Sends as many bytes as [`Self::room`] returned.
     pub async fn data(&self, data: &[u8]) -> Result<()> {
-        self.inner.link.send_long(self.operation, self.forgotten.id, &Order::Data { data }).await
+        self.inner.link.send_long(self.operation, self.forgotten.id, &Request::Data { data }).await
     }
 
-    /// Gives the file its name, unless it has failed.
+    /// Gives the file its name, unless writing has failed.
     pub async fn finish(mut self) -> Result<()> {
         let (link, id) = (self.forgotten.link, self.forgotten.id);
         let Target { mode, modified, path, .. } = *self.target;
         if self.reply.is_none() {
-            link.send(id, &Order::Finish { mode, modified });
+            link.send(id, &Request::Finish { mode, modified });
             self.reply = Some(timed(self.inner, self.operation, &mut self.done).await?.ok());
         }
         match self.reply.flatten() {
             Some(Reply::Done { errno: 0, .. }) => Ok(()),
             Some(Reply::Done { errno, kind }) => Err(error::file(self.operation, shown(path), errno, kind)),
-            Some(_) => Err(unexpected(self.operation)),
+            Some(_) => Err(unexpected_answer(self.operation)),
             None => {
                 let ending = link.closed().await;
                 Err(error::ended(self.operation, ending.as_ref()))
@@ -166,17 +166,17 @@ impl<'a> Writing<'a> {
 }
 
 async fn timed<T>(inner: &Inner, operation: &'static str, work: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(inner.patience, work).await.map_err(|_| error::silent(operation))
+    tokio::time::timeout(inner.answer_timeout, work).await.map_err(|_| error::silent(operation))
 }
 
-/// Lists a directory as it comes.
+/// Lists a directory in the order of the agent.
 pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Result<Vec<Listed>> {
     inner.ready(operation)?;
     let link = &inner.link;
-    let (telling, done) = Telling::new();
-    let id = link.enroll(operation, |_| Slot::List { done: telling, found: Vec::new(), bytes: 0 })?;
+    let (notifier, done) = Notifier::new();
+    let id = link.enroll(operation, |_| Slot::List { done: notifier, found: Vec::new(), bytes: 0 })?;
     let forgotten = Forgotten { link, id };
-    link.send_long(operation, id, &Order::List { root: Root::Workspace, path }).await?;
+    link.send_long(operation, id, &Request::List { root: Root::Workspace, path }).await?;
     let reply = link.wait(operation, done).await;
     drop(forgotten);
     match reply? {
@@ -188,7 +188,7 @@ pub async fn entries(inner: &Inner, operation: &'static str, path: &[u8]) -> Res
             format!("the directory has more than {MAX_ENTRIES} entries"),
         )
         .with_context("path", shown(path))),
-        _ => Err(unexpected(operation)),
+        _ => Err(unexpected_answer(operation)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Bytes on their way: windows that bound them, in both directions.
+//! Flow control of input and file contents, in both directions.
 
 use std::io;
 use std::pin::Pin;
@@ -10,34 +10,34 @@ use cofferdam_contract::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::link::Link;
-use crate::wire::{MAX_DATA, Order, WINDOW};
+use crate::wire::{MAX_DATA, Request, WINDOW};
 
-/// Bytes of a file that may be on their way to the host.
+/// The highest number of bytes of a file in transit to the host.
 pub const READ_WINDOW: usize = 256 * 1024;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many bytes may still be sent for one id.
+/// The number of bytes that may still be sent for one id.
 #[derive(Debug)]
 pub struct Window(Mutex<WindowState>);
 
 #[derive(Debug)]
 struct WindowState {
     credit: usize,
-    /// Nobody takes more.
+    /// True if the agent accepts no more bytes.
     closed: bool,
     waker: Option<Waker>,
 }
 
 impl Window {
-    /// All of it.
+    /// Creates a window with full credit.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(WindowState { credit: WINDOW, closed: false, waker: None })))
     }
 
-    /// The other side took so many; `false` if it never had them.
+    /// Adds credit for consumed bytes. Returns false if fewer bytes were sent.
     pub fn grant(&self, bytes: usize) -> bool {
         let mut state = lock(&self.0);
         if bytes > WINDOW - state.credit {
@@ -48,14 +48,14 @@ impl Window {
         true
     }
 
-    /// Nobody takes more.
+    /// True if the agent accepts no more bytes.
     pub fn close(&self) {
         let mut state = lock(&self.0);
         state.closed = true;
         state.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Takes as many as there are, at most `most`; `None` when it is closed.
+    /// Takes all available credit, at most `most`. Returns `None` if the window is closed.
     pub fn poll_take(&self, context: &Context<'_>, most: usize) -> Poll<Option<usize>> {
         let mut state = lock(&self.0);
         if state.closed {
@@ -70,12 +70,12 @@ impl Window {
         Poll::Ready(Some(count))
     }
 
-    /// As [`Self::poll_take`].
+    /// Waits for credit, like [`Self::poll_take`].
     pub async fn take(&self, most: usize) -> Option<usize> {
         std::future::poll_fn(|context| self.poll_take(context, most)).await
     }
 
-    /// Gives back what was taken and not used.
+    /// Returns unused credit to the window.
     pub fn put_back(&self, bytes: usize) {
         lock(&self.0).credit += bytes;
     }
@@ -90,7 +90,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// The input of an exec.
+    /// Creates the input of an exec.
     pub fn new(link: &Arc<Link>, id: u64, window: Arc<Window>) -> Self {
         Self { link: Arc::downgrade(link), id, window, ended: false }
     }
@@ -99,7 +99,7 @@ impl Input {
         if !std::mem::replace(&mut self.ended, true)
             && let Some(link) = self.link.upgrade()
         {
-            link.send(self.id, &Order::InputEnd);
+            link.send(self.id, &Request::InputEnd);
         }
     }
 }
@@ -118,7 +118,7 @@ impl AsyncWrite for Input {
         }
         let Poll::Ready(taken) = self.window.poll_take(context, data.len()) else { return Poll::Pending };
         let sent = taken.zip(self.link.upgrade()).filter(|(count, link)| {
-            link.send(self.id, &Order::Input { data: &data[..*count] });
+            link.send(self.id, &Request::Input { data: &data[..*count] });
             link.is_open()
         });
         Poll::Ready(sent.map(|(count, _)| count).ok_or_else(|| io::ErrorKind::BrokenPipe.into()))
@@ -134,27 +134,27 @@ impl AsyncWrite for Input {
     }
 }
 
-/// A file's bytes as they come.
+/// A buffer of a file's received bytes.
 #[derive(Debug)]
 pub struct Inflow(Mutex<InflowState>);
 
 #[derive(Debug)]
 struct InflowState {
     buffer: BytesMut,
-    /// Bytes asked for that have not come yet.
+    /// Requested bytes that have not arrived yet.
     granted: usize,
     end: Option<Result<(), Error>>,
     waker: Option<Waker>,
 }
 
 impl Inflow {
-    /// A window of bytes was asked for.
+    /// Creates a buffer for a file of which one window of bytes was requested.
     pub fn new() -> Arc<Self> {
         let state = InflowState { buffer: BytesMut::new(), granted: READ_WINDOW, end: None, waker: None };
         Arc::new(Self(Mutex::new(state)))
     }
 
-    /// Some came; `false` if they were not asked for.
+    /// Adds received bytes. Returns false if they were not requested.
     pub fn put(&self, data: &[u8]) -> bool {
         let mut state = lock(&self.0);
         if data.is_empty() || data.len() > state.granted {
@@ -166,7 +166,7 @@ impl Inflow {
         true
     }
 
-    /// No more will come.
+    /// Ends the buffer with the result of reading.
     pub fn end(&self, result: Result<(), Error>) {
         let mut state = lock(&self.0);
         state.end.get_or_insert(result);
@@ -174,17 +174,17 @@ impl Inflow {
     }
 }
 
-/// Reads a file from a guest. Dropping it forgets the file.
+/// A reader of a file in a guest. Dropping it closes the file.
 pub struct Reader {
     link: Weak<Link>,
     id: u64,
     flow: Arc<Inflow>,
-    /// Bytes taken since more were asked for.
+    /// Bytes read since the last request for more.
     taken: usize,
 }
 
 impl Reader {
-    /// Reads what comes under this id.
+    /// Creates the reader of the file with this id.
     pub fn new(link: &Arc<Link>, id: u64, flow: Arc<Inflow>) -> Self {
         Self { link: Arc::downgrade(link), id, flow, taken: 0 }
     }
@@ -214,7 +214,7 @@ impl AsyncRead for Reader {
         if self.taken >= READ_WINDOW / 2 && state.end.is_none() {
             state.granted += self.taken;
             if let Some(link) = self.link.upgrade() {
-                link.send(self.id, &Order::More { bytes: self.taken as u32 });
+                link.send(self.id, &Request::More { bytes: self.taken as u32 });
             }
             self.taken = 0;
         }

@@ -1,8 +1,8 @@
-//! What a backend holds of an enclosure with an agent in it.
+//! A backend's handle of an enclosure with an agent in it.
 //!
 //! ```text
 //! connecting --hello, probes, configure, probes--> open --close, last clone dropped--> ended
-//!                                                   '--stream ends, rubbish, silence--> ended by itself
+//!                                                   '--stream ends, invalid frame, silence--> failed
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,47 +18,47 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
-use crate::ledger::Ledger;
+use crate::ledger::ShareLedger;
 use crate::link::Link;
 use crate::running::Running;
 use crate::settings::{Ending, Groups, Meter, Settings};
 use crate::slots::Reply;
-use crate::wire::{Counts, Order, Root};
+use crate::wire::{Counts, Request, Root};
 use crate::{exec, files, probes};
 
-/// Time that an agent has to end by itself.
-const END_LIMIT: Duration = Duration::from_secs(2);
+/// Time limit for the agent's exit on request.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time that the agent has for an answer on which a limit depends.
+/// Time limit for an answer on which a limit of an exec depends.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// CPU microseconds that a monitor may need for itself, besides as much again as its guest.
-const MONITOR_MICROS: u64 = 5_000_000;
-/// No agent sees more processors.
+/// CPU microseconds that a VMM may use for itself, in addition to as much again as its guest uses.
+const VMM_MICROS: u64 = 5_000_000;
+/// The highest number of processors that an agent may report.
 const MAX_PROCESSORS: u32 = 4096;
 
-/// What execs and operations need.
+/// The state shared by execs and operations.
 pub(crate) struct Inner {
     pub link: Arc<Link>,
     pub workspace: String,
     pub code: String,
     pub path: String,
     pub env: Vec<(String, String)>,
-    pub patience: Duration,
+    pub answer_timeout: Duration,
     pub groups: Groups,
-    /// Whether the agent counts CPU time and can be asked for it while an exec runs.
+    /// True if the agent counts CPU time and can report it while an exec runs.
     agent_counts: bool,
     processors: u32,
-    /// What the host counts itself.
+    /// The host's own counter.
     meter: OnceLock<Meter>,
     pub running: Arc<Running>,
-    pub ledger: Arc<Ledger>,
-    /// Execs of a former host, until they are attached to.
-    pub adopted: Mutex<BTreeMap<ExecId, ExecHandle>>,
+    pub ledger: Arc<ShareLedger>,
+    /// Handles of the execs of a former host, until the caller takes them.
+    pub reattached: Mutex<BTreeMap<ExecId, ExecHandle>>,
     pub frozen: AtomicBool,
 }
 
 impl Inner {
-    /// Of a guest that was measured.
+    /// Creates the state of a guest after its measurement.
     pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
         let Settings { workspace, code, path, env, groups, patience, meter, .. } = settings;
         Self {
@@ -67,54 +67,54 @@ impl Inner {
             code,
             path,
             env,
-            patience,
+            answer_timeout: patience,
             groups,
             agent_counts: evidence.counts_cpu,
             processors: evidence.processors.clamp(1, MAX_PROCESSORS),
             meter: meter.map_or_else(OnceLock::new, OnceLock::from),
             running: Arc::default(),
             ledger: Arc::default(),
-            adopted: Mutex::default(),
+            reattached: Mutex::default(),
             frozen: AtomicBool::new(false),
         }
     }
 
-    /// A path as programs inside see it.
+    /// Returns a path as programs inside see it.
     pub fn inside(&self, path: &SandboxPath) -> String {
         if path.is_workspace() { self.workspace.clone() } else { format!("{}/{}", self.workspace, path.as_str()) }
     }
 
-    /// Whether CPU time is counted by anything that can be asked while an exec runs.
+    /// Returns true if a counter of CPU time can be read while an exec runs.
     pub fn counts_cpu(&self) -> bool {
         self.agent_counts || self.meter.get().is_some()
     }
 
-    /// Processors on which guests can run at once.
+    /// Returns the number of processors on which guests can run at once.
     pub fn processors(&self) -> u32 {
         match self.meter.get() {
-            // Looks come too late where an agent says that there are fewer than there are.
+            // If an agent reports too few processors, polls come too late.
             Some(Meter::Same(_)) => self.processors.max(cofferdam_linux::process::processors()),
             _ => self.processors,
         }
     }
 
-    /// CPU microseconds that the host counts itself.
+    /// Reads the host's own counter in microseconds.
     pub async fn metered(&self) -> Option<u64> {
         let (Meter::Same(read) | Meter::Around(read)) = self.meter.get()?;
         tokio::time::timeout(ANSWER_TIMEOUT, read()).await.ok().flatten()
     }
 
-    /// Whether the host reads the counter that the agent reads.
+    /// Returns true if the host reads the counter that the agent reads.
     pub fn is_metered_alike(&self) -> bool {
         matches!(self.meter.get(), Some(Meter::Same(_)))
     }
 
-    /// The same where it is the counter that the agent reads.
+    /// Reads the host's own counter if it is the counter that the agent reads.
     pub async fn metered_alike(&self) -> Option<u64> {
         if self.is_metered_alike() { self.metered().await } else { None }
     }
 
-    /// What the host counts of the enclosure together with its monitor, since it counted `base`.
+    /// Returns the CPU time of the enclosure together with its VMM since the count of `base`.
     pub async fn metered_around(&self, base: Option<u64>) -> Option<u64> {
         match self.meter.get() {
             Some(Meter::Around(_)) => Some(self.metered().await?.saturating_sub(base?)),
@@ -122,10 +122,10 @@ impl Inner {
         }
     }
 
-    /// The CPU time to judge an exec by, from what is charged to it and what the host counted around it.
-    pub fn judged(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
-        // What a monitor needs for itself is not the guest's, but it is no more than that.
-        let certain = around.map(|around| around.saturating_sub(MONITOR_MICROS) / 2);
+    /// Returns the CPU time that counts against an exec's limit, from its charge and the host's count of the enclosure.
+    pub fn effective_cpu(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
+        // The VMM's own CPU time is not the guest's, but it has an upper bound.
+        let certain = around.map(|around| around.saturating_sub(VMM_MICROS) / 2);
         match used {
             Some(used) => Some(used.max(certain.unwrap_or(0))),
             None if self.agent_counts => around,
@@ -133,47 +133,48 @@ impl Inner {
         }
     }
 
-    /// Asks the agent a question of supervision. An answer that does not come in time is none.
-    pub async fn answer(&self, order: &Order<'_>) -> Option<Reply> {
+    /// Sends a request that supervises execs. Returns `None` if the answer does not arrive in time.
+    pub async fn answer(&self, request: &Request<'_>) -> Option<Reply> {
         loop {
-            self.link.going().await;
-            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", order)).await {
+            self.link.wait_until_running().await;
+            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", request)).await {
                 Ok(Ok(reply)) => return Some(reply),
-                // It was held in this moment.
+                // The guest was quiesced at this moment.
                 Ok(Err(error)) if error.kind() == ErrorKind::Conflict => {}
                 Ok(Err(_)) => return None,
-                Err(_) if self.link.is_still() => {}
+                Err(_) if self.link.is_stopped() => {}
                 Err(_) => return None,
             }
         }
     }
 
-    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
-    pub async fn tell_apart(&self, ended: Option<(u64, u64)>) {
-        if let Some(reply) = self.answer(&Order::Shares).await {
-            self.take_in(reply, ended).await;
+    /// Updates the shares of execs in the counted CPU time. `ended` is an exec that has ended and the CPU time of its
+    /// reaped processes.
+    pub async fn update_shares(&self, ended: Option<(u64, u64)>) {
+        if let Some(reply) = self.answer(&Request::Shares).await {
+            self.record_shares(reply, ended).await;
         }
     }
 
-    /// Takes in who used what, by the host's own count where there is one.
-    pub async fn take_in(&self, reply: Reply, ended: Option<(u64, u64)>) {
+    /// Records a report of shares, with the host's own count if there is one.
+    pub async fn record_shares(&self, reply: Reply, ended: Option<(u64, u64)>) {
         let reply = match (reply, self.metered_alike().await) {
             (Reply::Shares { counts, used }, Some(micros)) => {
                 Reply::Shares { counts: Counts { cpu_micros: Some(micros), ..counts }, used }
             }
             (reply, _) => reply,
         };
-        self.ledger.take_in(&reply, ended);
+        self.ledger.record(&reply, ended);
     }
 
-    /// The error where an operation cannot be asked for.
+    /// Returns an error if the agent cannot take requests.
     pub fn ready(&self, operation: &'static str) -> Result<()> {
         self.link.check(operation)?;
         if self.link.is_paused() { Err(exec::paused(operation)) } else { Ok(()) }
     }
 }
 
-/// Ends the connection with the last clone.
+/// A guard that ends the connection when the last clone is dropped.
 pub(crate) struct Owner(pub Arc<Link>);
 
 impl Drop for Owner {
@@ -197,13 +198,14 @@ impl fmt::Debug for Guest {
 }
 
 impl Guest {
-    /// Greets an agent, configures it and measures where it is. Needs a tokio runtime with time.
+    /// Greets an agent, configures it and measures its environment. Needs a tokio runtime with time.
     ///
     /// # Behavior
-    /// - `reader` is what the agent writes to its descriptor 1, `writer` what it reads from its descriptor 0.
-    /// - Fails with `Unavailable` when the agent does not greet, greets in another version, or is not done by `deadline`;
-    ///   the error's context has `stage`: `greeting` until the agent has greeted and, if asked, shown its program, `configuring` afterwards.
-    /// - When it fails, the connection is closed, which ends the agent.
+    /// - `reader` carries the output of the agent's descriptor 1, `writer` the input of its descriptor 0.
+    /// - Fails with `Unavailable` if the agent does not greet, greets with another version, or is not ready by
+    ///   `deadline`. The error's context has `stage`: `greeting` until the agent has greeted and its program is
+    ///   compared, `configuring` afterwards.
+    /// - If it fails, the connection is closed, which ends the agent.
     pub async fn connect(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
@@ -220,7 +222,7 @@ impl Guest {
             if let Some(path) = &settings.program
                 && !probes::is_program(&link, path, crate::AGENT).await?
             {
-                return Err(Error::new(ErrorKind::Unavailable, "create", "the agent is not what it should be"));
+                return Err(Error::new(ErrorKind::Unavailable, "create", "the agent's program is damaged"));
             }
             stage = "configuring";
             probes::configure(&link, &settings).await
@@ -235,12 +237,12 @@ impl Guest {
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
 
-    /// Has CPU time judged by what the host counts itself, from the next exec on, where the settings named nothing.
+    /// Sets the host's own counter, from the next exec on. Has no effect if the settings named one.
     pub fn set_meter(&self, meter: Meter) {
         let _ = self.inner.meter.set(meter);
     }
 
-    /// Starts a command under these limits' wall time and CPU time; as `Sandbox::start`.
+    /// Starts a command under the wall time and CPU time of these limits, like `Sandbox::start`.
     pub async fn start(&self, request: &ExecRequest, limits: &Limits) -> Result<ExecHandle> {
         request.validate()?;
         self.inner.ready("start")?;
@@ -251,14 +253,14 @@ impl Guest {
         exec::start(&self.inner, request, limits).await
     }
 
-    /// As `Sandbox::read_file`.
+    /// Reads a file, like `Sandbox::read_file`.
     pub async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
         let _operation = self.inner.link.operate("read_file")?;
         let (reader, _) = files::read(&self.inner, "read_file", path.as_str().as_bytes()).await?;
         Ok(Box::new(reader))
     }
 
-    /// As `Sandbox::write_file`.
+    /// Writes a file, like `Sandbox::write_file`.
     pub async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         if path.is_workspace() {
             return Err(Error::new(ErrorKind::Conflict, "write_file", "it is a directory, not a plain file"));
@@ -269,49 +271,51 @@ impl Guest {
         files::write(&self.inner, "write_file", &target, contents).await
     }
 
-    /// As `Sandbox::list_dir`.
+    /// Lists a directory, like `Sandbox::list_dir`.
     pub async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         let _operation = self.inner.link.operate("list_dir")?;
         files::list(&self.inner, path).await
     }
 
-    /// As `Sandbox::remove`.
+    /// Removes a file or directory, like `Sandbox::remove`.
     pub async fn remove(&self, path: &SandboxPath) -> Result<()> {
         if path.is_workspace() {
             return Err(Error::invalid("remove", "the workspace itself cannot be removed"));
         }
-        let order = Order::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
+        let request = Request::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
         let _operation = self.inner.link.operate("remove")?;
-        files::simple(&self.inner, "remove", &path.inside(), &order).await
+        files::simple(&self.inner, "remove", &path.inside(), &request).await
     }
 
-    /// As `Sandbox::usage`: what the enclosure's own control groups say, and where there are none only what is stored. What
-    /// the agent says is cut to these limits, and to the CPU time that the host counts itself.
+    /// Returns the usage, like `Sandbox::usage`: the counts of the enclosure's own control groups, or only the disk
+    /// usage if there are none. The agent's counts are cut to these limits, and to the CPU time that the host counts
+    /// itself.
     pub async fn usage(&self, limits: &Limits) -> Result<SandboxUsage> {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
-        let Reply::Counted(counts) = self.inner.link.call("usage", &Order::Count).await? else {
-            return Err(Error::new(ErrorKind::Internal, "usage", "the agent answered another question"));
+        let Reply::Counted(counts) = self.inner.link.call("usage", &Request::Count).await? else {
+            return Err(Error::new(ErrorKind::Internal, "usage", "the agent sent an unexpected answer"));
         };
         let cpu_micros = match (self.inner.meter.get(), self.inner.metered().await) {
             (Some(Meter::Same(_)), Some(metered)) => Some(metered),
             (_, Some(metered)) => counts.cpu_micros.map(|micros| micros.min(metered)),
             (_, None) => counts.cpu_micros,
         };
-        let most = |value: Option<u64>, limit: Option<u64>| value.map(|value| value.min(limit.unwrap_or(u64::MAX)));
+        let capped = |value: Option<u64>, limit: Option<u64>| value.map(|value| value.min(limit.unwrap_or(u64::MAX)));
         let memory = limits.memory.map(|size| size.as_bytes());
-        // The agent is not the guest's.
+        // The agent itself is not a process of the guest.
         let processes = counts.tasks.map(|tasks| u32::try_from(tasks.saturating_sub(1)).unwrap_or(u32::MAX));
         Ok(SandboxUsage {
             cpu_seconds: cpu_micros.map(|micros| micros as f64 / 1e6),
-            memory_bytes: most(counts.memory, memory),
-            peak_memory_bytes: most(counts.peak, memory),
+            memory_bytes: capped(counts.memory, memory),
+            peak_memory_bytes: capped(counts.peak, memory),
             processes,
             disk_bytes: counts.stored,
         })
     }
 
-    /// The bounds of the enclosure's control groups as they are now, for who has just changed them from outside.
+    /// Returns the current bounds of the enclosure's control groups, for a caller that has just changed them from
+    /// outside.
     pub async fn bounds(&self) -> Result<Bounds> {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
@@ -321,77 +325,78 @@ impl Guest {
         }
     }
 
-    /// Stops every process but the agent: by their control group where somebody inside may, else by signals. Nothing is started until [`Self::thaw`]; the file API goes on.
+    /// Stops every process but the agent: by their control group if a process inside can, else by signals. No command
+    /// can start until [`Self::thaw`]. The file API keeps working.
     pub async fn freeze(&self) -> Result<()> {
         let _operation = self.inner.link.operate("pause")?;
         self.inner.frozen.store(true, Ordering::Release);
-        let frozen = files::simple(&self.inner, "pause", "", &Order::Freeze { on: true }).await;
+        let frozen = files::simple(&self.inner, "pause", "", &Request::Freeze { on: true }).await;
         if frozen.is_err() {
             self.inner.frozen.store(false, Ordering::Release);
         }
         frozen
     }
 
-    /// Lets go on what [`Self::freeze`] stopped.
+    /// Resumes the processes that [`Self::freeze`] stopped.
     pub async fn thaw(&self) -> Result<()> {
         let _operation = self.inner.link.operate("resume")?;
-        files::simple(&self.inner, "resume", "", &Order::Freeze { on: false }).await?;
+        files::simple(&self.inner, "resume", "", &Request::Freeze { on: false }).await?;
         self.inner.frozen.store(false, Ordering::Release);
         Ok(())
     }
 
-    /// Says that the whole enclosure, agent included, was stopped from outside, or goes on again. While it is stopped,
-    /// operations are refused with `Conflict` and nobody minds that the agent is silent.
+    /// Records that the whole enclosure, agent included, was stopped from outside, or has resumed. While it is stopped,
+    /// operations fail with `Conflict` and the agent may be silent for any time.
     pub fn set_paused(&self, paused: bool) {
         self.inner.link.set_paused(paused);
     }
 
-    /// Whether that was said.
+    /// Returns true if [`Self::set_paused`] recorded a stop.
     pub fn is_paused(&self) -> bool {
         self.inner.link.is_paused()
     }
 
     /// Writes the workspace as an archive of one layer: entries `workspace/…`, sorted, with modes, times and links and
-    /// without owners. The same contents give the same bytes.
+    /// without owners. The same contents result in the same bytes.
     ///
     /// # Behavior
     /// - Sockets, fifos and devices are left out.
-    /// - Should be called while nothing runs, or frozen: what changes meanwhile may be in any state. A file that becomes
-    ///   shorter or longer while it is read fails the export.
+    /// - Call it while no program runs, or while the guest is frozen. A file that changes meanwhile is in an undefined
+    ///   state in the archive. A file that becomes shorter or longer while it is read fails the export.
     pub async fn export(&self, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
         let _operation = self.inner.link.operate("snapshot")?;
         archive::export(&self.inner, into).await
     }
 
-    /// Puts the contents of an archive, as [`Self::export`] makes it, into the workspace.
+    /// Extracts an archive of [`Self::export`] into the workspace.
     ///
     /// # Behavior
-    /// - Refuses with `InvalidInput`, at the first entry that is not in order, an archive with entries outside
-    ///   `workspace/`, with `..`, absolute paths, devices, hard links to what is not in it, or cut short.
-    /// - No entry is put through a link, so that no order of entries leads anywhere else.
-    /// - After a failure, what was put there before is left there.
+    /// - Fails with `InvalidInput` at the first entry outside `workspace/`, with `..` or an absolute path, of a device,
+    ///   or of a hard link to a path outside `workspace/`, and for a truncated archive.
+    /// - No entry is written through a link, so that no sequence of entries leads out of the workspace.
+    /// - After a failure, the entries before it stay in the workspace.
     pub async fn import(&self, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<Archive> {
         let _operation = self.inner.link.operate("restore")?;
         archive::import(&self.inner, from).await
     }
 
-    /// Whether the connection has not ended. Cheap: it asks nobody.
+    /// Returns true until the connection has ended. Cheap: it sends no request.
     pub fn is_alive(&self) -> bool {
         self.inner.link.is_open()
     }
 
-    /// Waits until the connection has ended; gives why, or `None` if this side ended it.
+    /// Waits until the connection has ended. Returns the reason, or `None` if this side ended it.
     pub async fn closed(&self) -> Option<Ending> {
         self.inner.link.closed().await
     }
 
-    /// Waits for the same without keeping the connection: it is over as well once the last clone is dropped.
+    /// Waits for the same without keeping the connection alive. Returns as well once the last clone is dropped.
     pub fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
         self.inner.link.until_closed()
     }
 
-    /// Has the agent end, and the connection. Everything that waits fails. Idempotent.
+    /// Ends the agent and the connection. All pending operations fail. Idempotent.
     pub async fn close(&self) {
-        self.inner.link.end(END_LIMIT).await;
+        self.inner.link.end(END_TIMEOUT).await;
     }
 }

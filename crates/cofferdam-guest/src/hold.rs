@@ -1,8 +1,8 @@
-//! Holding a guest still, so that what it is in can be copied, and taking a copy over.
+//! Quiescing a guest, so that its container or VM can be copied, and reattaching to a copy.
 //!
 //! ```text
-//! open --hold: nothing under way, all programs stopped, the agent's last frame--> held --release--> open
-//!                                                                                  '--copied, elsewhere: adopt--> open
+//! open --hold: no pending request, all programs stopped, the agent's last frame--> quiesced --release--> open
+//!                                                                                     '--copied: adopt--> open
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -22,28 +22,28 @@ use crate::record::{Record, RunningExec};
 use crate::renewal::Renewal;
 use crate::settings::Settings;
 use crate::slots::Reply;
-use crate::wire::{MAX_EXECS, Order, Renew, VERSION};
+use crate::wire::{MAX_EXECS, Request, Reseed, VERSION};
 use crate::{exec, probes};
 
-const ADOPT: &str = "restore";
+const RESTORE: &str = "restore";
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const EBUSY: i32 = 16;
 
-/// That a guest is held.
+/// The state of a quiesced guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     record: Record,
 }
 
 impl Held {
-    /// What whoever takes a copy over needs.
+    /// Returns the record that a host needs to reattach to a copy.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The same.
+    /// Returns the record by value.
     #[must_use]
     pub fn into_record(self) -> Record {
         self.record
@@ -51,25 +51,25 @@ impl Held {
 }
 
 impl Guest {
-    /// Stops all programs inside, and the connection between two frames: nothing of the host's is half written, and the
-    /// agent says nothing until [`Self::release`]. What the guest is in can then be copied.
+    /// Stops all programs inside, and the connection between two frames. No request is half written, and the agent
+    /// sends nothing until [`Self::release`]. The VM can then be copied.
     ///
     /// # Behavior
-    /// - While it is held, operations are refused with `Conflict`, nobody minds that the agent is silent, and no time
-    ///   counts against the limits of execs. What is written to a program, or wished of it, waits.
-    /// - Fails with `Conflict` while a file is read or written, or another operation does not end soon; and where the
-    ///   guest is held, paused or frozen already. Whatever it fails with, the guest goes on if it is alive.
+    /// - While the guest is quiesced, operations fail with `Conflict`, the agent may be silent for any time, and no
+    ///   time counts against the limits of execs. Input of programs and stop requests wait.
+    /// - Fails with `Conflict` while a file is read or written, if another operation does not end soon, and if the
+    ///   guest is already quiesced, paused or frozen. After a failure the guest resumes if it is alive.
     pub async fn hold(&self) -> Result<Held> {
         self.inner.ready("snapshot")?;
         if self.inner.frozen.load(Ordering::Acquire) {
             return Err(exec::paused("snapshot"));
         }
         if self.inner.ledger.is_shared() {
-            // Whoever takes a copy over gets to know only what is charged to each.
-            self.inner.tell_apart(None).await;
+            // The record has only the CPU time charged to each exec, so the charges must be current.
+            self.inner.update_shares(None).await;
         }
         let running = &self.inner.running;
-        let (ids, last, since) = self.inner.link.hold(|id| running.is_known(id)).await?;
+        let (ids, last, since) = self.inner.link.quiesce(|id| running.is_known(id)).await?;
         let execs = running.record(&ids, since).into_iter().map(|exec| {
             let cpu_base = self.inner.ledger.base(exec.id).or(exec.cpu_base);
             RunningExec { cpu_base, ..exec }
@@ -77,34 +77,36 @@ impl Guest {
         Ok(Held { record: Record::new(last, execs.collect()) })
     }
 
-    /// Whether it is held.
+    /// Returns true if the guest is quiesced.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.inner.link.is_held()
+        self.inner.link.is_quiesced()
     }
 
-    /// Lets a held guest go on, on this connection.
+    /// Resumes a quiesced guest on this connection.
     ///
     /// # Behavior
     /// - No byte of any program's input or output is lost.
-    /// - Fails with `Conflict` where the guest is not held.
+    /// - Fails with `Conflict` if the guest is not quiesced.
     pub async fn release(&self) -> Result<()> {
         self.inner.link.release().await
     }
 
-    /// Takes over a copy of a held guest, by streams on which nobody has said anything since; as [`Self::connect`].
+    /// Reattaches to a copy of a quiesced guest, as [`Self::connect`] does to a new one. The streams must have carried
+    /// no byte since.
     ///
     /// # Behavior
-    /// - Before any program goes on, the machine gets a clock that is right, random numbers of its own, and another id,
-    ///   boot id and name; what the former host gave is forgotten; and everything is measured again. Where `known` is what
-    ///   was measured in the guest that this is a copy of, by this program and under the same settings, only what a copy can
-    ///   differ in is: what its kernel calls itself. What the agent is confined by is asked for as well.
-    /// - Execs of the record resume, with a handle by [`Self::attach`]: their input is at its end, of their output the
-    ///   newest is kept, and their limits hold, the time before they were held included. Those of the settings hold as well: nothing goes on for
-    ///   longer than their wall time from now, or with more CPU time in all than theirs.
-    /// - Fails with `Unsupported` where nobody inside may renew a machine, as in a container, and for an agent of
-    ///   another version; with `InvalidInput` for a record that is not this copy's.
-    /// - When it fails, no program went on, and the connection is closed, which ends the agent.
+    /// - Before any program resumes, the VM gets a correct clock, new random numbers, and another id, boot id and host
+    ///   name. The agent discards all state of the former host, and everything is measured again. `known` is the
+    ///   evidence of the original guest, measured by this program under the same settings. With it, only the boot id,
+    ///   in which a copy can differ, and the agent's confinement are measured.
+    /// - Execs of the record resume, and [`Self::attach`] returns their handles. Their input is at its end, and the
+    ///   newest part of their output is buffered. Their limits still apply, and include the time before the guest was
+    ///   quiesced. The limits of the settings apply as well: no exec runs for longer than their wall time from now, or
+    ///   uses more CPU time in all than theirs.
+    /// - Fails with `Unsupported` if no process inside can reseed the VM, as in a container, and for an agent of
+    ///   another version. Fails with `InvalidInput` for a record of another copy.
+    /// - If it fails, no program has resumed, and the connection is closed, which ends the agent.
     pub async fn adopt(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
@@ -116,79 +118,80 @@ impl Guest {
         let begun = Instant::now();
         renewal.check()?;
         if record.version() != VERSION {
-            let what = format!("its agent speaks version {} of the protocol, this program {VERSION}", record.version());
-            return Err(Error::unsupported(ADOPT, what).with_remedy("restore it with the release that held it"));
+            let what = format!("the guest agent speaks protocol {}, this program speaks {VERSION}", record.version());
+            return Err(Error::unsupported(RESTORE, what).with_remedy("restore it with the release that saved it"));
         }
         let Settings { patience, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
         let mut slots = HashMap::new();
         let mut ends = Vec::new();
         for exec in record.execs() {
-            let (slot, adopted) = exec::adopt(exec)?;
+            let (slot, reattached) = exec::reattach(exec)?;
             slots.insert(exec.id, slot);
-            ends.push(adopted);
+            ends.push(reattached);
         }
         let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "renewing";
-        let taking_over = async {
-            renew(&link, &settings, &record, &renewal, begun).await?;
+        let reattaching = async {
+            reseed(&link, &settings, &record, &renewal, begun).await?;
             stage = "measuring";
             let evidence = match known {
                 Some(known) => probes::differences(&link, known).await?,
-                None => probes::again(&link, &settings).await?,
+                None => probes::measure_again(&link, &settings).await?,
             };
             let first = first_count(&link, &record).await?;
             stage = "releasing";
-            match link.call(ADOPT, &Order::Release).await? {
+            match link.call(RESTORE, &Request::Release).await? {
                 Reply::Done { errno: 0, .. } => Ok((evidence, first)),
-                Reply::Done { errno, .. } => Err(failed("what runs inside could not be let go on", errno)),
-                _ => Err(odd()),
+                Reply::Done { errno, .. } => Err(failed("cannot resume the programs in the sandbox", errno)),
+                _ => Err(unexpected_answer()),
             }
         };
-        let evidence = match tokio::time::timeout_at(deadline.into(), taking_over).await {
+        let evidence = match tokio::time::timeout_at(deadline.into(), reattaching).await {
             Ok(taken) => taken,
-            Err(_) => Err(Error::new(ErrorKind::Unavailable, ADOPT, "the agent was not ready in time")
+            Err(_) => Err(Error::new(ErrorKind::Unavailable, RESTORE, "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
         let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
         let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
         inner.ledger.resume(first, record.execs());
-        let handles = record.execs().iter().zip(ends).map(|(exec, adopted)| {
-            let handle = exec::keep_limits(&inner, exec, &limits, first, adopted);
+        let handles = record.execs().iter().zip(ends).map(|(exec, reattached)| {
+            let handle = exec::enforce_limits(&inner, exec, &limits, first, reattached);
             (handle.id(), handle)
         });
-        inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
+        inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
         Ok((Self { inner, _owner: owner }, evidence))
     }
 
-    /// Takes the handle of an exec of the former host; `None` where there is none, or it was taken. Its output since the
-    /// restore is there, as far as it is kept.
+    /// Takes the handle of an exec of the former host. Returns `None` if there is none, or if it was taken already. The
+    /// handle has the output since the restore, as far as it is buffered.
     #[must_use]
     pub fn attach(&self, exec: ExecId) -> Option<ExecHandle> {
-        self.inner.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
+        self.inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
     }
 
-    /// Execs of the former host that still run.
+    /// Returns the execs of the former host that still run.
     #[must_use]
     pub fn adopted(&self) -> Vec<ExecId> {
-        self.inner.running.adopted()
+        self.inner.running.reattached()
     }
 }
 
-fn odd() -> Error {
-    Error::new(ErrorKind::Internal, ADOPT, "the agent answered another question")
+fn unexpected_answer() -> Error {
+    Error::new(ErrorKind::Internal, RESTORE, "the agent sent an unexpected answer")
 }
 
 fn failed(what: &'static str, errno: i32) -> Error {
-    Error::new(ErrorKind::Unavailable, ADOPT, what)
-        .with_remedy("restore it once more; its record may be of another version")
+    Error::new(ErrorKind::Unavailable, RESTORE, what)
+        .with_remedy("restore it again; its record may be of another version")
         .with_source(io::Error::from_raw_os_error(errno))
 }
 
-/// Has the machine become another one, whose agent and record agree. `begun` is when the renewal was true.
-async fn renew(
+/// Gives the VM a new identity, and checks that its agent and record agree. `begun` is the instant at which the
+/// renewal's time was correct.
+async fn reseed(
     link: &Arc<Link>,
     settings: &Settings,
     record: &Record,
@@ -196,7 +199,7 @@ async fn renew(
     begun: Instant,
 ) -> Result<()> {
     let now = renewal.now.duration_since(UNIX_EPOCH).unwrap_or_default() + begun.elapsed();
-    let renew = Renew {
+    let reseed = Reseed {
         silence: settings.silence.as_micros() as u64,
         now: (now.as_secs(), now.subsec_nanos()),
         entropy: &renewal.entropy,
@@ -204,34 +207,37 @@ async fn renew(
         boot_id: &renewal.boot_id,
         hostname: renewal.hostname.as_bytes(),
     };
-    match link.call(ADOPT, &Order::Renew(renew)).await? {
-        Reply::Renewed { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
-        Reply::Renewed { .. } => Err(Error::invalid(ADOPT, "the record is not this copy's: other programs run in it")
-            .with_remedy("restore the copy with the record that was made with it")),
+    match link.call(RESTORE, &Request::Reseed(reseed)).await? {
+        Reply::Reseeded { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
+        Reply::Reseeded { .. } => {
+            Err(Error::invalid(RESTORE, "the record belongs to another copy: other programs run in this one")
+                .with_remedy("restore the copy with the record that was saved with it"))
+        }
         Reply::Done { errno: ENOSYS, .. } => {
-            Err(Error::unsupported(ADOPT, "nobody inside may give this machine another identity")
-                .with_remedy("only machines with an init of Cofferdam's can be copied, and no containers"))
+            Err(Error::unsupported(RESTORE, "no process inside can give this VM another identity")
+                .with_remedy("copy only VMs with Cofferdam's init; containers cannot be copied"))
         }
-        Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, ADOPT, "nobody held this copy")),
+        Reply::Done { errno: EBUSY, .. } => Err(Error::new(ErrorKind::Conflict, RESTORE, "this copy was not quiesced")),
         Reply::Done { errno: ENOENT, .. } => {
-            let what = "its image has no plain file /etc/machine-id, in whose place a new id could be put: copies of the \
-                        machine would all have the same";
-            Err(Error::unsupported(ADOPT, what)
-                .with_remedy("make the image from a root file system in which /etc is a directory, and no link"))
+            let what =
+                "the image has no regular file /etc/machine-id to replace: all copies of the VM would have the same id";
+            Err(Error::unsupported(RESTORE, what).with_remedy(
+                "build the image from a root file system in which /etc is a directory, not a symbolic link",
+            ))
         }
-        Reply::Done { errno, .. } => Err(failed("the machine could not be given another identity", errno)),
-        _ => Err(odd()),
+        Reply::Done { errno, .. } => Err(failed("cannot give the VM another identity", errno)),
+        _ => Err(unexpected_answer()),
     }
 }
 
-/// The CPU time that is counted while nothing runs, where something is to go on.
+/// Returns the count of CPU time before the execs of the record resume, if there are any.
 async fn first_count(link: &Arc<Link>, record: &Record) -> Result<Option<u64>> {
     if record.execs().is_empty() {
         return Ok(None);
     }
-    match link.call(ADOPT, &Order::Count).await? {
+    match link.call(RESTORE, &Request::Count).await? {
         Reply::Counted(counts) => Ok(counts.cpu_micros),
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
@@ -239,7 +245,7 @@ fn known(record: &Record) -> BTreeSet<u64> {
     record.execs().iter().map(|exec| exec.id).collect()
 }
 
-/// Ids as the agent sends them; `None` for what no agent sends.
+/// Decodes ids as the agent sends them. Returns `None` for invalid bytes.
 fn ids(encoded: &Bytes) -> Option<BTreeSet<u64>> {
     let (words, rest) = encoded.as_chunks::<8>();
     let ids: BTreeSet<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();

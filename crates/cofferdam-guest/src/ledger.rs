@@ -1,5 +1,5 @@
-//! Whose CPU time it was that the sandbox's control group counted. What the agent says of that is no more than a claim;
-//! how little it can gain by it is [`Shares`]' to see to.
+//! The shares of execs in the CPU time that the sandbox's control group counts. The agent's report of shares is only a
+//! claim. [`Shares`] bounds the advantage that a false report can bring.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,14 +9,14 @@ use crate::record::RunningExec;
 use crate::slots::Reply;
 use crate::wire::Counts;
 
-/// Whose CPU time it was, of one sandbox.
+/// The shares of the execs of one sandbox.
 #[derive(Default)]
-pub struct Ledger(Mutex<Account>);
+pub struct ShareLedger(Mutex<Account>);
 
 #[derive(Default)]
 struct Account {
     shares: Shares,
-    /// The most that was counted. What came to be known since an earlier count may be of what was used after that.
+    /// The highest count so far. A report that arrives after an earlier count may cover CPU time used after it.
     counted: u64,
 }
 
@@ -26,12 +26,12 @@ impl Account {
     }
 }
 
-impl Ledger {
+impl ShareLedger {
     fn account(&self) -> MutexGuard<'_, Account> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over what a former host wrote down, when so much is counted, if it is.
+    /// Restores the shares from the record of a former host. `counted` is the current count, if there is one.
     pub fn resume(&self, counted: Option<u64>, execs: &[RunningExec]) {
         let Some(counted) = counted else { return };
         let charged = execs.iter().map(|exec| (exec.id, counted.saturating_sub(exec.cpu_base.unwrap_or(0))));
@@ -41,44 +41,45 @@ impl Ledger {
         account.shares.resume(counted, &charged);
     }
 
-    /// Whether several execs run.
+    /// Returns true if several execs run.
     pub fn is_shared(&self) -> bool {
         self.account().shares.are_several()
     }
 
-    /// What was counted when an exec began, and with it what is known to have been others' since then.
+    /// Returns the count at the start of an exec plus the CPU time since then that is known to belong to other execs.
     pub fn base(&self, exec: u64) -> Option<u64> {
         self.account().shares.base(exec)
     }
 
-    /// Takes in who used what. With an exec that has ended comes what was reaped of it.
-    pub fn take_in(&self, reply: &Reply, ended: Option<(u64, u64)>) {
+    /// Records the agent's report of shares. `ended` is an exec that has ended and the CPU time of its reaped
+    /// processes.
+    pub fn record(&self, reply: &Reply, ended: Option<(u64, u64)>) {
         let Reply::Shares { counts: Counts { cpu_micros: Some(counted), .. }, used } = reply else { return };
         let mut account = self.account();
         account.counted = account.counted.max(*counted);
         let counted = account.counted;
         let reaped = ended.map(|(exec, reaped)| {
-            // What was reaped is in no process that is left.
-            let left = used.iter().find(|(mark, _)| *mark == exec).map_or(0, |(_, micros)| *micros);
+            // The CPU time of reaped processes is in no running process.
+            let left = used.iter().find(|(tag, _)| *tag == exec).map_or(0, |(_, micros)| *micros);
             (exec, left.saturating_add(reaped))
         });
         account.shares.saw(counted, used.iter().copied().chain(reaped));
     }
 }
 
-/// An exec's part in it, until it is dropped.
+/// The share of one exec. Dropping it ends the share.
 pub struct Share {
-    ledger: Arc<Ledger>,
+    ledger: Arc<ShareLedger>,
     exec: u64,
 }
 
 impl Share {
-    /// Of an exec that has not begun, or that was taken over.
-    pub fn new(ledger: &Arc<Ledger>, exec: u64) -> Self {
+    /// Creates the share of an exec that has not begun, or of a reattached exec.
+    pub fn new(ledger: &Arc<ShareLedger>, exec: u64) -> Self {
         Self { ledger: Arc::clone(ledger), exec }
     }
 
-    /// It begins, where somebody counts. To be told in the order in which execs began.
+    /// Begins the share, if CPU time is counted. Execs must begin their shares in the order in which they started.
     pub fn begin(&self, counts: &Counts) {
         if let Some(counted) = counts.cpu_micros {
             let mut account = self.ledger.account();
@@ -87,12 +88,13 @@ impl Share {
         }
     }
 
-    /// Whether others run beside it.
+    /// Returns true if other execs run at the same time.
     pub fn has_company(&self) -> bool {
         self.ledger.account().shares.has_company(self.exec)
     }
 
-    /// What is charged to it, when at least so much is counted; `None` where nothing was counted as it began.
+    /// Returns the CPU time charged to the exec if the count is at least `counted`. Returns `None` if nothing was
+    /// counted at its start.
     pub fn charged(&self, counted: u64) -> Option<u64> {
         let mut account = self.ledger.account();
         account.counted = account.counted.max(counted);
@@ -114,7 +116,7 @@ mod tests {
         Counts { cpu_micros: Some(micros), ..Counts::default() }
     }
 
-    fn begun(ledger: &Arc<Ledger>, exec: u64, counted: u64) -> Share {
+    fn begun(ledger: &Arc<ShareLedger>, exec: u64, counted: u64) -> Share {
         let share = Share::new(ledger, exec);
         share.begin(&counts(counted));
         share
@@ -128,52 +130,52 @@ mod tests {
     /// origin.
     #[test]
     fn an_exec_is_charged_with_its_own_and_with_what_nobody_knows() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let one = begun(&ledger, 1, 100);
         assert!(!ledger.is_shared() && !one.has_company());
         let other = begun(&ledger, 2, 110);
         assert!(ledger.is_shared() && one.has_company());
-        ledger.take_in(&used(200, &[(2, 60), (77, 9)]), None);
+        ledger.record(&used(200, &[(2, 60), (77, 9)]), None);
         assert_eq!((one.charged(200), other.charged(200)), (Some(40), Some(90)));
-        // It has ended: 15 were reaped of it, and of the 60 it left 5 running.
-        ledger.take_in(&used(205, &[(2, 55)]), Some((2, 15)));
+        // It has ended: its reaped processes used 15, and the running ones that it left have used 55.
+        ledger.record(&used(205, &[(2, 55)]), Some((2, 15)));
         drop(other);
         assert_eq!(one.charged(205), Some(35));
         assert!(!one.has_company());
-        assert_eq!(one.charged(150), Some(35), "an answer that was on its way for long");
+        assert_eq!(one.charged(150), Some(35), "a delayed answer");
     }
 
     #[test]
     fn where_nobody_counts_nobody_is_charged() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let share = Share::new(&ledger, 1);
         share.begin(&Counts::default());
         assert_eq!((share.charged(50), ledger.base(1)), (None, None));
-        ledger.take_in(&Reply::Shares { counts: Counts::default(), used: vec![(1, 9)] }, None);
+        ledger.record(&Reply::Shares { counts: Counts::default(), used: vec![(1, 9)] }, None);
         assert_eq!(share.charged(50), None);
     }
 
     /// Promise (Limits): In containers and VMs, a reattached exec is not charged for the earlier time of other execs.
     #[test]
     fn what_was_others_is_not_charged_after_it_was_taken_over() {
-        let ledger = Arc::new(Ledger::default());
+        let ledger = Arc::new(ShareLedger::default());
         let (waiting, busy) = (begun(&ledger, 1, 0), begun(&ledger, 2, 10));
         let call = begun(&ledger, 3, 20);
-        ledger.take_in(&used(60, &[(1, 10), (2, 8), (3, 32)]), None);
+        ledger.record(&used(60, &[(1, 10), (2, 8), (3, 32)]), None);
         drop(call);
         assert_eq!((waiting.charged(60), busy.charged(60)), (Some(20), Some(18)));
         let written =
             |id, base| RunningExec { id, elapsed: 0, wall: 1, cpu: None, cpu_base: base, script: false, kill_in: None };
         let record = [1, 2].map(|id| written(id, ledger.base(id)));
-        let later = Arc::new(Ledger::default());
+        let later = Arc::new(ShareLedger::default());
         let [waiting, busy] = [1, 2].map(|id| Share::new(&later, id));
         later.resume(Some(62), &record);
         assert_eq!((waiting.charged(62), busy.charged(62)), (Some(22), Some(20)));
-        later.take_in(&used(162, &[(1, 10), (2, 108)]), None);
+        later.record(&used(162, &[(1, 10), (2, 108)]), None);
         assert_eq!((waiting.charged(162), busy.charged(162)), (Some(34), Some(120)));
-        // Who began after that is beside them.
+        // An exec that began later is charged separately.
         let next = begun(&later, 5, 162);
-        later.take_in(&used(262, &[(1, 10), (2, 108), (5, 100)]), None);
+        later.record(&used(262, &[(1, 10), (2, 108), (5, 100)]), None);
         assert_eq!([waiting.charged(262), busy.charged(262), next.charged(262)], [Some(34), Some(120), Some(100)]);
     }
 }

@@ -6,17 +6,19 @@
 //! ```
 //!
 //! [`AGENT`] is the program. A backend puts it into the sandbox and connects its standard input and output.
-//! [`Guest::connect`] greets it, has it install its part of the isolation, and measures from inside. [`Guest`] is then what a
-//! backend needs to implement a sandbox. The crate creates no container or VM and evaluates no measurement.
+//! [`Guest::connect`] greets it, has it install its part of the isolation, and measures from inside. A backend
+//! implements a sandbox with the [`Guest`] that it returns. The crate creates no container or VM and evaluates no
+//! measurement.
 //!
-//! Messages from the agent are treated as hostile, because it shares the fate of its guests. It can answer a request once.
-//! Anything else ends the connection. `docs/adr/0014-guest-agent.md` has the design reasons.
+//! Messages from the agent are treated as hostile, because it shares the fate of its guests. It can answer a request
+//! once. Anything else ends the connection. `docs/adr/0014-guest-agent.md` has the design reasons.
 //!
 //! # Where to look
 //!
 //! - The agent: `agent/`, `agent/serve.rs` first. The protocol: `agent/wire/mod.rs`.
 //! - What the host accepts from the agent: `slots.rs`.
-//! - Quiescing a guest and reattaching to a copy: `hold.rs` and `link/hold.rs` on the host, `agent/serve/hold.rs` inside.
+//! - Quiescing a guest and reattaching to a copy: `hold.rs` and `link/hold.rs` on the host, `agent/serve/hold.rs`
+//!   inside.
 //! - A stream over a VM's vsock: `agent/line.rs`.
 #![forbid(unsafe_code)]
 
@@ -54,5 +56,5 @@ pub use wire::TAKEN;
 /// The version of the protocol that the agent in [`AGENT`] speaks. Hosts talk to no other one.
 pub const PROTOCOL: u32 = wire::VERSION;
 
-/// The agent: a static program for this target, which needs nothing of the image that it runs in.
+/// The agent: a static program for this target, which needs nothing from the image that it runs in.
 pub static AGENT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-agent"));

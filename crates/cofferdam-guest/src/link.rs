@@ -1,12 +1,12 @@
-//! The connection: it reads, writes, keeps time, and ends.
+//! The connection to an agent: reading, writing, timeouts and its end.
 //!
 //! ```text
 //! open --close, drop--> ended by the owner
-//!   '--stream ends, rubbish, silence--> ended by itself; the owner is asked why --> everybody who waits is told
+//!   '--stream ends, invalid frame, silence--> failed; the owner is asked for the reason --> all receivers are notified
 //! ```
 //!
-//! One task reads, one writes, one keeps time. The reader never waits for anybody but the stream. How it is held still
-//! between two frames is [`hold`]'s.
+//! One task reads, one writes, one sends pings. The reader waits only for the stream. [`hold`] quiesces the connection
+//! between two frames.
 
 mod hold;
 
@@ -23,40 +23,40 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::error;
 use crate::settings::{Ending, Reason};
-use crate::slots::{After, Reply, Slot, Telling, take_in};
-use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, Order, PART, Split};
+use crate::slots::{After, Notifier, Reply, Slot, handle_answer};
+use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, PART, Request, Split};
 
-/// How often the agent is asked for a sign.
-const PING: Duration = Duration::from_secs(10);
-/// Time that the owner has to say why.
-const REASON_LIMIT: Duration = Duration::from_secs(2);
-/// Bytes of long orders and contents that may wait to be written.
-const BUDGET: usize = 8 << 20;
+/// The interval of pings.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Time limit for the owner's reason.
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
+/// The highest number of queued bytes of long requests and contents.
+const MAX_QUEUED: usize = 8 << 20;
 const READ_BUFFER: usize = 256 * 1024;
 
-/// Why nothing goes on inside.
+/// The causes for which the programs inside do not run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pause {
-    /// Its owner stopped everything from outside.
+    /// The instant at which the owner stopped all processes from outside.
     owner: Option<Instant>,
-    /// It is held.
-    held: Option<Instant>,
+    /// The instant at which the guest was quiesced.
+    quiesced: Option<Instant>,
 }
 
 impl Pause {
-    /// Since when, if nothing goes on.
+    /// Returns the instant at which the programs stopped, if they are stopped.
     pub fn since(&self) -> Option<Instant> {
-        [self.owner, self.held].into_iter().flatten().min()
+        [self.owner, self.quiesced].into_iter().flatten().min()
     }
 }
 
 struct Table {
     slots: HashMap<u64, Slot>,
     last: u64,
-    /// Operations of the owner's that have not ended.
+    /// Operations of the owner that have not ended.
     operations: usize,
-    hold: hold::State,
-    /// Limits that the agent's own watch found passed: memory, CPU time.
+    quiescing: hold::State,
+    /// Limits that the agent found exceeded: memory, CPU time.
     passed: (bool, bool),
     ponged: bool,
 }
@@ -64,7 +64,7 @@ struct Table {
 struct Outgoing {
     bytes: Vec<u8>,
     _permit: Option<OwnedSemaphorePermit>,
-    /// Nothing is written after it until this gives what comes next.
+    /// The source of the next frame. Until it yields, nothing is written.
     then: Option<oneshot::Receiver<Vec<u8>>>,
 }
 
@@ -74,7 +74,7 @@ impl Outgoing {
     }
 }
 
-/// How the connection ended; `None` inside when its owner ended it.
+/// The end of the connection. The inner value is `None` if the owner ended it.
 type Closed = Option<Arc<Option<Ending>>>;
 
 /// The connection to one agent.
@@ -82,14 +82,14 @@ pub struct Link {
     table: Mutex<Table>,
     out: mpsc::UnboundedSender<Outgoing>,
     budget: Arc<Semaphore>,
-    /// Set at once when the connection is over.
+    /// True as soon as the connection has ended.
     over: watch::Sender<bool>,
-    /// Set when it is known why.
+    /// The reason, once it is known.
     ended: watch::Sender<Closed>,
     paused: watch::Sender<Pause>,
-    /// Whether the agent was asked to end.
+    /// True if the agent was asked to exit.
     closing: AtomicBool,
-    patience: Duration,
+    answer_timeout: Duration,
 }
 
 impl fmt::Debug for Link {
@@ -99,25 +99,25 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// Begins to read and to write, above these ids, with what they still stand for.
+    /// Starts reading and writing. The last id and the pending slots come from the record of a former host.
     pub fn begin(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
-        patience: Duration,
+        answer_timeout: Duration,
         reason: Option<Reason>,
         (last, slots): (u64, HashMap<u64, Slot>),
     ) -> Arc<Self> {
         let (out, outgoing) = mpsc::unbounded_channel();
-        let (operations, hold) = (0, hold::State::Open);
+        let (operations, quiescing) = (0, hold::State::Open);
         let link = Arc::new(Self {
-            table: Mutex::new(Table { slots, last, operations, hold, passed: (false, false), ponged: true }),
+            table: Mutex::new(Table { slots, last, operations, quiescing, passed: (false, false), ponged: true }),
             out,
-            budget: Arc::new(Semaphore::new(BUDGET)),
+            budget: Arc::new(Semaphore::new(MAX_QUEUED)),
             over: watch::Sender::new(false),
             ended: watch::Sender::new(None),
             paused: watch::Sender::new(Pause::default()),
             closing: AtomicBool::new(false),
-            patience,
+            answer_timeout,
         });
         let (reading, writing) = (Arc::clone(&link), Arc::clone(&link));
         tokio::spawn(async move {
@@ -125,7 +125,7 @@ impl Link {
             let ending = tokio::select! {
                 ending = reading.read(reader) => Some(ending),
                 ending = reading.write(writer, outgoing) => Some(ending),
-                ending = reading.keep_time() => Some(ending),
+                ending = reading.send_pings() => Some(ending),
                 () = until(over) => None,
             };
             reading.finish(ending, reason).await;
@@ -137,12 +137,12 @@ impl Link {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has not ended.
+    /// Returns true until the connection has ended.
     pub fn is_open(&self) -> bool {
         !*self.over.borrow()
     }
 
-    /// Waits until it is over and known why.
+    /// Waits until the connection has ended and the reason is known. Returns the reason.
     pub async fn closed(&self) -> Option<Ending> {
         let mut ended = self.ended.subscribe();
         match ended.wait_for(Option::is_some).await {
@@ -151,7 +151,7 @@ impl Link {
         }
     }
 
-    /// Waits for the same, or until there is no link any more, which it does not keep.
+    /// Waits for the same without keeping the link alive. Returns as well if the link is dropped.
     pub fn until_closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut ended = self.ended.subscribe();
         async move {
@@ -159,92 +159,92 @@ impl Link {
         }
     }
 
-    /// Ends it, as its owner's wish.
+    /// Ends the connection on behalf of its owner.
     pub fn close(&self) {
         self.over.send_replace(true);
     }
 
-    /// Asks the agent to end, and ends the connection when it did or the time is over.
+    /// Asks the agent to exit, and ends the connection after its exit or the timeout.
     pub async fn end(&self, limit: Duration) {
-        // What is held is told nothing more.
-        if self.is_open() && !self.is_held() && !self.closing.swap(true, Ordering::AcqRel) {
-            self.send(0, &Order::End);
+        // A quiesced agent gets no further frame.
+        if self.is_open() && !self.is_quiesced() && !self.closing.swap(true, Ordering::AcqRel) {
+            self.send(0, &Request::End);
             let _ = tokio::time::timeout(limit, until(self.over.subscribe())).await;
         }
         self.close();
         self.closed().await;
     }
 
-    /// Frees an exec that was enrolled and not ordered.
+    /// Frees the slot of an exec that was not requested.
     pub fn withdraw(&self, exec: u64) {
         self.table().slots.remove(&exec);
     }
 
-    /// Gives back what was enrolled and is not ordered after all.
+    /// Takes the slot of an exec that was not requested.
     pub fn take(&self, exec: u64) -> Option<Slot> {
         self.table().slots.remove(&exec)
     }
 
-    /// Whether the agent cannot answer because its owner stopped it.
+    /// Records that the owner stopped or resumed the agent from outside.
     pub fn set_paused(&self, paused: bool) {
         self.paused.send_modify(|pause| {
             pause.owner = paused.then(|| pause.owner.unwrap_or_else(Instant::now));
         });
     }
 
-    /// Whether [`Self::set_paused`] holds.
+    /// Returns true while the owner has stopped the agent from outside.
     pub fn is_paused(&self) -> bool {
         self.paused.borrow().owner.is_some()
     }
 
-    /// Whether the agent is not to be expected to say anything.
-    pub fn is_still(&self) -> bool {
+    /// Returns true while the agent cannot send anything.
+    pub fn is_stopped(&self) -> bool {
         self.paused.borrow().since().is_some()
     }
 
-    /// Tells of pauses as they begin and end.
+    /// Returns a receiver of pauses as they begin and end.
     pub fn pauses(&self) -> watch::Receiver<Pause> {
         self.paused.subscribe()
     }
 
-    /// Waits until nothing stands still.
-    pub async fn going(&self) {
+    /// Waits until the programs inside run.
+    pub async fn wait_until_running(&self) {
         let _ = self.pauses().wait_for(|pause| pause.since().is_none()).await;
     }
 
-    /// Whether the agent's own watch found a limit passed: memory, CPU time.
+    /// Returns true for each limit that the agent found exceeded: memory, CPU time.
     pub fn passed(&self) -> (bool, bool) {
         self.table().passed
     }
 
-    /// Whether its owner ended it.
+    /// Returns true if the owner ended the connection.
     pub fn is_closed_by_owner(&self) -> bool {
         matches!(&*self.ended.borrow(), Some(ending) if ending.is_none())
     }
 
-    /// Whether the memory limit ended it.
+    /// Returns true if the memory limit ended the connection.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(&*self.ended.borrow(), Some(ending) if ending.as_ref().as_ref().is_some_and(|it| it.out_of_memory))
     }
 
-    /// The error for an operation after the end.
+    /// Creates the error for an operation after the end.
     pub fn error(&self, operation: &'static str) -> Error {
         let ended = self.ended.borrow();
         error::ended(operation, ended.as_ref().and_then(|ending| (**ending).as_ref()))
     }
 
-    /// The error, if the connection has ended or the agent cannot answer.
+    /// Returns an error if the connection has ended.
     pub fn check(&self, operation: &'static str) -> Result<()> {
         if self.is_open() { Ok(()) } else { Err(self.error(operation)) }
     }
 
-    /// An id for something new, which `slot` makes.
+    /// Registers the slot that `slot` creates under a new id. Returns the id.
     pub fn enroll(&self, operation: &'static str, slot: impl FnOnce(u64) -> Slot) -> Result<u64> {
         let mut table = self.table();
-        // Looked at under the lock, so that nothing is enrolled that nobody will ever clear.
+        // Checked under the lock, so that the end of the connection clears every slot.
         self.check(operation)?;
-        if matches!(table.hold, hold::State::Held { .. }) {
-            return Err(hold::is_held(operation));
+        if matches!(table.quiescing, hold::State::Quiesced { .. }) {
+            return Err(hold::quiesced(operation));
         }
         table.last += 1;
         let id = table.last;
@@ -253,23 +253,23 @@ impl Link {
         Ok(id)
     }
 
-    /// Nobody waits for this any more.
+    /// Frees a slot, and asks the agent to drop the request.
     pub fn forget(&self, id: u64) {
         let known = self.table().slots.remove(&id).is_some();
         if known {
-            self.send(id, &Order::Forget);
+            self.send(id, &Request::Forget);
         }
     }
 
-    /// Sends a short order. It is lost if the connection has ended.
-    pub fn send(&self, id: u64, order: &Order<'_>) {
-        let _ = self.out.send(Outgoing::new(encode(id, order)));
+    /// Sends a short request. It is lost if the connection has ended.
+    pub fn send(&self, id: u64, request: &Request<'_>) {
+        let _ = self.out.send(Outgoing::new(encode(id, request)));
     }
 
-    /// Sends an order that may be long, when there is room for it.
-    pub async fn send_long(&self, operation: &'static str, id: u64, order: &Order<'_>) -> Result<()> {
-        let bytes = encode(id, order);
-        let count = u32::try_from(bytes.len().min(BUDGET)).unwrap_or(u32::MAX);
+    /// Sends a request that may be long, once the queue has room for it.
+    pub async fn send_long(&self, operation: &'static str, id: u64, request: &Request<'_>) -> Result<()> {
+        let bytes = encode(id, request);
+        let count = u32::try_from(bytes.len().min(MAX_QUEUED)).unwrap_or(u32::MAX);
         let acquired = Arc::clone(&self.budget).acquire_many_owned(count);
         let permit = tokio::select! {
             permit = acquired => permit.map_err(|_| self.error(operation))?,
@@ -279,31 +279,31 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a short order that has one answer, and does not wait for it.
-    pub fn ask(&self, operation: &'static str, order: &Order<'_>) -> Result<oneshot::Receiver<Reply>> {
-        let (call, receiver) = Telling::new();
+    /// Sends a short request that has one answer, and does not wait for it.
+    pub fn ask(&self, operation: &'static str, request: &Request<'_>) -> Result<oneshot::Receiver<Reply>> {
+        let (call, receiver) = Notifier::new();
         let id = self.enroll(operation, |_| Slot::Call(call))?;
-        self.send(id, order);
+        self.send(id, request);
         Ok(receiver)
     }
 
-    /// Sends an order and waits for its one answer.
-    pub async fn call(self: &Arc<Self>, operation: &'static str, order: &Order<'_>) -> Result<Reply> {
-        let (call, receiver) = Telling::new();
+    /// Sends a request and waits for its single answer.
+    pub async fn call(self: &Arc<Self>, operation: &'static str, request: &Request<'_>) -> Result<Reply> {
+        let (call, receiver) = Notifier::new();
         let id = self.enroll(operation, |_| Slot::Call(call))?;
         let waiting = Waiting { link: Arc::clone(self), id };
-        self.send_long(operation, id, order).await?;
+        self.send_long(operation, id, request).await?;
         let reply = self.wait(operation, receiver).await;
         drop(waiting);
         reply
     }
 
-    /// Waits for an answer, but not for ever.
+    /// Waits for an answer until the answer timeout.
     pub async fn wait<T>(&self, operation: &'static str, receiver: oneshot::Receiver<T>) -> Result<T> {
-        match tokio::time::timeout(self.patience, receiver).await {
+        match tokio::time::timeout(self.answer_timeout, receiver).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(_)) => {
-                // Dropped with all that waited: it is over, and soon known why.
+                // The end of the connection dropped the sender. The reason follows.
                 let ending = self.closed().await;
                 Err(error::ended(operation, ending.as_ref()))
             }
@@ -322,18 +322,18 @@ impl Link {
             loop {
                 let length = match wire::split(&buffer) {
                     Split::More => break,
-                    Split::Rubbish => return rubbish("a frame of an impossible length"),
+                    Split::Invalid => return invalid("a frame of an invalid length"),
                     Split::Frame(frame, length) => {
-                        if let Err(what) = self.hear(&frame) {
-                            return rubbish(what);
+                        if let Err(what) = self.receive(&frame) {
+                            return invalid(what);
                         }
                         length
                     }
                 };
                 buffer.advance(length);
             }
-            if !buffer.is_empty() && self.table().hold.is_silent() {
-                return rubbish("something while it was held");
+            if !buffer.is_empty() && self.table().quiescing.is_silent() {
+                return invalid("a byte while it was quiesced");
             }
             buffer.reserve(HEAD + MAX_BODY);
         }
@@ -359,15 +359,15 @@ impl Link {
             };
             tokio::pin!(written);
             loop {
-                match tokio::time::timeout(self.patience, &mut written).await {
+                match tokio::time::timeout(self.answer_timeout, &mut written).await {
                     Ok(Ok(())) => break,
-                    // That it ended is for the reader to tell, who may know more.
+                    // The reader reports the end first, since it may know the reason.
                     Ok(Err(_)) => {
-                        tokio::time::sleep(REASON_LIMIT).await;
+                        tokio::time::sleep(REASON_TIMEOUT).await;
                         return Ending::new("its connection broke");
                     }
-                    Err(_) if self.is_still() => {}
-                    Err(_) => return Ending::new("its agent takes no orders"),
+                    Err(_) if self.is_stopped() => {}
+                    Err(_) => return Ending::new("its agent reads no requests"),
                 }
             }
             if let Some(then) = out.then {
@@ -377,22 +377,22 @@ impl Link {
         std::future::pending().await
     }
 
-    async fn keep_time(&self) -> Ending {
+    async fn send_pings(&self) -> Ending {
         let mut asked: Option<Instant> = None;
         loop {
-            tokio::time::sleep(PING.min(self.patience / 3)).await;
+            tokio::time::sleep(PING_INTERVAL.min(self.answer_timeout / 3)).await;
             let ponged = self.table().ponged;
             match asked {
-                _ if self.is_still() => asked = asked.map(|_| Instant::now()),
+                _ if self.is_stopped() => asked = asked.map(|_| Instant::now()),
                 Some(since) if !ponged => {
-                    if since.elapsed() > self.patience {
+                    if since.elapsed() > self.answer_timeout {
                         return Ending::new("its agent does not answer");
                     }
                 }
                 _ => {
                     self.table().ponged = false;
                     asked = Some(Instant::now());
-                    self.send(0, &Order::Ping);
+                    self.send(0, &Request::Ping);
                 }
             }
         }
@@ -400,11 +400,11 @@ impl Link {
 
     async fn finish(&self, ending: Option<Ending>, reason: Option<Reason>) {
         self.over.send_replace(true);
-        // That it ends when it was asked to is nobody's fault.
+        // An end on request has no reason.
         let ending = ending.filter(|_| !self.closing.load(Ordering::Acquire));
         let ending = match (ending, reason) {
             (Some(ending), Some(reason)) => {
-                let asked = tokio::time::timeout(REASON_LIMIT, reason()).await;
+                let asked = tokio::time::timeout(REASON_TIMEOUT, reason()).await;
                 Some(asked.ok().flatten().unwrap_or(ending))
             }
             (ending, _) => ending,
@@ -416,22 +416,22 @@ impl Link {
                 Slot::Exec(exec) => exec.end(None),
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
                 Slot::Write { window, .. } => window.close(),
-                Slot::Adopted(exec) => exec.end(None),
+                Slot::Reattached(exec) => exec.end(None),
                 Slot::Call(_) | Slot::List { .. } => {}
             }
         }
         self.budget.close();
     }
 
-    /// Takes one answer in; an error says what no agent says.
-    fn hear(&self, frame: &Frame<'_>) -> Result<(), &'static str> {
-        let answer = Answer::decode(frame).ok_or("a frame that cannot be read")?;
+    /// Handles one answer. Fails if it violates the protocol.
+    fn receive(&self, frame: &Frame<'_>) -> Result<(), &'static str> {
+        let answer = Answer::decode(frame).ok_or("an invalid frame")?;
         let mut table = self.table();
         if frame.id > table.last {
-            return Err("an answer to what was never asked");
+            return Err("an answer to a request that was not sent");
         }
-        if table.hold.is_silent() {
-            return Err("something while it was held");
+        if table.quiescing.is_silent() {
+            return Err("a frame while it was quiesced");
         }
         match answer {
             Answer::Pong if !table.ponged && frame.id == 0 => {
@@ -449,14 +449,14 @@ impl Link {
             _ => {}
         }
         if frame.id == 0 {
-            return Err("an answer to nothing");
+            return Err("an answer without a request");
         }
-        // What is not known any more was given up, and the answer was on its way.
+        // The host dropped the request while the answer was in transit.
         let Some(slot) = table.slots.get_mut(&frame.id) else { return Ok(()) };
-        // Where the answer is none, whoever waits is told of the end with all others.
-        let after = take_in(slot, &answer)?;
-        if answer == Answer::Held {
-            table.hold.fall_silent(frame.id)?;
+        // After an invalid answer, the receiver gets the end of the connection like all others.
+        let after = handle_answer(slot, &answer)?;
+        if answer == Answer::Quiesced {
+            table.quiescing.set_silent(frame.id)?;
         }
         if after == After::Go {
             return Ok(());
@@ -465,19 +465,19 @@ impl Link {
         drop(table);
         match (slot, after) {
             (Some(Slot::Exec(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
-            (Some(Slot::Adopted(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
+            (Some(Slot::Reattached(exec)), After::Ended(ended, counts)) => exec.end(Some((ended, counts))),
             (Some(Slot::Exec(exec)), _) => exec.end(None),
-            (_, After::GiveUp) => self.send(frame.id, &Order::Forget),
+            (_, After::GiveUp) => self.send(frame.id, &Request::Forget),
             _ => {}
         }
         Ok(())
     }
 }
 
-fn rubbish(what: &str) -> Ending {
+fn invalid(what: &str) -> Ending {
     Ending {
         why: format!("its agent sent {what}"),
-        remedy: Some("what ran in the sandbox took its agent over, or the agent is another version's".to_owned()),
+        remedy: Some("create another sandbox; a program inside may have taken over the agent".to_owned()),
         out_of_memory: false,
     }
 }
@@ -486,7 +486,7 @@ async fn until(mut flag: watch::Receiver<bool>) {
     let _ = flag.wait_for(|over| *over).await;
 }
 
-/// Forgets a call when whoever waited for it goes away.
+/// A guard that frees the slot of a call if its future is dropped.
 struct Waiting {
     link: Arc<Link>,
     id: u64,
@@ -506,14 +506,14 @@ impl wire::Sink for Growing {
     }
 }
 
-/// An order as frames: several if it is long.
-fn encode(id: u64, order: &Order<'_>) -> Vec<u8> {
+/// Encodes a request as frames: several if it is long.
+fn encode(id: u64, request: &Request<'_>) -> Vec<u8> {
     let mut body = Growing(vec![0; HEAD]);
-    order.encode(&mut body);
+    request.encode(&mut body);
     let mut bytes = body.0;
     if bytes.len() <= HEAD + MAX_BODY {
         let length = bytes.len() - HEAD;
-        bytes[..HEAD].copy_from_slice(&wire::head(order.kind(), id, length));
+        bytes[..HEAD].copy_from_slice(&wire::head(request.kind(), id, length));
         return bytes;
     }
     let mut frames = Vec::with_capacity(bytes.len() + 64 * HEAD);
@@ -523,7 +523,7 @@ fn encode(id: u64, order: &Order<'_>) -> Vec<u8> {
         frames.extend_from_slice(part);
         rest = more;
     }
-    frames.extend_from_slice(&wire::head(order.kind(), id, rest.len()));
+    frames.extend_from_slice(&wire::head(request.kind(), id, rest.len()));
     frames.extend_from_slice(rest);
     frames
 }

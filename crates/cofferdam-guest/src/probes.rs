@@ -1,4 +1,4 @@
-//! What an agent is asked before it serves, and what is made of the answers.
+//! Requests to an agent before it serves, and the evidence from its answers.
 
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result};
@@ -13,29 +13,29 @@ use crate::evidence::{self, Bounds, Evidence, ForbiddenCall, Space, Trial};
 use crate::link::Link;
 use crate::settings::{Groups, Rule, Settings};
 use crate::slots::Reply;
-use crate::wire::{Configure, MAGIC, MAX_DATA, Order, Probe, Sink, Texts, VERSION, put_text};
+use crate::wire::{Configure, MAGIC, MAX_DATA, Probe, Request, Sink, Texts, VERSION, put_text};
 
 const CREATE: &str = "create";
-/// What the kernel writes where it bounds nothing: the most pages that fit into a signed number.
+/// The lower bound of the value that the kernel shows for no limit: the highest number of pages as a signed number.
 const UNBOUNDED: u64 = 1 << 60;
-/// Where the kernel says what it calls itself from its start to its end.
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+/// The file with the kernel's boot id.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
-/// Places where nothing inside may make a file.
-const NOT_WRITABLE: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
-/// Files of the kernel's that nothing inside may write to.
-const NOT_TO_BE_CHANGED: [&str; 4] = [
+/// Directories in which no process inside may create a file.
+const READ_ONLY_DIRECTORIES: [&str; 6] = ["", "/etc", "/usr", "/bin", "/sys", "/sys/fs/cgroup"];
+/// Kernel files that no process inside may write.
+const READ_ONLY_FILES: [&str; 4] = [
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sysrq-trigger",
     "/sys/kernel/uevent_helper",
 ];
-/// Files that tell of the host, and that engines mask.
+/// Files with information about the host, which engines mask.
 const MASKED_FILES: [&str; 5] =
     ["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/sched_debug"];
-/// Directories that do.
+/// Directories with information about the host, which engines mask.
 const MASKED_DIRECTORIES: [&str; 3] = ["/proc/acpi", "/proc/scsi", "/sys/firmware"];
-/// Sockets through which the host can be reached.
+/// Sockets that give access to the host.
 const SOCKETS: [&str; 8] = [
     "/var/run/docker.sock",
     "/run/docker.sock",
@@ -57,16 +57,16 @@ const EACCES: i32 = 13;
 const EROFS: i32 = 30;
 const EAFNOSUPPORT: i32 = 97;
 
-fn odd() -> Error {
-    Error::new(ErrorKind::Internal, CREATE, "the agent answered another question")
+fn unexpected_answer() -> Error {
+    Error::new(ErrorKind::Internal, CREATE, "the agent sent an unexpected answer")
 }
 
 /// Exchanges greetings.
 pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
-    let greeted = link.call(CREATE, &Order::Hello { magic: MAGIC, version: VERSION }).await;
+    let greeted = link.call(CREATE, &Request::Hello { magic: MAGIC, version: VERSION }).await;
     let reply = greeted.map_err(|error| {
         Error::new(ErrorKind::Unavailable, CREATE, "the agent did not greet")
-            .with_remedy("the agent's program may be missing or broken inside")
+            .with_remedy("check that the agent's program exists inside and is not damaged")
             .with_source(error)
     })?;
     match reply {
@@ -74,26 +74,26 @@ pub async fn greet(link: &std::sync::Arc<Link>) -> Result<()> {
         Reply::Hello { magic: MAGIC, version, .. } => Err(Error::new(
             ErrorKind::Unavailable,
             CREATE,
-            format!("the agent speaks version {version} of the protocol, and this program version {VERSION}"),
+            format!("the guest agent speaks protocol {version}, this program speaks {VERSION}"),
         )),
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
 /// An answer to a probe.
-struct Found {
+struct ProbeResult {
     errno: i32,
     value: u64,
     data: Bytes,
 }
 
-impl Found {
+impl ProbeResult {
     fn ok(&self) -> Option<&Self> {
         (self.errno == 0).then_some(self)
     }
 
     fn text(&self) -> Option<String> {
-        // As long as a frame takes: cut off, and so not to be relied upon.
+        // A text that fills a whole frame is truncated, and so not reliable.
         (self.errno == 0 && self.data.len() < MAX_DATA).then(|| String::from_utf8_lossy(&self.data).into_owned())
     }
 
@@ -106,34 +106,34 @@ impl Found {
     }
 }
 
-/// A probe on its way.
-struct Asked<'a> {
+/// A probe whose answer is pending.
+struct PendingProbe<'a> {
     link: &'a Link,
     answer: oneshot::Receiver<Reply>,
 }
 
-impl Asked<'_> {
-    async fn found(self) -> Result<Found> {
+impl PendingProbe<'_> {
+    async fn found(self) -> Result<ProbeResult> {
         match self.link.wait(CREATE, self.answer).await? {
-            Reply::Probed { errno, value, data } => Ok(Found { errno, value, data }),
-            _ => Err(odd()),
+            Reply::Probed { errno, value, data } => Ok(ProbeResult { errno, value, data }),
+            _ => Err(unexpected_answer()),
         }
     }
 }
 
-fn ask<'a>(link: &'a Link, probe: Probe<'_>) -> Result<Asked<'a>> {
-    Ok(Asked { link, answer: link.ask(CREATE, &Order::Probe(probe))? })
+fn ask<'a>(link: &'a Link, probe: Probe<'_>) -> Result<PendingProbe<'a>> {
+    Ok(PendingProbe { link, answer: link.ask(CREATE, &Request::Probe(probe))? })
 }
 
-fn file<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+fn file<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
     ask(link, Probe::File { path: path.as_bytes(), from: 0 })
 }
 
-/// Whether a file inside is this program, to the byte. What holds it may be damaged or half written: nobody else than
-/// the engine's owner writes there.
+/// Returns true if a file inside has exactly these bytes. It detects a damaged or half written volume. It does not
+/// protect against an attacker, since only the engine's owner can write there.
 pub async fn is_program(link: &Link, path: &str, program: &[u8]) -> Result<bool> {
     let piece = |from: usize| Probe::File { path: path.as_bytes(), from: u32::try_from(from).unwrap_or(u32::MAX) };
-    // Nothing may follow the last one.
+    // The last piece is empty if nothing follows the program.
     let starts = (0..=program.len()).step_by(MAX_DATA);
     let asked = starts.map(|from| Ok((from, ask(link, piece(from))?))).collect::<Result<Vec<_>>>()?;
     let mut same = true;
@@ -153,38 +153,40 @@ impl Sink for Encoded {
     }
 }
 
-/// Has the agent build its walls, and measures.
+/// Makes the agent install its part of the isolation, and measures the result.
 pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Result<Evidence> {
-    let random = process::random()
-        .map_err(|error| Error::new(ErrorKind::Io, CREATE, "the kernel gives no random number").with_source(error))?;
+    let random = process::random().map_err(|error| {
+        Error::new(ErrorKind::Io, CREATE, "cannot read random numbers from the kernel").with_source(error)
+    })?;
     let key = MarkKey::new(random);
-    let mut evidence = first(link, settings, Probe::Mark { key: key.arguments() }).await?;
-    order(link, settings, &evidence, key).await?;
+    let mut evidence = measure_first(link, settings, Probe::Tag { key: key.arguments() }).await?;
+    send_configure(link, settings, &evidence, key).await?;
     measure(link, settings, &mut evidence).await?;
     Ok(evidence)
 }
 
-/// Measures once more where an agent built its walls before.
-pub async fn again(link: &Link, settings: &Settings) -> Result<Evidence> {
-    let mut evidence = first(link, settings, Probe::Marked).await?;
+/// Measures again an agent that has already installed its part of the isolation.
+pub async fn measure_again(link: &Link, settings: &Settings) -> Result<Evidence> {
+    let mut evidence = measure_first(link, settings, Probe::ConfiguredTag).await?;
     measure(link, settings, &mut evidence).await?;
     Ok(evidence)
 }
 
-/// Measures what a copy of a guest can differ in from the guest: mounts, users and filters came with its memory.
+/// Measures the properties in which a copy of a guest can differ from it. Mounts, users and filters were copied with
+/// its memory.
 pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
-    let (boot, confinement) = (file(link, BOOT)?, ask(link, Probe::Confinement)?);
+    let (boot, confinement) = (file(link, BOOT_ID)?, ask(link, Probe::Confinement)?);
     let mut evidence = Evidence { boot: boot_id(&boot.found().await?), ..known.clone() };
-    // An answer that is too short leaves them unknown, not as they were.
+    // If the answer is too short, the sets are unknown instead of unchanged.
     evidence.capabilities.iter_mut().take(3).for_each(|set| *set = None);
     read_confinement(&mut evidence, &confinement.found().await?);
     Ok(evidence)
 }
 
-/// What decides how the rest is asked for; `marks` tries marks.
-async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evidence> {
+/// Measures the properties on which the further requests depend. `tag_probe` is the probe of exec tags.
+async fn measure_first(link: &Link, settings: &Settings, tag_probe: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
-    let marks = ask(link, marks)?;
+    let marks = ask(link, tag_probe)?;
     let groups = match settings.groups {
         Groups::Look => find_groups(link).await?,
         Groups::Never => GroupsFound::default(),
@@ -201,7 +203,12 @@ async fn first(link: &Link, settings: &Settings, marks: Probe<'_>) -> Result<Evi
     })
 }
 
-async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evidence, key: MarkKey) -> Result<()> {
+async fn send_configure(
+    link: &std::sync::Arc<Link>,
+    settings: &Settings,
+    evidence: &Evidence,
+    key: MarkKey,
+) -> Result<()> {
     let limits = &settings.limits;
     let filter = settings.filter.map(|options| {
         let options = seccomp::Options { mark_key: Some(key), ..options };
@@ -224,7 +231,7 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         groups: evidence.bounds.version,
         watch_memory: limits.memory.filter(|_| !evidence.counts_memory).map(|bytes| bytes.as_bytes()),
         watch_cpu: limits.cpu_time.filter(|_| !evidence.counts_cpu).map(|time| time.as_micros() as u64),
-        mark: evidence.marks.then(|| key.arguments()),
+        tag: evidence.marks.then(|| key.arguments()),
         silence: settings.silence.as_micros() as u64,
         filter: filter.as_deref().unwrap_or_default(),
         quotas: quotas.as_deref().unwrap_or_default(),
@@ -233,13 +240,14 @@ async fn order(link: &std::sync::Arc<Link>, settings: &Settings, evidence: &Evid
         scopes: if governed { landlock::scopes(evidence.landlock_abi) } else { 0 },
         rules: Texts::new(if governed { settings.rules.len() * 2 } else { 0 }, &rules),
     };
-    match link.call(CREATE, &Order::Configure(configure)).await? {
+    match link.call(CREATE, &Request::Configure(configure)).await? {
         Reply::Done { errno: 0, .. } => Ok(()),
         Reply::Done { errno, kind } => {
             let source = error::file(CREATE, settings.workspace.as_str(), errno, kind);
-            Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot build its walls").with_source(source))
+            Err(Error::new(ErrorKind::Unavailable, CREATE, "the agent cannot install its part of the isolation")
+                .with_source(source))
         }
-        _ => Err(odd()),
+        _ => Err(unexpected_answer()),
     }
 }
 
@@ -252,7 +260,7 @@ fn encoded_rules(rules: &[Rule], handled: u64) -> Vec<u8> {
     encoded.0
 }
 
-/// What was found of control groups.
+/// The control groups that the agent can read.
 #[derive(Default)]
 struct GroupsFound {
     bounds: Bounds,
@@ -260,12 +268,13 @@ struct GroupsFound {
     memory: bool,
 }
 
-/// What control groups bound now.
+/// Returns the current bounds of the control groups.
 pub async fn bounds(link: &Link) -> Result<Bounds> {
     find_groups(link).await.map(|found| found.bounds)
 }
 
-/// Looks for control groups that are the enclosure's own: the root of a hierarchy bounds nothing and counts everybody.
+/// Finds control groups that belong to the enclosure alone. The root of a hierarchy has no bounds, and counts all
+/// tenants.
 async fn find_groups(link: &Link) -> Result<GroupsFound> {
     let read = |name: &str| file(link, &format!("/sys/fs/cgroup/{name}"));
     let second =
@@ -297,13 +306,13 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
                 tasks: tasks.number(),
                 cpu_millis,
             },
-            // Counted at the root, too, but the root has no bounds.
+            // The root has this file, too, but no bounds.
             cpu: stat.ok().is_some(),
             memory: memory.ok().is_some(),
         });
     }
     let [memory, both, tasks, quota, period, usage] = &one[..] else { return Ok(GroupsFound::default()) };
-    let bound = |found: &Found| found.number().filter(|&bytes| bytes < UNBOUNDED);
+    let bound = |found: &ProbeResult| found.number().filter(|&bytes| bytes < UNBOUNDED);
     // The root of this hierarchy has no such file.
     if tasks.ok().is_none() && bound(memory).is_none() {
         return Ok(GroupsFound::default());
@@ -317,25 +326,25 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
     })
 }
 
-/// Thousandths of a processor, from quota and period.
+/// Returns thousandths of a processor, from quota and period.
 fn share(text: &str) -> Option<u64> {
     let mut words = text.split_whitespace().map(str::parse::<u64>);
     let quota = words.next()?.ok()?;
     Some(quota.saturating_mul(1000) / words.next()?.ok()?.max(1))
 }
 
-/// Looks around once the walls are up.
+/// Measures the environment once the isolation is complete.
 async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> Result<()> {
     let [status, uids, gids, mounts, net] =
         ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
-    let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT)?);
-    let directory = look(link, &settings.workspace)?;
-    let namespaces = NAMESPACES.map(|name| (name, look(link, &format!("/proc/self/ns/{name}"))));
+    let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT_ID)?);
+    let directory = stat(link, &settings.workspace)?;
+    let namespaces = NAMESPACES.map(|name| (name, stat(link, &format!("/proc/self/ns/{name}"))));
     let confinement = ask(link, Probe::Confinement)?;
     let denial = ask(link, Probe::Denial)?;
     let writes = write_trials(link)?;
     let masked = mask_trials(link)?;
-    let sockets = SOCKETS.map(|path| (path, look(link, path)));
+    let sockets = SOCKETS.map(|path| (path, stat(link, path)));
     let calls = call_trials(link)?;
     let workspace = workspace_trial(link, settings, evidence)?;
 
@@ -374,7 +383,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     }
     for (name, asked) in calls {
         let errno = asked.found().await?.errno;
-        // Vsock is refused as well where the kernel has none.
+        // A kernel without vsock refuses it as well.
         let errno = if name == VSOCK && errno == EAFNOSUPPORT { EPERM } else { errno };
         evidence.calls.push(ForbiddenCall { name, errno });
     }
@@ -383,16 +392,17 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     measure_room(link, evidence).await
 }
 
-fn look<'a>(link: &'a Link, path: &str) -> Result<Asked<'a>> {
+fn stat<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
     ask(link, Probe::Stat { path: path.as_bytes() })
 }
 
-type Trials<'a> = Vec<(String, Asked<'a>)>;
+type Trials<'a> = Vec<(String, PendingProbe<'a>)>;
 
 fn write_trials(link: &Link) -> Result<Trials<'_>> {
-    let made =
-        NOT_WRITABLE.iter().map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
-    let changed = NOT_TO_BE_CHANGED.iter().map(|path| ((*path).to_owned(), O_WRONLY));
+    let made = READ_ONLY_DIRECTORIES
+        .iter()
+        .map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
+    let changed = READ_ONLY_FILES.iter().map(|path| ((*path).to_owned(), O_WRONLY));
     made.chain(changed)
         .map(|(path, flags)| {
             let asked = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
@@ -401,7 +411,7 @@ fn write_trials(link: &Link) -> Result<Trials<'_>> {
         .collect()
 }
 
-fn mask_trials(link: &Link) -> Result<Vec<(String, Asked<'_>, bool)>> {
+fn mask_trials(link: &Link) -> Result<Vec<(String, PendingProbe<'_>, bool)>> {
     let files = MASKED_FILES.iter().map(|path| {
         let probe = Probe::Open { path: path.as_bytes(), flags: 0, confined: false };
         Ok(((*path).to_owned(), ask(link, probe)?, false))
@@ -414,7 +424,7 @@ fn mask_trials(link: &Link) -> Result<Vec<(String, Asked<'_>, bool)>> {
 
 const VSOCK: &str = "socket(AF_VSOCK)";
 
-fn call_trials(link: &Link) -> Result<Vec<(&'static str, Asked<'_>)>> {
+fn call_trials(link: &Link) -> Result<Vec<(&'static str, PendingProbe<'_>)>> {
     let (family, kind) = vsock();
     let vsock = (VSOCK, socket_number(), [family, kind, 0, 0, 0]);
     forbidden_calls()
@@ -423,19 +433,19 @@ fn call_trials(link: &Link) -> Result<Vec<(&'static str, Asked<'_>)>> {
         .collect()
 }
 
-/// The family of sockets to the host of a virtual machine, and a kind of these.
+/// Returns the family of vsock sockets, and a type of these.
 fn vsock() -> (u64, u64) {
     (40, 1)
 }
 
-/// The call that makes a socket.
+/// Returns the number of the system call `socket`.
 fn socket_number() -> u64 {
     if cfg!(target_arch = "x86_64") { 41 } else { 198 }
 }
 
-/// Tries to make a file in the workspace as guests would: one with a name where that must fail, else one without, which
-/// changes nothing that others see.
-fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<Asked<'a>> {
+/// Tries to create a file in the workspace as guests would. If that must fail, the file has a name. Otherwise it has
+/// none, so that the trial is invisible.
+fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence) -> Result<PendingProbe<'a>> {
     let rule = settings.rules.iter().find(|rule| rule.path == settings.workspace);
     let writable = evidence.landlock_abi == 0 || rule.is_none_or(|rule| rule.rights & access::MAKE_REG != 0);
     let named = format!("{}/.cofferdam-write-probe", settings.workspace);
@@ -446,8 +456,8 @@ fn workspace_trial<'a>(link: &'a Link, settings: &Settings, evidence: &Evidence)
     ask(link, Probe::Open { path: path.as_bytes(), flags, confined: !writable })
 }
 
-/// Reads whether guests can write to the workspace off the trial; `None` where the file system or the kernel inside cannot
-/// make files without a name.
+/// Returns true if guests can write to the workspace, from the error of the trial. Returns `None` if the file system or
+/// the kernel inside does not support files without a name.
 fn workspace_writable(errno: i32) -> Option<bool> {
     match errno {
         0 => Some(true),
@@ -456,11 +466,11 @@ fn workspace_writable(errno: i32) -> Option<bool> {
     }
 }
 
-fn boot_id(found: &Found) -> String {
+fn boot_id(found: &ProbeResult) -> String {
     found.text().map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-fn read_status(evidence: &mut Evidence, found: &Found) {
+fn read_status(evidence: &mut Evidence, found: &ProbeResult) {
     let text = found.text().unwrap_or_default();
     let ids = |key| evidence::status(&text, key).and_then(evidence::numbers).unwrap_or_default();
     evidence.uids = ids("Uid");
@@ -471,8 +481,9 @@ fn read_status(evidence: &mut Evidence, found: &Found) {
     evidence.seccomp_filters = evidence::status(&text, "Seccomp_filters").and_then(|count| count.parse().ok());
 }
 
-/// What the agent asked the kernel for itself counts more than a text, and is there where the text is not.
-fn read_confinement(evidence: &mut Evidence, found: &Found) {
+/// Reads the confinement of the agent. The answer of the kernel to the agent takes precedence over the text of a file,
+/// and exists even without that file.
+fn read_confinement(evidence: &mut Evidence, found: &ProbeResult) {
     evidence.no_new_privileges = found.errno == 0 && found.value & 1 != 0;
     evidence.seccomp_filtered = found.errno == 0 && found.value & 2 != 0;
     let words = found.words();
@@ -482,20 +493,20 @@ fn read_confinement(evidence: &mut Evidence, found: &Found) {
     evidence.processors = words.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
 }
 
-/// The device of a directory, which stands behind the mode.
-fn device(found: &Found) -> Option<(u32, u32)> {
+/// Returns the device of a directory, which follows the mode.
+fn device(found: &ProbeResult) -> Option<(u32, u32)> {
     let words = found.data.get(4..)?;
     let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
     (words.len() == 8).then(|| Some((word(0)?, word(4)?)))?
 }
 
-/// The number in `net:[4026531840]`, which stands behind the mode.
-fn namespace(found: &Found) -> Option<u64> {
+/// Returns the number in `net:[4026531840]`, which follows the mode.
+fn namespace(found: &ProbeResult) -> Option<u64> {
     let target = String::from_utf8_lossy(found.ok()?.data.get(4..)?).into_owned();
     target.split_once('[')?.1.strip_suffix(']')?.parse().ok()
 }
 
-/// The room of every mount that can be written to.
+/// Measures the space of every writable mount.
 async fn measure_room(link: &Link, evidence: &mut Evidence) -> Result<()> {
     for mount in evidence.mounts.iter_mut().flatten().filter(|mount| !mount.read_only).take(64) {
         let found = ask(link, Probe::Space { path: mount.path.as_bytes() })?.found().await?;

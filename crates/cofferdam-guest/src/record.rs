@@ -1,7 +1,7 @@
-//! What a host has to know of a guest that it did not start itself: what its former host wrote down when it held it.
+//! The record of a quiesced guest. A host needs it for a guest that a former host started.
 //!
-//! A record travels with the guest, in files that anybody may have changed. So it is small, its numbers have bounds, and
-//! whoever reads it back gets a record in order or an error.
+//! A record travels with the guest, in files that another program may have changed. So it is small, its numbers have
+//! bounds, and reading it returns a consistent record or an error.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,31 +13,31 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::wire::{MAX_EXECS, VERSION};
 
-/// The longest time that is believed.
-pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
-/// Ids that a connection never gets to.
+/// The maximum time in a record.
+pub(crate) const MAX_TIME: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+/// The maximum id in a record. No connection uses as many.
 const MAX_IDS: u64 = 1 << 56;
 
-/// An exec whose program ran when its guest was held. Times are in microseconds.
+/// An exec whose program ran when its guest was quiesced. Times are in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunningExec {
     pub id: u64,
-    /// Real time that counted against its limit so far.
+    /// Real time that counts against its limit so far.
     pub elapsed: u64,
-    /// Real time that it is allowed in all.
+    /// The limit of real time.
     pub wall: u64,
-    /// CPU time that it is allowed.
+    /// The limit of CPU time.
     pub cpu: Option<u64>,
-    /// What the control group had counted when it began, and with it what others used since then.
+    /// The count of the control group at its start, plus the CPU time of other execs since then.
     pub cpu_base: Option<u64>,
-    /// Whether a directory of scripts is its own.
+    /// True if it has a directory for its script.
     pub script: bool,
-    /// It was told to end: time until it is killed with all that it started.
+    /// Time until it is killed with everything that it started, if it was asked to stop.
     pub kill_in: Option<u64>,
 }
 
-/// What a later host needs to take a held guest over. Reading one back checks it.
+/// The state that another host needs to reattach to a quiesced guest. Deserializing checks it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Record {
     version: u32,
@@ -50,19 +50,19 @@ impl Record {
         Self { version: VERSION, last, execs }
     }
 
-    /// The version of the protocol that the agent speaks.
+    /// Returns the version of the protocol that the agent speaks.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Execs that run.
+    /// Returns the ids of the running execs.
     #[must_use]
     pub fn running(&self) -> Vec<ExecId> {
         self.execs.iter().map(|exec| ExecId(exec.id)).collect()
     }
 
-    /// The highest id that was used.
+    /// Returns the highest id in use so far.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
@@ -74,18 +74,18 @@ impl Record {
     fn check(self) -> Result<Self, &'static str> {
         let ids: BTreeSet<u64> = self.execs.iter().map(|exec| exec.id).collect();
         if self.last > MAX_IDS {
-            return Err("more ids than a connection can use");
+            return Err("the last id exceeds the limit");
         }
         if ids.len() != self.execs.len() || ids.contains(&0) || ids.last().is_some_and(|id| *id > self.last) {
-            return Err("execs without an id of their own");
+            return Err("execs have invalid or duplicate ids");
         }
-        let longest = LONGEST.as_micros() as u64;
+        let max = MAX_TIME.as_micros() as u64;
         let times = self
             .execs
             .iter()
             .flat_map(|exec| [Some(exec.elapsed), Some(exec.wall), exec.cpu, exec.kill_in].into_iter().flatten());
-        if times.into_iter().any(|micros| micros > longest) {
-            return Err("times longer than any exec's");
+        if times.into_iter().any(|micros| micros > max) {
+            return Err("times exceed the limit");
         }
         Ok(self)
     }
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Record {
         struct Unchecked {
             version: u32,
             last: u64,
-            #[serde(deserialize_with = "few")]
+            #[serde(deserialize_with = "bounded")]
             execs: Vec<RunningExec>,
         }
         let Unchecked { version, last, execs } = Unchecked::deserialize(deserializer)?;
@@ -106,11 +106,11 @@ impl<'de> Deserialize<'de> for Record {
     }
 }
 
-/// No more execs than an agent can have, however many are said to follow.
-fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D::Error> {
-    struct Few;
+/// Deserializes at most as many execs as an agent can have, whatever length the input claims.
+fn bounded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D::Error> {
+    struct Bounded;
 
-    impl<'de> Visitor<'de> for Few {
+    impl<'de> Visitor<'de> for Bounded {
         type Value = Vec<RunningExec>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -129,7 +129,7 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RunningExec>, D
         }
     }
 
-    deserializer.deserialize_seq(Few)
+    deserializer.deserialize_seq(Bounded)
 }
 
 #[cfg(test)]
@@ -157,10 +157,10 @@ mod tests {
     fn records_that_cannot_be_are_refused() {
         let year = Duration::from_secs(366 * 24 * 3600).as_micros() as u64;
         for (what, record) in [
-            ("more ids", Record::new(u64::MAX, Vec::new())),
-            ("of their own", Record::new(5, vec![exec(6)])),
-            ("of their own", Record::new(5, vec![exec(0)])),
-            ("of their own", Record::new(5, vec![exec(2), exec(2)])),
+            ("last id", Record::new(u64::MAX, Vec::new())),
+            ("duplicate ids", Record::new(5, vec![exec(6)])),
+            ("duplicate ids", Record::new(5, vec![exec(0)])),
+            ("duplicate ids", Record::new(5, vec![exec(2), exec(2)])),
             ("times", Record::new(5, vec![RunningExec { wall: 11 * year, ..exec(2) }])),
             ("times", Record::new(5, vec![RunningExec { kill_in: Some(u64::MAX), ..exec(2) }])),
             ("at most 512", Record::new(1000, (1..=513).map(exec).collect())),

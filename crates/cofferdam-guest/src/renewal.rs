@@ -1,4 +1,4 @@
-//! What makes a copy of a machine differ from all others of the same machine.
+//! Values that make a copy of a VM differ from all other copies of the same VM.
 
 use std::fmt;
 use std::time::SystemTime;
@@ -6,30 +6,30 @@ use std::time::SystemTime;
 use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_linux::process;
 
-/// The longest name of a machine.
+/// The maximum length of a host name.
 const MAX_NAME: usize = 63;
 
-/// What a guest is given before anything in it goes on in another machine than the one that it was held in.
+/// Values that a copied guest receives before its programs resume in another VM.
 #[derive(Clone)]
 pub struct Renewal {
-    /// The time that the machine's clock is set to.
+    /// The time to which the VM's clock is set.
     pub now: SystemTime,
-    /// What the kernel's random numbers come from from now on.
+    /// The new seed of the kernel's random number generator.
     pub entropy: [u8; 64],
-    /// What `/etc/machine-id` says, where the root file system has such a file.
+    /// The contents of `/etc/machine-id`, if the root file system has such a file.
     pub machine_id: [u8; 16],
-    /// What `/proc/sys/kernel/random/boot_id` says.
+    /// The contents of `/proc/sys/kernel/random/boot_id`.
     pub boot_id: [u8; 16],
-    /// The machine's name: lower-case letters, digits, `-` and `.`, at most 63.
+    /// The VM's host name: lower-case letters, digits, `-` and `.`, at most 63 characters.
     pub hostname: String,
 }
 
 impl Renewal {
-    /// One with this host's time, and with random numbers of this host's kernel.
+    /// Creates a renewal with this host's time, and with random numbers of this host's kernel.
     ///
     /// # Errors
     ///
-    /// `Io` when the kernel gives no random numbers.
+    /// `Io` if the kernel returns no random numbers.
     pub fn new(hostname: impl Into<String>) -> Result<Self> {
         Ok(Self {
             now: SystemTime::now(),
@@ -40,17 +40,18 @@ impl Renewal {
         })
     }
 
-    /// The error where it cannot be carried out anywhere.
+    /// Returns an error if no guest can carry out the renewal.
     pub(crate) fn check(&self) -> Result<()> {
         let name = self.hostname.as_bytes();
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
         if !(1..=MAX_NAME).contains(&name.len()) || !name.iter().all(plain) {
-            let what = format!("a machine cannot be named {:?}", self.hostname);
-            return Err(Error::invalid("restore", what)
-                .with_remedy("use lower-case letters, digits, '-' and '.', at most 63 of them"));
+            let what = format!("{:?} is not a valid host name of a VM", self.hostname);
+            return Err(
+                Error::invalid("restore", what).with_remedy("use at most 63 lower-case letters, digits, '-' and '.'")
+            );
         }
         if self.entropy == [0; 64] {
-            return Err(Error::invalid("restore", "there is nothing random in the renewal"));
+            return Err(Error::invalid("restore", "the renewal has no entropy"));
         }
         Ok(())
     }
@@ -66,7 +67,7 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     for slot in bytes.chunks_mut(8) {
         let word = process::random().map_err(|error| {
-            Error::new(ErrorKind::Io, "restore", "the kernel gives no random number").with_source(error)
+            Error::new(ErrorKind::Io, "restore", "cannot read random numbers from the kernel").with_source(error)
         })?;
         slot.copy_from_slice(&word.to_ne_bytes()[..slot.len()]);
     }

@@ -1,4 +1,4 @@
-//! What is known of execs that run: what their limits are, and how much of these is used up.
+//! The running execs: their limits, and the part that is used up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,34 +7,34 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::supervise::{Allowance, Supervision, Wish};
 use cofferdam_contract::{ExecId, Limits};
 
-use crate::record::{LONGEST, RunningExec};
+use crate::record::{MAX_TIME, RunningExec};
 use crate::wire::Counts;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One exec that was ordered and has not ended.
-pub struct Standing {
+/// The state of an exec that was requested and has not ended.
+pub struct ExecState {
     supervision: Mutex<Supervision>,
     allowance: Allowance,
-    /// What was counted just before it began.
+    /// The counts just before it began.
     base: OnceLock<Counts>,
     pub script: bool,
-    /// Whether a former host started it.
-    adopted: bool,
+    /// True if a former host started it.
+    reattached: bool,
 }
 
-impl Standing {
-    /// Of an exec whose time began at `begun`.
+impl ExecState {
+    /// Creates the state of an exec whose time began at `begun`.
     pub fn new(begun: Instant, allowance: Allowance, script: bool) -> Self {
         let supervision = Mutex::new(Supervision::new(begun, Instant::now(), allowance));
-        Self { supervision, allowance, base: OnceLock::new(), script, adopted: false }
+        Self { supervision, allowance, base: OnceLock::new(), script, reattached: false }
     }
 
-    /// Of an exec of a former host's, whose time goes on now. Anybody may have written down what it is allowed: these
-    /// limits hold as well, from now on. `first` is what was counted before it went on.
-    pub fn adopt(exec: &RunningExec, limits: &Limits, first: Option<u64>, counted: bool, processors: u32) -> Self {
+    /// Creates the state of an exec of a former host, whose time resumes now. Since another program may have changed
+    /// its recorded limits, `limits` apply as well from now on. `first` is the count before it resumed.
+    pub fn reattach(exec: &RunningExec, limits: &Limits, first: Option<u64>, counted: bool, processors: u32) -> Self {
         let now = Instant::now();
         let elapsed = Duration::from_micros(exec.elapsed);
         let all = Duration::from_micros(exec.wall).min(elapsed.saturating_add(limits.wall_time));
@@ -43,22 +43,22 @@ impl Standing {
         let allowance = Allowance { wall, cpu, counted, processors };
         let mut supervision = Supervision::new(now, now, allowance);
         if let Some(micros) = exec.kill_in {
-            // What there was to be told to it was told.
+            // The former host has sent the signal already.
             supervision.wish(Wish::Cancel(Duration::from_micros(micros)), now);
         }
-        // What was used up stays used up, should it be held once more.
+        // Time that is used up stays used up if the guest is quiesced again.
         let allowance = Allowance { wall: all, ..allowance };
-        // It cannot have begun at more than there is now.
+        // The count at its start cannot exceed the current count.
         let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
         let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
-        Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, adopted: true }
+        Self { supervision: Mutex::new(supervision), allowance, base, script: exec.script, reattached: true }
     }
 
     pub fn supervision(&self) -> MutexGuard<'_, Supervision> {
         lock(&self.supervision)
     }
 
-    /// CPU time that it is allowed.
+    /// Returns the limit of CPU time.
     pub fn allowed_cpu(&self) -> Option<Duration> {
         self.allowance.cpu
     }
@@ -72,10 +72,10 @@ impl Standing {
     }
 
     fn record(&self, id: u64, now: Instant) -> RunningExec {
-        let micros = |time: Duration| time.min(LONGEST).as_micros() as u64;
+        let micros = |time: Duration| time.min(MAX_TIME).as_micros() as u64;
         let supervision = self.supervision();
         let Allowance { wall, cpu, .. } = self.allowance;
-        let wall = wall.min(LONGEST);
+        let wall = wall.min(MAX_TIME);
         RunningExec {
             id,
             elapsed: micros(wall.saturating_sub(supervision.left(now))),
@@ -88,51 +88,51 @@ impl Standing {
     }
 }
 
-/// All of them, by their ids.
+/// The running execs by their ids.
 #[derive(Default)]
-pub struct Running(Mutex<BTreeMap<u64, Arc<Standing>>>);
+pub struct Running(Mutex<BTreeMap<u64, Arc<ExecState>>>);
 
 impl Running {
-    /// Adds one, until what is given is dropped.
-    pub fn add(self: &Arc<Self>, id: u64, standing: Standing) -> Listed {
-        let standing = Arc::new(standing);
-        lock(&self.0).insert(id, Arc::clone(&standing));
-        Listed { list: Arc::clone(self), id, standing }
+    /// Adds an exec until the returned guard is dropped.
+    pub fn add(self: &Arc<Self>, id: u64, state: ExecState) -> RunningGuard {
+        let state = Arc::new(state);
+        lock(&self.0).insert(id, Arc::clone(&state));
+        RunningGuard { list: Arc::clone(self), id, state }
     }
 
-    /// Whether it is known when one began.
+    /// Returns true if the counts at the exec's start are known.
     pub fn is_known(&self, id: u64) -> bool {
-        lock(&self.0).get(&id).is_some_and(|standing| standing.base.get().is_some())
+        lock(&self.0).get(&id).is_some_and(|state| state.base.get().is_some())
     }
 
-    /// What is to be written down of these, of which all are known.
+    /// Returns the records of these execs, whose counts must be known.
     pub fn record(&self, ids: &[u64], now: Instant) -> Vec<RunningExec> {
         let list = lock(&self.0);
-        ids.iter().filter_map(|id| list.get(id).map(|standing| standing.record(*id, now))).collect()
+        ids.iter().filter_map(|id| list.get(id).map(|state| state.record(*id, now))).collect()
     }
 
-    /// Those of a former host's.
-    pub fn adopted(&self) -> Vec<ExecId> {
-        lock(&self.0).iter().filter(|(_, standing)| standing.adopted).map(|(id, _)| ExecId(*id)).collect()
+    /// Returns the execs of a former host.
+    pub fn reattached(&self) -> Vec<ExecId> {
+        lock(&self.0).iter().filter(|(_, state)| state.reattached).map(|(id, _)| ExecId(*id)).collect()
     }
 }
 
-/// One that is in the list.
-pub struct Listed {
+/// A guard that keeps an exec in the list.
+pub struct RunningGuard {
     list: Arc<Running>,
     id: u64,
-    standing: Arc<Standing>,
+    state: Arc<ExecState>,
 }
 
-impl std::ops::Deref for Listed {
-    type Target = Standing;
+impl std::ops::Deref for RunningGuard {
+    type Target = ExecState;
 
-    fn deref(&self) -> &Standing {
-        &self.standing
+    fn deref(&self) -> &ExecState {
+        &self.state
     }
 }
 
-impl Drop for Listed {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         lock(&self.list.0).remove(&self.id);
     }
@@ -152,10 +152,10 @@ mod tests {
     fn what_was_used_up_is_written_down_and_stays_used_up() {
         let begun = Instant::now() - SECOND * 3;
         let list = Arc::new(Running::default());
-        let listed = list.add(7, Standing::new(begun, allowance(), true));
+        let listed = list.add(7, ExecState::new(begun, allowance(), true));
         assert!(!list.is_known(7));
         listed.begin(Counts { cpu_micros: Some(5), ..Counts::default() });
-        assert!(list.is_known(7) && list.adopted().is_empty());
+        assert!(list.is_known(7) && list.reattached().is_empty());
         let now = begun + SECOND * 4;
         let written = list.record(&[7], now).remove(0);
         let second = SECOND.as_micros() as u64;
@@ -171,10 +171,10 @@ mod tests {
         assert_eq!(written, expected);
         drop(listed);
         assert!(!list.is_known(7));
-        let adopted = list.add(7, Standing::adopt(&written, &Limits::default(), Some(9), true, 2));
-        assert_eq!(list.adopted(), [ExecId(7)]);
+        let reattached = list.add(7, ExecState::reattach(&written, &Limits::default(), Some(9), true, 2));
+        assert_eq!(list.reattached(), [ExecId(7)]);
         let later = Instant::now() + SECOND * 2;
-        let left = adopted.supervision().left(later);
+        let left = reattached.supervision().left(later);
         assert!(left <= SECOND * 4 && left > SECOND * 3, "{left:?}");
         let again = list.record(&[7], later).remove(0);
         assert!(again.elapsed >= 6 * second && again.elapsed < 7 * second && again.wall == 10 * second, "{again:?}");
@@ -195,18 +195,18 @@ mod tests {
         };
         let limits = Limits { wall_time: SECOND, cpu_time: Some(SECOND * 3), ..Limits::default() };
         let list = Arc::new(Running::default());
-        let adopted = list.add(3, Standing::adopt(&written, &limits, Some(5), true, 1));
-        assert!(adopted.supervision().left(Instant::now()) <= SECOND);
-        assert_eq!(adopted.base().cpu_micros, Some(5));
-        // Who takes it over next is told the same.
+        let reattached = list.add(3, ExecState::reattach(&written, &limits, Some(5), true, 1));
+        assert!(reattached.supervision().left(Instant::now()) <= SECOND);
+        assert_eq!(reattached.base().cpu_micros, Some(5));
+        // The next host gets the same record.
         let again = list.record(&[3], Instant::now()).remove(0);
         assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         let later = Instant::now() + SECOND;
-        adopted.supervision().due(later);
-        assert!(adopted.supervision().kill_now(later), "its time is over");
+        reattached.supervision().due(later);
+        assert!(reattached.supervision().kill_now(later), "its time is over");
         // Limits that allow more change nothing.
         let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
-        let generous = list.add(4, Standing::adopt(&again, &limits, Some(7), true, 1));
+        let generous = list.add(4, ExecState::reattach(&again, &limits, Some(7), true, 1));
         let kept = list.record(&[4], Instant::now()).remove(0);
         assert_eq!((kept.wall, kept.cpu, kept.cpu_base), (3 * second, Some(3 * second), Some(5)));
         drop(generous);
@@ -216,14 +216,14 @@ mod tests {
     fn what_was_told_to_end_is_killed_in_the_time_that_was_left() {
         let list = Arc::new(Running::default());
         let now = Instant::now();
-        let listed = list.add(1, Standing::new(now, allowance(), false));
+        let listed = list.add(1, ExecState::new(now, allowance(), false));
         listed.begin(Counts::default());
         listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
         let written = list.record(&[1], now + SECOND).remove(0);
         assert_eq!(written.kill_in, Some(SECOND.as_micros() as u64));
-        let adopted = Standing::adopt(&written, &Limits::default(), None, true, 1);
-        assert!(adopted.supervision().kills_the_rest());
-        assert!(!adopted.supervision().kill_now(Instant::now()));
-        assert!(adopted.supervision().kill_now(Instant::now() + SECOND));
+        let reattached = ExecState::reattach(&written, &Limits::default(), None, true, 1);
+        assert!(reattached.supervision().kills_the_rest());
+        assert!(!reattached.supervision().kill_now(Instant::now()));
+        assert!(reattached.supervision().kill_now(Instant::now() + SECOND));
     }
 }

@@ -1,4 +1,4 @@
-//! How a guest is to be run.
+//! Settings of a guest.
 
 use std::fmt;
 use std::future::Future;
@@ -10,57 +10,58 @@ use cofferdam_contract::{Access, Limits, WORKSPACE_PATH};
 use cofferdam_linux::landlock::access;
 use cofferdam_linux::seccomp;
 
-/// Whether the control groups that are seen inside are read.
+/// The control groups that the agent reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Groups {
-    /// Where they are the enclosure's own.
+    /// The groups that are visible inside, if they belong to the enclosure alone.
     #[default]
     Look,
-    /// Never: the agent sums up what the processes use, as on a kernel without control groups.
+    /// None. The agent sums up the usage of the processes, as on a kernel without control groups.
     Never,
 }
 
-/// What guests may do with a place and all below it.
+/// Rights of guests on a path and on everything below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// A directory or a file; one that does not exist is passed over.
+    /// A directory or a file. A path that does not exist is ignored.
     pub path: String,
     /// File rights as [`access`] names them.
     pub rights: u64,
 }
 
-/// Why a connection ended.
+/// The reason for the end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ending {
-    /// As a clause, such as "the container was removed by somebody else".
+    /// The reason as a clause, such as "the container was removed by another program".
     pub why: String,
-    /// What can be done about it.
+    /// The remedy.
     pub remedy: Option<String>,
-    /// The memory limit ended the whole enclosure.
+    /// True if the memory limit ended the whole enclosure.
     pub out_of_memory: bool,
 }
 
 impl Ending {
-    /// An ending with a reason and nothing more.
+    /// Creates an ending with a reason and without a remedy.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into(), ..Self::default() }
     }
 }
 
-/// Asks the owner why the connection ended, once, when it has ended by itself; `None` leaves it at what the connection
-/// itself showed. It has two seconds.
+/// A function that returns the reason for a connection's end. It runs once, if the owner did not end the connection,
+/// and has two seconds. If it returns `None`, the reason is the failure of the connection itself.
 pub type Reason = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Option<Ending>> + Send>> + Send + Sync>;
 
-/// Reads the CPU microseconds that the host itself counts of an enclosure; `None` where it cannot now.
+/// A function that reads the host's own count of an enclosure's CPU time in microseconds. It returns `None` if the
+/// count cannot be read now.
 pub type ReadCpu = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<u64>> + Send>> + Send + Sync>;
 
-/// What the host counts of an enclosure by its own means. The agent's word is only a refinement of it.
+/// A counter of CPU time that the host reads itself. The agent's counts only refine it.
 #[derive(Clone)]
 pub enum Meter {
-    /// The counter that the agent reads, read from outside. It replaces the agent's.
+    /// The counter that the agent reads, read from outside. It replaces the agent's count.
     Same(ReadCpu),
-    /// A counter of the enclosure together with its monitor. The agent's count is bounded by it, and replaced by it while
-    /// the agent does not answer.
+    /// A counter of the enclosure together with its VMM. It bounds the agent's count, and replaces it while the agent
+    /// does not answer.
     Around(ReadCpu),
 }
 
@@ -73,41 +74,42 @@ impl fmt::Debug for Meter {
     }
 }
 
-/// How a guest is to be run.
+/// Settings of a guest.
 pub struct Settings {
-    /// The workspace inside. Default `/workspace`.
+    /// The path of the workspace inside. Default `/workspace`.
     pub workspace: String,
-    /// Where scripts are put, one directory each. Made if it is missing; its parent must exist. Default
-    /// `/tmp/.cofferdam-code`.
+    /// The directory for scripts, each in a directory of its own. The agent creates it if it is missing; its parent
+    /// must exist. Default `/tmp/.cofferdam-code`.
     pub code: String,
-    /// Directories whose file systems are the enclosure's own: what is stored there counts as its disk use. Default the
-    /// workspace and `/tmp`.
+    /// Directories whose file systems belong to the enclosure alone. Their contents count as its disk usage. Default
+    /// the workspace and `/tmp`.
     pub stores: Vec<String>,
     /// PATH of every exec.
     pub path: String,
-    /// What else every exec has in its environment. Default HOME and LANG.
+    /// Further environment variables of every exec. Default HOME and LANG.
     pub env: Vec<(String, String)>,
-    /// The filter of system calls for agent and guests; `None` for none. The key for marks is added.
+    /// The system call filter for the agent and guests; `None` for no filter. The agent adds the key of exec tags.
     pub filter: Option<seccomp::Options>,
-    /// Whether the agent keeps quotas of file locks, netlink and listening sockets, and of processes where `limits` has a
-    /// number of these: where guests share a kernel with others, which has no limits for them. Default false.
+    /// True if the agent enforces quotas of file locks, netlink sockets and listening sockets, and of processes if
+    /// `limits` has a number of these. Meant for guests that share a kernel with other tenants, since the kernel has no
+    /// such limits. Default false.
     pub quotas: bool,
-    /// Landlock rules for guests; empty for none. They hold where the kernel has Landlock, as the evidence says.
+    /// Landlock rules for guests; empty for none. They apply if the kernel has Landlock, which the evidence shows.
     pub rules: Vec<Rule>,
-    /// Memory and CPU time are watched by the agent where no control group of the enclosure's can be read.
+    /// Limits. The agent enforces those of memory and CPU time if it cannot read a control group of the enclosure.
     pub limits: Limits,
-    /// Whether control groups are read.
+    /// The control groups that the agent reads.
     pub groups: Groups,
-    /// Time without a word from the host after which the agent ends. Default 60 s.
+    /// Time without a frame from the host after which the agent exits. Default 60 s.
     pub silence: Duration,
-    /// Time that the agent has for an answer. Default 60 s.
+    /// Time limit for each answer of the agent. Default 60 s.
     pub patience: Duration,
-    /// What the host counts itself, if anything. It must be readable.
+    /// The host's own counter, if it has one. It must be readable.
     pub meter: Option<Meter>,
-    /// Asked why, when the connection ends by itself.
+    /// The source of the reason if the owner did not end the connection.
     pub reason: Option<Reason>,
-    /// Where the agent's program is inside, where it is to be compared with [`AGENT`](crate::AGENT) before anything else:
-    /// one that was damaged may still greet. A difference fails the connection as a missing greeting does.
+    /// The path of the agent's program inside, to compare it with [`AGENT`](crate::AGENT) before anything else; `None`
+    /// for no comparison. A damaged program may still greet. If it differs, connecting fails as for a missing greeting.
     pub program: Option<String>,
 }
 
@@ -139,8 +141,9 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Rules for an enclosure whose writable places are the workspace, `/tmp` and `/dev/shm`: what the mounts forbid anyway,
-/// and a workspace that is read-only for guests while the file API can still fill it.
+/// Returns rules for an enclosure whose writable directories are the workspace, `/tmp` and `/dev/shm`. They repeat the
+/// restrictions of the mounts. They can also make the workspace read-only for guests only, so that the file API can
+/// fill it.
 pub fn usual_rules(workspace: Access) -> Vec<Rule> {
     let read = access::READ | access::EXECUTE;
     let workspace = match workspace {

@@ -1,13 +1,13 @@
-//! Who waits for what, and what may come for whom.
+//! Pending requests, and the answers that each accepts.
 //!
 //! ```text
-//! call:  asked --> answered            exec:  ordered --Started--> running --Output, Credit--> --Ended--> over
-//! read:  asked --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
-//! write: asked --Credit--> --Done--> over     list: asked --Entries--> --Done--> over
+//! call:  sent --> answered             exec:  sent --Started--> running --Output, Credit--> --Ended--> over
+//! read:  sent --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
+//! write: sent --Credit--> --Done--> over      list: sent --Entries--> --Done--> over
 //! exec of a former host: running --Output--> --Ended--> over
 //! ```
 //!
-//! Everything else is what no agent says.
+//! Any other answer is a protocol violation.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::flow::{Inflow, Window};
 use crate::ledger::Share;
 use crate::wire::{self, Answer, Counts, NotStarted};
 
-/// Entries that one listing holds.
+/// The highest number of entries of one listing.
 pub const MAX_ENTRIES: usize = 100_000;
-/// Bytes that one listing holds.
+/// The highest number of bytes of one listing.
 const MAX_LISTED: usize = 48 << 20;
 
 /// One entry of a directory.
@@ -38,7 +38,7 @@ pub struct Listed {
     pub target: Vec<u8>,
 }
 
-/// An answer that comes once.
+/// The single answer to a request.
 #[derive(Debug)]
 pub enum Reply {
     Hello {
@@ -63,115 +63,115 @@ pub enum Reply {
     Opened {
         size: u64,
     },
-    Held,
-    Renewed {
+    Quiesced,
+    Reseeded {
         version: u32,
         execs: Bytes,
     },
     Listed(Vec<Listed>),
-    /// There are too many.
+    /// The directory has too many entries.
     TooMany,
 }
 
-/// How an exec ended, and what feeds its handle.
+/// The end of an exec, and the driver of its handle.
 pub struct ExecEnd {
     pub ended: Option<(Ended, Counts)>,
     pub driver: ExecDriver,
 }
 
-/// What an id is about.
+/// The state of a request, by its id.
 pub enum Slot {
-    /// One answer.
-    Call(Telling<Reply>),
+    /// A request with a single answer.
+    Call(Notifier<Reply>),
     Exec(ExecSlot),
     /// An exec of a former host.
-    Adopted(AdoptedSlot),
+    Reattached(ReattachedSlot),
     Read {
-        opened: Telling<Reply>,
+        opened: Notifier<Reply>,
         flow: Arc<Inflow>,
     },
     Write {
-        done: Telling<Reply>,
+        done: Notifier<Reply>,
         window: Arc<Window>,
     },
     List {
-        done: Telling<Reply>,
+        done: Notifier<Reply>,
         found: Vec<Listed>,
         bytes: usize,
     },
 }
 
-/// Tells one thing, once.
-pub struct Telling<T>(Option<oneshot::Sender<T>>);
+/// A sender of a single value.
+pub struct Notifier<T>(Option<oneshot::Sender<T>>);
 
-impl<T> Telling<T> {
-    /// What tells, and what is told.
+impl<T> Notifier<T> {
+    /// Creates the sender and its receiver.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
         (Self(Some(sender)), receiver)
     }
 
-    /// Tells it. Whoever does not want to know any more is not told.
-    pub fn tell(&mut self, what: T) {
+    /// Sends the value, unless the receiver was dropped.
+    pub fn notify(&mut self, what: T) {
         let _ = self.0.take().map(|sender| sender.send(what));
     }
 
-    pub fn was_told(&self) -> bool {
+    pub fn is_notified(&self) -> bool {
         self.0.is_none()
     }
 }
 
 pub struct ExecSlot {
     pub driver: ExecDriver,
-    pub started: Telling<std::result::Result<Counts, NotStarted>>,
-    pub ended: Telling<ExecEnd>,
+    pub started: Notifier<std::result::Result<Counts, NotStarted>>,
+    pub ended: Notifier<ExecEnd>,
     pub window: Arc<Window>,
     pub terminal: bool,
     pub share: Arc<Share>,
-    /// CPU microseconds that the host itself counted before it was ordered, by the counter that the agent reads.
+    /// CPU microseconds that the host itself counted before the request, by the counter that the agent reads.
     pub base: Option<u64>,
 }
 
-/// An exec of a former host, whose input is at its end.
-pub struct AdoptedSlot {
+/// An exec of a former host. Its input is at its end.
+pub struct ReattachedSlot {
     pub driver: ExecDriver,
-    pub ended: Telling<ExecEnd>,
+    pub ended: Notifier<ExecEnd>,
 }
 
-impl AdoptedSlot {
-    /// Hands everything to the task that drives the exec.
+impl ReattachedSlot {
+    /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
-        self.ended.tell(ExecEnd { ended, driver: self.driver });
+        self.ended.notify(ExecEnd { ended, driver: self.driver });
     }
 }
 
 impl ExecSlot {
-    /// Hands everything to the task that drives the exec.
+    /// Hands the end and the driver to the task of the exec.
     pub fn end(mut self, ended: Option<(Ended, Counts)>) {
         self.window.close();
-        self.ended.tell(ExecEnd { ended, driver: self.driver });
+        self.ended.notify(ExecEnd { ended, driver: self.driver });
     }
 }
 
-/// What becomes of a slot after an answer.
+/// The next state of a slot after an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum After {
-    /// More will come.
+    /// More answers will come.
     Go,
-    /// That was all.
+    /// The request is complete.
     Done,
-    /// More may come, but is not wanted.
+    /// More answers may come, but the host does not want them.
     GiveUp,
     /// An exec's program ended.
     Ended(Ended, Counts),
 }
 
-/// Gives an answer to who waits for it; an error says what no agent says.
-pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
-    const UNASKED: &str = "an answer to another question";
+/// Passes an answer to its receiver. Fails if the answer violates the protocol.
+pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    const UNEXPECTED: &str = "an answer to another request";
     match slot {
         Slot::Call(call) => {
-            call.tell(match *answer {
+            call.notify(match *answer {
                 Answer::Hello { magic, version, pid } => Reply::Hello { magic, version, pid },
                 Answer::Done { errno, kind } => Reply::Done { errno, kind },
                 Answer::Probed { errno, value, data } => {
@@ -182,14 +182,16 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                     let used = wire::read_shares(used).ok_or("shares that cannot be read")?.collect();
                     Reply::Shares { counts, used }
                 }
-                Answer::Held => Reply::Held,
-                Answer::Renewed { version, execs } => Reply::Renewed { version, execs: Bytes::copy_from_slice(execs) },
-                _ => return Err(UNASKED),
+                Answer::Quiesced => Reply::Quiesced,
+                Answer::Reseeded { version, execs } => {
+                    Reply::Reseeded { version, execs: Bytes::copy_from_slice(execs) }
+                }
+                _ => return Err(UNEXPECTED),
             });
             Ok(After::Done)
         }
-        Slot::Exec(exec) => take_in_exec(exec, answer),
-        Slot::Adopted(exec) => match *answer {
+        Slot::Exec(exec) => handle_exec_answer(exec, answer),
+        Slot::Reattached(exec) => match *answer {
             Answer::Output { second, data } if !data.is_empty() => {
                 let stream = if second { OutputStream::Stderr } else { OutputStream::Stdout };
                 exec.driver.publisher().publish(stream, data);
@@ -198,34 +200,34 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
             Answer::Ended { status, peak_bytes, cpu_micros, counts } => {
                 Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
             }
-            _ => Err("what an exec of a former host does not do"),
+            _ => Err("an event that an exec of a former host cannot have"),
         },
         Slot::Read { opened, flow } => match *answer {
-            Answer::Opened { size, .. } if !opened.was_told() => {
-                opened.tell(Reply::Opened { size });
+            Answer::Opened { size, .. } if !opened.is_notified() => {
+                opened.notify(Reply::Opened { size });
                 Ok(After::Go)
             }
-            Answer::Data { data } if opened.was_told() => {
-                flow.put(data).then_some(After::Go).ok_or("more of a file than was asked for")
+            Answer::Data { data } if opened.is_notified() => {
+                flow.put(data).then_some(After::Go).ok_or("more of a file than the host requested")
             }
             Answer::Done { errno, kind } => {
                 let failed = || error::file("read_file", "(while it was read)", errno, kind);
                 flow.end(if errno == 0 { Ok(()) } else { Err(failed()) });
-                opened.tell(Reply::Done { errno, kind });
+                opened.notify(Reply::Done { errno, kind });
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
         Slot::Write { done, window } => match *answer {
             Answer::Credit { bytes } => {
-                window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+                window.grant(bytes as usize).then_some(After::Go).ok_or("credit for bytes that the host did not send")
             }
             Answer::Done { errno, kind } => {
-                done.tell(Reply::Done { errno, kind });
+                done.notify(Reply::Done { errno, kind });
                 window.close();
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
         Slot::List { done, found, bytes } => match *answer {
             Answer::Entries { entries } => {
@@ -234,17 +236,17 @@ pub fn take_in(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'static s
                 if found.len() <= MAX_ENTRIES && *bytes <= MAX_LISTED {
                     return Ok(After::Go);
                 }
-                done.tell(Reply::TooMany);
+                done.notify(Reply::TooMany);
                 Ok(After::GiveUp)
             }
             Answer::Done { errno, kind } => {
-                done.tell(match errno {
+                done.notify(match errno {
                     0 => Reply::Listed(std::mem::take(found)),
                     errno => Reply::Done { errno, kind },
                 });
                 Ok(After::Done)
             }
-            _ => Err(UNASKED),
+            _ => Err(UNEXPECTED),
         },
     }
 }
@@ -253,7 +255,7 @@ fn add_entries(found: &mut Vec<Listed>, entries: &[u8]) -> Option<()> {
     let mut reader = wire::Reader::new(entries);
     while reader.left() > 0 {
         let wire::Entry { mode, links, inode, size, modified, name, target } = reader.entry()?;
-        // A name that could be mistaken for a way out is no name.
+        // A name that could lead out of the directory is invalid.
         if name.is_empty() || name.contains(&b'/') || name.contains(&0) || name == b"." || name == b".." {
             return None;
         }
@@ -263,18 +265,18 @@ fn add_entries(found: &mut Vec<Listed>, entries: &[u8]) -> Option<()> {
     Some(())
 }
 
-fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
-    let running = exec.started.was_told();
+fn handle_exec_answer(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    let running = exec.started.is_notified();
     match *answer {
         Answer::Started { counts } if !running => {
             let counts = Counts { cpu_micros: exec.base.or(counts.cpu_micros), ..counts };
-            // Here, so that execs begin in the order in which they did.
+            // Here, so that shares begin in the order in which the execs started.
             exec.share.begin(&counts);
-            exec.started.tell(Ok(counts));
+            exec.started.notify(Ok(counts));
             Ok(After::Go)
         }
         Answer::NotStarted { failure } if !running => {
-            exec.started.tell(Err(failure));
+            exec.started.notify(Err(failure));
             Ok(After::Done)
         }
         Answer::Output { second, data } if running && !data.is_empty() && !(second && exec.terminal) => {
@@ -283,12 +285,12 @@ fn take_in_exec(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After, &'sta
             Ok(After::Go)
         }
         Answer::Credit { bytes } if running => {
-            exec.window.grant(bytes as usize).then_some(After::Go).ok_or("credit that it never had")
+            exec.window.grant(bytes as usize).then_some(After::Go).ok_or("credit for bytes that the host did not send")
         }
         Answer::Ended { status, peak_bytes, cpu_micros, counts } if running => {
             Ok(After::Ended(Ended { status, peak_bytes, cpu_micros }, counts))
         }
-        _ => Err("what an exec does not do in this order"),
+        _ => Err("events of an exec in the wrong order"),
     }
 }
 
@@ -305,14 +307,14 @@ mod tests {
         let cpu = (None, None);
         let exec =
             RunningExec { id: 3, elapsed: 0, wall: 9, cpu: cpu.0, cpu_base: cpu.1, script: false, kill_in: None };
-        let (mut slot, adopted) = crate::exec::adopt(&exec).unwrap();
-        let mut output = adopted.handle.output();
+        let (mut slot, reattached) = crate::exec::reattach(&exec).unwrap();
+        let mut output = reattached.handle.output();
         for at in 0..WRITTEN {
             let answer = Answer::Output { second: at % 1000 == 0, data: b"x" };
-            assert_eq!(take_in(&mut slot, &answer), Ok(After::Go));
+            assert_eq!(handle_answer(&mut slot, &answer), Ok(After::Go));
         }
-        assert!(take_in(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
-        assert!(take_in(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
+        assert!(handle_answer(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
+        assert!(handle_answer(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
         let (mut events, mut kept, mut lost) = (0, 0, 0);
         while let Some(event) = output.try_next() {
             events += 1;

@@ -1,10 +1,10 @@
-//! The protocol, both ways: what one side writes the other reads, and no bytes make a reader fail in disorder.
+//! Tests of the protocol: one side reads the frames that the other writes, and no bytes make a reader panic.
 
 use proptest::prelude::*;
 
 use crate::wire::{
-    self, Answer, Configure, Counts, Entry, Frame, HEAD, MAX_BODY, Make, NotStarted, Order, Probe, Reader, Renew, Root,
-    Sink, Split, Start, Step, Texts, put_text,
+    self, Answer, Configure, Counts, Entry, Frame, HEAD, MAX_BODY, Make, NotStarted, Probe, Reader, Request, Reseed,
+    Root, Sink, Split, Start, Step, Texts, put_text,
 };
 
 #[expect(dead_code, reason = "each side uses its half")]
@@ -26,13 +26,14 @@ fn texts(all: &[Vec<u8>]) -> Vec<u8> {
     bytes.0
 }
 
-fn order_is_read_back(order: &Order<'_>, id: u64) {
+fn request_is_read_back(request: &Request<'_>, id: u64) {
     let mut body = Bytes::default();
-    order.encode(&mut body);
+    request.encode(&mut body);
     let mut body = body.0;
-    let read = |body: &[u8]| Order::decode(&Frame { kind: order.kind(), id, body }).is_some_and(|read| read == *order);
+    let read =
+        |body: &[u8]| Request::decode(&Frame { kind: request.kind(), id, body }).is_some_and(|read| read == *request);
     assert!(read(&body));
-    // A byte more or less is another order or none.
+    // A body with one byte more or less is another request or invalid.
     assert!(!read(&body[..body.len() - 1]));
     body.push(7);
     assert!(!read(&body));
@@ -45,7 +46,7 @@ fn answer_is_read_back(answer: &Answer<'_>) {
     assert_eq!(Answer::decode(&frame).as_ref(), Some(answer));
 }
 
-/// A number that is known, or not.
+/// Generates a number that is known, or not.
 fn known() -> impl Strategy<Value = Option<u64>> {
     prop::option::of(0..u64::MAX)
 }
@@ -69,7 +70,7 @@ proptest! {
     #[test]
     fn orders_are_read_back(
         path: Text, data: Text, number: u32, small: (u16, u16), flag: bool, modified: Option<(i64, u32)>, mode: Option<u32>,
-        words: Vec<Text>, pairs: Vec<(Text, Text)>, key: (u64, u64), mark: bool, watch in known(), arguments: [u64; 5],
+        words: Vec<Text>, pairs: Vec<(Text, Text)>, key: (u64, u64), tag: bool, watch in known(), arguments: [u64; 5],
     ) {
         let root = if flag { Root::Workspace } else { Root::Code };
         let (path, data) = (&path[..], &data[..]);
@@ -80,38 +81,38 @@ proptest! {
         prop_assert_eq!(argv.iter().map(<[u8]>::to_vec).collect::<Vec<_>>(), words);
         let configure = Configure {
             workspace: path, code: data, stores: argv, groups: 2, watch_memory: watch, watch_cpu: None,
-            mark: mark.then_some(key), silence: key.0, filter: data, quotas: path, max_processes: watch, rights: key.1, scopes: 3, rules: env,
+            tag: tag.then_some(key), silence: key.0, filter: data, quotas: path, max_processes: watch, rights: key.1, scopes: 3, rules: env,
         };
-        let start = Start { exec: 9, argv, env, directory: path, terminal: mark.then_some(small), input: flag };
-        for order in [
-            Order::Hello { magic: number, version: 1 },
-            Order::Configure(configure),
-            Order::Start(start),
-            Order::Signal { kill: flag },
-            Order::Resize { rows: small.0, columns: small.1 },
-            Order::Read { root, path, window: number },
-            Order::More { bytes: number },
-            Order::Write { root, path, strict: flag },
-            Order::Finish { mode: number, modified },
-            Order::List { root, path },
-            Order::Remove { root, path },
-            Order::Make { root, path, make: Make::Directory { mode: number } },
-            Order::Make { root, path, make: Make::Symlink { target: data } },
-            Order::Make { root, path, make: Make::Link { target: data } },
-            Order::Adjust { root, path, mode, modified },
-            Order::Freeze { on: flag },
-            Order::Probe(Probe::File { path, from: number }),
-            Order::Probe(Probe::Open { path, flags: number, confined: flag }),
-            Order::Probe(Probe::Stat { path }),
-            Order::Probe(Probe::Space { path }),
-            Order::Probe(Probe::Entries { path }),
-            Order::Probe(Probe::Call { number: key.0, arguments }),
-            Order::Probe(Probe::Landlock),
-            Order::Probe(Probe::Mark { key }),
-            Order::Probe(Probe::Confinement),
-            Order::Probe(Probe::Denial),
-            Order::Probe(Probe::Marked),
-            Order::Renew(Renew {
+        let start = Start { exec: 9, argv, env, directory: path, terminal: tag.then_some(small), input: flag };
+        for request in [
+            Request::Hello { magic: number, version: 1 },
+            Request::Configure(configure),
+            Request::Start(start),
+            Request::Signal { kill: flag },
+            Request::Resize { rows: small.0, columns: small.1 },
+            Request::Read { root, path, window: number },
+            Request::More { bytes: number },
+            Request::Write { root, path, strict: flag },
+            Request::Finish { mode: number, modified },
+            Request::List { root, path },
+            Request::Remove { root, path },
+            Request::Make { root, path, make: Make::Directory { mode: number } },
+            Request::Make { root, path, make: Make::Symlink { target: data } },
+            Request::Make { root, path, make: Make::Link { target: data } },
+            Request::Adjust { root, path, mode, modified },
+            Request::Freeze { on: flag },
+            Request::Probe(Probe::File { path, from: number }),
+            Request::Probe(Probe::Open { path, flags: number, confined: flag }),
+            Request::Probe(Probe::Stat { path }),
+            Request::Probe(Probe::Space { path }),
+            Request::Probe(Probe::Entries { path }),
+            Request::Probe(Probe::Call { number: key.0, arguments }),
+            Request::Probe(Probe::Landlock),
+            Request::Probe(Probe::Tag { key }),
+            Request::Probe(Probe::Confinement),
+            Request::Probe(Probe::Denial),
+            Request::Probe(Probe::ConfiguredTag),
+            Request::Reseed(Reseed {
                 silence: key.0,
                 now: (key.1, number),
                 entropy: &[small.0 as u8; 64],
@@ -120,13 +121,13 @@ proptest! {
                 hostname: path,
             }),
         ] {
-            order_is_read_back(&order, 9);
+            request_is_read_back(&request, 9);
         }
-        for order in [Order::InputEnd, Order::Forget, Order::Count, Order::Shares, Order::Ping, Order::End, Order::Hold, Order::Release, Order::Input { data }, Order::Data { data }] {
+        for request in [Request::InputEnd, Request::Forget, Request::Count, Request::Shares, Request::Ping, Request::End, Request::Quiesce, Request::Release, Request::Input { data }, Request::Data { data }] {
             let mut body = Bytes::default();
-            order.encode(&mut body);
-            let frame = Frame { kind: order.kind(), id: 0, body: &body.0 };
-            prop_assert_eq!(Order::decode(&frame), Some(order));
+            request.encode(&mut body);
+            let frame = Frame { kind: request.kind(), id: 0, body: &body.0 };
+            prop_assert_eq!(Request::decode(&frame), Some(request));
         }
     }
 
@@ -151,8 +152,8 @@ proptest! {
             Answer::Counted { counts },
             Answer::Shares { counts, used: data },
             Answer::Pong,
-            Answer::Held,
-            Answer::Renewed { version: number, execs: data },
+            Answer::Quiesced,
+            Answer::Reseeded { version: number, execs: data },
         ] {
             answer_is_read_back(&answer);
         }
@@ -172,7 +173,7 @@ proptest! {
     #[test]
     fn no_bytes_make_a_reader_fail_in_disorder(kind: u8, id: u64, body: Text) {
         let frame = Frame { kind, id, body: &body };
-        if let Some(Order::Start(start)) = Order::decode(&frame) {
+        if let Some(Request::Start(start)) = Request::decode(&frame) {
             prop_assert_eq!(start.argv.iter().count(), start.argv.count());
             prop_assert_eq!(start.env.iter().count(), start.env.count());
         }
@@ -209,7 +210,7 @@ proptest! {
             prop_assert!(partner::encode(number, &request, &mut encoded).is_some());
             prop_assert_eq!(partner::decode(&encoded), Some((number, request)));
             prop_assert_eq!(partner::decode(&encoded[1..]), None);
-            // What is changed is another request or none, and never one that cannot be carried out.
+            // A changed message is another valid request or invalid.
             encoded[place] = encoded[place].wrapping_add(1);
             if let Some((_, partner::Request::Renew(it))) = partner::decode(&encoded) {
                 prop_assert!(partner::is_name(it.hostname) && it.now.1 < 1_000_000_000);
@@ -247,10 +248,10 @@ fn shares_are_read_back_or_are_none() {
 
 #[test]
 fn lengths_have_bounds() {
-    assert_eq!(wire::split(&[0xff; 4]), Split::Rubbish);
-    assert_eq!(wire::split(&[0; 4]), Split::Rubbish);
+    assert_eq!(wire::split(&[0xff; 4]), Split::Invalid);
+    assert_eq!(wire::split(&[0; 4]), Split::Invalid);
     assert_eq!(wire::split(&wire::head(1, 1, MAX_BODY)), Split::More);
-    assert_eq!(wire::split(&wire::head(1, 1, MAX_BODY + 1)), Split::Rubbish);
+    assert_eq!(wire::split(&wire::head(1, 1, MAX_BODY + 1)), Split::Invalid);
     assert_eq!(HEAD, wire::head(1, 1, 0).len());
 }
 
@@ -259,7 +260,7 @@ fn the_agent_is_small_and_needs_nothing() {
     let agent = crate::AGENT;
     assert!(agent.starts_with(b"\x7fELF"));
     assert!(agent.len() < 128 * 1024, "{} bytes", agent.len());
-    // Of the program headers none names an interpreter.
+    // No program header names an interpreter.
     let word = |at: usize| u16::from_le_bytes([agent[at], agent[at + 1]]) as usize;
     let (at, size, count) = (u64::from_le_bytes(agent[32..40].try_into().unwrap()) as usize, word(54), word(56));
     assert!((0..count).all(|header| agent[at + header * size] != 3));

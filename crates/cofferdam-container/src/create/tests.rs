@@ -1,4 +1,4 @@
-//! Unit tests.
+//! Unit tests of requests to the engine.
 
 use std::collections::BTreeSet;
 
@@ -72,10 +72,10 @@ fn every_wall_is_asked_for() {
     ] {
         assert_eq!(body.pointer(path), Some(&value), "{path}");
     }
-    assert_eq!(body["HostConfig"]["Mounts"].as_array().unwrap().len(), 1, "nothing of the host but what is lent");
+    assert_eq!(body["HostConfig"]["Mounts"].as_array().unwrap().len(), 1, "no host directory without a request");
 }
 
-/// What is not here is never asked for: no capability, device, port, namespace of the host, profile or path of its own.
+/// Checks that a request has only known keys: no capability, device, port, host namespace, profile or further path.
 #[test]
 fn nothing_else_is_asked_for() {
     let lent = Workspace::HostDir { path: "/srv/x".into(), access: Access::ReadWrite };

@@ -1,4 +1,4 @@
-//! The conformance kit on real engines.
+//! The conformance suite on real engines.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -8,28 +8,25 @@ use cofferdam_contract::{Protection, Spec};
 
 use crate::support::{self, TestEngine};
 
-/// A case that fails where an engine takes longer to move a container's memory limit than a program takes to store what the
-/// limit allows: the program is killed for memory, and reported so.
+/// A case that fails if an engine changes a memory limit more slowly than a program fills it with files. The kernel
+/// then kills the program, which is reported as such.
 const FILES_FASTER_THAN_LIMITS: (&str, &str) =
-    ("limits/disk-beyond-memory", "it moves a memory limit more slowly than the program stores files");
+    ("limits/disk-beyond-memory", "it changes a memory limit more slowly than the program stores files");
 
-/// Cases that a gVisor may fail, and why: it is its kernel that differs, and what is said of the sandbox is true.
+/// Cases that gVisor may fail, with the reason. Its kernel differs, and the posture of the sandbox is correct.
 const OF_GVISOR: [(&str, &str); 6] = [
     FILES_FASTER_THAN_LIMITS,
-    ("terminal/resize", "older ones tell no program that its terminal has another size"),
-    ("terminal/control-c-interrupts", "older ones make no signal of a terminal's control-C"),
-    (
-        "workspace/read-only-rejects-writes",
-        "it has no Landlock, so that a private workspace that is read-only is refused",
-    ),
+    ("terminal/resize", "older versions do not report the new size of a terminal"),
+    ("terminal/control-c-interrupts", "older versions do not convert control-C to a signal"),
+    ("workspace/read-only-rejects-writes", "it has no Landlock, so that a private read-only workspace is refused"),
     (
         "workspace/read-only-filled-by-the-file-api",
-        "it has no Landlock, so that a private workspace that is read-only is refused",
+        "it has no Landlock, so that a private read-only workspace is refused",
     ),
-    ("posture/agrees-with-the-kernel", "its /proc/self/status does not tell of no_new_privs, which is set"),
+    ("posture/agrees-with-the-kernel", "its /proc/self/status does not show no_new_privs, which is set"),
 ];
 
-async fn kit(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
+async fn suite(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
     let before = engine.census().await;
     let target = Target::new(Arc::new(engine.backend()), UnixPrograms::default()).with_spec(spec);
     let filter = std::env::var("COFFERDAM_TEST_CASE").ok();
@@ -56,7 +53,7 @@ async fn kit(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker() {
     if let Some(engine) = support::docker("the_kit_passes_on_docker") {
-        kit(&engine, support::spec().build().unwrap(), &[]).await;
+        suite(&engine, support::spec().build().unwrap(), &[]).await;
     }
 }
 
@@ -64,21 +61,21 @@ async fn the_kit_passes_on_docker() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_podman() {
     if let Some(engine) = support::podman("the_kit_passes_on_podman") {
-        kit(&engine, support::spec().build().unwrap(), &[FILES_FASTER_THAN_LIMITS]).await;
+        suite(&engine, support::spec().build().unwrap(), &[FILES_FASTER_THAN_LIMITS]).await;
     }
 }
 
-/// gVisor counts no processes: what it is asked for there is accepted as weaker.
+/// Runs the suite with gVisor, which does not count processes, so that a weaker limit is accepted.
 ///
 /// Promise (Containers): The conformance suite passes on Docker with gVisor, except for five cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("the_kit_passes_on_docker_with_gvisor").await {
-        kit(&engine, support::spec().allow_weaker(Protection::Processes).build().unwrap(), &OF_GVISOR).await;
+        suite(&engine, support::spec().allow_weaker(Protection::Processes).build().unwrap(), &OF_GVISOR).await;
     }
 }
 
-/// Root lends none of its own directories; an ordinary user does.
+/// Runs the suite as an ordinary user, who can mount its own directories, unlike root.
 ///
 /// Promise (Containers): The conformance suite passes on Docker as an ordinary user.
 #[test]
@@ -86,7 +83,7 @@ fn the_kit_passes_for_an_ordinary_user() {
     use std::os::unix::process::CommandExt;
     let test = "the_kit_passes_for_an_ordinary_user";
     if !rustix::process::geteuid().is_root() {
-        println!("SKIP {test}: this is one already");
+        println!("SKIP {test}: this user is already an ordinary one");
         return;
     }
     let Some(engine) = support::docker(test) else { return };
@@ -94,12 +91,12 @@ fn the_kit_passes_for_an_ordinary_user() {
     let group = std::os::unix::fs::MetadataExt::gid(&meta);
     let directory = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(directory.path(), Some(4711), Some(4711)).unwrap();
-    let mut again = Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", "conformance::the_kit_passes_on_docker", "--nocapture"]);
-    again.env("TMPDIR", directory.path()).env("HOME", directory.path()).uid(4711).gid(group);
-    let output = again.output().expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}");
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("docker: "), "{said}");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "conformance::the_kit_passes_on_docker", "--nocapture"]);
+    command.env("TMPDIR", directory.path()).env("HOME", directory.path()).uid(4711).gid(group);
+    let output = command.output().expect("the test program starts");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    println!("{stdout}");
+    assert!(output.status.success(), "{stdout}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("docker: "), "{stdout}");
 }

@@ -1,4 +1,4 @@
-//! Engines that are not there, do not let one in, are too old, or say nothing.
+//! Tests of engines that are missing, deny access, are too old, or do not answer.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::net::UnixListener;
 
 use crate::support::{self, backend_at};
 
-/// What a socket answers to each request; `None` never answers.
+/// The answer of a socket to each request; `None` for no answer.
 type Answers = fn(&str) -> Option<String>;
 
 fn serve(socket: &Path, answers: Answers) {
@@ -47,7 +47,7 @@ fn quick() -> Deadlines {
 
 async fn failure(socket: &Path) -> Error {
     let backend = backend_at(socket, |config| config.deadlines = quick());
-    // Far longer than any deadline: what comes later is a hang.
+    // Far longer than any deadline, to detect hangs.
     let outcome = tokio::time::timeout(Duration::from_secs(20), backend.images()).await;
     outcome.expect("an answer in time").expect_err("there is no engine")
 }
@@ -77,7 +77,7 @@ async fn a_socket_without_a_listener_says_how_to_start_the_engine() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("engine.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    check(&failure(&socket).await, "nobody listens", "systemctl start docker");
+    check(&failure(&socket).await, "no server listens", "systemctl start docker");
 }
 
 /// Promise (Containers): The error for an engine socket without access has a remedy.
@@ -92,7 +92,7 @@ async fn a_socket_of_others_says_how_to_be_let_in() {
     let socket = directory.path().join("engine.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o000)).unwrap();
-    check(&failure(&socket).await, "this user may not open", "group `docker`");
+    check(&failure(&socket).await, "this user cannot open", "group `docker`");
 }
 
 /// Promise (Containers): An engine that never answers is an error, not a hang.
@@ -112,12 +112,12 @@ async fn an_engine_that_hangs_after_its_first_answer_is_no_hang() {
 #[tokio::test]
 async fn an_old_engine_is_refused_with_what_is_needed() {
     let answers: Answers = |_| Some(r#"{"ApiVersion":"1.39","Version":"18.09.1"}"#.to_owned());
-    check(&served(answers).await, "speaks version 1.39 of the API, and 1.40 is needed", "Docker 19.03 or newer");
+    check(&served(answers).await, "has API version 1.39, but 1.40 or newer is required", "Docker 19.03 or newer");
 }
 
 #[tokio::test]
 async fn what_is_no_engine_is_not_taken_for_one() {
-    check(&served(|_| Some("{}".to_owned())).await, "is no container engine", "DOCKER_HOST");
+    check(&served(|_| Some("{}".to_owned())).await, "is not a container engine", "DOCKER_HOST");
     let error = served(|_| Some("<html>\u{1b}[2J</html>".to_owned())).await;
     assert!(error.to_string().chars().all(|c| !c.is_control()), "{error}");
 }

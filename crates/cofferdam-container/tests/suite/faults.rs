@@ -1,4 +1,4 @@
-//! What happens when something goes wrong: a clear error, no hang, nothing left.
+//! Tests of failures: a clear error, no hang, and no leftovers.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use crate::own::OwnEngine;
 use crate::support::{self, TestEngine, unique};
 
-/// Whatever takes longer is a hang.
+/// The time limit that detects a hang.
 const NO_HANG: Duration = Duration::from_secs(90);
 
 async fn promptly<T>(work: impl Future<Output = T>) -> T {
@@ -26,7 +26,7 @@ fn forever() -> ExecRequest {
     ExecRequest::argv(["sleep", "1000000"]).timeout(Duration::from_secs(3600)).build().unwrap()
 }
 
-/// A sandbox with this label, and its container's id.
+/// Creates a sandbox with a unique label. Returns it and its container's id.
 async fn labelled(engine: &TestEngine, backend: &DockerBackend) -> (Arc<dyn Sandbox>, String) {
     let mark = unique("mark");
     let spec = support::spec().label("mark", &mark).build().unwrap();
@@ -54,7 +54,7 @@ async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
             let docker = engine.negotiated().await;
             if by_kill {
                 let options = KillContainerOptionsBuilder::default().signal("KILL").build();
-                // Podman may have removed what it killed before it has answered; what was killed is seen below.
+                // Podman may remove a killed container before it answers. The kill is checked below.
                 match docker.kill_container(&id, Some(options)).await {
                     Ok(()) => {}
                     Err(error) => assert!(error.to_string().contains("no such container"), "{error}"),
@@ -63,11 +63,11 @@ async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
                 let options = RemoveContainerOptionsBuilder::default().force(true).build();
                 docker.remove_container(&id, Some(options)).await.unwrap();
             }
-            let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
-            ended(&error, "by somebody else");
+            let error = promptly(handle.exit()).await.expect_err("the program was not stopped on request");
+            ended(&error, "by another program");
             let error = promptly(sandbox.start(forever())).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-            promptly(sandbox.close()).await.expect("what is gone is closed");
+            promptly(sandbox.close()).await.expect("a removed container is closed");
         }
         assert_eq!(backend.leftovers(), 0);
     }
@@ -83,7 +83,7 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
         let name = format!("cofferdam-test/{}:v1", unique("deleted"));
         backend.import_image(directory.path(), &name).await.unwrap();
         let spec = support::spec().root(RootFs::Image { reference: name.clone() }).build().unwrap();
-        // An image without a single program is one, too.
+        // An image without any program is valid.
         let sandbox = backend.create(spec.clone()).await.expect("a sandbox of it");
         let error = sandbox.start(ExecRequest::argv(["sh"]).build().unwrap()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -138,7 +138,7 @@ async fn a_create_that_is_given_up_leaves_nothing() {
     }
 }
 
-/// The other process of the next test: makes a sandbox, says so, and waits to be killed.
+/// The supervisor process of the next test. Creates a sandbox, prints its id, and waits for a kill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn makes_a_sandbox_and_waits() {
     let Some(socket) = std::env::var_os("COFFERDAM_TEST_KILLED") else { return };
@@ -161,7 +161,7 @@ async fn a_killed_supervisor_leaves_no_container() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let made = lines.find_map(|line| Some(line.split_once("MADE ")?.1.to_owned())).expect("it makes one");
+        let made = lines.find_map(|line| Some(line.split_once("MADE ")?.1.to_owned())).expect("it creates a sandbox");
         child.kill().unwrap();
         child.wait().unwrap();
         let docker = engine.negotiated().await;
@@ -184,26 +184,26 @@ async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back()
     let sandbox = backend.create(support::spec().build().unwrap()).await.unwrap();
     let handle = sandbox.start(forever()).await.unwrap();
     own.signal(Signal::KILL);
-    let error = promptly(handle.exit()).await.expect_err("nobody ended the program");
+    let error = promptly(handle.exit()).await.expect_err("the program was not stopped on request");
     ended(&error, "the container engine went away");
     let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     ended(&error, "engine");
-    let error = promptly(sandbox.close()).await.expect_err("nobody can remove it now");
+    let error = promptly(sandbox.close()).await.expect_err("the container cannot be removed now");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(backend.leftovers(), 1);
     own.start_again().await;
-    // The next create finds the engine again, and what could not be removed is.
+    // The next create finds the engine again, and removes the leftover container.
     let after = promptly(backend.create(support::spec().build().unwrap())).await.expect("the engine is back");
     let done = after.exec(ExecRequest::argv(["true"]).build().unwrap()).await.unwrap();
     assert!(done.exit.success());
     after.close().await.unwrap();
     let begun = Instant::now();
     while backend.leftovers() > 0 {
-        assert!(begun.elapsed() < NO_HANG, "it is never removed");
+        assert!(begun.elapsed() < NO_HANG, "it is not removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    promptly(sandbox.close()).await.expect("it is gone");
+    promptly(sandbox.close()).await.expect("the container is gone");
     let left = support::left(&own.engine, &before).await;
     assert!(left.is_empty(), "{left:?}");
 }
@@ -224,7 +224,7 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
     assert!(promptly(sandbox.pause()).await.is_err());
     assert_eq!(promptly(sandbox.close()).await.unwrap_err().kind(), ErrorKind::Unavailable);
     own.signal(Signal::CONT);
-    promptly(sandbox.close()).await.expect("it answers again");
+    promptly(sandbox.close()).await.expect("the engine answers again");
     assert_eq!(backend.leftovers(), 0);
 }
 
@@ -239,12 +239,12 @@ async fn a_full_disk_of_the_engine_is_said_to_be_full() {
     let filler = own.disk().join("filler");
     let full =
         Command::new("dd").args(["if=/dev/zero", "bs=1M"]).arg(format!("of={}", filler.display())).output().unwrap();
-    assert!(!full.status.success(), "the disk has an end");
+    assert!(!full.status.success(), "the disk is full");
     let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
     ended(&error, "no space left");
     std::fs::remove_file(&filler).unwrap();
-    backend.create(support::spec().build().unwrap()).await.expect("there is room again").close().await.unwrap();
+    backend.create(support::spec().build().unwrap()).await.expect("the disk has space again").close().await.unwrap();
     let left = support::left(&own.engine, &before).await;
     assert!(left.is_empty(), "{left:?}");
 }

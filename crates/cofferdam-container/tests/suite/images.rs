@@ -1,4 +1,4 @@
-//! Images: listed, imported, pulled, refused.
+//! Tests of listing, importing, pulling and refusing images.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -31,9 +31,9 @@ async fn a_directory_becomes_an_image_and_is_listed() {
         root(directory.path());
         let backend = engine.backend();
         let name = format!("cofferdam-test/{}:v1", unique("import"));
-        let made = backend.import_image(directory.path(), &name).await.expect("it is made");
+        let made = backend.import_image(directory.path(), &name).await.expect("the image is imported");
         assert_eq!(made.left_out, [Path::new("fifo")]);
-        let listed = backend.images().await.expect("they are listed");
+        let listed = backend.images().await.expect("the images are listed");
         forget(&engine, &name).await;
         let found = listed.iter().find(|image| image.names.iter().any(|known| known.ends_with(&name)));
         let found = found.unwrap_or_else(|| panic!("{}: {listed:?}", engine.name));
@@ -57,7 +57,7 @@ async fn a_tar_becomes_an_image_and_what_is_none_does_not() {
         tar.append_data(&mut header, "program", &b"x"[..]).unwrap();
         tar.finish().unwrap();
         let name = format!("cofferdam-test/{}:v1", unique("tar"));
-        backend.import_image(&file, &name).await.expect("it is made");
+        backend.import_image(&file, &name).await.expect("the image is imported");
         forget(&engine, &name).await;
 
         let broken = directory.path().join("broken.tar");
@@ -88,7 +88,7 @@ async fn an_image_comes_from_a_registry_with_its_progress() {
     let credentials = bollard::auth::DockerCredentials::default();
     let mut pushing = Box::pin(docker.push_image(&repository, Some(options), Some(credentials)));
     while let Some(info) = std::future::poll_fn(|cx| futures_core::Stream::poll_next(pushing.as_mut(), cx)).await {
-        info.expect("it is pushed");
+        info.expect("the image is pushed");
     }
     let pushed = docker.inspect_image(&format!("{repository}:v1")).await.unwrap().repo_digests.unwrap_or_default();
     let digest = pushed.first().expect("a digest").clone();
@@ -118,7 +118,7 @@ async fn a_policy_decides_what_may_be_pulled() {
         ..Default::default()
     };
     let backend = DockerBackend::new(&config).unwrap();
-    // It is refused before anybody is asked.
+    // It is refused before the engine is contacted.
     let error = backend.pull_image("other/x", &PullProgress::silent()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);
     let error = backend.pull_image("team/x", &PullProgress::silent()).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! What a container sandbox is, from the inside and from the outside.
+//! Tests of container sandboxes, from the inside and from the outside.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ async fn the_engine_is_asked_for_every_wall() {
 async fn nothing_of_the_engine_can_be_reached_from_inside() {
     for engine in support::engines("nothing_of_the_engine_can_be_reached_from_inside") {
         let sandbox = engine.backend().create(support::spec().build().unwrap()).await.unwrap();
-        // Process 1 shows neither its environment, nor its program's file, nor a descriptor of the host's.
+        // Process 1 exposes neither its environment, nor its program's file, nor a descriptor of the host.
         for line in [
             "cat /proc/1/environ",
             "ls -l /proc/1/fd/",
@@ -103,7 +103,7 @@ async fn nothing_of_the_engine_can_be_reached_from_inside() {
             let done = shell(&*sandbox, line).await;
             assert!(!done.exit.success(), "{}: {line}: {}", engine.name, text(&done));
         }
-        // Process 1 is not to be killed from inside: the sandbox goes on.
+        // Process 1 cannot be killed from inside.
         shell(&*sandbox, "kill -9 1; kill -15 1; kill -9 -1").await;
         assert_eq!(shell(&*sandbox, "id -u").await.exit.code, 0, "{}", engine.name);
         sandbox.close().await.unwrap();
@@ -121,7 +121,7 @@ async fn a_kill_for_memory_is_told_apart_from_a_time_out() {
         let done = shell(&*sandbox, hungry).await;
         assert_eq!(done.exit.killed_by, Some(LimitKind::Memory), "{}: {:?}", engine.name, done.exit);
         assert!(!done.exit.timed_out);
-        // The agent is not what the kernel kills: the sandbox goes on.
+        // The kernel does not kill the agent, so the sandbox still works.
         assert_eq!(text(&shell(&*sandbox, "echo still here").await), "still here\n");
         let request = ExecRequest::argv(["sleep", "100"]).timeout(Duration::from_secs(1)).build().unwrap();
         let done = sandbox.exec(request).await.unwrap();
@@ -151,7 +151,7 @@ async fn an_image_is_named_by_name_id_or_digest() {
                 .await
                 .unwrap();
         }
-        // The beginning of an id is no name, though engines take it for one.
+        // The prefix of an id is not a name, although engines accept it as one.
         let short = &id["sha256:".len()..][..12];
         assert_eq!(backend.create(named(short)).await.unwrap_err().kind(), ErrorKind::NotFound, "{short}");
         let other = format!("{image}@sha256:{}", "0".repeat(64)).replace(":latest@", "@");
@@ -162,7 +162,7 @@ async fn an_image_is_named_by_name_id_or_digest() {
         strict
             .create(support::spec().build().unwrap())
             .await
-            .expect("the default was chosen with the policy")
+            .expect("the policy always allows the default image")
             .close()
             .await
             .unwrap();
@@ -182,7 +182,7 @@ async fn a_missing_image_is_pulled_where_that_is_allowed() {
     assert_eq!(engine.backend().create(missing).await.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// As whom the engine's directory is lent: an ordinary user's, when the test is root.
+/// Creates a directory of an ordinary user, even if the test runs as root.
 fn directory_of_a_user() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     if rustix::process::geteuid().is_root() {
@@ -327,7 +327,7 @@ async fn a_warm_container_becomes_what_is_asked_for() {
     }
 }
 
-/// Longer than the agent's patience with a silent host: it must not take a pause for the end of its host.
+/// Pauses for longer than the agent's silence timeout. The agent must not exit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_pause_ends_nothing() {
     let Some(engine) = support::docker("a_long_pause_ends_nothing") else { return };

@@ -1,4 +1,4 @@
-//! The backend from outside, with real engines.
+//! Tests of the backend with real engines.
 #![forbid(unsafe_code)]
 
 mod conformance;

@@ -1,4 +1,4 @@
-//! An engine that a test may kill: started by itself, in namespaces of its own, on a disk of its own.
+//! A separate engine that a test may kill, in its own namespaces and on its own disk.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::{self, TestEngine};
 
-/// Process 1 of its pid namespace: starts the engine again whenever told to, and ends with the test.
+/// The script of process 1 of its pid namespace. It restarts the engine on request, and ends with the test.
 const PROCESS_ONE: &str = r#"
 place=$1 size=$2 kind=$3
 mount --make-rprivate / && ip link set lo up || exit 1
@@ -42,13 +42,14 @@ pub(crate) struct OwnEngine {
 }
 
 impl OwnEngine {
-    /// A Docker with this much room for images and containers. `None`, and a line that says why, where it cannot be had.
+    /// Starts Docker with this much space for images and containers. Returns `None` and prints the reason if that is
+    /// impossible.
     pub(crate) async fn start(test: &str, size: &str) -> Option<Self> {
         let donor = support::docker(test)?;
         Self::start_as("docker", "dockerd", donor, test, size).await
     }
 
-    /// The same with Podman. It cannot be killed by `signal`.
+    /// Starts Podman likewise. It cannot be killed by `signal`.
     pub(crate) async fn start_podman(test: &str, size: &str) -> Option<Self> {
         let donor = support::podman(test)?;
         Self::start_as("podman", "podman", donor, test, size).await
@@ -60,10 +61,10 @@ impl OwnEngine {
             return None;
         }
         if Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
-            println!("SKIP {test}: no {program} here");
+            println!("SKIP {test}: no {program} installed");
             return None;
         }
-        // A short path: that of a socket is.
+        // A short path, since that of a socket must be short.
         let place = tempfile::Builder::new().prefix("cofferdam-own-").tempdir_in("/var/tmp").unwrap();
         let child = Command::new("unshare")
             .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"])
@@ -81,7 +82,7 @@ impl OwnEngine {
         Some(own)
     }
 
-    /// Waits until it answers.
+    /// Waits until the engine answers.
     pub(crate) async fn wait(&self) {
         let begun = Instant::now();
         loop {
@@ -101,7 +102,7 @@ impl OwnEngine {
         self.place.path().join("log")
     }
 
-    /// Where its images and containers are, as seen from here.
+    /// Returns the directory of its images and containers, as visible to the test.
     pub(crate) fn disk(&self) -> PathBuf {
         Path::new("/proc")
             .join(self.process_one().to_string())
@@ -126,7 +127,7 @@ impl OwnEngine {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// After it was killed.
+    /// Restarts the engine after a kill.
     pub(crate) async fn start_again(&self) {
         std::fs::write(self.place.path().join("again"), "").unwrap();
         self.wait().await;
@@ -140,15 +141,15 @@ impl OwnEngine {
         let giving = tokio::spawn(async move {
             let mut giving = Box::pin(from.export_image(&image));
             while let Some(piece) = next(&mut giving).await {
-                sender.send(piece.map_err(std::io::Error::other)).await.expect("it is taken");
+                sender.send(piece.map_err(std::io::Error::other)).await.expect("the chunk is received");
             }
         });
         let options = bollard::query_parameters::ImportImageOptionsBuilder::default().build();
         let mut taking = Box::pin(to.import_image_stream(options, Given(receiver), None));
-        while let Some(said) = next(&mut taking).await {
-            said.expect("the image is loaded");
+        while let Some(event) = next(&mut taking).await {
+            event.expect("the image is loaded");
         }
-        giving.await.expect("the image is given");
+        giving.await.expect("the image is exported");
     }
 }
 
@@ -180,7 +181,7 @@ fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Control groups of ours outlive an engine.
+/// Removes the control groups of the tests, which outlive an engine.
 fn remove_groups() {
     for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
         let group = controller.path().join("cofferdam-test-own");

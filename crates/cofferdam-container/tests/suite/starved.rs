@@ -1,4 +1,4 @@
-//! Guests that leave process 1 hardly any processor time: limits hold all the same, and nothing is left of the container.
+//! Tests of guests that leave hardly any CPU time for process 1: limits still apply, and the container is removed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use cofferdam_contract::{Backend, ExecHandle, ExecRequest, LimitKind, Limits, Ou
 
 use crate::support::{self, TestEngine, left};
 
-/// Names the engine for a process of this program that is a supervisor.
+/// The environment variable with the engine of a supervisor process.
 const ENGINE: &str = "COFFERDAM_TEST_STARVED";
 const SPINNERS: u32 = 500;
 const NO_HANG: Duration = Duration::from_secs(120);
@@ -24,7 +24,7 @@ fn spec(cpu: u64) -> Spec {
 }
 
 fn spinners() -> ExecRequest {
-    // All begin at once: each would keep the next from being started.
+    // All begin at once, since a running one would delay the start of the next.
     let one = "(: </tmp/begin; while :; do :; done) &";
     let line = format!(
         "mkfifo /tmp/begin; i=0; while [ $i -lt {SPINNERS} ]; do {one} i=$((i+1)); done; sleep 1; echo all; : >/tmp/begin; wait"
@@ -32,7 +32,7 @@ fn spinners() -> ExecRequest {
     ExecRequest::shell(line).build().unwrap()
 }
 
-/// Starts them, and waits until all are there.
+/// Starts the spinners, and waits until all run.
 async fn spin(sandbox: &dyn Sandbox) -> ExecHandle {
     let handle = sandbox.start(spinners()).await.unwrap();
     let mut output = handle.output();
@@ -59,12 +59,12 @@ async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
     }
 }
 
-/// Nothing for a test of its own: what [`killed_supervisor_leaves_no_spinner`] kills.
+/// The supervisor process that [`killed_supervisor_leaves_no_spinner`] kills. Does nothing as a test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
     let Ok(name) = std::env::var(ENGINE) else { return };
     let engines: Vec<TestEngine> = support::engines("supervisor");
-    let engine = engines.into_iter().find(|engine| engine.name == name).expect("the engine is there");
+    let engine = engines.into_iter().find(|engine| engine.name == name).expect("the engine exists");
     let sandbox = engine.backend().create(spec(1000)).await.unwrap();
     let _handle = spin(&*sandbox).await;
     println!("spinning");

@@ -1,4 +1,4 @@
-//! The engines that tests run with, and what is on them.
+//! The engines of the tests, and inspection of their containers and volumes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -30,17 +30,17 @@ impl TestEngine {
         DockerBackend::new(&self.config()).expect("the configuration is valid")
     }
 
-    /// A way to look at the engine that is not the one under test.
+    /// Returns a client of the engine that is independent of the backend under test.
     pub(crate) fn client(&self) -> Docker {
         let path = self.socket.to_string_lossy();
-        Docker::connect_with_unix(&path, 120, bollard::API_DEFAULT_VERSION).expect("the socket is there")
+        Docker::connect_with_unix(&path, 120, bollard::API_DEFAULT_VERSION).expect("the socket exists")
     }
 
     pub(crate) async fn negotiated(&self) -> Docker {
         self.client().negotiate_version().await.expect("the engine answers")
     }
 
-    /// Every container, and every volume but the agent's, which stays.
+    /// Returns all containers, and all volumes except those of agents, which stay.
     pub(crate) async fn census(&self) -> BTreeSet<String> {
         let docker = self.negotiated().await;
         let options = ListContainersOptionsBuilder::default().all(true).build();
@@ -48,7 +48,7 @@ impl TestEngine {
         let containers = loop {
             match docker.list_containers(Some(options.clone())).await {
                 Ok(containers) => break containers,
-                // For a moment Podman has a state that the API does not know.
+                // Podman briefly has a state that the API does not define.
                 Err(error) => assert!(begun.elapsed().as_secs() < 20, "containers are listed: {error}"),
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -63,7 +63,7 @@ impl TestEngine {
     }
 }
 
-/// What is there that was not before, in every look for a while: what other tests make meanwhile comes and goes.
+/// Returns the objects that were not there before and stay for a while. Those of concurrent tests disappear.
 pub(crate) async fn left(engine: &TestEngine, before: &BTreeSet<String>) -> BTreeSet<String> {
     let begun = std::time::Instant::now();
     let mut left: Option<BTreeSet<String>> = None;
@@ -78,10 +78,10 @@ pub(crate) async fn left(engine: &TestEngine, before: &BTreeSet<String>) -> BTre
     }
 }
 
-/// No sandbox of a test lives longer.
+/// The maximum lifetime of a sandbox of a test.
 const MAX_LIFE: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// The image that sandboxes of tests have.
+/// Returns the image of the tests' sandboxes.
 pub(crate) fn image() -> String {
     std::env::var("COFFERDAM_TEST_IMAGE").unwrap_or_else(|_| cofferdam_container::DEFAULT_IMAGE.to_owned())
 }
@@ -90,23 +90,23 @@ fn named(test: &str, name: &'static str, variable: &str, runtime: Option<&'stati
     match std::env::var_os(variable) {
         Some(socket) => Some(TestEngine { name, socket: socket.into(), runtime }),
         None => {
-            println!("SKIP {test}: no {name} here ({variable} names none)");
+            println!("SKIP {test}: no {name} available ({variable} is not set)");
             None
         }
     }
 }
 
-/// Docker with its default runtime.
+/// Returns Docker with its default runtime.
 pub(crate) fn docker(test: &str) -> Option<TestEngine> {
     named(test, "docker", "COFFERDAM_TEST_DOCKER", None)
 }
 
-/// Podman.
+/// Returns Podman.
 pub(crate) fn podman(test: &str) -> Option<TestEngine> {
     named(test, "podman", "COFFERDAM_TEST_PODMAN", None)
 }
 
-/// Docker with gVisor, if it has it.
+/// Returns Docker with gVisor, if it has it.
 pub(crate) async fn runsc(test: &str) -> Option<TestEngine> {
     let engine = named(test, "docker:runsc", "COFFERDAM_TEST_DOCKER", Some("runsc"))?;
     let runtimes = engine.client().info().await.ok()?.runtimes.unwrap_or_default();
@@ -117,40 +117,40 @@ pub(crate) async fn runsc(test: &str) -> Option<TestEngine> {
     None
 }
 
-/// Begins a spec that this user can have. On cgroup v1 only root can bound the socket buffers of a container: others accept
-/// that memory is weaker.
+/// Returns a builder of a spec that this user can get. On cgroup v1 only root can limit the socket buffers of a
+/// container, so other users accept weaker memory limits.
 pub(crate) fn spec() -> SpecBuilder {
     let spec = Spec::builder();
     if weaker_memory() { spec.allow_weaker(Protection::Memory) } else { spec }
 }
 
-/// Returns whether this user's containers have no bound on socket buffers.
+/// Returns true if this user's containers have no limit of socket buffers.
 pub(crate) fn weaker_memory() -> bool {
     !rustix::process::geteuid().is_root() && Path::new("/sys/fs/cgroup/memory").is_dir()
 }
 
-/// Every engine that there is, with its default runtime.
+/// Returns all available engines with their default runtimes.
 pub(crate) fn engines(test: &str) -> Vec<TestEngine> {
     [docker(test), podman(test)].into_iter().flatten().collect()
 }
 
-/// A registry that the engines can reach, as `host:port`.
+/// Returns a registry that the engines can reach, as `host:port`.
 pub(crate) fn registry(test: &str) -> Option<String> {
     let registry = std::env::var("COFFERDAM_TEST_REGISTRY").ok();
     if registry.is_none() {
-        println!("SKIP {test}: no registry here (COFFERDAM_TEST_REGISTRY names none)");
+        println!("SKIP {test}: no registry available (COFFERDAM_TEST_REGISTRY is not set)");
     }
     registry
 }
 
-/// A backend at a socket of the test's own.
+/// Creates a backend for a socket.
 pub(crate) fn backend_at(socket: &Path, change: impl FnOnce(&mut DockerConfig)) -> DockerBackend {
     let mut config = DockerConfig { host: Some(format!("unix://{}", socket.display())), ..DockerConfig::default() };
     change(&mut config);
     DockerBackend::new(&config).expect("the configuration is valid")
 }
 
-/// Labels as they are on a container of a process.
+/// Returns the labels of a container of a process.
 pub(crate) fn labels(name: &str, host: &str, process: u32, start: u64) -> HashMap<String, String> {
     let label = |key: &str, value: String| (format!("dev.cofferdam.{key}"), value);
     HashMap::from([

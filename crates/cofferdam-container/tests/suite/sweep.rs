@@ -1,4 +1,4 @@
-//! What a killed supervisor left is removed at the next start, and nothing of anybody else's.
+//! Tests of the sweep: it removes the containers of killed supervisors, and no others.
 
 use bollard::models::{ContainerCreateBody, HostConfig};
 use bollard::query_parameters::{CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder};
@@ -51,8 +51,8 @@ async fn leftovers_of_the_dead_are_removed_and_nobody_elses() {
             let name = unique(&format!("cofferdam-{what}"));
             ids.push((left(&engine, &name, labels(&name, host, process, start)).await, what, goes));
         }
-        // A container of somebody else's, from an image that has the labels of a dead owner's container.
-        let foreign = unique("somebodys");
+        // A container of another program, from an image with the labels of a dead owner's container.
+        let foreign = unique("foreign");
         ids.push((
             left(&engine, &foreign, labels("cofferdam-x", &here, dead, dead_start)).await,
             "an image's labels",

@@ -1,4 +1,4 @@
-//! The agent's volume: filled once, repaired, never believed.
+//! Tests of the agent's volume: it is filled once, verified and repaired.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ async fn name(engine: &TestEngine) -> String {
     names.find(|name| name.starts_with("cofferdam-agent-")).expect("a volume with the agent")
 }
 
-/// Puts something else into the volume, as a killed filler or a bad disk would leave it.
+/// Replaces the agent in the volume, like a killed filler or a bad disk.
 async fn spoil(engine: &TestEngine, volume: &str, contents: &[u8]) {
     let docker = engine.negotiated().await;
     let body = ContainerCreateBody {
@@ -57,7 +57,7 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
     let test = "the_agents_volume_is_filled_once_repaired_and_never_believed";
     let Some(own) = OwnEngine::start(test, "2g").await else { return };
     let engine = own.engine.clone();
-    // Several at once, in backends that know nothing of each other.
+    // Several at once, in independent backends.
     let all: Vec<_> = (0..4)
         .map(|_| {
             let engine = engine.clone();
@@ -69,7 +69,7 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
     }
     let volume = name(&engine).await;
     let whole = std::fs::read(own.disk().join("volumes").join(&volume).join("_data/init")).unwrap();
-    // Cut off, something else, nothing, and the right length with one other byte.
+    // Truncated, another program, empty, and with one changed byte.
     let mut flipped = whole.clone();
     let middle = flipped.len() / 2;
     flipped[middle] ^= 1;
@@ -79,18 +79,18 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
         let now = std::fs::read(own.disk().join("volumes").join(&volume).join("_data/init")).unwrap();
         assert!(now == whole, "it was filled again");
     }
-    // Spoiled while a backend believes that it is there: what does not greet is filled again.
+    // Damaged while a backend considers it valid: the missing greeting causes a refill.
     let backend = Arc::new(engine.backend());
     let request = || ExecRequest::argv(["true"]).build().unwrap();
     backend.run(support::spec().build().unwrap(), request()).await.unwrap();
     spoil(&engine, &volume, b"\x7fELF").await;
     backend.run(support::spec().build().unwrap(), request()).await.expect("it was filled again");
-    // Deleted: made again.
+    // Deleted: created again.
     let docker = engine.negotiated().await;
     docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
     works(&engine).await;
     backend.run(support::spec().build().unwrap(), request()).await.expect("it is there again");
-    // Somebody's directory under its name: refused.
+    // A volume of another program with its name: refused.
     docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
     let options = HashMap::from([("type", "none"), ("o", "bind"), ("device", "/tmp")]);
     let request = VolumeCreateRequest {
@@ -104,7 +104,8 @@ async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
     assert!(error.remedy().is_some_and(|remedy| remedy.contains(&volume)), "{error:?}");
 }
 
-/// Each process finds a volume that another has made and not filled yet: Podman says so when it is attached to.
+/// Checks concurrent first uses, which find a volume that another process has created but not filled. Podman reports
+/// this on attach.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox() {
     let test = "many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox";
@@ -123,7 +124,7 @@ async fn many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox() {
         let volume = name(&own.engine).await;
         docker.remove_volume(&volume, Some(RemoveVolumeOptionsBuilder::default().force(true).build())).await.unwrap();
     }
-    // One that was made, and whose filler was killed.
+    // A volume whose filler was killed after creating it.
     works(&own.engine).await;
     let volume = name(&own.engine).await;
     let labels = docker.inspect_volume(&volume).await.unwrap().labels;

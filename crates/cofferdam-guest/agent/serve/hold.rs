@@ -1,4 +1,4 @@
-//! Stopping guests, being held, and going on, for the same host or for another one.
+//! Stopping guests, quiescing, and resuming for the same host or another one.
 
 use super::super::asks::{self, Request};
 use super::super::boxes::Outbox;
@@ -6,76 +6,77 @@ use super::super::execs::Execs;
 use super::super::jobs::Jobs;
 use super::super::launch::Desk;
 use super::super::sys::{self, Res};
-use super::super::wire::{Answer, MAX_EXECS, Renew, VERSION};
+use super::super::wire::{Answer, MAX_EXECS, Reseed, VERSION};
 use super::super::{texts, tree, watch};
 use super::Agent;
 
-/// Looks whether everything has stopped.
-const FREEZE_SCANS: usize = 2000;
-/// Looks after which who waits uninterrupted is not waited for.
+/// The highest number of checks for running processes.
+const MAX_SCANS: usize = 2000;
+/// The number of checks after which a process in uninterruptible sleep counts as stopped.
 const UNINTERRUPTED_SCANS: usize = 50;
 pub const EBUSY: i32 = 16;
 const ENOSYS: i32 = 38;
 
-/// Whether anything goes on.
+/// The stage of quiescing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     Open,
-    /// Nobody says a word, for as long as it takes.
-    Held,
-    /// Guests are stopped still.
-    Renewed,
+    /// Neither side sends a frame, for any time.
+    Quiesced,
+    /// The agent serves another host, and guests are still stopped.
+    Reseeded,
 }
 
-/// What keeps guests from running.
+/// The means by which guests are stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Still {
+pub enum StoppedBy {
     Nothing,
     Signals,
-    /// Their control group, of which they notice nothing.
+    /// Their control group, which is invisible to them.
     Group,
 }
 
 impl Agent {
-    /// Stops all guests, or lets them go on: by their control group where there is somebody who may, else by signals.
+    /// Stops or resumes all guests: by their control group if there is an init that can, else by signals.
     pub fn freeze(&mut self, on: bool) -> Res<()> {
-        match (on, self.still) {
-            (true, Still::Nothing) => {
+        match (on, self.stopped_by) {
+            (true, StoppedBy::Nothing) => {
                 let asked = self.partner.as_mut().map(|partner| partner.ask(&Request::Freeze { on }));
                 if asked == Some(Ok(())) {
-                    self.still = Still::Group;
+                    self.stopped_by = StoppedBy::Group;
                 } else {
                     stop_by_signals()?;
-                    self.still = Still::Signals;
+                    self.stopped_by = StoppedBy::Signals;
                 }
             }
-            (false, Still::Group) => {
+            (false, StoppedBy::Group) => {
                 self.partner.as_mut().ok_or(ENOSYS)?.ask(&Request::Freeze { on })?;
-                self.still = Still::Nothing;
+                self.stopped_by = StoppedBy::Nothing;
             }
-            (false, Still::Signals) => {
+            (false, StoppedBy::Signals) => {
                 sys::kill(-1, sys::SIGCONT);
-                self.still = Still::Nothing;
+                self.stopped_by = StoppedBy::Nothing;
             }
-            (true, _) | (false, Still::Nothing) => {}
+            (true, _) | (false, StoppedBy::Nothing) => {}
         }
         Ok(())
     }
 
-    /// Stops everything, so that the agent's next word is its last. The host sees to it that nothing is under way.
-    pub fn hold(&mut self, jobs: &Jobs) -> Res<()> {
-        if !self.configured || self.still != Still::Nothing || !jobs.is_empty() {
+    /// Stops all guests, so that the agent's next frame is its last. The host ensures that no request is pending.
+    pub fn quiesce(&mut self, jobs: &Jobs) -> Res<()> {
+        if !self.configured || self.stopped_by != StoppedBy::Nothing || !jobs.is_empty() {
             return Err(EBUSY);
         }
-        // All that runs in a machine descends from this process: where it has no child, there is nobody to stop, nor will be.
+        // Every guest in a VM descends from this process. Without a child there is no guest to stop, and none can
+        // appear.
         if self.partner.is_none() || sys::has_children() {
             self.freeze(true)?;
         }
-        self.stage = Stage::Held;
+        self.stage = Stage::Quiesced;
         Ok(())
     }
 
-    /// Everything goes on. Where nothing was held, it does already.
+    /// Resumes all guests. Has no effect if the agent is not quiesced.
     pub fn release(&mut self) -> Res<()> {
         if self.stage == Stage::Open {
             return Ok(());
@@ -86,22 +87,22 @@ impl Agent {
         }
         self.stage = Stage::Open;
         self.heard = sys::now_micros();
-        // There was nobody to see who ended.
+        // No process was reaped meanwhile.
         self.reaping = true;
         Ok(())
     }
 
-    /// Becomes another machine's agent.
-    pub fn renew(&mut self, it: &Renew<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
-        if self.stage != Stage::Held {
+    /// Reseeds the VM, and becomes the agent of another VM.
+    pub fn reseed(&mut self, it: &Reseed<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
+        if self.stage != Stage::Quiesced {
             return Err(EBUSY);
         }
         let partner = self.partner.as_mut().ok_or(ENOSYS)?;
-        // What the former host gave.
+        // Discards the state of the former host.
         jobs.forget_all();
         execs.abandon();
         *desk = Desk::NEW;
-        let Renew { silence, now, entropy, machine_id, boot_id, hostname } = *it;
+        let Reseed { silence, now, entropy, machine_id, boot_id, hostname } = *it;
         partner.ask(&Request::Renew(asks::Renew { now, entropy, machine_id, boot_id, hostname }))?;
         if let Some(watch) = &mut self.watch {
             let words = entropy.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
@@ -109,14 +110,14 @@ impl Agent {
         }
         self.silence = silence;
         self.heard = sys::now_micros();
-        self.stage = Stage::Renewed;
+        self.stage = Stage::Reseeded;
         Ok(())
     }
 }
 
 fn stop_by_signals() -> Res<()> {
     let mut buffer = [0; 4096];
-    for scan in 0..FREEZE_SCANS {
+    for scan in 0..MAX_SCANS {
         sys::kill(-1, sys::SIGSTOP);
         let mut moving = false;
         let whole = watch::each_process(&mut buffer, |pid| moving |= !is_stopped(pid, scan > UNINTERRUPTED_SCANS));
@@ -129,18 +130,18 @@ fn stop_by_signals() -> Res<()> {
     Err(EBUSY)
 }
 
-/// Whether a process runs no code any more. One that waits in the kernel, for a disk or for a child that borrows its
-/// memory and is stopped itself, stops before it runs again; `waiting` counts it as stopped.
+/// Returns true if a process runs no user code any more. A process in uninterruptible sleep waits for a disk, or for a
+/// child that shares its memory and is stopped itself. It stops before it runs again; `waiting` counts it as stopped.
 fn is_stopped(pid: i32, waiting: bool) -> bool {
     let mut stat = [0; 512];
     let stat = sys::read_file(texts::Path::new("/proc/", pid as u32, "/stat").bytes(), &mut stat);
-    // One that has gone meanwhile is in no later list.
+    // A process that has ended meanwhile is in no later list.
     let stopped = |state| matches!(state, b'T' | b't' | b'Z' | b'X') || (waiting && state == b'D');
     !stat.is_empty() && texts::state(stat).is_none_or(stopped)
 }
 
-/// Says that it is another machine's agent.
-pub fn renewed(id: u64, execs: &Execs, out: &mut Outbox) {
+/// Answers that the VM is reseeded.
+pub fn answer_reseeded(id: u64, execs: &Execs, out: &mut Outbox) {
     const ID: usize = size_of::<u64>();
     let mut ids = [0; MAX_EXECS * ID];
     let mut length = 0;
@@ -148,5 +149,5 @@ pub fn renewed(id: u64, execs: &Execs, out: &mut Outbox) {
         slot.copy_from_slice(&exec.id.to_le_bytes());
         length += ID;
     }
-    out.answer(id, &Answer::Renewed { version: VERSION, execs: ids.get(..length).unwrap_or_default() });
+    out.answer(id, &Answer::Reseeded { version: VERSION, execs: ids.get(..length).unwrap_or_default() });
 }

@@ -1,16 +1,17 @@
-//! What host and agent say to each other. Both sides are built from this file: it uses no library and allocates nothing.
+//! The protocol between host and agent. Both sides are built from this file, so it uses no library and does not
+//! allocate.
 //!
-//! A frame is four bytes of length, one of kind, eight of the id of what it is about, and a body. The host chooses ids,
-//! each once; 0 is the connection itself. What is longer than a body comes in parts, which only orders may. Numbers are
-//! little-endian, texts have their length before them.
+//! A frame consists of four bytes of length, one of kind, eight of the request's id, and a body. The host chooses ids
+//! and uses each once; 0 is the connection itself. A request that is longer than one body comes in parts. Numbers are
+//! little-endian, and texts follow their length.
 //!
 //! ```text
 //! host --Hello, probes, Configure--> agent      host <--Hello, answers-- agent
 //! host --Start--> <--Started-- <--Output... --Input...--> <--Credit... --Signal--> <--Ended--
 //! host --Read--> <--Opened-- <--Data... --More--> <--Done--
 //! host --Write--> --Data...--> <--Credit... --Finish--> <--Done--
-//! host --Hold--> <--Held--, silence of both, --Release--> <--Done--
-//! host --Hold--> <--Held--, copied, another host --Renew--> <--Renewed-- --probes--> --Release--> <--Done--
+//! host --Quiesce--> <--Quiesced--, silence of both, --Release--> <--Done--
+//! host --Quiesce--> <--Quiesced--, copied, another host --Reseed--> <--Reseeded-- --probes--> --Release--> <--Done--
 //! ```
 
 mod read;
@@ -19,40 +20,41 @@ mod write;
 pub use read::Reader;
 pub use write::put_text;
 
-/// What a greeting begins with.
+/// The number at the beginning of a greeting.
 pub const MAGIC: u32 = 0x4346_4744;
-/// The version of everything here.
+/// The version of the protocol.
 pub const VERSION: u32 = 5;
-/// Bytes before a body.
+/// The length of the part before a body.
 pub const HEAD: usize = 13;
-/// The longest body.
+/// The maximum length of a body.
 pub const MAX_BODY: usize = 64 * 1024;
-/// The longest order, all parts together: arguments and environment of an exec, and something around them.
-pub const MAX_ORDER: usize = 4 << 20;
-/// Bytes of data that one frame carries.
+/// The maximum length of a request, all parts together. It bounds the arguments and environment of an exec.
+pub const MAX_REQUEST: usize = 4 << 20;
+/// The maximum number of bytes of data in one frame.
 pub const MAX_DATA: usize = 60 * 1024;
-/// Bytes of input for an exec, or of contents for a file, that may be on their way before more are asked for.
+/// The maximum number of bytes in transit of an exec's input, or of a file's contents.
 pub const WINDOW: usize = 64 * 1024;
-/// The longest path, in bytes.
+/// The maximum length of a path in bytes.
 pub const MAX_PATH: usize = 4096;
-/// Files and directories that can be open at the same time for orders.
+/// The maximum number of files and directories that are open for requests at the same time.
 pub const MAX_JOBS: usize = 64;
-/// Programs of execs that can run at the same time.
+/// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
-/// Processes whose CPU time is told apart at most, since that takes time of the agent's. What others use is everybody's.
+/// The maximum number of processes whose CPU time is attributed to execs, since that takes the agent's time. All
+/// running execs are charged for the CPU time of others.
 pub const MAX_SHARES: usize = 64;
-/// What an agent that takes connections says first on each, before any frame: that it was taken.
+/// The byte that a listening agent sends before any frame on each accepted connection.
 pub const TAKEN: u8 = 6;
-/// A number that is not known.
+/// The encoding of an unknown number.
 pub const NONE: u64 = u64::MAX;
 
-/// Where encoded bytes go.
+/// A destination of encoded bytes.
 pub trait Sink {
-    /// Takes some more.
+    /// Appends bytes.
     fn put(&mut self, bytes: &[u8]);
 }
 
-/// Where a path begins.
+/// The base of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Root {
     /// The workspace.
@@ -61,7 +63,7 @@ pub enum Root {
     Code = 1,
 }
 
-/// Texts one after the other, as they came.
+/// A sequence of encoded texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Texts<'a> {
     count: usize,
@@ -69,22 +71,22 @@ pub struct Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// Texts that [`put_text`] encoded.
+    /// Creates a sequence of texts that [`put_text`] encoded.
     pub fn new(count: usize, encoded: &'a [u8]) -> Self {
         Self { count, encoded }
     }
 
-    /// How many.
+    /// Returns the number of texts.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// At least as many bytes as all texts have together.
+    /// Returns an upper bound of the total length of the texts.
     pub fn size(&self) -> usize {
         self.encoded.len()
     }
 
-    /// Each of them.
+    /// Returns an iterator of the texts.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut reader = Reader::new(self.encoded);
         (0..self.count).map_while(move |_| reader.text())
@@ -94,116 +96,116 @@ impl<'a> Texts<'a> {
 /// A program to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start<'a> {
-    /// The exec's number: that of the frame.
+    /// The exec's id, which is the id of the frame.
     pub exec: u64,
     /// Program and arguments.
     pub argv: Texts<'a>,
     /// Names and values, in turn.
     pub env: Texts<'a>,
-    /// Where to start.
+    /// The working directory.
     pub directory: &'a [u8],
-    /// Rows and columns of the terminal to make.
+    /// Rows and columns of the terminal, if the exec has one.
     pub terminal: Option<(u16, u16)>,
-    /// Whether input will come.
+    /// True if input will follow.
     pub input: bool,
 }
 
-/// How the agent is to work.
+/// The configuration of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Configure<'a> {
     /// The workspace's directory.
     pub workspace: &'a [u8],
-    /// The directory of scripts, made if it is not there.
+    /// The directory of scripts, which the agent creates if it is missing.
     pub code: &'a [u8],
-    /// Directories whose file systems count as the sandbox's own.
+    /// Directories whose file systems belong to the sandbox alone.
     pub stores: Texts<'a>,
-    /// Which control groups to read: 0 none, 1 or 2.
+    /// The version of the control groups to read: 0 none, 1 or 2.
     pub groups: u8,
-    /// Bytes of memory at which to kill, where the agent watches.
+    /// Bytes of memory at which the agent kills, if it enforces the limit.
     pub watch_memory: Option<u64>,
-    /// CPU microseconds of an exec at which to kill, where the agent watches.
+    /// CPU microseconds of an exec at which the agent kills, if it enforces the limit.
     pub watch_cpu: Option<u64>,
-    /// What marks a process: the arguments of `prlimit64`.
-    pub mark: Option<(u64, u64)>,
-    /// Microseconds without a word from the host after which to end.
+    /// The key of exec tags: the arguments of `prlimit64`.
+    pub tag: Option<(u64, u64)>,
+    /// Microseconds without a frame from the host after which the agent exits.
     pub silence: u64,
-    /// Instructions of the filter of system calls; none for no filter.
+    /// Instructions of the system call filter; empty for no filter.
     pub filter: &'a [u8],
-    /// Instructions of the filter that notifies the agent of what has a quota; none for no quotas.
+    /// Instructions of the filter that notifies the agent of system calls with a quota; empty for no quotas.
     pub quotas: &'a [u8],
-    /// Processes of guests that there may be at once, of which `quotas` has notifications then.
+    /// The maximum number of processes of guests. If it is set, `quotas` notifies the agent of new processes.
     pub max_processes: Option<u64>,
-    /// File rights that Landlock governs for guests; 0 for no rules.
+    /// File rights that Landlock restricts for guests; 0 for no rules.
     pub rights: u64,
-    /// Scopes that Landlock governs for guests.
+    /// Scopes that Landlock restricts for guests.
     pub scopes: u64,
     /// Paths and the rights on them, in turn; rights are a text of eight bytes.
     pub rules: Texts<'a>,
 }
 
-/// What another host gives to the agent of a copied machine.
+/// Values that another host sends to the agent of a copied VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Renew<'a> {
-    /// Microseconds without a word from the host after which to end.
+pub struct Reseed<'a> {
+    /// Microseconds without a frame from the host after which the agent exits.
     pub silence: u64,
     /// Seconds and nanoseconds of the time of day.
     pub now: (u64, u32),
-    /// For random numbers.
+    /// The seed of random numbers.
     pub entropy: &'a [u8; 64],
-    /// The machine's id.
+    /// The VM's machine id.
     pub machine_id: &'a [u8; 16],
-    /// The id of the kernel's start.
+    /// The kernel's boot id.
     pub boot_id: &'a [u8; 16],
-    /// The machine's name.
+    /// The VM's host name.
     pub hostname: &'a [u8],
 }
 
-/// A look at the agent's surroundings.
+/// A measurement of the agent's environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Probe<'a> {
-    /// A file's contents from this byte on, as much as one answer holds.
+    /// Read a file from this byte on, as much as one answer can contain.
     File { path: &'a [u8], from: u32 },
-    /// Whether it can be opened, by a process under the rules for guests if `confined`; what was made is removed again.
+    /// Try to open a path, by a process under the rules for guests if `confined`. Removes a file that this creates.
     Open { path: &'a [u8], flags: u32, confined: bool },
-    /// What kind of file it is, its number, and where it points if it is a link.
+    /// Read the type of a file, its inode number, and its target if it is a link.
     Stat { path: &'a [u8] },
-    /// Room of the file system there.
+    /// Read the space of a file system.
     Space { path: &'a [u8] },
-    /// How many entries a directory has, at most 64 are counted.
+    /// Count the entries of a directory, at most 64.
     Entries { path: &'a [u8] },
-    /// A system call, tried by a process that ends right after it.
+    /// Try a system call in a process that exits after it.
     Call { number: u64, arguments: [u64; 5] },
-    /// The kernel's version of Landlock.
+    /// Read the Landlock version of the kernel.
     Landlock,
-    /// Whether processes can be marked with these arguments of `prlimit64`.
-    Mark { key: (u64, u64) },
-    /// Privileges, filter, capabilities, processors.
+    /// Try to set an exec tag with these arguments of `prlimit64`.
+    Tag { key: (u64, u64) },
+    /// Read privileges, filter, capabilities and processors.
     Confinement,
-    /// Whether Landlock refuses what no rule allows.
+    /// Check that Landlock refuses everything without a rule.
     Denial,
-    /// Whether processes can be marked with the arguments that the agent was configured with.
-    Marked,
+    /// Try to set an exec tag with the configured arguments.
+    ConfiguredTag,
 }
 
-/// What to make.
+/// The kind of entry to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Make<'a> {
-    /// A directory with these permissions. It may be there already.
+    /// A directory with these permissions. It may exist already.
     Directory { mode: u32 },
-    /// A symbolic link to this.
+    /// A symbolic link to this target.
     Symlink { target: &'a [u8] },
     /// Another name of this file.
     Link { target: &'a [u8] },
 }
 
-/// What the host asks.
+/// A request of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order<'a> {
+pub enum Request<'a> {
     /// The greeting.
     Hello { magic: u32, version: u32 },
-    /// How to work. Once, before anything is started.
+    /// Configure the agent. Sent once, before any program is started.
     Configure(Configure<'a>),
-    /// A look.
+    /// Carry out a probe.
     Probe(Probe<'a>),
     /// Start a program.
     Start(Start<'a>),
@@ -215,58 +217,58 @@ pub enum Order<'a> {
     InputEnd,
     /// Another size of an exec's terminal.
     Resize { rows: u16, columns: u16 },
-    /// Open a file and send as many bytes.
+    /// Open a file and send up to this number of bytes.
     Read { root: Root, path: &'a [u8], window: u32 },
     /// Send more bytes.
     More { bytes: u32 },
-    /// Make or replace a file. With `strict`, no link is followed.
+    /// Create or replace a file. With `strict`, no link is followed.
     Write { root: Root, path: &'a [u8], strict: bool },
     /// Bytes for a file.
     Data { data: &'a [u8] },
-    /// The file is whole: permissions, and the time of its change if that is to be set.
+    /// Complete a file: set its permissions, and the time of its last change if it is given.
     Finish { mode: u32, modified: Option<(i64, u32)> },
-    /// Give up what has this id.
+    /// Cancel the request with this id.
     Forget,
     /// List a directory; links' targets too.
     List { root: Root, path: &'a [u8] },
     /// Remove a file, or a directory with all below it.
     Remove { root: Root, path: &'a [u8] },
-    /// Make something. No link is followed.
+    /// Create a directory or link. No link is followed.
     Make { root: Root, path: &'a [u8], make: Make<'a> },
     /// Set permissions and the time of the last change. No link is followed.
     Adjust { root: Root, path: &'a [u8], mode: Option<u32>, modified: Option<(i64, u32)> },
-    /// What is used.
+    /// Report the usage.
     Count,
-    /// What is used, and whose CPU time it was.
+    /// Report the usage and the shares of execs in it.
     Shares,
-    /// Stop everything but the agent, or let it go on.
+    /// Stop or resume all processes but the agent.
     Freeze { on: bool },
-    /// Say something.
+    /// Request a sign of life.
     Ping,
-    /// End.
+    /// Exit.
     End,
-    /// Stop everything but the agent, send what there is, and say nothing more.
-    Hold,
-    /// Let everything go on after that.
+    /// Stop all processes but the agent, send all pending answers, and then no more frames.
+    Quiesce,
+    /// Resume a quiesced agent and its guests.
     Release,
-    /// Go on as another machine's agent, for another host. Only what is held can be renewed; it stays stopped.
-    Renew(Renew<'a>),
+    /// Become the agent of another VM, for another host. The agent must be quiesced; guests stay stopped.
+    Reseed(Reseed<'a>),
 }
 
-/// What the agent counts.
+/// The counters of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// CPU microseconds of the sandbox.
     pub cpu_micros: Option<u64>,
     /// Bytes of memory in use.
     pub memory: Option<u64>,
-    /// The most bytes of memory in use.
+    /// The peak of bytes of memory in use.
     pub peak: Option<u64>,
-    /// Kills for memory.
+    /// Kills by the memory limit.
     pub kills: Option<u64>,
     /// Forks refused.
     pub refused: Option<u64>,
-    /// Processes and threads, the agent counted.
+    /// Processes and threads, including the agent.
     pub tasks: Option<u64>,
     /// Bytes stored.
     pub stored: Option<u64>,
@@ -279,40 +281,40 @@ pub struct Counts {
 pub struct Entry<'a> {
     /// Kind and permissions.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of hard links.
     pub links: u32,
-    /// Its number.
+    /// The inode number.
     pub inode: u64,
-    /// Its length.
+    /// The length.
     pub size: u64,
-    /// The time of its last change.
+    /// The time of the last change.
     pub modified: (i64, u32),
-    /// Its name.
+    /// The name.
     pub name: &'a [u8],
-    /// Where it points, if it is a link.
+    /// The target, if it is a link.
     pub target: &'a [u8],
 }
 
-/// What the agent says.
+/// An answer of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// The greeting.
     Hello { magic: u32, version: u32, pid: u32 },
-    /// An order was carried out, or why not. Of a special file `kind` says what it is, as in a mode.
+    /// The result of a request. For a special file, `kind` has its type bits of the mode.
     Done { errno: i32, kind: u32 },
-    /// What a probe found.
+    /// The result of a probe.
     Probed { errno: i32, value: u64, data: &'a [u8] },
-    /// An exec runs; counts from just before.
+    /// An exec runs. The counts are from just before.
     Started { counts: Counts },
     /// An exec could not be started.
     NotStarted { failure: NotStarted },
-    /// What an exec wrote; the second stream is standard error.
+    /// Output of an exec. The second stream is standard error.
     Output { second: bool, data: &'a [u8] },
-    /// An exec's program ended, and all it wrote was sent.
+    /// An exec's program has ended, and all its output was sent.
     Ended { status: i32, peak_bytes: u64, cpu_micros: u64, counts: Counts },
-    /// So many more bytes may be sent.
+    /// This many more bytes may be sent.
     Credit { bytes: u32 },
-    /// A limit was passed, and everything killed: memory, else CPU time.
+    /// A limit was exceeded, and all processes were killed: memory, else CPU time.
     LimitPassed { memory: bool },
     /// A file was opened.
     Opened { size: u64, mode: u32 },
@@ -320,71 +322,72 @@ pub enum Answer<'a> {
     Data { data: &'a [u8] },
     /// Entries of a directory.
     Entries { entries: &'a [u8] },
-    /// What is used.
+    /// The usage.
     Counted { counts: Counts },
-    /// What is used. Before that was counted: marks, and what processes that bear them used at least; see [`read_shares`].
+    /// The usage, and the shares read just before it: exec tags and lower bounds of the CPU time of their processes;
+    /// see [`read_shares`].
     Shares { counts: Counts, used: &'a [u8] },
-    /// Something, since it was asked for.
+    /// A sign of life.
     Pong,
-    /// The last frame of an agent that is held.
-    Held,
-    /// It is another machine's agent; ids of execs whose end was not told yet.
-    Renewed { version: u32, execs: &'a [u8] },
+    /// The last frame of a quiesced agent.
+    Quiesced,
+    /// The agent has become another VM's. Contains the ids of execs whose end was not reported yet.
+    Reseeded { version: u32, execs: &'a [u8] },
 }
 
-/// The step that failed, and the system's error.
+/// The failed step and its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotStarted {
-    /// What failed.
+    /// The failed step.
     pub step: Step,
-    /// The system's error number.
+    /// The error number.
     pub errno: i32,
 }
 
 /// The steps of starting a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// No process could be made.
+    /// Creating a process.
     Fork = 1,
-    /// The starting directory could not be entered.
+    /// Entering the working directory.
     Directory = 2,
-    /// Descriptors, limits, rules or the terminal could not be set.
+    /// Setting descriptors, limits, rules or the terminal.
     Prepare = 3,
-    /// The program could not be executed.
+    /// Executing the program.
     Execute = 4,
 }
 
-/// A frame as it came.
+/// A received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// What it is.
+    /// The kind.
     pub kind: u8,
-    /// What it is about.
+    /// The id.
     pub id: u64,
-    /// The rest.
+    /// The body.
     pub body: &'a [u8],
 }
 
-/// Marks and the CPU microseconds of each; `None` for what no agent sends.
+/// Reads exec tags and the CPU microseconds of each. Returns `None` for invalid bytes.
 pub fn read_shares(used: &[u8]) -> Option<impl Iterator<Item = (u64, u64)>> {
     let (words, rest) = used.as_chunks::<8>();
     let (pairs, odd) = words.as_chunks::<2>();
     let whole = rest.is_empty() && odd.is_empty() && pairs.len() <= MAX_SHARES;
-    whole.then(|| pairs.iter().map(|[mark, micros]| (u64::from_le_bytes(*mark), u64::from_le_bytes(*micros))))
+    whole.then(|| pairs.iter().map(|[tag, micros]| (u64::from_le_bytes(*tag), u64::from_le_bytes(*micros))))
 }
 
-/// The kind of a frame that holds a part of a long order.
+/// The kind of a frame with a part of a long request.
 pub const PART: u8 = 255;
 
-/// What the beginning of some bytes is.
+/// The first frame of some bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split<'a> {
-    /// A frame, and its length with all.
+    /// A frame and its total length.
     Frame(Frame<'a>, usize),
-    /// Not all of a frame.
+    /// The beginning of a frame.
     More,
-    /// No frame.
-    Rubbish,
+    /// An invalid frame.
+    Invalid,
 }
 
 /// Finds the first frame of some bytes.
@@ -393,18 +396,18 @@ pub fn split(bytes: &[u8]) -> Split<'_> {
     let Some(length) = reader.u32() else { return Split::More };
     let length = length as usize;
     if !(HEAD - 4..=HEAD - 4 + MAX_BODY).contains(&length) {
-        return Split::Rubbish;
+        return Split::Invalid;
     }
     if reader.left() < length {
         return Split::More;
     }
     match (reader.u8(), reader.u64(), bytes.get(HEAD..length + 4)) {
         (Some(kind), Some(id), Some(body)) => Split::Frame(Frame { kind, id, body }, length + 4),
-        _ => Split::Rubbish,
+        _ => Split::Invalid,
     }
 }
 
-/// What stands before a body.
+/// Encodes the part before a body.
 pub fn head(kind: u8, id: u64, length: usize) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     let length = (HEAD - 4 + length) as u32;

@@ -1,26 +1,26 @@
-//! Reading: nothing is trusted, nothing panics.
+//! Decoding. It trusts no byte and does not panic.
 
 use super::{
-    Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Order, Probe, Renew, Root, Start, Step, Texts,
+    Answer, Configure, Counts, Entry, Frame, Make, NONE, NotStarted, Probe, Request, Reseed, Root, Start, Step, Texts,
 };
 
-/// Reads what was encoded, piece by piece; `None` when it ends too early or is not well formed.
+/// A decoder. Its methods return `None` if the bytes end too early or are malformed.
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Reads these bytes.
+    /// Creates a decoder of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// Bytes that are left.
+    /// Returns the number of remaining bytes.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// Not copied: some of it is secret.
+    /// Returns the next bytes without a copy, since some are secret.
     fn chunk<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
         let (bytes, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         self.chunk().copied()
     }
 
-    /// The next one.
+    /// Reads the next byte.
     pub fn u8(&mut self) -> Option<u8> {
         self.bytes::<1>().map(|[byte]| byte)
     }
@@ -40,12 +40,12 @@ impl<'a> Reader<'a> {
         self.bytes().map(u16::from_le_bytes)
     }
 
-    /// The next one.
+    /// Reads the next number.
     pub fn u32(&mut self) -> Option<u32> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    /// The next one.
+    /// Reads the next number.
     pub fn u64(&mut self) -> Option<u64> {
         self.bytes().map(u64::from_le_bytes)
     }
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         self.u64().map(|value| (value != NONE).then_some(value))
     }
 
-    /// The next one.
+    /// Reads the next text.
     pub fn text(&mut self) -> Option<&'a [u8]> {
         let length = self.u32()? as usize;
         let (text, rest) = self.rest.split_at_checked(length)?;
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Some(text)
     }
 
-    /// Texts, of which there is a multiple of `each`.
+    /// Reads texts whose number must be a multiple of `each`.
     fn texts(&mut self, each: usize) -> Option<Texts<'a>> {
         let count = self.u32()? as usize;
         if !count.is_multiple_of(each) {
@@ -125,7 +125,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// One entry of a directory.
+    /// Reads one entry of a directory.
     pub fn entry(&mut self) -> Option<Entry<'a>> {
         Some(Entry {
             mode: self.u32()?,
@@ -154,10 +154,10 @@ impl<'a> Reader<'a> {
                 Probe::Call { number, arguments }
             }
             6 => Probe::Landlock,
-            7 => Probe::Mark { key: (self.u64()?, self.u64()?) },
+            7 => Probe::Tag { key: (self.u64()?, self.u64()?) },
             8 => Probe::Confinement,
             9 => Probe::Denial,
-            10 => Probe::Marked,
+            10 => Probe::ConfiguredTag,
             _ => return None,
         })
     }
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
             groups: self.u8()?,
             watch_memory: self.number()?,
             watch_cpu: self.number()?,
-            mark: self.option(|it| Some((it.u64()?, it.u64()?)))?,
+            tag: self.option(|it| Some((it.u64()?, it.u64()?)))?,
             silence: self.u64()?,
             filter: self.text()?,
             quotas: self.text()?,
@@ -181,8 +181,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn renew(&mut self) -> Option<Renew<'a>> {
-        Some(Renew {
+    fn reseed(&mut self) -> Option<Reseed<'a>> {
+        Some(Reseed {
             silence: self.u64()?,
             now: (self.u64()?, self.u32()?),
             entropy: self.chunk()?,
@@ -224,12 +224,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl<'a> Order<'a> {
-    /// Reads a frame; what is left over is an error.
+impl<'a> Request<'a> {
+    /// Decodes a frame. Returns `None` if bytes are left over.
     pub fn decode(frame: &Frame<'a>) -> Option<Self> {
         let mut reader = Reader::new(frame.body);
         let it = &mut reader;
-        let order = match frame.kind {
+        let request = match frame.kind {
             1 => Self::Hello { magic: it.u32()?, version: it.u32()? },
             2 => Self::Configure(it.configure()?),
             3 => Self::Probe(it.probe()?),
@@ -257,18 +257,18 @@ impl<'a> Order<'a> {
             20 => Self::Freeze { on: it.flag()? },
             21 => Self::Ping,
             22 => Self::End,
-            23 => Self::Hold,
+            23 => Self::Quiesce,
             24 => Self::Release,
-            25 => Self::Renew(it.renew()?),
+            25 => Self::Reseed(it.reseed()?),
             26 => Self::Shares,
             _ => return None,
         };
-        reader.rest.is_empty().then_some(order)
+        reader.rest.is_empty().then_some(request)
     }
 }
 
 impl<'a> Answer<'a> {
-    /// Reads a frame; what is left over is an error.
+    /// Decodes a frame. Returns `None` if bytes are left over.
     pub fn decode(frame: &Frame<'a>) -> Option<Self> {
         let mut reader = Reader::new(frame.body);
         let it = &mut reader;
@@ -287,8 +287,8 @@ impl<'a> Answer<'a> {
             12 => Self::Entries { entries: it.all()? },
             13 => Self::Counted { counts: it.counts()? },
             14 => Self::Pong,
-            15 => Self::Held,
-            16 => Self::Renewed { version: it.u32()?, execs: it.all()? },
+            15 => Self::Quiesced,
+            16 => Self::Reseeded { version: it.u32()?, execs: it.all()? },
             17 => Self::Shares { counts: it.counts()?, used: it.all()? },
             _ => return None,
         };

@@ -1,6 +1,6 @@
-//! Writing.
+//! Encoding.
 
-use super::{Answer, Configure, Counts, Entry, Make, NONE, Order, Probe, Renew, Root, Sink, Start, Texts};
+use super::{Answer, Configure, Counts, Entry, Make, NONE, Probe, Request, Reseed, Root, Sink, Start, Texts};
 
 /// Encodes one text.
 pub fn put_text(sink: &mut impl Sink, text: &[u8]) {
@@ -17,7 +17,7 @@ fn put_number(sink: &mut impl Sink, number: Option<u64>) {
     sink.put(&number.unwrap_or(NONE).to_le_bytes());
 }
 
-/// Says whether there is something; what there is follows.
+/// Encodes whether there is a value. The caller encodes the value itself.
 fn put_some<T>(sink: &mut impl Sink, value: Option<T>) -> Option<T> {
     sink.put(&[value.is_some().into()]);
     value
@@ -60,14 +60,14 @@ impl Probe<'_> {
                 arguments.iter().for_each(|argument| sink.put(&argument.to_le_bytes()));
             }
             Self::Landlock => sink.put(&[6]),
-            Self::Mark { key } => {
+            Self::Tag { key } => {
                 sink.put(&[7]);
                 sink.put(&key.0.to_le_bytes());
                 sink.put(&key.1.to_le_bytes());
             }
             Self::Confinement => sink.put(&[8]),
             Self::Denial => sink.put(&[9]),
-            Self::Marked => sink.put(&[10]),
+            Self::ConfiguredTag => sink.put(&[10]),
         }
     }
 }
@@ -80,7 +80,7 @@ impl Configure<'_> {
         sink.put(&[self.groups]);
         put_number(sink, self.watch_memory);
         put_number(sink, self.watch_cpu);
-        if let Some((process, resource)) = put_some(sink, self.mark) {
+        if let Some((process, resource)) = put_some(sink, self.tag) {
             sink.put(&process.to_le_bytes());
             sink.put(&resource.to_le_bytes());
         }
@@ -94,7 +94,7 @@ impl Configure<'_> {
     }
 }
 
-impl Renew<'_> {
+impl Reseed<'_> {
     fn encode(&self, sink: &mut impl Sink) {
         sink.put(&self.silence.to_le_bytes());
         sink.put(&self.now.0.to_le_bytes());
@@ -129,12 +129,12 @@ impl Counts {
 }
 
 impl Entry<'_> {
-    /// Bytes that it takes.
+    /// Returns the encoded length.
     pub fn encoded_len(&self) -> usize {
         44 + self.name.len() + self.target.len()
     }
 
-    /// Writes it.
+    /// Encodes the entry.
     pub fn encode(&self, sink: &mut impl Sink) {
         sink.put(&self.mode.to_le_bytes());
         sink.put(&self.links.to_le_bytes());
@@ -147,8 +147,8 @@ impl Entry<'_> {
     }
 }
 
-impl Order<'_> {
-    /// The kind of its frame.
+impl Request<'_> {
+    /// Returns the kind of the frame.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Hello { .. } => 1,
@@ -173,14 +173,14 @@ impl Order<'_> {
             Self::Freeze { .. } => 20,
             Self::Ping => 21,
             Self::End => 22,
-            Self::Hold => 23,
+            Self::Quiesce => 23,
             Self::Release => 24,
-            Self::Renew(_) => 25,
+            Self::Reseed(_) => 25,
             Self::Shares => 26,
         }
     }
 
-    /// Writes its body.
+    /// Encodes the body.
     pub fn encode(&self, sink: &mut impl Sink) {
         match *self {
             Self::Hello { magic, version } => {
@@ -190,7 +190,7 @@ impl Order<'_> {
             Self::Configure(ref it) => it.encode(sink),
             Self::Probe(ref it) => it.encode(sink),
             Self::Start(ref it) => it.encode(sink),
-            Self::Renew(ref it) => it.encode(sink),
+            Self::Reseed(ref it) => it.encode(sink),
             Self::Signal { kill: on } | Self::Freeze { on } => sink.put(&[on.into()]),
             Self::Input { data } | Self::Data { data } => sink.put(data),
             Self::Resize { rows, columns } => {
@@ -241,14 +241,14 @@ impl Order<'_> {
             | Self::Shares
             | Self::Ping
             | Self::End
-            | Self::Hold
+            | Self::Quiesce
             | Self::Release => {}
         }
     }
 }
 
 impl Answer<'_> {
-    /// The kind of its frame.
+    /// Returns the kind of the frame.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Hello { .. } => 1,
@@ -265,13 +265,13 @@ impl Answer<'_> {
             Self::Entries { .. } => 12,
             Self::Counted { .. } => 13,
             Self::Pong => 14,
-            Self::Held => 15,
-            Self::Renewed { .. } => 16,
+            Self::Quiesced => 15,
+            Self::Reseeded { .. } => 16,
             Self::Shares { .. } => 17,
         }
     }
 
-    /// Writes its body.
+    /// Encodes the body.
     pub fn encode(&self, sink: &mut impl Sink) {
         match *self {
             Self::Hello { magic, version, pid } => {
@@ -313,11 +313,11 @@ impl Answer<'_> {
             }
             Self::Data { data } => sink.put(data),
             Self::Entries { entries } => sink.put(entries),
-            Self::Renewed { version, execs } => {
+            Self::Reseeded { version, execs } => {
                 sink.put(&version.to_le_bytes());
                 sink.put(execs);
             }
-            Self::Pong | Self::Held => {}
+            Self::Pong | Self::Quiesced => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a workspace to an archive: in order, without owners, the same bytes each time.
+//! Export of a workspace to an archive: sorted, without owners, reproducible to the byte.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,28 +20,28 @@ const S_IFMT: u32 = 0o170_000;
 const S_IFREG: u32 = 0o100_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFLNK: u32 = 0o120_000;
-/// Entries of directories that are open at the same time, one inside the other.
-const MAX_HELD: usize = 1_000_000;
+/// The highest number of buffered entries of nested directories.
+const MAX_BUFFERED: usize = 1_000_000;
 const COPY: usize = 256 * 1024;
 
-/// A directory that is gone through: its path below the workspace, and what is still to come, last first.
+/// A directory being exported: its path below the workspace, and its remaining entries in reverse order.
 struct Level {
     path: Vec<u8>,
     left: Vec<Listed>,
 }
 
-/// Writes the workspace.
+/// Writes the workspace as an archive.
 pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
     let mut out = Export { out: Hashing::new(into), entries: 0, links: HashMap::new() };
     out.entry(EntryType::Directory, b"", 0o755, 0, 0, b"").await?;
     let mut levels = vec![open(inner, Vec::new()).await?];
-    let mut held = levels[0].left.len();
+    let mut buffered = levels[0].left.len();
     while let Some(level) = levels.last_mut() {
         let Some(listed) = level.left.pop() else {
             levels.pop();
             continue;
         };
-        held -= 1;
+        buffered -= 1;
         let path = joined(&level.path, &listed.name);
         if path.len() > MAX_PATH {
             return Err(too_deep());
@@ -53,8 +53,8 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
             S_IFDIR => {
                 out.entry(EntryType::Directory, &path, mode, modified, 0, b"").await?;
                 let next = open(inner, path).await?;
-                held += next.left.len();
-                if held > MAX_HELD {
+                buffered += next.left.len();
+                if buffered > MAX_BUFFERED {
                     return Err(too_large(EXPORT));
                 }
                 levels.push(next);
@@ -89,7 +89,7 @@ async fn open(inner: &Inner, path: Vec<u8>) -> Result<Level> {
 struct Export<'a> {
     out: Hashing<&'a mut (dyn AsyncWrite + Send + Unpin)>,
     entries: u64,
-    /// Files with several names, by their number, and the name that came first.
+    /// Files with several names: their inode numbers and the first name of each.
     links: HashMap<u64, Vec<u8>>,
 }
 
@@ -98,7 +98,7 @@ impl Export<'_> {
         self.out.write_all(bytes).await.map_err(broken)
     }
 
-    /// What is in blocks is filled up with zeros.
+    /// Fills the last block with zeros.
     async fn pad(&mut self, length: u64) -> Result<()> {
         let over = (length % BLOCK as u64) as usize;
         if over == 0 { Ok(()) } else { self.write(&[0; BLOCK][over..]).await }
@@ -176,7 +176,7 @@ impl Export<'_> {
     }
 }
 
-/// Without owner, and of the beginning of time.
+/// Creates a header without owner and with a zero time.
 fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);

@@ -1,5 +1,5 @@
-//! From an archive to a workspace. The archive is a stranger's: each entry is judged before it is carried out, and none
-//! is put through a link.
+//! Import of an archive into a workspace. The archive is untrusted: each entry is verified before it is written, and
+//! none is written through a link.
 
 use std::io;
 
@@ -10,30 +10,30 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files::{self, Target, Writing};
 use crate::guest::Inner;
-use crate::wire::{MAX_DATA, Make, Order, Root};
+use crate::wire::{MAX_DATA, Make, Request, Root};
 
 const IMPORT: &str = "restore";
-/// The longest that the values beside a header may be.
+/// The maximum length of an extended header.
 const MAX_RECORDS: u64 = 256 * 1024;
-/// Directories whose times are set at the end, for what is put into them changes these.
+/// The highest number of directories. Their times are set at the end, since writing their contents changes these.
 const MAX_DIRECTORIES: usize = 1_000_000;
 
 fn bad(what: impl Into<String>) -> Error {
-    Error::invalid(IMPORT, format!("the archive is refused: {}", what.into()))
+    Error::invalid(IMPORT, format!("the archive is invalid: {}", what.into()))
 }
 
 fn unreadable(error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::UnexpectedEof {
-        return bad("it is cut short");
+        return bad("it is truncated");
     }
     Error::new(ErrorKind::Io, IMPORT, "cannot read the archive").with_source(error)
 }
 
-/// One entry, judged.
+/// One verified entry.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry {
     kind: Kind,
-    /// Below the workspace.
+    /// The path below the workspace.
     path: Vec<u8>,
     mode: u32,
     modified: i64,
@@ -44,18 +44,18 @@ enum Kind {
     File(u64),
     Directory,
     Symlink(Vec<u8>),
-    /// Below the workspace.
+    /// The path below the workspace.
     Link(Vec<u8>),
 }
 
-/// What to do with a header.
+/// The meaning of a header.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// Read so many bytes of records for the next entry.
+    /// The length of an extended header for the next entry.
     Records(u64),
-    /// Read so many bytes of records that are for all entries.
+    /// The length of an extended header for all entries, which is ignored.
     Ignored(u64),
-    /// Read a path, or a link's target, for the next entry.
+    /// The length of a path, or of a link's target, for the next entry.
     Long(u64, Long),
     Entry(Entry),
 }
@@ -66,17 +66,17 @@ enum Long {
     Target,
 }
 
-/// Reads an archive into the workspace.
+/// Extracts an archive into the workspace.
 pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) -> Result<Archive> {
     let mut input = Hashing::new(from);
     let mut records = pax::Records::default();
     let mut directories = Vec::new();
     let mut entries = 0;
     while let Some(header) = next_header(&mut input).await? {
-        match judge(&header, &records)? {
+        match verify(&header, &records)? {
             Step::Records(length) => {
                 let found = small(&mut input, length).await?;
-                records = pax::read(&found).ok_or_else(|| bad("its records cannot be read"))?;
+                records = pax::read(&found).ok_or_else(|| bad("an extended header is malformed"))?;
             }
             Step::Ignored(length) => drop(small(&mut input, length).await?),
             Step::Long(length, what) => {
@@ -101,9 +101,9 @@ pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) ->
         }
     }
     if records != pax::Records::default() {
-        return Err(bad("it ends with records of no entry"));
+        return Err(bad("it ends with an extended header without an entry"));
     }
-    // What is inside comes after what it is in, so that a directory that forbids changes forbids them last.
+    // In reverse order: contents come after their directory, so that a read-only directory becomes read-only last.
     for Entry { path, mode, modified, .. } in directories.iter().rev() {
         adjust(inner, path, Some(*mode), *modified).await?;
     }
@@ -111,7 +111,7 @@ pub async fn import(inner: &Inner, from: &mut (dyn AsyncRead + Send + Unpin)) ->
     Ok(input.finish(entries))
 }
 
-/// The next header; `None` at the end, which is a block of zeros.
+/// Reads the next header. Returns `None` at the end, which is a block of zeros.
 async fn next_header(input: &mut (impl AsyncRead + Unpin)) -> Result<Option<Header>> {
     let mut header = Header::new_old();
     input.read_exact(header.as_mut_bytes()).await.map_err(unreadable)?;
@@ -122,13 +122,13 @@ async fn next_header(input: &mut (impl AsyncRead + Unpin)) -> Result<Option<Head
     sum.set_cksum();
     match (header.cksum(), sum.cksum()) {
         (Ok(one), Ok(other)) if one == other => Ok(Some(header)),
-        _ => Err(bad("a header's sum is wrong")),
+        _ => Err(bad("the checksum of a header is wrong")),
     }
 }
 
-/// Decides what a header means, with the records that came before it.
-fn judge(header: &Header, records: &pax::Records) -> Result<Step> {
-    let own = header.entry_size().map_err(|_| bad("a size cannot be read"))?;
+/// Verifies a header together with the records before it. Returns its meaning.
+fn verify(header: &Header, records: &pax::Records) -> Result<Step> {
+    let own = header.entry_size().map_err(|_| bad("the size of an entry is malformed"))?;
     let size = records.size.unwrap_or(own);
     let kind = match header.entry_type() {
         EntryType::XHeader => return Ok(Step::Records(own)),
@@ -143,34 +143,36 @@ fn judge(header: &Header, records: &pax::Records) -> Result<Step> {
     let target = || records.target.clone().or_else(|| header.link_name_bytes().map(|name| name.into_owned()));
     let kind = match kind {
         EntryType::Regular | EntryType::Continuous => Kind::File(size),
-        _ if size != 0 => return Err(bad(format!("'{shown}' has contents and is no file"))),
+        _ if size != 0 => return Err(bad(format!("'{shown}' has contents but is not a file"))),
         EntryType::Directory => Kind::Directory,
         EntryType::Symlink => {
-            let fits = |target: &Vec<u8>| !target.is_empty() && target.len() < MAX_PATH && !target.contains(&0);
-            Kind::Symlink(target().filter(fits).ok_or_else(|| bad(format!("the link '{shown}' points nowhere")))?)
+            let is_valid = |target: &Vec<u8>| !target.is_empty() && target.len() < MAX_PATH && !target.contains(&0);
+            Kind::Symlink(
+                target().filter(is_valid).ok_or_else(|| bad(format!("the link '{shown}' has no valid target")))?,
+            )
         }
         EntryType::Link => {
             let target = target().and_then(|target| below(&target)).filter(|target| !target.is_empty());
-            Kind::Link(target.ok_or_else(|| bad(format!("'{shown}' is a link to what is not below {TOP}/")))?)
+            Kind::Link(target.ok_or_else(|| bad(format!("'{shown}' is a hard link to a path outside {TOP}/")))?)
         }
-        _ => return Err(bad(format!("'{shown}' is a device, a fifo or of another kind that has no place in it"))),
+        _ => return Err(bad(format!("'{shown}' is not a file, directory or link"))),
     };
     if path.is_empty() && kind != Kind::Directory {
-        return Err(bad(format!("{TOP} itself is no directory in it")));
+        return Err(bad(format!("{TOP} itself is not a directory")));
     }
-    let mode = header.mode().map_err(|_| bad("a mode cannot be read"))? & PERMISSIONS;
+    let mode = header.mode().map_err(|_| bad("the mode of an entry is malformed"))? & PERMISSIONS;
     let modified = match records.modified {
         Some(seconds) => seconds,
         None => header
             .mtime()
             .ok()
             .and_then(|seconds| i64::try_from(seconds).ok())
-            .ok_or_else(|| bad("a time cannot be read"))?,
+            .ok_or_else(|| bad("the time of an entry is malformed"))?,
     };
     Ok(Step::Entry(Entry { kind, path, mode, modified }))
 }
 
-/// A path of an archive, below the workspace; `None` if it is another's.
+/// Returns a path of an archive relative to the workspace, or `None` if it is invalid or lies outside.
 fn below(path: &[u8]) -> Option<Vec<u8>> {
     let path = path.strip_prefix(b"./").unwrap_or(path);
     let path = path.strip_suffix(b"/").unwrap_or(path);
@@ -183,10 +185,10 @@ fn below(path: &[u8]) -> Option<Vec<u8>> {
     (rest.len() <= MAX_PATH && rest.split(|&byte| byte == b'/').all(plain)).then(|| rest.to_vec())
 }
 
-/// A few bytes that belong to an entry.
+/// Reads the few bytes of an extended header.
 async fn small(input: &mut (impl AsyncRead + Unpin), length: u64) -> Result<Vec<u8>> {
     if length > MAX_RECORDS {
-        return Err(bad("an entry has too long a name or too many records"));
+        return Err(bad("the extended header of an entry is too long"));
     }
     let mut bytes = vec![0; (length as usize).next_multiple_of(BLOCK)];
     input.read_exact(&mut bytes).await.map_err(unreadable)?;
@@ -194,18 +196,18 @@ async fn small(input: &mut (impl AsyncRead + Unpin), length: u64) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Carries an entry out.
+/// Writes an entry to the workspace.
 async fn put(inner: &Inner, entry: &Entry, input: &mut (impl AsyncRead + Unpin)) -> Result<()> {
     let Entry { kind, path, mode, modified } = entry;
     let make = match kind {
         Kind::File(size) => return put_file(inner, entry, *size, input).await,
         Kind::Directory if path.is_empty() => return Ok(()),
-        // Open to its owner until everything is in it.
+        // Writable for its owner until its contents are complete.
         Kind::Directory => Make::Directory { mode: *mode | 0o700 },
         Kind::Symlink(target) => Make::Symlink { target },
         Kind::Link(target) => Make::Link { target },
     };
-    order(inner, path, &Order::Make { root: Root::Workspace, path, make }).await?;
+    send(inner, path, &Request::Make { root: Root::Workspace, path, make }).await?;
     if matches!(kind, Kind::Symlink(_)) { adjust(inner, path, None, *modified).await } else { Ok(()) }
 }
 
@@ -229,15 +231,15 @@ async fn put_file(inner: &Inner, entry: &Entry, size: u64, input: &mut (impl Asy
     writing.finish().await
 }
 
-async fn order(inner: &Inner, path: &[u8], order: &Order<'_>) -> Result<()> {
-    files::simple(inner, IMPORT, &String::from_utf8_lossy(path), order).await
+async fn send(inner: &Inner, path: &[u8], request: &Request<'_>) -> Result<()> {
+    files::simple(inner, IMPORT, &String::from_utf8_lossy(path), request).await
 }
 
 async fn adjust(inner: &Inner, path: &[u8], mode: Option<u32>, modified: i64) -> Result<()> {
-    order(inner, path, &Order::Adjust { root: Root::Workspace, path, mode, modified: Some((modified, 0)) }).await
+    send(inner, path, &Request::Adjust { root: Root::Workspace, path, mode, modified: Some((modified, 0)) }).await
 }
 
-/// Nothing but zeros may follow the end.
+/// Checks that only zeros follow the end.
 async fn rest_is_empty(input: &mut (impl AsyncRead + Unpin)) -> Result<()> {
     let mut buffer = [0; 4096];
     loop {
@@ -246,7 +248,7 @@ async fn rest_is_empty(input: &mut (impl AsyncRead + Unpin)) -> Result<()> {
             return Ok(());
         }
         if buffer[..count].iter().any(|&byte| byte != 0) {
-            return Err(bad("something follows its end"));
+            return Err(bad("it has data after its end"));
         }
     }
 }
@@ -259,7 +261,7 @@ mod tests {
     fn header(kind: EntryType, path: &str, target: &str, size: u64) -> Header {
         let mut header = Header::new_ustar();
         header.set_entry_type(kind);
-        // Set as it is: what the other way of setting it refuses is what is wanted here.
+        // Set directly, since `set_path` refuses the invalid paths of these tests.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         header.set_link_name_literal(target).unwrap();
         header.set_size(size);
@@ -268,19 +270,19 @@ mod tests {
         header
     }
 
-    fn judged(kind: EntryType, path: &str, target: &str, size: u64) -> Result<Step> {
-        judge(&header(kind, path, target, size), &pax::Records::default())
+    fn verified(kind: EntryType, path: &str, target: &str, size: u64) -> Result<Step> {
+        verify(&header(kind, path, target, size), &pax::Records::default())
     }
 
     #[test]
     fn what_belongs_there_is_taken() {
-        let Step::Entry(entry) = judged(EntryType::Regular, "workspace/a/b", "", 9).unwrap() else {
+        let Step::Entry(entry) = verified(EntryType::Regular, "workspace/a/b", "", 9).unwrap() else {
             panic!("an entry")
         };
         assert_eq!(entry, Entry { kind: Kind::File(9), path: b"a/b".to_vec(), mode: 0o755, modified: 7 });
-        assert!(judged(EntryType::Directory, "./workspace/", "", 0).is_ok());
-        assert!(judged(EntryType::Symlink, "workspace/l", "/etc/passwd", 0).is_ok(), "a link is only text");
-        assert!(judged(EntryType::Link, "workspace/l", "workspace/a", 0).is_ok());
+        assert!(verified(EntryType::Directory, "./workspace/", "", 0).is_ok());
+        assert!(verified(EntryType::Symlink, "workspace/l", "/etc/passwd", 0).is_ok(), "a link is only text");
+        assert!(verified(EntryType::Link, "workspace/l", "workspace/a", 0).is_ok());
     }
 
     #[test]
@@ -304,8 +306,8 @@ mod tests {
             (EntryType::GNUSparse, "workspace/s", "", 0),
             (EntryType::new(b'?'), "workspace/q", "", 0),
         ] {
-            let judged = judged(kind, path, target, size);
-            assert_eq!(judged.unwrap_err().kind(), ErrorKind::InvalidInput, "{kind:?} {path} {target}");
+            let verified = verified(kind, path, target, size);
+            assert_eq!(verified.unwrap_err().kind(), ErrorKind::InvalidInput, "{kind:?} {path} {target}");
         }
     }
 
@@ -313,7 +315,7 @@ mod tests {
         #[test]
         fn no_header_makes_it_fail_in_disorder(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
             let header = Header::from_byte_slice(&bytes);
-            if let Ok(Step::Entry(entry)) = judge(header, &pax::Records::default()) {
+            if let Ok(Step::Entry(entry)) = verify(header, &pax::Records::default()) {
                 prop_assert!(!entry.path.starts_with(b"/") && !entry.path.split(|&byte| byte == b'/').any(|part| part == b".."));
             }
         }

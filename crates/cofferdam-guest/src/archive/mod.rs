@@ -1,4 +1,4 @@
-//! A workspace as an archive of one layer, and back.
+//! Export of a workspace to an archive of one layer, and import.
 
 mod export;
 mod import;
@@ -14,29 +14,29 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub use export::export;
 pub use import::import;
 
-/// Directory of an archive that holds everything.
+/// The top directory of an archive.
 const TOP: &str = "workspace";
-/// An archive is made of these.
+/// The block size of an archive.
 const BLOCK: usize = 512;
-/// What a path in an archive may have.
+/// The maximum length of a path in an archive.
 const MAX_PATH: usize = crate::wire::MAX_PATH;
-/// Entries of one archive.
+/// The highest number of entries of one archive.
 const MAX_ENTRIES: u64 = 4_000_000;
-/// What a mode keeps: permissions, and who may remove from a directory.
+/// The bits of a mode that an archive preserves: permissions and the sticky bit.
 const PERMISSIONS: u32 = 0o1777;
 
 /// An archive that was written or read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Archive {
-    /// Its length.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Files, directories and links in it.
+    /// The number of files, directories and links.
     pub entries: u64,
-    /// Its SHA-256: of an uncompressed layer, the `diff_id`.
+    /// The SHA-256, which is the `diff_id` of an uncompressed layer.
     pub sha256: [u8; 32],
 }
 
-/// Hashes and counts what goes through.
+/// A stream that hashes and counts its bytes.
 struct Hashing<T> {
     inner: T,
     hash: Sha256,

@@ -1,11 +1,12 @@
-//! What does not fit into an entry's header: records of a length, a name and a value, which may hold anything.
+//! Extended headers (pax): records of a length, a name and a value, for values that do not fit into an entry's header.
+//! A value may have any bytes.
 
-/// Values that stand for what is in the header.
+/// Values that replace those of the header.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Records {
     /// The path.
     pub path: Option<Vec<u8>>,
-    /// Where a link points.
+    /// The target of a link.
     pub target: Option<Vec<u8>>,
     /// The length.
     pub size: Option<u64>,
@@ -13,7 +14,7 @@ pub struct Records {
     pub modified: Option<i64>,
 }
 
-/// One record. Its length counts itself.
+/// Encodes one record. Its length includes the digits of the length.
 pub fn record(name: &str, value: &[u8]) -> Vec<u8> {
     let rest = name.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -26,8 +27,8 @@ pub fn record(name: &str, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads records; `None` when they are not well formed. Names that mean nothing here are passed over, but for those that
-/// would change what the contents are.
+/// Parses records. Returns `None` if they are not well formed. Ignores unknown names, except those that would change
+/// the meaning of the contents.
 pub fn read(mut bytes: &[u8]) -> Option<Records> {
     let mut found = Records::default();
     while !bytes.is_empty() {

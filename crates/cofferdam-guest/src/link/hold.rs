@@ -1,12 +1,12 @@
-//! The connection held still between two frames.
+//! Quiescing of the connection between two frames.
 //!
 //! ```text
-//! open --hold--> draining: nothing new begins --nothing under way: Hold--> held --Held--> silent
-//!   ^              '--too long: Conflict--v                                  |              |
-//!   '-------------------------------------<---- refused, no answer: Release--<---release----'
+//! open --hold--> draining: no new requests --none pending: Quiesce--> quiesced --Quiesced--> silent
+//!   ^              '--too long: Conflict--v                               |                    |
+//!   '-------------------------------------<-- refused, no answer: Release-<------release-------'
 //! ```
 //!
-//! What is sent meanwhile waits with the writer, behind the frame that ends it.
+//! Frames sent meanwhile wait in the writer's queue, behind the frame that resumes the guest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,25 +16,25 @@ use tokio::sync::oneshot;
 
 use super::{Link, Outgoing, encode};
 use crate::error;
-use crate::slots::{Reply, Slot, Telling};
-use crate::wire::Order;
+use crate::slots::{Notifier, Reply, Slot};
+use crate::wire::Request;
 
-const HOLD: &str = "snapshot";
+const SNAPSHOT: &str = "snapshot";
 const RELEASE: &str = "resume";
-/// Time for what is under way to end.
-const QUIET_LIMIT: Duration = Duration::from_secs(2);
-/// Time between looks whether it has.
-const LOOK: Duration = Duration::from_millis(2);
-/// Time that the agent has to stop everything.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for pending requests to end.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between checks for pending requests.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Time limit for the agent to stop all programs.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far the holding has come.
+/// The progress of quiescing.
 pub enum State {
     Open,
-    /// Nothing new begins.
+    /// No new operation begins.
     Draining,
-    /// The agent was told, by a frame with this id; `wake` lets the writer go on.
-    Held {
+    /// The agent was asked by a frame with this id; `wake` resumes the writer.
+    Quiesced {
         asked: u64,
         wake: Option<oneshot::Sender<Vec<u8>>>,
         silent: bool,
@@ -42,35 +42,35 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the agent said its last word.
+    /// Returns true if the agent sent its last frame.
     pub fn is_silent(&self) -> bool {
-        matches!(self, Self::Held { silent: true, .. })
+        matches!(self, Self::Quiesced { silent: true, .. })
     }
 
-    /// Takes in that it did.
-    pub fn fall_silent(&mut self, id: u64) -> Result<(), &'static str> {
+    /// Records the agent's last frame.
+    pub fn set_silent(&mut self, id: u64) -> Result<(), &'static str> {
         match self {
-            Self::Held { asked, silent, .. } if *asked == id => {
+            Self::Quiesced { asked, silent, .. } if *asked == id => {
                 *silent = true;
                 Ok(())
             }
-            _ => Err("that it is held, which nobody asked for"),
+            _ => Err("that it is quiesced without a request"),
         }
     }
 }
 
-/// The error for an operation on what is held.
-pub fn is_held(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Conflict, operation, "the sandbox is held still while it is copied")
-        .with_remedy("release it first")
+/// Creates the error for an operation on a quiesced guest.
+pub fn quiesced(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Conflict, operation, "the sandbox is quiesced while it is copied")
+        .with_remedy("wait until the copy is complete")
 }
 
 fn is_busy() -> Error {
-    Error::new(ErrorKind::Conflict, HOLD, "something is under way that does not end: a file is read or written, say")
-        .with_remedy("end reading and writing files, and try again")
+    Error::new(ErrorKind::Conflict, SNAPSHOT, "an operation does not end: a file may be being read or written")
+        .with_remedy("finish reading and writing files, then try again")
 }
 
-/// An operation of the owner's, until it is dropped.
+/// An operation of the owner, until the value is dropped.
 pub struct Operation<'a>(&'a Link);
 
 impl Drop for Operation<'_> {
@@ -80,150 +80,149 @@ impl Drop for Operation<'_> {
 }
 
 impl Link {
-    /// Whether it is held.
-    pub fn is_held(&self) -> bool {
-        matches!(self.table().hold, State::Held { .. })
+    /// Returns true if the guest is quiesced.
+    pub fn is_quiesced(&self) -> bool {
+        matches!(self.table().quiescing, State::Quiesced { .. })
     }
 
-    /// Begins an operation, which nothing is held during.
+    /// Begins an operation. The guest cannot be quiesced until it ends.
     pub fn operate(&self, operation: &'static str) -> Result<Operation<'_>> {
         let mut table = self.table();
         self.check(operation)?;
-        if !matches!(table.hold, State::Open) {
-            return Err(is_held(operation));
+        if !matches!(table.quiescing, State::Open) {
+            return Err(quiesced(operation));
         }
         table.operations += 1;
         Ok(Operation(self))
     }
 
-    /// Holds it. `is_known` says of a running exec whether all is known of it that there is to know. Gives the ids of
-    /// execs that run, the highest id that was used, and when time stood still.
-    pub async fn hold(&self, is_known: impl Fn(u64) -> bool) -> Result<(Vec<u64>, u64, Instant)> {
+    /// Quiesces the guest. `is_known` returns true for an exec whose record is complete. Returns the ids of the running
+    /// execs, the highest id in use so far, and the instant at which time stopped.
+    pub async fn quiesce(&self, is_known: impl Fn(u64) -> bool) -> Result<(Vec<u64>, u64, Instant)> {
         {
             let mut table = self.table();
-            self.check(HOLD)?;
-            if !matches!(table.hold, State::Open) {
-                return Err(is_held(HOLD));
+            self.check(SNAPSHOT)?;
+            if !matches!(table.quiescing, State::Open) {
+                return Err(quiesced(SNAPSHOT));
             }
-            table.hold = State::Draining;
+            table.quiescing = State::Draining;
         }
-        let undoing = Undoing(Some(self));
-        let by = Instant::now() + QUIET_LIMIT;
+        let rollback = Rollback(Some(self));
+        let by = Instant::now() + DRAIN_TIMEOUT;
         let answer = loop {
-            match self.tell_to_hold(&is_known)? {
+            match self.ask_to_quiesce(&is_known)? {
                 Some(answer) => break answer,
                 None if Instant::now() >= by => return Err(is_busy()),
-                None => tokio::time::sleep(LOOK).await,
+                None => tokio::time::sleep(POLL_INTERVAL).await,
             }
         };
-        let limit = self.patience.min(STOP_LIMIT);
+        let limit = self.answer_timeout.min(STOP_TIMEOUT);
         let reply = tokio::time::timeout(limit, answer).await;
-        match reply.map_err(|_| error::silent(HOLD))? {
-            Ok(Reply::Held) => {}
+        match reply.map_err(|_| error::silent(SNAPSHOT))? {
+            Ok(Reply::Quiesced) => {}
             Ok(Reply::Done { errno, .. }) => {
                 let source = std::io::Error::from_raw_os_error(errno);
-                return Err(
-                    Error::new(ErrorKind::Unavailable, HOLD, "what runs inside cannot be stopped").with_source(source)
-                );
+                return Err(Error::new(ErrorKind::Unavailable, SNAPSHOT, "cannot stop the programs in the sandbox")
+                    .with_source(source));
             }
-            Ok(_) => return Err(Error::new(ErrorKind::Internal, HOLD, "the agent answered another question")),
+            Ok(_) => return Err(Error::new(ErrorKind::Internal, SNAPSHOT, "the agent sent an unexpected answer")),
             Err(_) => {
                 let ending = self.closed().await;
-                return Err(error::ended(HOLD, ending.as_ref()));
+                return Err(error::ended(SNAPSHOT, ending.as_ref()));
             }
         }
         let table = self.table();
-        let running = table.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Exec(_) | Slot::Adopted(_)));
+        let running = table.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Exec(_) | Slot::Reattached(_)));
         let running = running.map(|(id, _)| *id).collect();
-        let since = self.paused.borrow().held.unwrap_or_else(Instant::now);
-        undoing.keep();
+        let since = self.paused.borrow().quiesced.unwrap_or_else(Instant::now);
+        rollback.disarm();
         Ok((running, table.last, since))
     }
 
-    /// Tells the agent to hold, if nothing is under way.
-    fn tell_to_hold(&self, is_known: &impl Fn(u64) -> bool) -> Result<Option<oneshot::Receiver<Reply>>> {
+    /// Asks the agent to quiesce the guest, if no request is pending.
+    fn ask_to_quiesce(&self, is_known: &impl Fn(u64) -> bool) -> Result<Option<oneshot::Receiver<Reply>>> {
         let mut table = self.table();
-        self.check(HOLD)?;
+        self.check(SNAPSHOT)?;
         let quiet = table.slots.iter().all(|(id, slot)| match slot {
-            Slot::Exec(exec) => exec.started.was_told() && is_known(*id),
-            Slot::Adopted(_) => is_known(*id),
+            Slot::Exec(exec) => exec.started.is_notified() && is_known(*id),
+            Slot::Reattached(_) => is_known(*id),
             Slot::Call(_) | Slot::Read { .. } | Slot::Write { .. } | Slot::List { .. } => false,
         });
         if table.operations > 0 || !quiet {
             return Ok(None);
         }
-        let (call, answer) = Telling::new();
+        let (call, answer) = Notifier::new();
         table.last += 1;
         let asked = table.last;
         table.slots.insert(asked, Slot::Call(call));
         let (wake, then) = oneshot::channel();
-        table.hold = State::Held { asked, wake: Some(wake), silent: false };
-        self.paused.send_modify(|pause| pause.held = Some(Instant::now()));
-        let _ = self.out.send(Outgoing { then: Some(then), ..Outgoing::new(encode(asked, &Order::Hold)) });
+        table.quiescing = State::Quiesced { asked, wake: Some(wake), silent: false };
+        self.paused.send_modify(|pause| pause.quiesced = Some(Instant::now()));
+        let _ = self.out.send(Outgoing { then: Some(then), ..Outgoing::new(encode(asked, &Request::Quiesce)) });
         Ok(Some(answer))
     }
 
-    /// Tells the agent to go on, and the writer after that; `None` where nothing is held.
-    fn tell_to_release(&self) -> Option<oneshot::Receiver<Reply>> {
+    /// Asks the agent to resume, and the writer after that. Returns `None` if the guest is not quiesced.
+    fn ask_to_release(&self) -> Option<oneshot::Receiver<Reply>> {
         let mut table = self.table();
-        let State::Held { asked, wake, silent } = &mut table.hold else { return None };
+        let State::Quiesced { asked, wake, silent } = &mut table.quiescing else { return None };
         let (asked, wake) = (*asked, wake.take()?);
         *silent = false;
-        // Where the answer did not come, nobody waits for it any more.
+        // If the answer did not arrive, its receiver is gone.
         table.slots.remove(&asked);
-        let (call, answer) = Telling::new();
+        let (call, answer) = Notifier::new();
         table.last += 1;
         let id = table.last;
         table.slots.insert(id, Slot::Call(call));
-        let _ = wake.send(encode(id, &Order::Release));
+        let _ = wake.send(encode(id, &Request::Release));
         Some(answer)
     }
 
-    /// Time goes on, and operations are taken.
-    fn open_up(&self) {
-        self.table().hold = State::Open;
-        self.paused.send_modify(|pause| pause.held = None);
+    /// Resumes time and accepts operations.
+    fn reopen(&self) {
+        self.table().quiescing = State::Open;
+        self.paused.send_modify(|pause| pause.quiesced = None);
     }
 
-    /// Lets the agent go on. Where it does not, the connection ends.
+    /// Resumes the agent. Ends the connection if the agent fails to resume.
     pub async fn release(self: &Arc<Self>) -> Result<()> {
         self.check(RELEASE)?;
-        if !self.table().hold.is_silent() {
-            return Err(Error::new(ErrorKind::Conflict, RELEASE, "the sandbox is not held"));
+        if !self.table().quiescing.is_silent() {
+            return Err(Error::new(ErrorKind::Conflict, RELEASE, "the sandbox is not quiesced"));
         }
-        let undoing = Undoing(Some(self));
-        let answer = self.tell_to_release().ok_or_else(|| is_held(RELEASE))?;
+        let rollback = Rollback(Some(self));
+        let answer = self.ask_to_release().ok_or_else(|| quiesced(RELEASE))?;
         let released = self.wait(RELEASE, answer).await;
-        drop(undoing);
+        drop(rollback);
         match released? {
             Reply::Done { errno: 0, .. } => Ok(()),
             Reply::Done { errno, .. } => {
                 self.close();
                 let source = std::io::Error::from_raw_os_error(errno);
-                Err(Error::new(ErrorKind::Unavailable, RELEASE, "what runs inside could not be let go on")
-                    .with_remedy("make another sandbox")
+                Err(Error::new(ErrorKind::Unavailable, RELEASE, "cannot resume the programs in the sandbox")
+                    .with_remedy("create another sandbox")
                     .with_source(source))
             }
-            _ => Err(Error::new(ErrorKind::Internal, RELEASE, "the agent answered another question")),
+            _ => Err(Error::new(ErrorKind::Internal, RELEASE, "the agent sent an unexpected answer")),
         }
     }
 }
 
-/// Undoes a holding when whoever asked for it goes away, or it fails.
-struct Undoing<'a>(Option<&'a Link>);
+/// A guard that undoes quiescing if the caller drops the future, or if it fails.
+struct Rollback<'a>(Option<&'a Link>);
 
-impl Undoing<'_> {
-    fn keep(mut self) {
+impl Rollback<'_> {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Undoing<'_> {
+impl Drop for Rollback<'_> {
     fn drop(&mut self) {
         if let Some(link) = self.0 {
-            // Nobody waits for the answer.
-            let _ = link.tell_to_release();
-            link.open_up();
+            // The answer has no receiver.
+            let _ = link.ask_to_release();
+            link.reopen();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A backend over an enclosure of these tests, so that the conformance kit can be run on it.
+//! A backend of test enclosures, to run the conformance suite on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::enclosure::{DISK, Enclosure, LONG, Streams};
 
 const NAME: &str = "enclosure";
 
-/// Makes enclosures.
+/// A backend that creates enclosures.
 #[derive(Debug, Default)]
 pub struct EnclosureBackend {
     made: AtomicU64,
@@ -71,7 +71,7 @@ fn posture(spec: &Spec, evidence: &Evidence) -> Posture {
             (true, false) => ProtectionState::Absent,
         };
         let apart = protection != Protection::CpuTime || evidence.tells_execs_apart();
-        let mechanism = if apart { "as the tests make it" } else { "as the tests make it; execs are not told apart" };
+        let mechanism = if apart { "set up by the tests" } else { "set up by the tests; execs are not told apart" };
         let mechanism = mechanism.to_owned();
         PostureItem { protection, state, mechanism, probed: false, remedy: Some("use a real backend".to_owned()) }
     }))
@@ -81,11 +81,11 @@ impl EnclosureBackend {
     async fn create_one(&self, spec: Spec) -> Result<Arc<EnclosureSandbox>> {
         spec.validate()?;
         let Workspace::Private { access } = spec.workspace() else {
-            return Err(Error::unsupported("create", "no host directories here"));
+            return Err(Error::unsupported("create", "test enclosures have no host directories"));
         };
         let alone = matches!((spec.root(), spec.network()), (RootFs::Default, NetworkPolicy::None));
         if !alone || spec.attributes().keys().any(|key| key.starts_with("enclosure.")) {
-            return Err(Error::unsupported("create", "nothing of the kind here"));
+            return Err(Error::unsupported("create", "test enclosures do not support this"));
         }
         let disk = spec.limits().disk.map_or(DISK, |limit| limit.as_bytes().min(DISK));
         let (enclosure, Streams { reader, writer }) = Enclosure::start(disk);
@@ -130,7 +130,7 @@ impl Backend for EnclosureBackend {
     }
 
     async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
-        Err(Error::unsupported("warm", "nothing is made ahead here"))
+        Err(Error::unsupported("warm", "test enclosures are not pre-created"))
     }
 }
 
@@ -175,15 +175,15 @@ impl Sandbox for EnclosureSandbox {
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        Err(Error::unsupported("fork", "nothing is copied here"))
+        Err(Error::unsupported("fork", "test enclosures cannot be copied"))
     }
 
     async fn pause(&self) -> Result<()> {
-        Err(Error::unsupported("pause", "the enclosure of the tests cannot be paused"))
+        Err(Error::unsupported("pause", "test enclosures cannot be paused"))
     }
 
     async fn resume(&self) -> Result<()> {
-        Err(Error::unsupported("resume", "the enclosure of the tests cannot be paused"))
+        Err(Error::unsupported("resume", "test enclosures cannot be paused"))
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {

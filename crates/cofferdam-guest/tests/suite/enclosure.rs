@@ -1,4 +1,4 @@
-//! Namespaces with the agent as their process 1, made by the tools of util-linux as an ordinary user.
+//! Namespaces with the agent as their process 1, created by util-linux as an ordinary user.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,14 +9,14 @@ use cofferdam_contract::Result;
 use cofferdam_guest::{AGENT, Evidence, Guest, Settings};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Long enough for anything on a busy machine.
+/// A generous timeout for a busy machine.
 pub const LONG: Duration = Duration::from_secs(60);
-/// Room in an enclosure.
+/// The size of an enclosure's disk.
 pub const DISK: u64 = 400 << 20;
-/// The user that tests run as when they begin as root.
+/// The user of the tests if they start as root.
 const ORDINARY: &str = "61234";
 
-/// Makes a root of its own around the agent: programs of this machine, and a few small file systems.
+/// A shell script that creates a root for the agent: the programs of this machine, and a few small file systems.
 const SCRIPT: &str = r#"
 set -e
 root=$1 agent=$2 workspace=$3 tmp=$4
@@ -59,7 +59,7 @@ pub struct Streams {
 }
 
 impl Enclosure {
-    /// Starts an agent, with room for so many bytes in all.
+    /// Starts an agent with a disk of this many bytes.
     pub fn start(disk: u64) -> (Self, Streams) {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
@@ -79,20 +79,20 @@ impl Enclosure {
         (Self { child, _dir: dir }, streams)
     }
 
-    /// The agent's process, as this machine sees it.
+    /// Returns the pid of the agent in the host's namespace.
     pub fn agent(&self) -> i32 {
         let pid = self.child.id().unwrap();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         children.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Waits until nothing is left.
+    /// Waits until all processes have ended.
     pub async fn ended(mut self) {
         tokio::time::timeout(LONG, self.child.wait()).await.expect("the enclosure ends").unwrap();
     }
 }
 
-/// What runs a command as an ordinary user.
+/// Returns a command that runs its arguments as an ordinary user.
 fn ordinary() -> Command {
     if !Path::new("/proc/self").exists() || !rustix::process::geteuid().is_root() {
         return Command::new("env");
@@ -102,14 +102,14 @@ fn ordinary() -> Command {
     command
 }
 
-/// A guest in an enclosure with these settings.
+/// Starts a guest in an enclosure with these settings.
 pub async fn connect(settings: Settings) -> Result<(Enclosure, Guest, Evidence)> {
     let (enclosure, Streams { reader, writer }) = Enclosure::start(DISK);
     let (guest, evidence) = Guest::connect(reader, writer, settings, Instant::now() + LONG).await?;
     Ok((enclosure, guest, evidence))
 }
 
-/// A guest with the usual settings.
+/// Starts a guest with the default settings.
 pub async fn guest() -> (Enclosure, Guest) {
     let (enclosure, guest, _) = connect(Settings::default()).await.unwrap();
     (enclosure, guest)

@@ -1,4 +1,4 @@
-//! Who dies with whom, and who is told.
+//! Tests of ends: of the host, the agent and the connection.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::enclosure::{Enclosure, LONG, Streams, connect, guest};
 use crate::execs::{start, wait_for};
 
-/// The pid namespace of a process.
+/// Returns the pid namespace of a process.
 fn namespace(pid: i32) -> Option<std::path::PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
-/// Every process in a pid namespace, as this machine sees them.
+/// Returns all processes in a pid namespace, by their pids in the host's namespace.
 fn members(of: &std::path::Path) -> Vec<i32> {
     let names = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
     let pids = names.filter_map(|name| name.to_string_lossy().parse().ok());
@@ -28,8 +28,8 @@ async fn an_agent_whose_host_is_gone_ends_with_everything() {
     let handle = start(&guest, ExecRequest::shell("(setsid sleep 1000 &); echo on; sleep 1000").build().unwrap()).await;
     wait_for(&handle, "on").await;
     let inside = namespace(enclosure.agent()).unwrap();
-    assert!(members(&inside).len() >= 3, "the agent, a shell and what it started");
-    // As if the host was killed: no order to end.
+    assert!(members(&inside).len() >= 3, "the agent, a shell and its child");
+    // Like a killed host: the agent gets no request to exit.
     drop(guest);
     enclosure.ended().await;
     assert_eq!(members(&inside), [0; 0]);
@@ -39,7 +39,7 @@ async fn an_agent_whose_host_is_gone_ends_with_everything() {
 
 #[tokio::test]
 async fn whoever_waits_is_told_when_the_agent_is_killed() {
-    let reason = || Some(Ending { remedy: Some("mend it".into()), ..Ending::new("somebody pulled the plug") });
+    let reason = || Some(Ending { remedy: Some("repair it".into()), ..Ending::new("the power failed") });
     let settings =
         Settings { reason: Some(Box::new(move || Box::pin(async move { reason() }))), ..Settings::default() };
     let (enclosure, guest, _) = connect(settings).await.unwrap();
@@ -51,11 +51,11 @@ async fn whoever_waits_is_told_when_the_agent_is_killed() {
     let agent = rustix::process::Pid::from_raw(enclosure.agent()).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::KILL).unwrap();
     let error = handle.exit().await.unwrap_err();
-    assert_eq!((error.kind(), error.fault(), error.remedy()), (ErrorKind::Closed, Fault::Host, Some("mend it")));
-    assert!(error.message().contains("somebody pulled the plug"), "{error}");
+    assert_eq!((error.kind(), error.fault(), error.remedy()), (ErrorKind::Closed, Fault::Host, Some("repair it")));
+    assert!(error.message().contains("the power failed"), "{error}");
     assert!(!guest.is_alive());
-    assert_eq!(guest.closed().await.unwrap().why, "somebody pulled the plug");
-    assert!(reader.read_to_end(&mut Vec::new()).await.is_err(), "a file that is cut off is no whole file");
+    assert_eq!(guest.closed().await.unwrap().why, "the power failed");
+    assert!(reader.read_to_end(&mut Vec::new()).await.is_err(), "a truncated file is an error");
     let mut stdin = handle.stdin().unwrap();
     assert!(stdin.write_all(b"x").await.is_err());
     for error in [
@@ -73,7 +73,7 @@ async fn whoever_waits_is_told_when_the_agent_is_killed() {
 /// Promise (Containers): The guest agent ends if it hears nothing from its host.
 #[tokio::test]
 async fn an_agent_that_hears_nothing_ends() {
-    // The host keeps talking to it, so that it is stopped from that by a pause; the pipe itself stays open.
+    // The pause keeps the host from sending pings, while the pipe stays open.
     let settings = Settings { silence: Duration::from_millis(500), ..Settings::default() };
     let (enclosure, guest, _) = connect(settings).await.unwrap();
     guest.set_paused(true);
@@ -97,7 +97,7 @@ async fn a_stopped_agent_is_found_out() {
     let (enclosure, guest, _) = connect(settings).await.unwrap();
     let agent = rustix::process::Pid::from_raw(enclosure.agent()).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();
-    let why = tokio::time::timeout(LONG, guest.closed()).await.expect("it is found out").unwrap().why;
+    let why = tokio::time::timeout(LONG, guest.closed()).await.expect("the connection ends").unwrap().why;
     assert!(why.contains("does not answer"), "{why}");
     rustix::process::kill_process(agent, rustix::process::Signal::CONT).unwrap();
     enclosure.ended().await;
@@ -113,7 +113,7 @@ async fn an_agent_ends_at_rubbish_and_at_another_version() {
         frame.extend(version.to_le_bytes());
         frame
     };
-    let order = |kind: u8, body: &[u8]| {
+    let request = |kind: u8, body: &[u8]| {
         let mut frame = Vec::from((9 + body.len() as u32).to_le_bytes());
         frame.push(kind);
         frame.extend(2u64.to_le_bytes());
@@ -122,20 +122,20 @@ async fn an_agent_ends_at_rubbish_and_at_another_version() {
     };
     let cases = [
         vec![0xff; 64],
-        order(21, b""),
+        request(21, b""),
         hello(PROTOCOL - 1),
         hello(PROTOCOL + 1),
-        [hello(PROTOCOL), order(200, b"x")].concat(),
-        [hello(PROTOCOL), order(4, &[0xff; 40])].concat(),
-        [hello(PROTOCOL), order(25, &[0; 40])].concat(),
-        [hello(PROTOCOL), order(255, &[0; 100]).repeat(50_000)].concat(),
+        [hello(PROTOCOL), request(200, b"x")].concat(),
+        [hello(PROTOCOL), request(4, &[0xff; 40])].concat(),
+        [hello(PROTOCOL), request(25, &[0; 40])].concat(),
+        [hello(PROTOCOL), request(255, &[0; 100]).repeat(50_000)].concat(),
     ];
     for bytes in cases {
         let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(crate::enclosure::DISK);
-        // It may stop reading before it has all.
+        // The agent may stop reading before the end.
         let _ = writer.write_all(&bytes).await;
         let mut answers = Vec::new();
-        tokio::time::timeout(LONG, reader.read_to_end(&mut answers)).await.expect("it ends").unwrap();
+        tokio::time::timeout(LONG, reader.read_to_end(&mut answers)).await.expect("the agent exits").unwrap();
         enclosure.ended().await;
     }
 }

@@ -1,5 +1,5 @@
-//! Programs: how they start, what goes in and out, how they end. What every backend promises is the kit's to show; here is
-//! what the agent is for.
+//! Programs: how they start, what goes in and out, how they end. What every backend promises is the kit's to show; here
+//! is what the agent is for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,14 +34,14 @@ pub async fn wait_for(handle: &ExecHandle, text: &str) {
     }
 }
 
-/// Processes that run, besides the agent and the one that counts.
+/// Returns the names of running processes, except the agent and the shell that lists them.
 async fn others(guest: &Guest) -> String {
     let line = "for p in /proc/[0-9]*; do { read pid name state rest < $p/stat; } 2>/dev/null && [ $pid != 1 ] && \
                 [ $pid != $$ ] && [ $state != Z ] && echo $name; done; true";
     shell(guest, line).await.1
 }
 
-/// Waits until no others run. What was killed runs no more, but may be seen for a moment.
+/// Waits until only these other processes run. A killed process may be visible for a moment.
 async fn gone(guest: &Guest, but: &str) {
     let gone = async {
         while others(guest).await != but {
@@ -118,7 +118,7 @@ async fn a_long_command_line_arrives_whole() {
 #[tokio::test]
 async fn a_flood_of_forks_is_killed_to_the_last() {
     let (_enclosure, guest) = guest().await;
-    // Each child starts the next and ends, in sessions of its own, so that nobody's child is ever known.
+    // Each child starts the next one in a new session and exits, so that no parent is known.
     let line = "f() { setsid sh -c \"$0\" \"$0\" & exit; }; for i in 1 2 3 4 5; do (setsid sh -c \"$FLOOD\" &) ; done; echo on; sleep 1000";
     let flood = "trap '' TERM HUP; (setsid sh -c \"$FLOOD\" &) ; sleep 0.02";
     let other = start(&guest, ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await;
@@ -129,7 +129,7 @@ async fn a_flood_of_forks_is_killed_to_the_last() {
     assert!(others(&guest).await.lines().count() > 3);
     let exit = handle.cancel_within(Duration::from_millis(100)).await.unwrap();
     assert!(exit.cancelled, "{exit:?}");
-    // What belongs to another exec goes on.
+    // Processes of another exec keep running.
     gone(&guest, "(sleep)\n").await;
     assert!(other.try_exit().is_none());
     other.close().await.unwrap();
@@ -145,7 +145,7 @@ async fn a_dropped_handle_and_a_dropped_start_kill() {
     for _ in 0..50 {
         let request = ExecRequest::argv(["sleep", "1000"]).build().unwrap();
         let limits = Limits::default();
-        // Given up at whatever point it has come to.
+        // Dropped at an arbitrary point.
         let _ = tokio::time::timeout(Duration::from_micros(300), guest.start(&request, &limits)).await;
     }
     gone(&guest, "").await;
@@ -172,13 +172,13 @@ async fn a_stopped_guest_is_frozen_until_it_is_thawed() {
     let refused = guest.start(&ExecRequest::argv(["true"]).build().unwrap(), &Limits::default()).await;
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Conflict);
     guest.thaw().await.unwrap();
-    let goes_on = async {
+    let resumes = async {
         while length().await <= before {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LONG, goes_on).await.expect("it goes on");
-    // What is frozen can still be killed.
+    tokio::time::timeout(LONG, resumes).await.expect("the guest resumes");
+    // Frozen processes can still be killed.
     guest.freeze().await.unwrap();
     handle.close().await.unwrap();
     guest.thaw().await.unwrap();
@@ -210,15 +210,15 @@ async fn input_stops_at_its_window_and_goes_on() {
     let mut stdin = handle.stdin().unwrap();
     let data = vec![b'x'; 1 << 20];
     let written = tokio::time::timeout(Duration::from_millis(200), stdin.write_all(&data)).await;
-    assert!(written.is_err(), "nobody reads, so that not all can be written");
+    assert!(written.is_err(), "without a reader, the input exceeds the window");
     drop(stdin);
     let closing = Arc::clone(&handle);
     closing.close().await.unwrap();
-    // A program that ends without reading leaves no writer hanging.
+    // A program that exits without reading does not block the writer.
     let request = ExecRequest::shell("exec 0<&-; sleep 0.2; echo done").stdin(Stdin::Stream).build().unwrap();
     let handle = start(&guest, request).await;
     let mut stdin = handle.stdin().unwrap();
-    let _ = tokio::time::timeout(LONG, stdin.write_all(&data)).await.expect("it takes it or fails");
+    let _ = tokio::time::timeout(LONG, stdin.write_all(&data)).await.expect("the write succeeds or fails");
     assert_eq!(handle.exit().await.unwrap().code, 0);
 }
 

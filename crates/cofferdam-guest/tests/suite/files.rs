@@ -1,4 +1,4 @@
-//! The file API and archives, with the real agent.
+//! Tests of the file API and of archives, with the real agent.
 
 use std::io::Cursor;
 use std::time::Duration;
@@ -45,7 +45,7 @@ async fn links_are_followed_inside_and_nowhere_else() {
     assert_eq!(error.kind(), ErrorKind::PathEscape);
     assert_eq!(guest.write_file(&path("dangling"), contents("through")).await.unwrap(), 7);
     assert_eq!(read(&guest, "new-target").await, b"through");
-    // A link is removed, not what it points to.
+    // Removing a link keeps its target.
     guest.remove(&path("dot")).await.unwrap();
     assert_eq!(read(&guest, "a/b/c/file").await, b"deep\n");
     let (_, left) = shell(&guest, "ls -A | grep -c cofferdam-draft").await;
@@ -58,7 +58,7 @@ async fn what_is_no_plain_file_is_refused_and_never_waits() {
     let line = "mkfifo fifo && mkdir dir && python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'";
     assert!(shell(&guest, line).await.0.success());
     for name in ["fifo", "dir", "sock", ""] {
-        let reading = tokio::time::timeout(LONG, guest.read_file(&path(name))).await.expect("it does not wait");
+        let reading = tokio::time::timeout(LONG, guest.read_file(&path(name))).await.expect("reading does not block");
         assert_eq!(reading.err().unwrap().kind(), ErrorKind::Conflict, "{name}");
         let error = guest.write_file(&path(name), contents("x")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Conflict, "{name}");
@@ -103,7 +103,7 @@ async fn a_full_disk_leaves_the_old_file_and_no_draft() {
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
     assert_eq!(read(&guest, "kept").await, b"old");
     assert_eq!(shell(&guest, "ls -A").await.1, "kept\n");
-    // Given up half-way.
+    // Dropped half-way.
     let (mut ours, theirs) = tokio::io::duplex(1024);
     let name = path("half");
     let writing = guest.write_file(&name, Box::new(theirs));
@@ -137,8 +137,8 @@ head -c 3000000 /dev/urandom > large && chmod 700 src && mkfifo fifo
 long=$(printf 'x%.0s' $(seq 200)) && mkdir -p $long/$long && echo deep > $long/$long/$long && ln -s $long/$long/$long far
 touch -d @1000000000 src/one large src/empty && touch -h -d @1000000001 dangling
 "#;
-/// Everything that an archive keeps, told by the guest.
-const TOLD: &str = "find . ! -name fifo ! -name . -printf '%P %y %m %l %s\\n' | sed 's/ d \\([0-9]*\\)  [0-9]*$/ d \\1/' | sort; \
+/// A command that lists all properties that an archive preserves.
+const LISTING: &str = "find . ! -name fifo ! -name . -printf '%P %y %m %l %s\\n' | sed 's/ d \\([0-9]*\\)  [0-9]*$/ d \\1/' | sort; \
                     find . -type f -exec cksum {} + | sort; stat -c '%n %Y' src/one large src/empty dangling; \
                     stat -c %h src/two; find . -name fifo";
 
@@ -147,7 +147,7 @@ async fn an_archive_is_the_same_each_time_and_comes_back_whole() {
     let (_enclosure, first) = guest().await;
     let (exit, _) = shell(&first, TREE).await;
     assert!(exit.success(), "{exit:?}");
-    let (_, told) = shell(&first, TOLD).await;
+    let (_, listing) = shell(&first, LISTING).await;
     let mut archive = Vec::new();
     let made = first.export(&mut archive).await.unwrap();
     assert_eq!(made.bytes, archive.len() as u64);
@@ -158,12 +158,12 @@ async fn an_archive_is_the_same_each_time_and_comes_back_whole() {
     let (_enclosure, second) = guest().await;
     let read = second.import(&mut &archive[..]).await.unwrap();
     assert_eq!(read, made, "the same length, entries and hash");
-    let (_, told_there) = shell(&second, TOLD).await;
-    assert_eq!(told_there.trim(), told.replace("./fifo", "").trim());
+    let (_, imported) = shell(&second, LISTING).await;
+    assert_eq!(imported.trim(), listing.replace("./fifo", "").trim());
     let mut third = Vec::new();
-    assert_eq!(second.export(&mut third).await.unwrap(), made, "what came back is what went");
+    assert_eq!(second.export(&mut third).await.unwrap(), made, "the imported workspace exports to the same archive");
 
-    // Another program reads it, too.
+    // `tar` reads it, too.
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("layer.tar");
     std::fs::write(&file, &archive).unwrap();
@@ -214,7 +214,7 @@ async fn hostile_archives_are_refused_and_put_nothing_outside() {
         let error = guest.import(&mut &bytes[..]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{what}: {error}");
     }
-    // A link first, and then something through it.
+    // First a link, and then a file through it.
     for target in ["/tmp", "../tmp", "."] {
         let bytes = [
             header(E::Symlink, "workspace/link", target, 0),
@@ -228,7 +228,7 @@ async fn hostile_archives_are_refused_and_put_nothing_outside() {
     }
     let (_, found) = shell(&guest, "ls -A /tmp; ls -A; find / -xdev -perm /6000 -user 1000 2>/dev/null").await;
     assert_eq!(found.lines().filter(|name| *name != ".cofferdam-code").collect::<Vec<_>>(), ["a"]);
-    // A file in the place of a link replaces it.
+    // A file at the path of a link replaces the link.
     let bytes = [
         header(E::Symlink, "workspace/link", "/tmp/x", 0),
         header(E::Regular, "workspace/link", "", 5),

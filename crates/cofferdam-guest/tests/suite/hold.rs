@@ -1,4 +1,4 @@
-//! Guests that are held, let go on, and taken over: with the real agent, and with peers that are none.
+//! Tests of quiescing, resuming and reattaching: with the real agent, and with peers that are not agents.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::enclosure::{DISK, Enclosure, LONG, Streams, connect, guest};
 use crate::execs::{shell, start, wait_for};
-use crate::peer::{DONE, connected, frame, order};
+use crate::peer::{DONE, connected, frame, request};
 
-const HOLD: u8 = 23;
+const QUIESCE: u8 = 23;
 const RELEASE: u8 = 24;
-const RENEW: u8 = 25;
-const HELD: u8 = 15;
-const RENEWED: u8 = 16;
+const RESEED: u8 = 25;
+const QUIESCED: u8 = 15;
+const RESEEDED: u8 = 16;
 
 async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.expect("it does not hang")
@@ -26,11 +26,11 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
     let (_enclosure, guest) = guest().await;
     let writes = "i=0; while [ ! -e stop ]; do n=0; while [ $n -lt 40 ]; do echo line $i; \
                   i=$((i+1)); n=$((n+1)); done; sleep 0.01; done";
-    // However long it takes here, none of it is too much.
+    // The limit is high enough for the output on a slow machine.
     let request = ExecRequest::shell(writes).max_output(ByteSize::from_mebibytes(64)).build().unwrap();
     let writer = start(&guest, request).await;
     let mut output = writer.output();
-    let (told, mut read) = tokio::sync::watch::channel(0);
+    let (progress, mut read) = tokio::sync::watch::channel(0);
     let reading = tokio::spawn(async move {
         let mut seen = Vec::new();
         while let Some(event) = output.next().await {
@@ -38,7 +38,7 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
                 OutputEvent::Chunk(chunk) => seen.extend_from_slice(&chunk.data),
                 other => panic!("{other:?}"),
             }
-            told.send_replace(seen.len());
+            progress.send_replace(seen.len());
         }
         seen
     });
@@ -48,7 +48,7 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
     for round in 0..20u32 {
         let held = promptly(guest.hold()).await.unwrap();
         assert!(guest.is_held());
-        // Written while it is held, and there afterwards.
+        // Written while the guest is quiesced, and echoed afterwards.
         stdin.write_all(format!("round {round}\n").as_bytes()).await.unwrap();
         let record = serde_json::to_string(held.record()).unwrap();
         let back: Record = serde_json::from_str(&record).unwrap();
@@ -63,11 +63,11 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
             }
         }
         assert_eq!(got, format!("round {round}\n").as_bytes());
-        // It writes on before it is held again.
+        // The program writes more before the guest is quiesced again.
         let before = *read.borrow();
         promptly(read.wait_for(|bytes| *bytes > before)).await.unwrap();
     }
-    assert!(writer.try_exit().is_none(), "it wrote all the time");
+    assert!(writer.try_exit().is_none(), "the program still writes");
     guest.write_file(&SandboxPath::new("stop").unwrap(), Box::new(tokio::io::empty())).await.unwrap();
     let exit = promptly(writer.exit()).await.unwrap();
     assert!(exit.success() && !exit.truncated, "{exit:?}");
@@ -109,14 +109,14 @@ async fn while_it_is_held_nothing_runs_and_no_time_counts() {
         assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
         assert!(error.remedy().is_some(), "{error:?}");
     }
-    // Longer than anybody's patience, and than the short one's limit.
+    // Longer than the answer timeout, and than the limit of the short exec.
     let nothing = tokio::time::timeout(Duration::from_secs(5), output.next()).await;
     assert!(nothing.is_err(), "{nothing:?}");
     assert!(guest.is_alive());
     promptly(guest.release()).await.unwrap();
     let done = promptly(collect(short)).await.unwrap();
     assert!(done.exit.success() && !done.exit.timed_out && done.stdout.starts_with(b"done"), "{done:?}");
-    assert!(promptly(output.next()).await.is_some(), "it counts on");
+    assert!(promptly(output.next()).await.is_some(), "the counter resumes");
     assert_eq!(guest.release().await.unwrap_err().kind(), ErrorKind::Conflict);
     assert!(guest.adopted().is_empty());
     promptly(counter.cancel()).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_file_that_is_being_written_is_not_held() {
     source.write_all(b"other half").await.unwrap();
     drop(source);
     assert_eq!(promptly(writing).await.unwrap().unwrap(), 20);
-    // One that nobody reads to its end.
+    // A file that is not read to its end.
     guest.write_file(&path, Box::new(tokio::io::repeat(7).take(4 << 20))).await.unwrap();
     let reader = guest.read_file(&path).await.unwrap();
     assert_eq!(promptly(guest.hold()).await.unwrap_err().kind(), ErrorKind::Conflict);
@@ -161,7 +161,7 @@ async fn who_gives_up_holding_leaves_nothing_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_container_nobody_may_renew_anything() {
     let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(DISK);
-    // Between host and agent, so that one host can go and another come.
+    // A proxy between host and agent, so that another host can connect.
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (from, to) = tokio::io::split(ours);
     let (mut their_reader, mut their_writer) = tokio::io::split(theirs);
@@ -178,20 +178,20 @@ async fn in_a_container_nobody_may_renew_anything() {
     drop((guest, handle));
     let (reader, writer) = promptly(splice).await.unwrap();
     let renewal = Renewal::new("copy").unwrap();
-    let adopting = Guest::adopt(reader, writer, Settings::default(), (record, None), renewal, Instant::now() + LONG);
-    let error = promptly(adopting).await.unwrap_err();
+    let reattaching = Guest::adopt(reader, writer, Settings::default(), (record, None), renewal, Instant::now() + LONG);
+    let error = promptly(reattaching).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     enclosure.ended().await;
 }
 
-/// Holds a guest whose peer answers with this. Gives what came of it, and whether the connection is still there.
-async fn held_by(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (Option<ErrorKind>, Guest) {
+/// Quiesces a guest whose peer sends this answer. Returns the error, if any, and the guest.
+async fn quiesced_by(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (Option<ErrorKind>, Guest) {
     let (guest, peer) = connected().await;
     let answering = tokio::spawn(async move {
         let (mut stream, kind, id) = peer.await.unwrap()?;
-        assert_eq!(kind, HOLD);
+        assert_eq!(kind, QUIESCE);
         let _ = stream.write_all(&answer(id)).await;
-        // Whatever else is asked, it is silent.
+        // Leaves all further requests unanswered.
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
     });
     let held = promptly(guest.hold()).await;
@@ -208,25 +208,25 @@ async fn who_does_not_stop_as_an_agent_does_is_not_held() {
         ("silence", Box::new(|_| Vec::new()), Some(ErrorKind::Unavailable), true),
         ("a refusal", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), Some(ErrorKind::Unavailable), true),
         ("another answer", Box::new(|id| frame(99, id, b"")), Some(ErrorKind::Closed), false),
-        ("a body", Box::new(|id| frame(HELD, id, b"x")), Some(ErrorKind::Closed), false),
-        ("the future", Box::new(|id| frame(HELD, id + 1, b"")), Some(ErrorKind::Closed), false),
-        ("a proper answer", Box::new(|id| frame(HELD, id, b"")), None, true),
+        ("a body", Box::new(|id| frame(QUIESCED, id, b"x")), Some(ErrorKind::Closed), false),
+        ("the future", Box::new(|id| frame(QUIESCED, id + 1, b"")), Some(ErrorKind::Closed), false),
+        ("a proper answer", Box::new(|id| frame(QUIESCED, id, b"")), None, true),
     ];
     for (what, answer, kind, alive) in cases {
-        let (failed, guest) = held_by(answer).await;
+        let (failed, guest) = quiesced_by(answer).await;
         assert_eq!((failed, guest.is_alive()), (kind, alive), "{what}");
     }
-    // What comes after the last word may be read together with it, or later: it ends the connection in any case.
+    // Bytes after the last frame may be read together with it or later. They end the connection in both cases.
     let more: [Answer; 4] = [
-        Box::new(|id| [frame(HELD, id, b""), frame(DONE, id, &[0; 8])].concat()),
-        Box::new(|id| frame(HELD, id, b"").repeat(2)),
-        Box::new(|id| [frame(HELD, id, b""), vec![9]].concat()),
-        Box::new(|id| [frame(HELD, id, b""), frame(14, 0, b"")].concat()),
+        Box::new(|id| [frame(QUIESCED, id, b""), frame(DONE, id, &[0; 8])].concat()),
+        Box::new(|id| frame(QUIESCED, id, b"").repeat(2)),
+        Box::new(|id| [frame(QUIESCED, id, b""), vec![9]].concat()),
+        Box::new(|id| [frame(QUIESCED, id, b""), frame(14, 0, b"")].concat()),
     ];
     for answer in more {
-        let (_, guest) = held_by(answer).await;
+        let (_, guest) = quiesced_by(answer).await;
         assert!(!guest.is_alive());
-        assert!(guest.closed().await.unwrap().why.contains("while it was held"));
+        assert!(guest.closed().await.unwrap().why.contains("while it was quiesced"));
     }
 }
 
@@ -235,8 +235,8 @@ async fn a_peer_that_is_never_released_is_given_up() {
     let (guest, peer) = connected().await;
     let answering = tokio::spawn(async move {
         let (mut stream, _, id) = peer.await.unwrap().unwrap();
-        stream.write_all(&frame(HELD, id, b"")).await.unwrap();
-        assert_eq!(order(&mut stream).await.unwrap().0, RELEASE);
+        stream.write_all(&frame(QUIESCED, id, b"")).await.unwrap();
+        assert_eq!(request(&mut stream).await.unwrap().0, RELEASE);
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
     });
     promptly(guest.hold()).await.unwrap();
@@ -258,12 +258,15 @@ fn with_execs(ids: &[u64]) -> Record {
     record(&format!(r#"{{"version":{PROTOCOL},"last":7,"execs":[{}]}}"#, execs.join(",")))
 }
 
-/// Has a peer adopted that answers the first order with this.
-async fn adopted_by(record: Record, answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (ErrorKind, Option<u64>) {
+/// Reattaches to a peer that sends this answer to the first request. Returns the error and the request's id.
+async fn reattached_by(
+    record: Record,
+    answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static,
+) -> (ErrorKind, Option<u64>) {
     let (ours, mut theirs): (DuplexStream, DuplexStream) = tokio::io::duplex(64 * 1024);
     let answering = tokio::spawn(async move {
-        let (kind, id) = order(&mut theirs).await?;
-        assert_eq!(kind, RENEW, "the first of all");
+        let (kind, id) = request(&mut theirs).await?;
+        assert_eq!(kind, RESEED, "the first request");
         let _ = theirs.write_all(&answer(id)).await;
         tokio::io::copy(&mut theirs, &mut tokio::io::sink()).await.ok();
         Some(id)
@@ -271,14 +274,14 @@ async fn adopted_by(record: Record, answer: impl FnOnce(u64) -> Vec<u8> + Send +
     let (reader, writer) = tokio::io::split(ours);
     let settings = Settings { patience: Duration::from_secs(2), ..Settings::default() };
     let by = Instant::now() + Duration::from_secs(3);
-    let adopting = Guest::adopt(reader, writer, settings, (record, None), Renewal::new("copy").unwrap(), by);
-    let error = promptly(adopting).await.unwrap_err();
+    let reattaching = Guest::adopt(reader, writer, settings, (record, None), Renewal::new("copy").unwrap(), by);
+    let error = promptly(reattaching).await.unwrap_err();
     (error.kind(), promptly(answering).await.unwrap())
 }
 
-fn renewed(id: u64, version: u32, ids: &[u64]) -> Vec<u8> {
+fn reseeded(id: u64, version: u32, ids: &[u64]) -> Vec<u8> {
     let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    frame(RENEWED, id, &[&version.to_le_bytes()[..], &ids].concat())
+    frame(RESEEDED, id, &[&version.to_le_bytes()[..], &ids].concat())
 }
 
 /// Promise (Containers): The host reattaches only to a copy of the quiesced guest.
@@ -289,19 +292,19 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
         ("silence", Box::new(|_| Vec::new()), ErrorKind::Unavailable),
         ("garbage", Box::new(|_| vec![0xff; 100]), ErrorKind::Closed),
         ("another answer", Box::new(|id| frame(OPENED, id, &[0; 12])), ErrorKind::Closed),
-        ("no machine", Box::new(|id| frame(DONE, id, &[38, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Unsupported),
-        ("one that was not held", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Conflict),
-        ("an exec too few", Box::new(|id| renewed(id, PROTOCOL, &[3])), ErrorKind::InvalidInput),
-        ("an exec too many", Box::new(|id| renewed(id, PROTOCOL, &[3, 5, 6])), ErrorKind::InvalidInput),
-        ("an exec twice", Box::new(|id| renewed(id, PROTOCOL, &[3, 5, 5])), ErrorKind::InvalidInput),
-        ("half an exec", Box::new(|id| frame(RENEWED, id, &[2, 0, 0, 0, 1])), ErrorKind::InvalidInput),
-        ("another version", Box::new(|id| renewed(id, PROTOCOL + 1, &[3, 5])), ErrorKind::InvalidInput),
-        ("nothing after it", Box::new(|id| renewed(id, PROTOCOL, &[3, 5])), ErrorKind::Unavailable),
+        ("not a VM", Box::new(|id| frame(DONE, id, &[38, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Unsupported),
+        ("not quiesced", Box::new(|id| frame(DONE, id, &[16, 0, 0, 0, 0, 0, 0, 0])), ErrorKind::Conflict),
+        ("an exec too few", Box::new(|id| reseeded(id, PROTOCOL, &[3])), ErrorKind::InvalidInput),
+        ("an exec too many", Box::new(|id| reseeded(id, PROTOCOL, &[3, 5, 6])), ErrorKind::InvalidInput),
+        ("an exec twice", Box::new(|id| reseeded(id, PROTOCOL, &[3, 5, 5])), ErrorKind::InvalidInput),
+        ("half an exec", Box::new(|id| frame(RESEEDED, id, &[2, 0, 0, 0, 1])), ErrorKind::InvalidInput),
+        ("another version", Box::new(|id| reseeded(id, PROTOCOL + 1, &[3, 5])), ErrorKind::InvalidInput),
+        ("nothing after it", Box::new(|id| reseeded(id, PROTOCOL, &[3, 5])), ErrorKind::Unavailable),
         ("input taken", Box::new(|_| frame(8, 3, &[1, 0, 0, 0])), ErrorKind::Closed),
         ("output and no more", Box::new(|_| frame(6, 3, b"\0x")), ErrorKind::Unavailable),
     ];
     for (what, answer, kind) in cases {
-        let (found, first) = adopted_by(with_execs(&[3, 5]), answer).await;
+        let (found, first) = reattached_by(with_execs(&[3, 5]), answer).await;
         assert_eq!((found, first), (kind, Some(8)), "{what}");
     }
     let other = record(&format!(r#"{{"version":{},"last":7,"execs":[]}}"#, PROTOCOL - 1));
@@ -310,7 +313,7 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
     let renewal = Renewal::new("copy").unwrap();
     let error = Guest::adopt(reader, writer, Settings::default(), (other, None), renewal, Instant::now() + LONG).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
-    assert!(order(&mut theirs).await.is_none(), "nothing was said");
+    assert!(request(&mut theirs).await.is_none(), "the host sends nothing");
 }
 
 const OPENED: u8 = 10;

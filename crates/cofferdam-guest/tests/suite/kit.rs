@@ -1,4 +1,4 @@
-//! The conformance kit, with the agent in namespaces.
+//! The conformance suite, with the agent in namespaces.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::backend::EnclosureBackend;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_over_the_agent_passes_the_kit() {
-    // No control groups here: what they would keep may be weaker, and everything else may not.
+    // These enclosures have no control groups. Only the protections that need them may be weaker.
     let weaker = [Protection::Memory, Protection::Processes, Protection::Cpus, Protection::CgroupNamespace];
     let spec = weaker.into_iter().fold(Spec::builder(), |spec, protection| spec.allow_weaker(protection));
     let target = Target::new(Arc::new(EnclosureBackend::default()), UnixPrograms::default());

@@ -1,4 +1,4 @@
-//! The agent as a real process 1, in namespaces of its own, behind pipes.
+//! Tests of the agent as a real process 1, in separate namespaces, connected by pipes.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,4 +1,4 @@
-//! The host against peers that are no agent: whatever they send, it ends with an error, soon, and in bounded memory.
+//! Tests of the host with peers that are not agents. All their frames result in a prompt error and use bounded memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::enclosure::LONG;
 
-/// One frame: kind, id, body.
+/// Encodes a frame.
 pub fn frame(kind: u8, id: u64, body: &[u8]) -> Vec<u8> {
     [&(9 + body.len() as u32).to_le_bytes()[..], &[kind], &id.to_le_bytes(), body].concat()
 }
@@ -30,8 +30,8 @@ const ENTRIES: u8 = 12;
 const COUNTED: u8 = 13;
 const NUMBERS: [u8; 64] = [0xff; 64];
 
-/// The next order: kind and id.
-pub async fn order(stream: &mut DuplexStream) -> Option<(u8, u64)> {
+/// Reads the next request. Returns its kind and id.
+pub async fn request(stream: &mut DuplexStream) -> Option<(u8, u64)> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).await.ok()?;
     let mut rest = vec![0; u32::from_le_bytes(length) as usize];
@@ -39,11 +39,11 @@ pub async fn order(stream: &mut DuplexStream) -> Option<(u8, u64)> {
     Some((rest[0], u64::from_le_bytes(rest[1..9].try_into().unwrap())))
 }
 
-/// Behaves until the host is satisfied, and then gives the stream and the last order, which is the host's first of its
-/// own: Start, Read, Write, List or Count.
+/// Behaves like an agent until the guest is connected. Returns the stream and the kind and id of the next request:
+/// Start, Read, Write, List or Count.
 async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
     loop {
-        let (kind, id) = order(&mut stream).await?;
+        let (kind, id) = request(&mut stream).await?;
         let answer = match kind {
             1 => frame(
                 HELLO,
@@ -73,7 +73,7 @@ pub async fn connected() -> (Guest, tokio::task::JoinHandle<Option<(DuplexStream
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Asked {
+enum Operation {
     Start,
     Read,
     Write,
@@ -81,36 +81,39 @@ enum Asked {
     Usage,
 }
 
-async fn ask(guest: &Guest, what: Asked) -> Result<(), Error> {
+async fn ask(guest: &Guest, what: Operation) -> Result<(), Error> {
     let path = SandboxPath::new("file").unwrap();
     match what {
-        Asked::Start => {
+        Operation::Start => {
             let request = ExecRequest::argv(["true"]).build().unwrap();
             let handle = guest.start(&request, &Limits::default()).await?;
             handle.exit().await.map(drop)
         }
-        Asked::Read => {
+        Operation::Read => {
             let mut reader = guest.read_file(&path).await?;
             let read = reader.read_to_end(&mut Vec::new()).await;
             read.map(drop).map_err(|error| Error::new(ErrorKind::Closed, "read", error.to_string()))
         }
-        Asked::Write => guest.write_file(&path, Box::new(tokio::io::repeat(0).take(10 << 20))).await.map(drop),
-        Asked::List => guest.list_dir(&path).await.map(drop),
-        Asked::Usage => guest.usage(&Limits::default()).await.map(drop),
+        Operation::Write => guest.write_file(&path, Box::new(tokio::io::repeat(0).take(10 << 20))).await.map(drop),
+        Operation::List => guest.list_dir(&path).await.map(drop),
+        Operation::Usage => guest.usage(&Limits::default()).await.map(drop),
     }
 }
 
-/// Asks, answers with these bytes, and keeps the stream open. Gives what came of it.
-async fn answered(what: Asked, answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (Result<(), Error>, Guest) {
+/// Carries out an operation, answers with these bytes, and keeps the stream open. Returns the result.
+async fn result_of(
+    what: Operation,
+    answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static,
+) -> (Result<(), Error>, Guest) {
     let (guest, peer) = connected().await;
     let answering = tokio::spawn(async move {
         let (mut stream, _, id) = peer.await.unwrap()?;
-        // The host may hang up at any byte of it.
+        // The host may close the connection at any byte.
         let _ = stream.write_all(&answer(id)).await;
         let mut sink = tokio::io::sink();
         tokio::io::copy(&mut stream, &mut sink).await.ok()
     });
-    let result = tokio::time::timeout(LONG, ask(&guest, what)).await.expect("it does not hang");
+    let result = tokio::time::timeout(LONG, ask(&guest, what)).await.expect("the operation does not hang");
     answering.abort();
     (result, guest)
 }
@@ -121,37 +124,37 @@ async fn what_no_agent_says_ends_the_connection() {
     let many = |frame: Vec<u8>, count: usize| frame.repeat(count);
     let started = |id| frame(STARTED, id, &NUMBERS);
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
-    let cases: Vec<(&str, Asked, Answer)> = vec![
-        ("a giant length", Asked::Usage, Box::new(|_| vec![0xff; 64])),
-        ("a length of nothing", Asked::Usage, Box::new(|_| vec![0; 64])),
-        ("an unknown kind", Asked::Usage, Box::new(|id| frame(99, id, b"x"))),
-        ("an id of the future", Asked::Usage, Box::new(|id| frame(DONE, id + 1, &[0; 8]))),
-        ("an answer to nothing", Asked::Usage, Box::new(|_| frame(DONE, 0, &[0; 8]))),
-        ("a body cut short", Asked::Usage, Box::new(|id| frame(COUNTED, id, &[0; 3]))),
-        ("a body too long", Asked::Usage, Box::new(|id| frame(DONE, id, &[0; 9]))),
-        ("another answer", Asked::Usage, Box::new(move |id| frame(OPENED, id, &[0; 12]))),
-        ("output before the start", Asked::Start, Box::new(|id| frame(OUTPUT, id, b"\0x"))),
-        ("two starts", Asked::Start, Box::new(move |id| many(started(id), 2))),
-        ("an end before the start", Asked::Start, Box::new(|id| frame(ENDED, id, &[0; 84]))),
-        ("empty output", Asked::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\0")].concat())),
-        ("a third stream", Asked::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\x02x")].concat())),
+    let cases: Vec<(&str, Operation, Answer)> = vec![
+        ("a giant length", Operation::Usage, Box::new(|_| vec![0xff; 64])),
+        ("a length of nothing", Operation::Usage, Box::new(|_| vec![0; 64])),
+        ("an unknown kind", Operation::Usage, Box::new(|id| frame(99, id, b"x"))),
+        ("an id of the future", Operation::Usage, Box::new(|id| frame(DONE, id + 1, &[0; 8]))),
+        ("an answer to nothing", Operation::Usage, Box::new(|_| frame(DONE, 0, &[0; 8]))),
+        ("a body cut short", Operation::Usage, Box::new(|id| frame(COUNTED, id, &[0; 3]))),
+        ("a body too long", Operation::Usage, Box::new(|id| frame(DONE, id, &[0; 9]))),
+        ("another answer", Operation::Usage, Box::new(move |id| frame(OPENED, id, &[0; 12]))),
+        ("output before the start", Operation::Start, Box::new(|id| frame(OUTPUT, id, b"\0x"))),
+        ("two starts", Operation::Start, Box::new(move |id| many(started(id), 2))),
+        ("an end before the start", Operation::Start, Box::new(|id| frame(ENDED, id, &[0; 84]))),
+        ("empty output", Operation::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\0")].concat())),
+        ("a third stream", Operation::Start, Box::new(move |id| [started(id), frame(OUTPUT, id, b"\x02x")].concat())),
         (
             "credit from nowhere",
-            Asked::Start,
+            Operation::Start,
             Box::new(move |id| [started(id), frame(CREDIT, id, &[9, 0, 0, 0])].concat()),
         ),
-        ("data before the file", Asked::Read, Box::new(|id| frame(DATA, id, b"x"))),
-        ("two files", Asked::Read, Box::new(move |id| many(frame(OPENED, id, &[0; 12]), 2))),
-        ("no data", Asked::Read, Box::new(|id| [frame(OPENED, id, &[0; 12]), frame(DATA, id, b"")].concat())),
-        ("entries for a file", Asked::Read, Box::new(|id| frame(ENTRIES, id, b""))),
-        ("much credit", Asked::Write, Box::new(|id| frame(CREDIT, id, &[0xff; 4]))),
-        ("entries of nothing", Asked::List, Box::new(|id| frame(ENTRIES, id, &[0xff; 50]))),
-        ("a name that leads out", Asked::List, Box::new(|id| frame(ENTRIES, id, &entry(b"../x")))),
-        ("no name", Asked::List, Box::new(|id| frame(ENTRIES, id, &entry(b"")))),
+        ("data before the file", Operation::Read, Box::new(|id| frame(DATA, id, b"x"))),
+        ("two files", Operation::Read, Box::new(move |id| many(frame(OPENED, id, &[0; 12]), 2))),
+        ("no data", Operation::Read, Box::new(|id| [frame(OPENED, id, &[0; 12]), frame(DATA, id, b"")].concat())),
+        ("entries for a file", Operation::Read, Box::new(|id| frame(ENTRIES, id, b""))),
+        ("much credit", Operation::Write, Box::new(|id| frame(CREDIT, id, &[0xff; 4]))),
+        ("entries of nothing", Operation::List, Box::new(|id| frame(ENTRIES, id, &[0xff; 50]))),
+        ("a name that leads out", Operation::List, Box::new(|id| frame(ENTRIES, id, &entry(b"../x")))),
+        ("no name", Operation::List, Box::new(|id| frame(ENTRIES, id, &entry(b"")))),
     ];
     for (what, asked, answer) in cases {
-        let (result, guest) = answered(asked, answer).await;
-        let error = result.err().unwrap_or_else(|| panic!("{what} was taken"));
+        let (result, guest) = result_of(asked, answer).await;
+        let error = result.err().unwrap_or_else(|| panic!("{what} was accepted"));
         assert_eq!(error.kind(), ErrorKind::Closed, "{what}: {error}");
         assert!(!guest.is_alive(), "{what}");
         assert!(guest.closed().await.unwrap().why.contains("its agent sent"), "{what}");
@@ -174,10 +177,10 @@ async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
         }
         sent
     });
-    // Nobody reads: what comes must not be kept.
+    // Without a reader, the host must not buffer more than the window.
     let reader = guest.read_file(&SandboxPath::new("file").unwrap()).await.unwrap();
-    let sent = tokio::time::timeout(LONG, flooding).await.expect("the host hangs up").unwrap();
-    assert!(sent < 1 << 20, "{sent} bytes were taken");
+    let sent = tokio::time::timeout(LONG, flooding).await.expect("the host closes the connection").unwrap();
+    assert!(sent < 1 << 20, "{sent} bytes were accepted");
     assert!(!guest.is_alive());
     drop(reader);
 }
@@ -186,22 +189,22 @@ async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
 #[tokio::test]
 async fn a_list_without_end_is_cut_off() {
     let many = entry(b"name").repeat(1000);
-    let (result, guest) = answered(Asked::List, move |id| frame(ENTRIES, id, &many).repeat(120)).await;
+    let (result, guest) = result_of(Operation::List, move |id| frame(ENTRIES, id, &many).repeat(120)).await;
     assert_eq!(result.unwrap_err().kind(), ErrorKind::ResourceExhausted);
-    assert!(guest.is_alive(), "a directory may be as large");
+    assert!(guest.is_alive(), "a large directory is no violation of the protocol");
 }
 
 /// Promise (Containers): A guest agent that stays silent is an error of its own.
 #[tokio::test]
 async fn silence_is_an_error_of_its_own() {
-    for what in [Asked::Usage, Asked::Start, Asked::Read, Asked::List, Asked::Write] {
-        let (result, _) = answered(what, |_| Vec::new()).await;
+    for what in [Operation::Usage, Operation::Start, Operation::Read, Operation::List, Operation::Write] {
+        let (result, _) = result_of(what, |_| Vec::new()).await;
         let kind = result.unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Closed), "{what:?}: {kind:?}");
     }
 }
 
-/// An agent that answers so to a start, and then nothing, with a minute for each answer.
+/// Connects to a peer that sends this answer to a start, and then nothing. The answer timeout is a minute.
 async fn mute(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Guest {
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     tokio::spawn(async move {
@@ -214,10 +217,10 @@ async fn mute(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Guest {
     Guest::connect(reader, writer, settings, Instant::now() + LONG).await.unwrap().0
 }
 
-/// Runs something with that agent, in less than the agent has for one answer.
+/// Runs an exec with that peer in less than the answer timeout.
 async fn exit_of(guest: &Guest, request: ExecRequest, limits: &Limits) -> Exit {
     let running = async { guest.start(&request, limits).await?.exit().await };
-    tokio::time::timeout(LONG / 2, running).await.expect("it does not wait for the agent").unwrap()
+    tokio::time::timeout(LONG / 2, running).await.expect("the exec does not wait for the agent").unwrap()
 }
 
 fn script() -> ExecRequest {
@@ -247,7 +250,7 @@ async fn cpu_limit_holds_by_the_hosts_own_count_with_an_agent_that_does_not_answ
     for kind in [Meter::Same as fn(ReadCpu) -> Meter, Meter::Around] {
         let guest = mute(|id| frame(STARTED, id, &[0xff; 64])).await;
         let used = Arc::new(AtomicU64::new(0));
-        // Each look finds two seconds more.
+        // Each poll reads two seconds more.
         let read = move || used.fetch_add(2_000_000, Ordering::Relaxed);
         guest.set_meter(kind(Arc::new(move || {
             let read = read();
@@ -282,7 +285,7 @@ async fn a_peer_that_takes_nothing_is_given_up() {
     });
     let contents = Box::new(tokio::io::repeat(0).take(64 << 20));
     let error = tokio::time::timeout(LONG, guest.write_file(&SandboxPath::new("file").unwrap(), contents)).await;
-    assert!(error.expect("it does not hang").is_err());
+    assert!(error.expect("writing does not hang").is_err());
     stuck.abort();
 }
 
@@ -291,7 +294,7 @@ proptest! {
 
     #[test]
     fn no_answers_make_the_host_hang_or_panic(
-        what in prop_oneof![Just(Asked::Start), Just(Asked::Read), Just(Asked::List), Just(Asked::Usage), Just(Asked::Write)],
+        what in prop_oneof![Just(Operation::Start), Just(Operation::Read), Just(Operation::List), Just(Operation::Usage), Just(Operation::Write)],
         frames in prop::collection::vec(
             (prop_oneof![1u8..16, any::<u8>()], -2i64..3, prop::collection::vec(any::<u8>(), 0..90)), 0..8),
         tail in prop::collection::vec(any::<u8>(), 0..30),
@@ -305,11 +308,11 @@ proptest! {
                     stream.write_all(&frame(kind, id.saturating_add_signed(more), &body)).await.ok()?;
                 }
                 stream.write_all(&tail).await.ok()?;
-                // Closed, so that nothing is waited for any more.
+                // Closes the stream, so that the host does not wait.
                 Some(())
             });
             let asked = tokio::time::timeout(LONG, ask(&guest, what)).await;
-            prop_assert!(asked.is_ok(), "it hangs");
+            prop_assert!(asked.is_ok(), "the operation hangs");
             answering.abort();
             Ok(())
         })?;

@@ -1,4 +1,4 @@
-//! What is measured, and what the agent builds itself.
+//! Tests of the measurements, and of the agent's part of the isolation.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ async fn what_is_measured_is_what_there_is() {
     assert_eq!(evidence.interfaces, Some(vec![]));
     assert_eq!(evidence.uid_map[0][0], 1000);
     assert!(evidence.sockets.is_empty());
-    assert_eq!((evidence.bounds.version, evidence.counts_cpu), (0, false), "nothing of the host's groups");
+    assert_eq!((evidence.bounds.version, evidence.counts_cpu), (0, false), "the host's control groups do not count");
     let ours = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string();
     let agent = enclosure.agent();
     for (name, inode) in &evidence.namespaces {
@@ -65,7 +65,7 @@ async fn without_filter_and_rules_nothing_is_claimed() {
     let through: BTreeSet<_> =
         evidence.calls.iter().filter(|call| call.was_let_through()).map(|call| call.name).collect();
     assert!(through.contains("io_uring_setup") && through.contains("unshare"), "{through:?}");
-    assert!(evidence.no_new_privileges, "that is the agent's own");
+    assert!(evidence.no_new_privileges, "the agent always sets it");
     assert!(shell(&guest, "true").await.0.success());
 }
 
@@ -75,10 +75,10 @@ async fn guests_of_the_agent_are_behind_its_walls() {
     let (_, status) =
         shell(&guest, "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' /proc/self/status | tr -d '\\t'").await;
     assert_eq!(status, "CapEff:0000000000000000\nCapBnd:0000000000000000\nNoNewPrivs:1\nSeccomp:2\n");
-    // The kernel takes guests first when memory runs out, and the agent stays what it was.
+    // The kernel kills guests before the agent, whose score is unchanged.
     let (_, scores) = shell(&guest, "cat /proc/self/oom_score_adj").await;
     assert_eq!(scores, "500\n");
-    // Nobody takes its mark off, nor takes another's on.
+    // A guest can neither remove nor replace its exec tag.
     let line = "python3 -c 'import resource\ntry:\n resource.prlimit(0, 15, (9, 9))\nexcept (PermissionError, OSError, ValueError): print(\"refused\")'";
     assert_eq!(shell(&guest, line).await.1, "refused\n");
 }

@@ -25,7 +25,7 @@ fn a_missing_engine_is_explained() {
     let (code, _, stderr) =
         outcome(run(["--backend", "docker", "--", "true"]).env("DOCKER_HOST", "ssh://host").env_remove("HOME"));
     assert_eq!(code, 125);
-    assert!(stderr.contains("only unix:// and tcp:// are spoken here"), "{stderr}");
+    assert!(stderr.contains("use unix:// or tcp://"), "{stderr}");
 }
 
 #[test]
