@@ -153,7 +153,8 @@ impl NamespacePool {
     pub fn dispose(&self, prepared: PreparedNamespaces) {
         if let Some(worker) = &self.worker {
             // If the worker cannot receive them, they are dropped here.
-            let fds: Vec<_> = [&prepared.network, &prepared.ipc].into_iter().chain(&prepared.mounts).map(AsFd::as_fd).collect();
+            let fds: Vec<_> =
+                [&prepared.network, &prepared.ipc].into_iter().chain(&prepared.mounts).map(AsFd::as_fd).collect();
             let _ = message::send(worker.as_fd(), &[RELEASE], &fds);
         }
     }
@@ -242,7 +243,12 @@ fn serve(launcher: BorrowedFd<'_>, view: TemplateView<'_>) -> io::Result<()> {
 }
 
 /// Creates the only namespaces of a launcher. The template needs no copy for them.
-fn create_in_template(view: TemplateView<'_>, disk: u64, network: Network, own_mounts: Option<SandboxMounts>) -> io::Result<PreparedNamespaces> {
+fn create_in_template(
+    view: TemplateView<'_>,
+    disk: u64,
+    network: Network,
+    own_mounts: Option<SandboxMounts>,
+) -> io::Result<PreparedNamespaces> {
     let own_mounts = own_mounts.map_or_else(|| SandboxMounts::create(view, disk), Ok)?;
     Ok(PreparedNamespaces::new(network, None, own_mounts))
 }
@@ -250,8 +256,9 @@ fn create_in_template(view: TemplateView<'_>, disk: u64, network: Network, own_m
 fn create(view: TemplateView<'_>, disk: u64, network: Network) -> io::Result<PreparedNamespaces> {
     let (proc, mount_namespace) = (view.template.host_proc(), view.template.mount_namespace()?);
     namespace::unshare(namespace::kind::MOUNT)?;
-    let prepared = SandboxMounts::create(view, disk)
-        .and_then(|own_mounts| Ok(PreparedNamespaces::new(network, Some(namespace::open_own(proc, "mnt")?), own_mounts)));
+    let prepared = SandboxMounts::create(view, disk).and_then(|own_mounts| {
+        Ok(PreparedNamespaces::new(network, Some(namespace::open_own(proc, "mnt")?), own_mounts))
+    });
     // Outside the template's namespace, the process can create no further namespaces and no sandbox.
     if namespace::join(mount_namespace, namespace::kind::MOUNT).is_err() {
         process::exit_now(71);

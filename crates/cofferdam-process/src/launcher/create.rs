@@ -25,7 +25,7 @@ use super::cells::{self, PreparedNamespaces};
 use super::init::InitProgram;
 use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
 use super::template::Template;
-use super::{Filters, Identity, Named, SEND_TIMEOUT, PID_SPACE, Step, evidence, network};
+use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
 
 /// User and group inside every sandbox.
@@ -277,14 +277,15 @@ fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
 /// user belong to the owner.
 fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd) -> Step<()> {
     let (ready, ready_writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("create a pipe")?;
-    let helper = match spawn::fork(namespace::kind::USER, None, None).step("create a user namespace for the workspace")? {
-        Fork::Child => {
-            drop(ready_writer);
-            let _ = rustix::io::read(&ready, &mut [0u8; 1]);
-            process::exit_now(0)
-        }
-        Fork::Parent(pid) => pid,
-    };
+    let helper =
+        match spawn::fork(namespace::kind::USER, None, None).step("create a user namespace for the workspace")? {
+            Fork::Child => {
+                drop(ready_writer);
+                let _ = rustix::io::read(&ready, &mut [0u8; 1]);
+                process::exit_now(0)
+            }
+            Fork::Parent(pid) => pid,
+        };
     let dir = helper.to_string();
     let mapped = namespace::map_ids(proc.as_fd(), &dir, owner, ids)
         .step("map the workspace's owner")
@@ -442,7 +443,7 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
 fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
     let create = setup.create;
     Handoff {
-        mark: setup.filters.mark_key.arguments(),
+        tag: setup.filters.mark_key.arguments(),
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),

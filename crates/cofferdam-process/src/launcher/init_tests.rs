@@ -70,7 +70,7 @@ fn long_messages_are_marked_as_the_init_expects() {
     use std::os::fd::AsFd;
     let (owner, init) = cofferdam_linux::message::pair().unwrap();
     for (length, marker) in [(10, wire::INLINE), (100_000, wire::IN_MEMORY_FILE)] {
-        let order = protocol::Request::Start(protocol::Start {
+        let request = protocol::Request::Start(protocol::Start {
             exec: 1,
             argv: vec!["x".repeat(length)],
             env: Vec::new(),
@@ -79,7 +79,7 @@ fn long_messages_are_marked_as_the_init_expects() {
             if_expected: false,
             last: false,
         });
-        protocol::send(owner.as_fd(), &order, &[], std::time::Duration::from_secs(1)).unwrap();
+        protocol::send(owner.as_fd(), &request, &[], std::time::Duration::from_secs(1)).unwrap();
         let mut buffer = vec![0; wire::MAX_INLINE];
         let (length, fds) = cofferdam_linux::message::receive(init.as_fd(), &mut buffer).unwrap();
         assert_eq!(
@@ -90,9 +90,9 @@ fn long_messages_are_marked_as_the_init_expects() {
 }
 
 /// Converts a request, as the init decodes it, to the owner's type.
-fn as_owner(order: wire::Request<'_>) -> protocol::Request {
+fn as_owner(request: wire::Request<'_>) -> protocol::Request {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    match order {
+    match request {
         wire::Request::Signal { exec, kill } => protocol::Request::Signal { exec, kill },
         wire::Request::Start(start) => {
             let env: Vec<String> = start.env.iter().map(text).collect();
@@ -152,27 +152,27 @@ fn decoded(event: wire::Event) -> protocol::Event {
 proptest! {
     #[test]
     fn the_init_reads_what_the_owner_writes(start in starts(), exec: u64, kill: bool) {
-        for order in [protocol::Request::Start(start), protocol::Request::Signal { exec, kill }] {
-            let body = body(&order);
-            prop_assert_eq!(as_owner(wire::order(&body).unwrap()), order);
+        for request in [protocol::Request::Start(start), protocol::Request::Signal { exec, kill }] {
+            let body = body(&request);
+            prop_assert_eq!(as_owner(wire::request(&body).unwrap()), request);
             // A message that is too short or too long is refused.
-            prop_assert_eq!(wire::order(&body[..body.len() - 1]), None);
+            prop_assert_eq!(wire::request(&body[..body.len() - 1]), None);
             let longer = [&body[..], &[0]].concat();
-            prop_assert_eq!(wire::order(&longer), None);
+            prop_assert_eq!(wire::request(&longer), None);
         }
     }
 
     #[test]
     fn the_init_refuses_what_the_owner_would_refuse(body in prop::collection::vec(any::<u8>(), 0..40)) {
-        match (wire::order(&body), protocol::decode::<protocol::Request>(&body)) {
-            (Some(order), Ok(expected)) => prop_assert_eq!(as_owner(order), expected),
+        match (wire::request(&body), protocol::decode::<protocol::Request>(&body)) {
+            (Some(request), Ok(expected)) => prop_assert_eq!(as_owner(request), expected),
             (None, Err(_)) => {}
             // The owner's strings are UTF-8. The init passes bytes on unchanged.
             (Some(wire::Request::Start(start)), Err(_)) => {
                 let mut texts = start.argv.iter().chain(start.env.iter()).chain([start.directory]);
                 prop_assert!(texts.any(|text| std::str::from_utf8(text).is_err()));
             }
-            (order, expected) => prop_assert!(false, "{:?} {:?}", order, expected),
+            (request, expected) => prop_assert!(false, "{:?} {:?}", request, expected),
         }
     }
 
@@ -204,14 +204,14 @@ proptest! {
     #[test]
     fn an_order_is_laid_out_as_execve_takes_it(start in starts()) {
         let body = body(&protocol::Request::Start(start.clone()));
-        let Some(wire::Request::Start(order)) = wire::order(&body) else { panic!("not a start") };
-        let mut area = vec![0u64; plan::room(&order).div_ceil(8)];
+        let Some(wire::Request::Start(request)) = wire::request(&body) else { panic!("not a start") };
+        let mut area = vec![0u64; plan::room(&request).div_ceil(8)];
         let mut area: Vec<u8> = area.iter_mut().flat_map(|word| word.to_ne_bytes()).collect();
-        area.truncate(plan::room(&order));
+        area.truncate(plan::room(&request));
         let has_nul = start.argv.iter().chain([&start.directory]).any(|text| text.contains('\0'))
             || start.env.iter().any(|(name, value)| name.contains('\0') || value.contains('\0'));
         let base = area.as_ptr() as usize;
-        let Some(laid) = plan::lay(&order, &mut area) else {
+        let Some(laid) = plan::lay(&request, &mut area) else {
             prop_assert!(has_nul);
             return Ok(());
         };
@@ -232,7 +232,7 @@ proptest! {
         // The remaining space holds every candidate.
         let mut candidate = vec![0; area.len() - laid.used];
         let mut found = Vec::new();
-        if let Some(mut candidates) = plan::Candidates::of(&order) {
+        if let Some(mut candidates) = plan::Candidates::of(&request) {
             while candidates.next(&mut candidate) {
                 found.push(candidate[..candidate.iter().position(|&byte| byte == 0).unwrap()].to_vec());
             }
@@ -270,8 +270,8 @@ fn programs_are_looked_for_in_the_path() {
         ("./sh", "/a", vec!["./sh"]),
     ] {
         let body = body(&protocol::Request::Start(start(program, path)));
-        let Some(wire::Request::Start(order)) = wire::order(&body) else { panic!("not a start") };
-        let mut candidates = plan::Candidates::of(&order).unwrap();
+        let Some(wire::Request::Start(request)) = wire::request(&body) else { panic!("not a start") };
+        let mut candidates = plan::Candidates::of(&request).unwrap();
         let mut buffer = [0; 64];
         for expected in expected {
             assert!(candidates.next(&mut buffer));

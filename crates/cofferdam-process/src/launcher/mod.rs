@@ -316,7 +316,9 @@ impl Launcher {
         match (&self.owner, &mut live.group) {
             (Some(owner), Some(group)) => {
                 let tasks = adapt.tasks.map(|tasks| tasks + 1);
-                owner.rebind(group, Bounds { memory: adapt.memory, tasks, cpu_millis: None }).step("set the control group's limits")
+                owner
+                    .rebind(group, Bounds { memory: adapt.memory, tasks, cpu_millis: None })
+                    .step("set the control group's limits")
             }
             _ => Ok(()),
         }
@@ -422,7 +424,7 @@ impl Launcher {
                 live.gone = None;
             }
             if let Some(prepared) = prepared {
-                                pool.dispose(prepared);
+                pool.dispose(prepared);
             }
             left
         });

@@ -21,8 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use super::cells::{self, NamespacePool, TemplateView};
 use super::template::{Template, TemplateBuilder};
 use super::{
-    CompiledFilters, Filters, Identity, Launcher, Named, ChildResources, OOM_SCORE, SEND_TIMEOUT, Step, DEFAULT_DISK, enter_own_namespaces,
-    evidence,
+    ChildResources, CompiledFilters, DEFAULT_DISK, Filters, Identity, Launcher, Named, OOM_SCORE, SEND_TIMEOUT, Step,
+    enter_own_namespaces, evidence,
 };
 use crate::protocol::{self, Configure, Hello, HostFacts, LauncherRequest};
 
@@ -213,7 +213,18 @@ impl Started {
             privileged,
             namespaces,
         };
-        Ok(Prepared { origin, template, owner, identity, children, child_resources, network, own_mounts, compiled, facts })
+        Ok(Prepared {
+            origin,
+            template,
+            owner,
+            identity,
+            children,
+            child_resources,
+            network,
+            own_mounts,
+            compiled,
+            facts,
+        })
     }
 }
 
