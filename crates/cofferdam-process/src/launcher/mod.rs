@@ -383,8 +383,8 @@ impl Launcher {
         let created = spawn::borrow(stack, kinds, pid, &mut child, init::NAME);
         // The child made the shared memory dumpable for a while, to open its own files in /proc.
         let hidden = process::set_dumpable(process::DumpableState::No);
-        let (pid, orderly) = created.step("create a process in new namespaces")?;
-        if !orderly || hidden.is_err() {
+        let (pid, consistent) = created.step("create a process in new namespaces")?;
+        if !consistent || hidden.is_err() {
             // The child was killed, perhaps while it changed shared memory. All sandboxes end.
             process::exit_now(72);
         }
