@@ -171,7 +171,7 @@ impl Quotas {
 ///
 ///
 /// The socket is the caller's, or another one of the sandbox if the caller changes its descriptors meanwhile. Guests
-/// that are not dumpable, or whose first thread has ended, cannot listen.
+/// without dumpable memory or with an ended first thread cannot listen.
 fn listen(asked: &Notification, key: u64) -> sys::Reply {
     let listened = || -> Res<()> {
         let mut text = [0; BUFFER];

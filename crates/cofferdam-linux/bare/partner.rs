@@ -1,5 +1,5 @@
-//! Requests of an unprivileged process 1 of a VM to the VM's privileged init: messages of fixed size over a socket pair
-//! that no other process has. Both sides are compiled from this file.
+//! Requests of an unprivileged process 1 of a VM to the VM's privileged init: messages of fixed size over a private
+//! socket pair. Both sides are compiled from this file.
 
 /// The size of a request.
 pub const REQUEST: usize = 192;

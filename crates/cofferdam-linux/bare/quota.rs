@@ -101,7 +101,7 @@ impl InFlight {
     ///
     /// Until its call completes, a task runs in the kernel or is in uninterruptible sleep. A task has completed its
     /// call, or never will, if it sleeps otherwise, has been in user mode since, is stopped or gone, or is `asking`,
-    /// which makes its next call.
+    /// the task with the next call.
     pub fn settle(&mut self, asking: i32, state: impl Fn(i32) -> Option<TaskState>) -> u64 {
         let mut kept = 0;
         for at in 0..self.count {

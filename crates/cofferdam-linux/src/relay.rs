@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A program that changes its user loses its parent-death signal, but it cannot leave the namespace. Relay and init are
-//! forks that keep no descriptor and only wait. If a program gets a [`Stock`], the init executes a program of its own,
-//! which keeps the files in stock open, and has nothing of this process's memory.
+//! forks that keep no descriptor and only wait. If a program gets a [`Stock`], the init executes a program of its own.
+//! It keeps the files in stock open and has nothing of this process's memory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};

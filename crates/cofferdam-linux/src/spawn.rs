@@ -14,8 +14,8 @@ use crate::sys::check;
 /// A page of memory that a parent and its forks share, with a process id.
 ///
 ///
-/// The kernel writes the child's id there before the child runs, so that a child in a new pid namespace knows the id
-/// that its parent sees.
+/// The kernel writes the child's id there before the child runs, so that a child in a new pid namespace knows its id in
+/// the parent's namespace.
 #[derive(Debug)]
 pub struct SharedPid {
     page: ptr::NonNull<AtomicI32>,

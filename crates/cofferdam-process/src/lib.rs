@@ -4,8 +4,9 @@
 //! ProcessBackend --socket--> launcher (this program, executed once more) --forks--> init of each sandbox --> guests
 //! ```
 //!
-//! The launcher starts with the first sandbox and holds a template of the root file system. The child for a sandbox adds
-//! what is its own and gives up every privilege for good. [`ProcessBackend`] talks to each init over its own socket.
+//! The launcher starts with the first sandbox and holds a template of the root file system. The child for a sandbox
+//! adds the sandbox's own mounts and drops all privileges irreversibly. [`ProcessBackend`] talks to each init over its
+//! own socket.
 //!
 //! A program that uses this crate becomes its own launcher: see [`ProcessConfig::launcher`].
 //!

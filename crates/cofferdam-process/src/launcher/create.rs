@@ -466,7 +466,7 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
 }
 
 /// Lets the init inherit its socket and the descriptors that it sends with the evidence. Returns also all descriptors
-/// that must not be closed.
+/// to keep open.
 fn keep_open(setup: &Setup<'_>, mut handoff: Handoff, own: [OwnedFd; 3]) -> Step<(Handoff, [RawFd; MAX_FDS + 7])> {
     let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
     let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);

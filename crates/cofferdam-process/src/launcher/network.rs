@@ -1,8 +1,8 @@
 //! Limits on the kernel memory that connections of a sandbox's own network may hold.
 //!
 //! The kernel charges a connection to a control group only once it is accepted, and to nothing if there is no group. So
-//! a listening socket gets a short queue, and a connection small buffers. The network has only a loopback interface,
-//! where short queues and small buffers cost little.
+//! a listening socket gets a short queue, and a connection small buffers. Short queues and small buffers cost little on
+//! the network's only interface, the loopback.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

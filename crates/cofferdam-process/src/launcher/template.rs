@@ -460,8 +460,8 @@ impl Build {
         }
     }
 
-    /// Mounts the top level of a caller's root file system. Each entry is resolved beneath the opened directory, so
-    /// that a change of its path has no effect.
+    /// Mounts the top level of a caller's root file system. Each entry is resolved beneath the opened directory, so a
+    /// change of its path has no effect.
     fn directory_root(&mut self, root: &RootPlan) -> Step<()> {
         let reading = format!("read the root directory {}", root.path.display());
         let directory = open_same("root", &root.path, (root.device, root.inode), None)?;

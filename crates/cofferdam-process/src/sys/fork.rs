@@ -2,9 +2,9 @@
 //!
 //! A fork of a process with one thread is complete, and to execute a program costs more than everything else in a short
 //! run. Data that a launcher must not have is removed first: arguments and environment are overwritten in place,
-//! descriptors except its socket are closed, signals are reset as in a new program, and it gets a new session. Data
-//! that the caller stored in its memory before the fork stays in the launcher's memory. So the caller must fork first
-//! and read secrets later.
+//! descriptors except its socket are closed, signals are reset as in a new program, and it gets a new session. The
+//! launcher's memory still contains all data from the caller's memory at the fork. So the caller must fork first and
+//! read secrets later.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::{AsRawFd, OwnedFd};
