@@ -309,7 +309,9 @@ fn receive<R>(control: i32, usual: &mut [u8], handle: impl FnOnce(Request<'_>, F
     let (length, mut fds) = sys::receive(control, buffer)?;
     match buffer.get(..length).and_then(<[u8]>::split_first) {
         None => Ok(None),
-        Some((&wire::INLINE, body)) => wire::request(body).map(|request| Some(handle(request, fds))).ok_or(sys::EBADMSG),
+        Some((&wire::INLINE, body)) => {
+            wire::request(body).map(|request| Some(handle(request, fds))).ok_or(sys::EBADMSG)
+        }
         Some((&wire::IN_MEMORY_FILE, [])) => {
             let body = Mapping::file(&fds.take_first()?, wire::MAX_MESSAGE)?;
             wire::request(body.bytes()).map(|request| Some(handle(request, fds))).ok_or(sys::EBADMSG)

@@ -130,7 +130,7 @@ impl Launcher {
             )
             .with_retry(Retry::Never)
             .with_remedy(
-                "link the running program with cofferdam-process, or name one that is in ProcessConfig::launcher",
+                "link the running program with cofferdam-process, or set ProcessConfig::launcher to one that is linked",
             )),
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the launcher was not ready within 30 s")),
         }

@@ -307,7 +307,7 @@ impl Run {
         driver.finish(self.exit(ended));
     }
 
-    /// Does the actions that are due.
+    /// Performs the supervision actions of this moment.
     async fn tick(&mut self) {
         let now = Instant::now();
         let actions = self.supervision.due(now);

@@ -24,8 +24,11 @@ const CLAUSES: &[&str] = &["What", "Who", "Whether", "How", "Where", "Which"];
 /// Documents that quote other projects or record past decisions.
 const QUOTING: &[&str] = &["docs/past-escapes.md", "docs/adr"];
 /// Lines that name a Unix user: a file, and a part of the line.
-const UNIX_USERS: &[(&str, &str)] =
-    &[("cofferdam-debian/src/skeleton.rs", "etc/passwd"), ("cofferdam-debian/tests/suite/real.rs", "getent passwd")];
+const UNIX_USERS: &[(&str, &str)] = &[
+    ("cofferdam-debian/src/skeleton.rs", "etc/passwd"),
+    ("cofferdam-debian/tests/suite/real.rs", "getent passwd"),
+    ("cofferdam-process/src/launcher/template.rs", "etc/passwd"),
+];
 /// Paths whose text does not follow the rules yet. Remove a path once it does.
 const PENDING: &[&str] = &[
     "CHANGELOG.md",
@@ -38,9 +41,7 @@ const PENDING: &[&str] = &[
     "crates/cofferdam-engine",
     "crates/cofferdam-guest",
     "crates/cofferdam-interpreter",
-    "crates/cofferdam-linux",
     "crates/cofferdam-mcp",
-    "crates/cofferdam-process",
     "crates/cofferdam-screen",
     "crates/cofferdam-vm",
     "crates/cofferdam-wasm",

@@ -95,7 +95,7 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "fcntl",
         FCNTL,
-        "descriptor flags and file locks, but no leases and directory signals: those delay or watch others' use of a file",
+        "descriptor flags and file locks, but no leases and directory signals: those delay or reveal others' file use",
     ),
     allow("fdatasync", "durability"),
     allow("fgetxattr", "extended attributes"),
