@@ -62,7 +62,7 @@ impl ProcessBackend {
         let root = match spec.root() {
             RootFs::Default => None,
             RootFs::Image { .. } => {
-                return Err(Error::unsupported("create", "the process backend knows no images")
+                return Err(Error::unsupported("create", "the process backend does not support images")
                     .with_remedy("use a backend of level container, or name a directory with a root file system"));
             }
             RootFs::Directory { path } => {
@@ -201,7 +201,7 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
         _ => {
             return Err(Error::unsupported(
                 "create",
-                "the process backend offers no network but a sandbox's own loopback",
+                "the process backend supports no network except a sandbox's own loopback",
             )
             .with_remedy("use --net none"));
         }

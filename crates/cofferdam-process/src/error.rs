@@ -127,7 +127,7 @@ pub fn not_started(reason: NotStarted, errno: i32, program: &str, directory: &st
         )
         .with_source(source),
         (NotStarted::Fork, _) => {
-            Error::new(ErrorKind::ResourceExhausted, "start", "no further process may be made in the sandbox")
+            Error::new(ErrorKind::ResourceExhausted, "start", "no further process may be created in the sandbox")
                 .with_remedy("end a process, or raise the limit with --pids")
                 .with_source(source)
         }

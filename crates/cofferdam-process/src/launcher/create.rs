@@ -400,7 +400,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     }
     // The longer part of the filter is inherited from the launcher. This fails with EBUSY if another program already
     // has a listener on this process, as some container managers do.
-    let counting = setup.create.processes.map(|_| setup.filters.late_counting_processes());
+    let counting = setup.create.processes.map(|_| setup.filters.late_with_process_limit());
     let listener = seccomp::install_with_listener(counting.as_ref().unwrap_or(&setup.filters.late))
         .step("install the seccomp filter with a listener")?;
     rustix::process::chdir("/").step("enter the root")?;
