@@ -52,8 +52,8 @@ pub fn encode(number: u32, request: &Request<'_>, into: &mut [u8; REQUEST]) -> O
     let (head, rest) = into.split_at_mut_checked(HEAD)?;
     let (magic, number_and_kind) = head.split_at_mut_checked(4)?;
     magic.copy_from_slice(&MAGIC);
-    let (place, kind) = number_and_kind.split_at_mut_checked(4)?;
-    place.copy_from_slice(&number.to_le_bytes());
+    let (number_bytes, kind) = number_and_kind.split_at_mut_checked(4)?;
+    number_bytes.copy_from_slice(&number.to_le_bytes());
     let Request::Renew(it) = request else {
         kind.fill(if matches!(request, Request::Freeze { on: true }) { 1 } else { 2 });
         return Some(());

@@ -205,17 +205,17 @@ mod tests {
     #[test]
     fn however_guests_ask_there_are_never_more_than_the_bound() {
         let mut account = Account::new(QUOTA);
-        let (mut live, mut most) = (0u64, 0);
+        let (mut live, mut peak) = (0u64, 0);
         for step in 0..1000u64 {
             if step % 7 == 0 {
                 live = live.saturating_sub(step % 3);
             } else if account.decide(&|| step, &mut || Some(live)).is_none() {
                 live += 1;
             }
-            most = most.max(live);
+            peak = peak.max(live);
         }
-        assert!(most < QUOTA.max_live + QUOTA.calls, "{most}");
-        assert!(most >= QUOTA.max_live, "{most}");
+        assert!(peak < QUOTA.max_live + QUOTA.calls, "{peak}");
+        assert!(peak >= QUOTA.max_live, "{peak}");
     }
 
     #[test]

@@ -210,7 +210,7 @@ fn spawn(mut command: Command, start: Start, lifetime: Lifetime) -> io::Result<C
             relay::enter_namespace(stocked.as_mut())?;
         }
         // This is late, because the copies of this process's descriptors may exceed a limit.
-        limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
+        limits.iter().try_for_each(|(resource, max)| process::cap_limit(*resource, *max))?;
         // Descriptors that this process inherited are open in every program unless they are marked close-on-exec.
         process::keep_none_on_exec()?;
         // A stock belongs to the keeper.
@@ -278,8 +278,8 @@ mod tests {
         }
         let rules = Ruleset::new(abi).unwrap();
         for path in ["/usr", "/lib", "/lib64", "/bin"] {
-            if let Ok(place) = std::fs::File::open(path) {
-                rules.allow(place.as_fd(), access::READ | access::EXECUTE).unwrap();
+            if let Ok(target) = std::fs::File::open(path) {
+                rules.allow(target.as_fd(), access::READ | access::EXECUTE).unwrap();
             }
         }
         assert!(outcome(

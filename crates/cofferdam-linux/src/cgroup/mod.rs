@@ -81,7 +81,7 @@ pub struct Owner {
     spare: Vec<Group>,
     /// Released groups that were not inspected yet, with the time of their release.
     used: Vec<(Instant, Group)>,
-    made: u64,
+    created: u64,
     share: Share,
 }
 
@@ -188,7 +188,7 @@ impl Owner {
 
     /// Returns a group with these limits, all written and accepted. It is empty and has no other user.
     pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
-        if self.share == Share::Single && self.made > 0 {
+        if self.share == Share::Single && self.created > 0 {
             return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
         }
         if bounds.cpu_millis.is_none() {
@@ -208,17 +208,17 @@ impl Owner {
                 }
             }
         }
-        self.made += 1;
+        self.created += 1;
         let mut group = Group {
-            name: format!("s{}", self.made),
+            name: format!("s{}", self.created),
             version: self.version,
             dirs: Vec::with_capacity(4),
             base: Base::default(),
             join_files: Vec::new(),
             bounds: None,
         };
-        let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
-        match made {
+        let created = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
+        match created {
             Ok(()) => {
                 group.bounds = Some(bounds);
                 Ok(group)

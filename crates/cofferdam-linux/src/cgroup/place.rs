@@ -49,7 +49,7 @@ impl Parents {
             hierarchies: Vec::new(),
             spare: Vec::new(),
             used: Vec::new(),
-            made: 0,
+            created: 0,
             share,
         };
         for (controllers, parent) in self.dirs {

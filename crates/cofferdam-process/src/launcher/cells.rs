@@ -364,6 +364,6 @@ fn rules(view: TemplateView<'_>) -> io::Result<Ruleset> {
 
 /// Adds a rule for the file that is at `path` now.
 pub fn allow(rules: &Ruleset, path: &CStr, rights: u64) -> io::Result<()> {
-    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rules.allow(place.as_fd(), rights)
+    let target = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    rules.allow(target.as_fd(), rights)
 }

@@ -90,7 +90,7 @@ impl WatchBounds {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
             text.trim().parse::<u64>().ok()
         };
-        let share = |name, least, most| (setting(name).unwrap_or(0) / 8).clamp(least, most);
+        let share = |name, min, max| (setting(name).unwrap_or(0) / 8).clamp(min, max);
         Self {
             instances: share("max_user_instances", 4, 64),
             watches: share("max_user_watches", 1024, 65_536),
@@ -342,9 +342,9 @@ fn file_size(create: &Create, disk: u64) -> u64 {
 /// Returns the maximum of open descriptors of a program.
 fn open_files(setup: &Setup<'_>) -> u64 {
     let shared = setup.groups.is_empty() || matches!(setup.identity, Identity::Caller);
-    let most = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
+    let max = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
     // This is well below the init's limit: the init has to send descriptors while programs send theirs.
-    most.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
+    max.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
 }
 
 /// Limits objects that the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The
@@ -355,7 +355,7 @@ fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
         Some(memory) => bounds.instances_within(memory),
         None => bounds.instances,
     };
-    for (name, most) in [
+    for (name, max) in [
         ("inotify_instances", instances),
         ("inotify_watches", bounds.watches),
         // The system-call filter refuses these as well.
@@ -368,7 +368,7 @@ fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
             Err(rustix::io::Errno::NOENT) => continue,
             other => other.step("open a limit of the user namespace")?,
         };
-        rustix::io::write(&file, format!("{most}\n").as_bytes()).step("set a limit of the user namespace")?;
+        rustix::io::write(&file, format!("{max}\n").as_bytes()).step("set a limit of the user namespace")?;
     }
     Ok(())
 }

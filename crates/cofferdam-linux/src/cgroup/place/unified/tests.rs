@@ -24,11 +24,11 @@ fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
 fn candidates(top: &Path, mount: &Mounted, own: &str) -> Vec<String> {
     let parents = v2_parents(std::slice::from_ref(mount), &format!("0::/{own}\n"));
     let shown = parents.iter().map(|parents| {
-        let place = parents.dirs[0].1.strip_prefix(top).unwrap().display().to_string();
+        let path = parents.dirs[0].1.strip_prefix(top).unwrap().display().to_string();
         match parents.change {
-            Change::Nothing => format!("={place}"),
-            Change::Controllers => place,
-            Change::Processes => format!("!{place}"),
+            Change::Nothing => format!("={path}"),
+            Change::Controllers => path,
+            Change::Processes => format!("!{path}"),
         }
     });
     shown.collect()
