@@ -1,12 +1,13 @@
-//! For build scripts: compiles a program without any library, for the target of the build.
+//! A helper for build scripts: compiles a program without any library, for the target of the build.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-/// What every linker is told. Code and constants share one segment, and nothing is bound late: few mappings.
+/// Options for every linker. Code and constants share one segment, and no symbol is bound lazily: this needs few
+/// mappings.
 const LINKED: &[&str] = &["-nostdlib", "-static", "--build-id=none", "--gc-sections", "-znoexecstack", "-znorelro"];
 
-/// Compiles `source` to a program called `name` in the build's directory, or ends the build.
+/// Compiles `source` to a program `name` in the build's directory, or ends the build.
 pub fn program(source: &str, name: &str) {
     let directory = Path::new(source).parent().map(Path::display);
     println!("cargo::rerun-if-changed={}", directory.map(|path| path.to_string()).unwrap_or_default());
@@ -15,8 +16,8 @@ pub fn program(source: &str, name: &str) {
     let out = PathBuf::from(variable("OUT_DIR")).join(name);
     let target = variable("TARGET");
     let mut failures = Vec::new();
-    // The linker that comes with the toolchain knows every target; where a distribution left it out, the C compiler's
-    // links for this machine.
+    // The linker of the toolchain supports every target. If a distribution does not ship it, the C compiler links for
+    // this host.
     for linker in [rust_lld as fn(&mut Command), c_compiler] {
         match compile(source, name, &target, &out, linker) {
             Ok(()) => return,

@@ -1,14 +1,14 @@
-//! Starting a program for an exec.
+//! The start of a program for an exec.
 
 use super::plan::{self, Candidates, Plan};
 use super::sys::{self, Fd, Mapping, Res, Stack};
 use super::texts::Path;
 use super::wire::{NotStarted, Start, Step};
 
-/// Orders larger than this are laid out in memory of their own.
+/// The size of the static area. Larger requests are laid out in a mapping of their own.
 const AREA: usize = 8192;
 
-/// Where orders are laid out and children begin.
+/// Memory in which requests are laid out, and a stack for new processes.
 pub struct Desk {
     area: Area,
     stack: Stack,
@@ -18,11 +18,11 @@ pub struct Desk {
 struct Area([u8; AREA]);
 
 impl Desk {
-    /// A clear one.
+    /// Cleared memory.
     pub const NEW: Self = Self { area: Area([0; AREA]), stack: Stack::NEW };
 
-    /// Starts a program with these descriptors 0, 1 and 2, marked with the exec's number where there is a key for that.
-    /// `confine` runs in the new process before it closes what it does not need.
+    /// Starts a program with these descriptors 0, 1 and 2. With a key, tags it with the exec's number. `confine` runs
+    /// in the new process before it closes inherited descriptors.
     pub fn launch(
         &mut self,
         start: &Start<'_>,
@@ -50,12 +50,13 @@ impl Desk {
     }
 }
 
-/// A new process until it executes its program. It borrows this process's memory, and leaves there why it could not.
+/// A new process until it executes its program. It borrows this process's memory, and stores the reason of a failure
+/// there.
 struct Child<'a> {
     start: &'a Start<'a>,
     plan: Plan,
     candidates: Candidates<'a>,
-    /// Room for the name of a file.
+    /// Space for the name of a file.
     file: &'a mut [u8],
     stdio: [i32; 3],
     key: Option<(u64, u64)>,
@@ -64,7 +65,7 @@ struct Child<'a> {
 }
 
 impl Child<'_> {
-    /// Comes back only if nothing could be executed.
+    /// Runs in the new process. Returns only if no program could be executed.
     fn live(&mut self) {
         let errno = match self.prepare() {
             Ok(()) => self.execute(),
@@ -98,7 +99,7 @@ impl Child<'_> {
         while self.candidates.next(self.file) {
             match sys::execute(self.file, self.plan.argv, self.plan.env) {
                 sys::ENOENT | sys::ENOTDIR => {}
-                // A later directory of PATH may hold one that can be executed.
+                // A later directory of PATH may contain an executable file.
                 sys::EACCES => result = sys::EACCES,
                 other => return other,
             }
@@ -107,7 +108,7 @@ impl Child<'_> {
     }
 }
 
-/// A new terminal of the sandbox's own: controlling end and the end for programs.
+/// Creates a terminal of the sandbox. Returns its controlling end and the end for programs.
 pub fn make_terminal(size: (u16, u16)) -> Res<(Fd, Fd)> {
     let master = sys::open_terminal(b"/dev/pts/ptmx\0")?;
     let number = sys::unlock_terminal(&master)?;

@@ -1,10 +1,10 @@
-//! CPU time that execs are charged with where no control group counts it: never less than they used.
+//! CPU time that execs are charged with if no control group counts it: never less than they used.
 //!
-//! The times of the processes that are there, and of those that their parents waited for, can be read. Those of a
-//! process that nobody waits for vanish with it. So a span in which a process appeared or vanished counts as if every
-//! processor had worked all the time; only a span with the same processes at both ends is charged with what they used.
+//! The CPU time of existing processes, and of children that were waited for, can be read. The time of a process that no
+//! parent waits for is lost with it. So a span in which a process appeared or vanished counts as if every processor had
+//! worked all the time. Only a span with the same processes at both ends is charged with their actual use.
 
-/// The account of the execs that run at the same time.
+/// The CPU time account of the execs that run at the same time.
 #[derive(Debug, Default)]
 pub struct Ledger {
     charged_micros: u64,
@@ -12,29 +12,32 @@ pub struct Ledger {
     population: Population,
 }
 
-/// Which processes there are, and the number that was given out last: births between two looks change it.
+/// The set of existing processes, and the last process id that the kernel assigned: every new process between two polls
+/// changes it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Population {
     count: u64,
-    /// Stands for the list of them.
+    /// A digest of their process ids.
     digest: u64,
     last: u64,
 }
 
 impl Population {
-    /// Nobody, in a sandbox whose processes cannot know the seed, and so cannot be chosen to look like others.
+    /// Creates an empty population. Processes of the sandbox do not know the seed, so they cannot imitate the digest of
+    /// others.
     pub fn new(seed: u64, last: u64) -> Self {
         Self { count: 0, digest: seed, last }
     }
 
-    /// With one process more.
+    /// Adds a process.
     pub fn add(&mut self, pid: i32) {
         self.count += 1;
         self.digest = mix(self.digest ^ pid as u64);
     }
 }
 
-/// A permutation in which each bit of the input moves about half of the output's (the finisher of splitmix64).
+/// Mixes bits: a permutation in which each bit of the input changes about half of the output's (the finisher of
+/// splitmix64).
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -43,12 +46,12 @@ fn mix(value: u64) -> u64 {
 }
 
 impl Ledger {
-    /// A new account, opened with these processes and this sum of their times.
+    /// Opens an account with these processes and the sum of their times.
     pub fn open(sum_micros: u64, population: Population) -> Self {
         Self { charged_micros: 0, sum_micros, population }
     }
 
-    /// Charges a span at whose end there are these processes, with this sum of their times.
+    /// Charges a span. The arguments are the processes at its end and the sum of their times.
     pub fn charge(&mut self, span_micros: u64, processors: u64, sum_micros: u64, population: Population) {
         let seen = sum_micros.saturating_sub(self.sum_micros);
         let same = population == self.population;
@@ -57,13 +60,13 @@ impl Ledger {
         self.population = population;
     }
 
-    /// Goes on from here: what was before is charged, and the time until now is not.
+    /// Resumes after a pause: keeps what was charged before, and does not charge the time until now.
     pub fn go_on(&mut self, sum_micros: u64, population: Population) {
         self.sum_micros = sum_micros;
         self.population = population;
     }
 
-    /// What was charged so far.
+    /// Returns the microseconds charged so far.
     pub fn charged_micros(&self) -> u64 {
         self.charged_micros
     }
@@ -83,13 +86,13 @@ mod tests {
     fn processes_that_come_and_go_are_charged_for_the_whole_span() {
         let mut ledger = Ledger::open(0, population(&[], 0));
         ledger.charge(1000, 2, 0, population(&[2], 2));
-        assert_eq!(ledger.charged_micros(), 2000, "one appeared");
+        assert_eq!(ledger.charged_micros(), 2000, "a process appeared");
         ledger.charge(1000, 2, 300, population(&[2], 2));
         assert_eq!(ledger.charged_micros(), 2300, "the same processes at both ends");
         ledger.charge(1000, 2, 300, population(&[2], 9));
-        assert_eq!(ledger.charged_micros(), 4300, "some appeared and vanished unseen");
+        assert_eq!(ledger.charged_micros(), 4300, "processes appeared and vanished between polls");
         ledger.charge(1000, 2, 100, population(&[], 9));
-        assert_eq!(ledger.charged_micros(), 6300, "one vanished with its times");
+        assert_eq!(ledger.charged_micros(), 6300, "a process vanished with its times");
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Answers the system calls that the filter notifies this process of: locks of files, netlink sockets, listening sockets,
-//! and new processes where their number is limited.
+//! Answers to system calls that the filter reports to this process: file locks, netlink sockets, listening sockets, and
+//! new processes if their number is limited.
 //!
-//! The kernel charges none of these to a memory limit, and has no limit of its own for their number. The answer depends on
-//! the call's number and on arguments in registers, which nothing can change meanwhile, and on counts of the kernel's. A
-//! call that is granted is made by the guest itself, so that one that waits for a lock keeps only its own task waiting.
+//! The kernel charges none of these to a memory limit and has no limit of its own on their number. The answer depends
+//! on the call's number, on arguments in registers, which no other task can change, and on the kernel's counts. The
+//! guest itself makes a granted call, so a call that waits for a lock blocks only its own task.
 
 use super::quota::{self, Account, InFlight, Lock, Quota, TaskState};
 use super::sys::{self, Fd, Notification, Res};
@@ -15,26 +15,26 @@ const ENOLCK: i32 = 37;
 const ENOBUFS: i32 = 105;
 const ENOSYS: i32 = 38;
 
-/// Locks of processes. Each call makes two at most, one of them by splitting another: so there are never more than 36,864,
-/// and two for each task, of about 200 bytes. To list locks is slow, for the kernel stops all locking of the host
-/// meanwhile, and rare for that reason.
+/// The quota of process locks. Each call creates at most two, one of them by splitting another: so there are never more
+/// than 36,864, and two for each task, of about 200 bytes. Listing locks is slow, because the kernel stops all locking
+/// of the host meanwhile, and therefore rare.
 const PROCESS_LOCKS: Quota = Quota { max_live: 4096, calls: 16_384, error: ENOLCK };
-/// Locks of open files. The kernel lists those of the whole host: where others have as many, the first `calls` are all that
-/// this sandbox may make. Locks of processes, which nearly every program uses, do not suffer from that.
+/// The quota of open file locks. The kernel lists those of the whole host: if others have as many, this sandbox may
+/// make only the first `calls` calls. Process locks, which nearly every program uses, are not affected.
 const OPEN_FILE_LOCKS: Quota = Quota { max_live: 4096, calls: 4096, error: ENOLCK };
-/// Netlink sockets, each with a buffer of 208 KiB for answers.
+/// The quota of netlink sockets, each with a buffer of 208 KiB for answers.
 const NETLINK: Quota = Quota { max_live: 32, calls: 16, error: ENOBUFS };
-/// Listening sockets, each with 17 connections that wait to be accepted and hold 64 KiB.
+/// The quota of listening sockets, each with 17 connections that wait to be accepted and use 64 KiB.
 const LISTENERS: Quota = Quota { max_live: 24, calls: 8, error: ENOBUFS };
-/// Connections that may wait for a listening socket.
+/// The maximum of connections in the queue of a listening socket.
 pub const MAX_BACKLOG: u32 = 16;
 
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
-/// Bytes of a list that are read at once. No line is as long.
-const TEXT: usize = 4096;
-/// Time for calls in flight to be made, where a count depends on them: a program that calls `fork` often runs between two
-/// calls, and the kernel shows only by its next clock tick that it does.
+/// The number of bytes of a list to read at once. Every line is shorter.
+const BUFFER: usize = 4096;
+/// Time for calls in flight to complete, if a count depends on them: a program that calls `fork` often runs between two
+/// calls, and the kernel shows that only at its next clock tick.
 const SETTLE_MICROS: u64 = 50_000;
 const SETTLE_PAUSE_MICROS: u64 = 1000;
 /// Time for one count of the locks that processes hold. Guests may have a million descriptors.
@@ -42,21 +42,21 @@ const COUNT_MICROS: u64 = 250_000;
 /// The kernel ignores negative descriptors.
 const NOTHING: (i32, sys::Ready) = (-1, sys::Ready::Read);
 
-/// What keeps the queues of listening sockets short.
+/// The party that limits the queues of listening sockets.
 #[derive(Clone, Copy)]
 pub enum Backlog {
-    /// The kernel, by a setting of the network namespace.
+    /// The kernel limits them by a setting of the network namespace.
     Bounded,
-    /// This process, which listens in the guest's stead with this key for the filter.
+    /// This process calls `listen` instead of the guest, with this key for the filter.
     Shorten(u64),
-    /// This process, which refuses longer ones.
+    /// This process refuses longer queues.
     Refuse,
 }
 
-/// The listener of the filter, and what is left of each quota.
+/// The listener of the filter, and the rest of each quota.
 pub struct Quotas {
     listener: Fd,
-    /// The list of locks, opened before it was covered. Without it, locks are counted process by process.
+    /// The list of locks, opened before a mount covered it. Without it, locks are counted process by process.
     locks: Option<Fd>,
     backlog: Backlog,
     process_locks: Account,
@@ -69,7 +69,8 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Begins, before any guest runs. Without `max_processes`, the filter has no notification for new processes.
+    /// Creates the quotas before any guest runs. Without `max_processes`, the filter has no notification for new
+    /// processes.
     pub fn new(listener: Fd, locks: Option<Fd>, backlog: Backlog, max_processes: Option<u64>) -> Self {
         sys::wake_on_same_processor(listener.number());
         let max_processes = max_processes.unwrap_or(u64::MAX);
@@ -83,23 +84,23 @@ impl Quotas {
             netlink: (Account::new(NETLINK), InFlight::NONE),
             listeners: (Account::new(LISTENERS), InFlight::NONE),
             max_processes,
-            // The first call is counted as well: the program that makes it is a process.
+            // The first call is counted as well, because its caller is a process.
             processes: (Account::used_up(processes), InFlight::NONE),
             processes_refused: 0,
         }
     }
 
-    /// Returns the descriptors that it needs.
+    /// Returns the descriptors that must stay open.
     pub fn numbers(&self) -> [i32; 2] {
         [self.listener.number(), self.locks.as_ref().map_or(-1, Fd::number)]
     }
 
-    /// Returns how many processes were refused, where their number is limited.
+    /// Returns the number of refused processes, if processes are limited.
     pub fn processes_refused(&self) -> Option<u64> {
         (self.max_processes < u64::MAX).then_some(self.processes_refused)
     }
 
-    /// Returns true while one more process may be started for an exec.
+    /// Returns true if one more process may be started for an exec.
     pub fn allows_process(&mut self) -> bool {
         self.max_processes == u64::MAX || {
             let (_, flight) = &mut self.processes;
@@ -107,19 +108,19 @@ impl Quotas {
         }
     }
 
-    /// Gives the locks of open files their quota back while no guest runs: none can exist then.
+    /// Renews the quota of open file locks while no guest runs, because none can exist then.
     pub fn renew_idle(&mut self) {
         if self.locks.is_none() && !sys::has_children() {
             self.open_file_locks = Account::new(OPEN_FILE_LOCKS);
         }
     }
 
-    /// Answers one call: a guest that floods this process with calls does not keep it from its other work for longer.
+    /// Answers a single call: a guest that floods this process with calls does not delay its other work for longer.
     pub fn answer_one(&mut self) -> Res<()> {
         let listener = self.listener.number();
         let asked = match sys::notification(listener) {
             Ok(asked) => asked,
-            // The task was killed, or a signal interrupted it: it asks again.
+            // The task was killed, or a signal interrupted it. In the latter case it repeats the call.
             Err(sys::ENOENT) => return Ok(()),
             Err(errno) => return Err(errno),
         };
@@ -141,14 +142,14 @@ impl Quotas {
                 account.decide(&sys::now_micros, &mut || match (locks, kind) {
                     (Some(locks), _) => listed_locks(locks, kind, quota.max_live),
                     (None, Lock::Process) => held_locks(quota.max_live),
-                    // A file on its way between processes is in the hands of none.
+                    // A file that is in flight between processes has no descriptor.
                     (None, Lock::OpenFile) => None,
                 })
             }
             sys::SOCKET => decide_large(&mut self.netlink, asked.task, NETLINK.max_live, &netlink_sockets),
             sys::LISTEN => {
                 let error = decide_large(&mut self.listeners, asked.task, LISTENERS.max_live, &listeners);
-                // The kernel takes negative numbers for the longest queue there is.
+                // The kernel treats negative numbers as the longest queue.
                 match self.backlog {
                     Backlog::Bounded => error,
                     _ if error.is_some() || asked.arguments[1] as u32 <= MAX_BACKLOG => error,
@@ -156,7 +157,7 @@ impl Quotas {
                     Backlog::Refuse => Some(ENOBUFS),
                 }
             }
-            // Only with such a limit does the filter have notifications for anything else, which are for new processes.
+            // The other notifications are for new processes. The filter has them only with such a limit.
             _ if self.max_processes < u64::MAX => {
                 let error = decide_large(&mut self.processes, asked.task, self.max_processes, &processes);
                 self.processes_refused += u64::from(error.is_some());
@@ -168,13 +169,14 @@ impl Quotas {
     }
 }
 
-/// Listens in a guest's stead, with a short queue: the kernel has no setting here that would shorten it.
+/// Calls `listen` instead of a guest, with a short queue: the kernel has no setting here that would shorten it.
 ///
-/// The socket is the caller's, or another of the sandbox's if the caller changes its descriptors meanwhile. Guests that are
-/// not dumpable, or whose first thread has ended, cannot listen.
+///
+/// The socket is the caller's, or another one of the sandbox if the caller changes its descriptors meanwhile. Guests
+/// without dumpable memory or with an ended first thread cannot listen.
 fn listen(asked: &Notification, key: u64) -> sys::Reply {
     let listened = || -> Res<()> {
-        let mut text = [0; TEXT];
+        let mut text = [0; BUFFER];
         let status = sys::read_file(Path::new("/proc/", asked.task as u32, "/status").bytes(), &mut text);
         let process = texts::field(status, b"Tgid:").ok_or(ENOBUFS)?;
         let handle = sys::open_process(process as i32)?;
@@ -184,7 +186,7 @@ fn listen(asked: &Notification, key: u64) -> sys::Reply {
     listened().map_or_else(sys::Reply::Fail, |()| sys::Reply::Succeed)
 }
 
-/// Decides about a call that makes a large object: those in flight count as made.
+/// Decides about a call that creates a large object: calls in flight count as completed.
 fn decide_large(
     (account, flight): &mut (Account, InFlight),
     task: i32,
@@ -203,11 +205,11 @@ fn decide_large(
     (!added).then_some(account.quota.error)
 }
 
-/// Counts objects and calls in flight. Where only the latter reach the maximum, waits a while for them to be made.
+/// Counts objects and calls in flight. If only both together reach the maximum, waits for a while until calls complete.
 fn settled(flight: &mut InFlight, asking: i32, max_live: u64, live: &dyn Fn() -> Option<u64>) -> Option<u64> {
     let until = sys::now_micros() + SETTLE_MICROS;
     loop {
-        // Before the count: a call that is made in between counts twice rather than never.
+        // Settle before the count: a call that completes in between counts twice rather than never.
         let in_flight = flight.settle(asking, state_of);
         let live = live()?;
         if live >= max_live || live + in_flight < max_live || sys::now_micros() >= until {
@@ -223,14 +225,14 @@ fn state_of(task: i32) -> Option<TaskState> {
     Some(TaskState { letter: texts::state(stat)?, user_ticks: texts::user_ticks(stat)? })
 }
 
-/// Counts the processes of guests, those that have ended and were not reaped included.
+/// Counts the processes of guests, including ended ones that were not reaped.
 fn processes() -> Option<u64> {
-    let mut entries = [0; TEXT];
+    let mut entries = [0; BUFFER];
     let mut count = 0;
     watch::each_process(&mut entries, |_| count += 1).then_some(count)
 }
 
-/// Counts listed locks, no more than `max`.
+/// Counts listed locks, up to `max`.
 fn listed_locks(locks: &Fd, kind: Lock, max: u64) -> Option<u64> {
     sys::seek(locks, 0).ok()?;
     let mut count = 0;
@@ -242,13 +244,13 @@ fn listed_locks(locks: &Fd, kind: Lock, max: u64) -> Option<u64> {
     Some(count)
 }
 
-/// Counts the locks of processes with each descriptor of the file, no more than a little above `max`.
+/// Counts process locks through each descriptor, up to a little more than `max`.
 ///
-/// They belong to the descriptor table that took them. The filter lets no process share its table with another, and no thread
-/// have one of its own, so that a lock is with one process until that ends or closes the file. A process that hides its
-/// descriptors, or whose first thread ended before the others, makes the locks uncountable, as do too many descriptors.
+/// They belong to the descriptor table that took them. The filter allows no process to share its table with another,
+/// and no thread to have its own, so a process keeps a lock until it ends or closes the file. If a process hides its
+/// descriptors, its first thread ended before the others, or there are too many descriptors, locks cannot be counted.
 fn held_locks(max: u64) -> Option<u64> {
-    let mut entries = [0; TEXT];
+    let mut entries = [0; BUFFER];
     let until = sys::now_micros() + COUNT_MICROS;
     let mut count = 0;
     let mut whole = true;
@@ -264,17 +266,17 @@ fn held_locks(max: u64) -> Option<u64> {
 }
 
 fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
-    let mut text = [0; TEXT];
+    let mut text = [0; BUFFER];
     let status = sys::read_file(Path::new("/proc/", pid, "/status").bytes(), &mut text);
     if status.is_empty() {
-        // It has ended, and its locks with it.
+        // The process has ended, and its locks with it.
         return Some(0);
     }
     let has_memory = texts::field(status, b"VmSize:").is_some();
     if !has_memory {
         return texts::field(status, b"Threads:").is_none_or(|threads| threads < 2).then_some(0);
     }
-    let mut entries = [0; TEXT];
+    let mut entries = [0; BUFFER];
     let mut count = 0;
     let mut whole = true;
     let listed = watch::each_name(Path::new("/proc/", pid, "/fd").bytes(), &mut entries, |name| {
@@ -286,7 +288,7 @@ fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
                     count < max
                 })
                 .is_ok(),
-                // Closed meanwhile, and its locks with it.
+                // The descriptor was closed meanwhile, and its locks with it.
                 Err(sys::ENOENT) => {}
                 Err(_) => whole = false,
             }
@@ -295,8 +297,8 @@ fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
     (listed && whole).then_some(count)
 }
 
-/// Reads how many netlink sockets guests have in the network namespace, those without an address and those in no process's
-/// hands included: `/proc/net/netlink` would list only those with an address, which they get when they are used.
+/// Reads the number of netlink sockets in the network namespace. It includes those without an address and those in
+/// flight between processes: `/proc/net/netlink` lists only those with an address, which they get on first use.
 fn netlink_sockets() -> Option<u64> {
     let file = sys::open(b"/proc/net/protocols\0", 0).ok()?;
     let mut found = None;
@@ -311,14 +313,14 @@ fn netlink_sockets() -> Option<u64> {
 /// Counts the listening sockets of the network namespace.
 fn listeners() -> Option<u64> {
     let count = |path: &[u8]| match count_lines(path, quota::is_listener) {
-        // A kernel without this version of IP.
+        // The kernel does not support this version of IP.
         Err(sys::ENOENT) => Some(0),
         other => other.ok(),
     };
     Some(count(b"/proc/net/tcp\0")? + count(b"/proc/net/tcp6\0")?)
 }
 
-/// Counts the lines after the first one, a head, up to the first that does not count.
+/// Counts the lines after the heading, up to the first line that does not match.
 fn count_lines(path: &[u8], counts: fn(&[u8]) -> bool) -> Res<u64> {
     let file = sys::open(path, 0)?;
     let mut lines = 0;
@@ -330,9 +332,9 @@ fn count_lines(path: &[u8], counts: fn(&[u8]) -> bool) -> Res<u64> {
     Ok(lines.saturating_sub(1))
 }
 
-/// Goes through the lines of a file until `visit` wants no more.
+/// Calls `visit` with each line of a file until it returns false.
 fn each_line(file: &Fd, visit: &mut dyn FnMut(&[u8]) -> bool) -> Res<()> {
-    let mut buffer = [0; TEXT];
+    let mut buffer = [0; BUFFER];
     let mut kept = 0;
     loop {
         let rest = buffer.get_mut(kept..).filter(|rest| !rest.is_empty()).ok_or(sys::EBADMSG)?;

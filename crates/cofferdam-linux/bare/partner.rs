@@ -1,59 +1,59 @@
-//! What an ordinary process 1 of a machine asks of the machine's init, which has the rights: messages of one size each, over
-//! a socket pair that nobody else has. Both sides are built from this file.
+//! Requests of an unprivileged process 1 of a VM to the VM's privileged init: messages of fixed size over a private
+//! socket pair. Both sides are compiled from this file.
 
-/// Bytes of a request.
+/// The size of a request.
 pub const REQUEST: usize = 192;
-/// Bytes of an answer.
+/// The size of an answer.
 pub const ANSWER: usize = 12;
-/// The descriptor at which whoever asks finds its end.
+/// The descriptor of the requesting side's end.
 pub const DESCRIPTOR: i32 = 3;
-/// The descriptor at which it finds a socket that takes the host's connections, where the host is reached by one.
+/// The descriptor of a socket that accepts the host's connections, if the host connects by a socket.
 pub const LISTENER: i32 = 4;
-/// The longest name of a machine.
+/// The maximum length of a VM's host name.
 pub const MAX_NAME: usize = 63;
 
 const MAGIC: [u8; 4] = *b"CFDp";
-/// Bytes before what a renewal says.
+/// The number of bytes before the body of a reseed request.
 const HEAD: usize = 9;
 
-/// What makes a machine differ from all others that were the same.
+/// New identity and randomness for a restored VM, so that it differs from other copies of the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Renew<'a> {
-    /// Seconds and nanoseconds of the time of day.
+    /// The time of day in seconds and nanoseconds.
     pub now: (u64, u32),
-    /// For the kernel's random numbers.
+    /// Entropy for the kernel's random number generator.
     pub entropy: &'a [u8; 64],
-    /// The machine's id.
+    /// The VM's machine id.
     pub machine_id: &'a [u8; 16],
-    /// The id of the kernel's start.
+    /// The boot id.
     pub boot_id: &'a [u8; 16],
-    /// The machine's name.
+    /// The VM's host name.
     pub hostname: &'a [u8],
 }
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Stop all guests, or let them go on.
+    /// Freeze or resume all guests.
     Freeze { on: bool },
-    /// Make the machine another one.
+    /// Replace the VM's identity and randomness.
     Renew(Renew<'a>),
 }
 
-/// Whether a machine may have this name.
+/// Returns true if a VM may have this host name.
 pub fn is_name(name: &[u8]) -> bool {
     let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
     (1..=MAX_NAME).contains(&name.len()) && name.iter().all(plain)
 }
 
-/// Writes a request with its number; `None` if it cannot be put.
+/// Encodes a request with its number. Returns `None` if the host name is not valid.
 pub fn encode(number: u32, request: &Request<'_>, into: &mut [u8; REQUEST]) -> Option<()> {
     into.fill(0);
     let (head, rest) = into.split_at_mut_checked(HEAD)?;
     let (magic, number_and_kind) = head.split_at_mut_checked(4)?;
     magic.copy_from_slice(&MAGIC);
-    let (place, kind) = number_and_kind.split_at_mut_checked(4)?;
-    place.copy_from_slice(&number.to_le_bytes());
+    let (number_bytes, kind) = number_and_kind.split_at_mut_checked(4)?;
+    number_bytes.copy_from_slice(&number.to_le_bytes());
     let Request::Renew(it) = request else {
         kind.fill(if matches!(request, Request::Freeze { on: true }) { 1 } else { 2 });
         return Some(());
@@ -76,7 +76,7 @@ fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     Some(taken)
 }
 
-/// Reads a request and its number. What nobody writes is none.
+/// Decodes a request and its number. Returns `None` for a message that no encoder writes.
 pub fn decode(message: &[u8]) -> Option<(u32, Request<'_>)> {
     if message.len() != REQUEST {
         return None;
@@ -104,11 +104,11 @@ pub fn decode(message: &[u8]) -> Option<(u32, Request<'_>)> {
         }
         _ => return None,
     };
-    // Nothing may follow.
+    // No other bytes may follow.
     rest.iter().all(|byte| *byte == 0).then_some((number, request))
 }
 
-/// The answer to a request: 0, or an error number.
+/// Encodes the answer to a request: 0 or an error number.
 pub fn answer(number: u32, errno: i32) -> [u8; ANSWER] {
     let mut answer = [0; ANSWER];
     let parts = MAGIC.into_iter().chain(number.to_le_bytes()).chain(errno.to_le_bytes());
@@ -116,7 +116,7 @@ pub fn answer(number: u32, errno: i32) -> [u8; ANSWER] {
     answer
 }
 
-/// Reads an answer: number and error number.
+/// Decodes an answer into the request's number and an error number.
 pub fn read_answer(message: &[u8]) -> Option<(u32, i32)> {
     let (magic, rest) = message.split_first_chunk::<4>()?;
     let (number, rest) = rest.split_first_chunk()?;

@@ -1,29 +1,29 @@
-//! From a start order to what `execve` takes: texts with a NUL at their end, and lists of their addresses, laid out in
+//! Conversion of a start request to the arguments of `execve`: NUL-terminated texts and lists of their addresses, in
 //! one area of memory.
 
 use super::wire::Start;
 
-/// Where programs are looked for without a PATH.
+/// The search path of programs without a PATH.
 const DEFAULT_PATH: &[u8] = b"/usr/bin:/bin";
 const POINTER: usize = 8;
 
-/// Addresses of what was laid out.
+/// Addresses of the arguments in the area.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// A list that ends with null.
+    /// The null-terminated list of arguments.
     pub argv: usize,
-    /// A list that ends with null.
+    /// The null-terminated list of environment variables.
     pub env: usize,
-    /// A text.
+    /// The NUL-terminated working directory.
     pub directory: usize,
-    /// Bytes of the area that are in use; the rest is free.
+    /// The number of used bytes of the area. The rest is free.
     pub used: usize,
 }
 
-/// Bytes that an area must have, for the order itself and one candidate.
+/// Returns the required size of an area, for the request itself and one candidate.
 pub fn room(start: &Start<'_>) -> usize {
     let pointers = (start.argv.count() + start.env.count() / 2 + 2) * POINTER;
-    // Each text gets a NUL, or a '=' between name and value.
+    // Each text needs a NUL, or a '=' between name and value.
     let texts = start.argv.size() + start.argv.count() + start.env.size() + start.env.count();
     pointers + texts + start.directory.len() + 1 + candidate_room(start)
 }
@@ -32,7 +32,7 @@ fn candidate_room(start: &Start<'_>) -> usize {
     search_path(start).len() + start.argv.iter().next().map_or(0, <[u8]>::len) + 2
 }
 
-/// The value of PATH that the program is to have.
+/// Returns the program's value of PATH.
 fn search_path<'a>(start: &Start<'a>) -> &'a [u8] {
     let mut texts = start.env.iter();
     while let (Some(name), Some(value)) = (texts.next(), texts.next()) {
@@ -43,7 +43,8 @@ fn search_path<'a>(start: &Start<'a>) -> &'a [u8] {
     DEFAULT_PATH
 }
 
-/// Lays an order out in an area that is aligned to 8 bytes. `None` when a text has a NUL in it, or the area is short.
+/// Lays a request out in an area that is aligned to 8 bytes. Returns `None` if a text contains a NUL or the area is too
+/// small.
 pub fn lay(start: &Start<'_>, area: &mut [u8]) -> Option<Plan> {
     let base = area.as_ptr() as usize;
     let argv = 0;
@@ -73,7 +74,7 @@ fn point(area: &mut [u8], slot: &mut usize, address: usize) -> Option<()> {
     Some(())
 }
 
-/// Writes a text and what ends it. Gives where the next one goes.
+/// Writes a text and its end. Returns the position after it.
 fn put(area: &mut [u8], at: usize, text: &[u8], end: u8) -> Option<usize> {
     if text.contains(&0) {
         return None;
@@ -84,23 +85,24 @@ fn put(area: &mut [u8], at: usize, text: &[u8], end: u8) -> Option<usize> {
     Some(after + 1)
 }
 
-/// The files that a program's name may mean: itself if it has a slash, else one in each directory of PATH.
+/// The files that a program's name may refer to: the name itself if it has a slash, else a file in each directory of
+/// PATH.
 pub struct Candidates<'a> {
     program: &'a [u8],
-    /// What is left of PATH; `None` when the name itself is all there is.
+    /// The rest of PATH. `None` if the name itself is the only candidate.
     path: Option<&'a [u8]>,
     done: bool,
 }
 
 impl<'a> Candidates<'a> {
-    /// Those of an order; `None` when it names no program.
+    /// Returns the candidates of a request, or `None` if it names no program.
     pub fn of(start: &Start<'a>) -> Option<Self> {
         let program = start.argv.iter().next()?;
         let path = (!program.contains(&b'/')).then(|| search_path(start));
         Some(Self { program, path, done: false })
     }
 
-    /// Writes the next one, with a NUL at its end; `false` when there is none.
+    /// Writes the next candidate with a NUL at its end. Returns false if there is none.
     pub fn next(&mut self, into: &mut [u8]) -> bool {
         while !self.done {
             let Some(path) = self.path else {

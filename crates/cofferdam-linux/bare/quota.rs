@@ -1,32 +1,33 @@
-//! Quotas of kernel objects that no memory limit counts: how many calls may make some before they are counted again.
+//! Quotas of kernel objects without a memory limit: a number of calls may create objects before these are counted
+//! again.
 //!
 //! ```text
 //! granting --calls used up--> count --below the maximum--> granting
 //!                               \-----at the maximum, or not countable--> refusing --pause over, next call--> count
 //! ```
 //!
-//! So there are never more objects than `max_live`, what `calls` calls make, and what calls that were granted before the
-//! count made after it. The last are at most one for each task; where objects are large, [`InFlight`] counts them too.
-//! Nothing here reads what guests write: a count is the kernel's.
+//! So the number of objects is at most `max_live`, plus those of `calls` calls, plus those of calls that were granted
+//! before the count and completed after it. The last are at most one for each task. For large objects, [`InFlight`]
+//! counts them too. Nothing here reads data of guests: the counts are the kernel's.
 
 use super::texts;
 
-/// How many there may be of one kind.
+/// The limits on objects of one kind.
 #[derive(Clone, Copy)]
 pub struct Quota {
-    /// Objects at which no more calls are granted.
+    /// The number of objects at which no more calls are granted.
     pub max_live: u64,
-    /// Calls that are granted without a count.
+    /// The number of calls that are granted without a count.
     pub calls: u64,
-    /// The error of a call that is refused.
+    /// The error of a refused call.
     pub error: i32,
 }
 
-/// After a count that ended in a refusal, calls are refused without one for this many times as long as it took: guests
-/// that go on asking do not keep this process from its other work.
+/// The factor of the pause after a refusal: without a new count, calls are refused for this many times the duration of
+/// the last one. So guests with many calls do not keep this process from its other work.
 const PAUSE_FACTOR: u64 = 4;
 
-/// What is left of a quota.
+/// The rest of a quota.
 pub struct Account {
     pub quota: Quota,
     left: u64,
@@ -34,17 +35,18 @@ pub struct Account {
 }
 
 impl Account {
-    /// Creates an account whose first calls are granted without a count: nothing runs yet.
+    /// Creates an account that grants its first calls without a count, because no process runs yet.
     pub const fn new(quota: Quota) -> Self {
         Self { quota, left: quota.calls, refuse_until: 0 }
     }
 
-    /// Creates an account whose first call is counted as well.
+    /// Creates an account that counts before its first call.
     pub const fn used_up(quota: Quota) -> Self {
         Self { quota, left: 0, refuse_until: 0 }
     }
 
-    /// Decides about a call: the error to refuse it with. `count` tells how many objects there are, if it can be told.
+    /// Decides about a call. Returns the error if it is refused. `count` returns the number of objects if it can be
+    /// determined.
     pub fn decide(&mut self, now: &dyn Fn() -> u64, count: &mut dyn FnMut() -> Option<u64>) -> Option<i32> {
         if self.left == 0 {
             let start = now();
@@ -63,10 +65,11 @@ impl Account {
     }
 }
 
-/// Tasks kept of a kind: as many as may be in flight below the maximum, and as many as are granted then.
+/// The maximum of stored tasks of a kind: as many as can be in flight below the maximum, and as many as are granted
+/// then.
 const MAX_TASKS: usize = 64;
 
-/// What the kernel shows of a task.
+/// The state of a task as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskState {
     /// The letter of its state.
@@ -75,17 +78,17 @@ pub struct TaskState {
     pub user_ticks: u64,
 }
 
-/// The tasks whose calls were granted and may not have been made yet, each with its time in user mode at the grant.
+/// The tasks whose calls were granted and may not be complete, each with its time in user mode at the grant.
 pub struct InFlight {
     tasks: [(i32, u64); MAX_TASKS],
     count: usize,
 }
 
 impl InFlight {
-    /// None.
+    /// No tasks.
     pub const NONE: Self = Self { tasks: [(0, 0); MAX_TASKS], count: 0 };
 
-    /// Adds a task whose call is granted. Returns false when there is no room: the call is to be refused.
+    /// Adds a task with a granted call. Returns false if there is no space: the call must be refused.
     pub fn add(&mut self, task: i32, user_ticks: u64) -> bool {
         let Some(slot) = self.tasks.get_mut(self.count) else { return false };
         *slot = (task, user_ticks);
@@ -93,11 +96,12 @@ impl InFlight {
         true
     }
 
-    /// Forgets the calls that are over, by the state that the kernel shows of each task. Returns how many are left.
+    /// Removes completed calls by the state of each task. Returns the number of remaining calls.
     ///
-    /// A task that was granted its call runs in the kernel, or sleeps in a way that nothing interrupts, until the call is
-    /// made. One that sleeps otherwise, that has been in user mode since, that is stopped or gone, and `asking`, which asks
-    /// for its next call, has made it or never will.
+    ///
+    /// Until its call completes, a task runs in the kernel or is in uninterruptible sleep. A task has completed its
+    /// call, or never will, if it sleeps otherwise, has been in user mode since, is stopped or gone, or is `asking`,
+    /// the task with the next call.
     pub fn settle(&mut self, asking: i32, state: impl Fn(i32) -> Option<TaskState>) -> u64 {
         let mut kept = 0;
         for at in 0..self.count {
@@ -119,16 +123,16 @@ impl InFlight {
     }
 }
 
-/// What a line of `/proc/locks` stands for. Requests that wait are locks as well.
+/// The kind of lock in a line of `/proc/locks`. Waiting requests are locks as well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// Of a process, with `F_SETLK`. Only those of the own pid namespace are listed.
+    /// A lock of a process, by `F_SETLK`. Only those of the own pid namespace are listed.
     Process,
-    /// Of an open file, with `F_OFD_SETLK`. Those of the whole host are listed.
+    /// A lock of an open file, by `F_OFD_SETLK`. Those of the whole host are listed.
     OpenFile,
 }
 
-/// Reads a line of `/proc/locks`, which holds no text of a guest's.
+/// Parses a line of `/proc/locks`, which contains no text of a guest.
 pub fn lock(line: &[u8]) -> Option<Lock> {
     line.split(|&byte| byte == b' ').find_map(|word| match word {
         b"POSIX" | b"ACCESS" => Some(Lock::Process),
@@ -137,19 +141,19 @@ pub fn lock(line: &[u8]) -> Option<Lock> {
     })
 }
 
-/// Returns true for the line of a process's `fdinfo` that describes a lock of the process.
+/// Returns true if a line of a process's `fdinfo` describes a lock of the process.
 pub fn is_held_lock(line: &[u8]) -> bool {
     line.starts_with(b"lock:") && lock(line) == Some(Lock::Process)
 }
 
-/// Whether a line of `/proc/net/tcp` stands for a listening socket. Those come before all others.
+/// Returns true if a line of `/proc/net/tcp` describes a listening socket. These lines come before all others.
 pub fn is_listener(line: &[u8]) -> bool {
     const LISTENING: &[u8] = b"0A";
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     words.nth(3) == Some(LISTENING)
 }
 
-/// Reads the number of netlink sockets from their line of `/proc/net/protocols`.
+/// Parses the number of netlink sockets from a line of `/proc/net/protocols`.
 pub fn netlink_sockets(line: &[u8]) -> Option<u64> {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     if words.next() == Some(b"NETLINK") { words.nth(1).and_then(texts::number) } else { None }
@@ -201,17 +205,17 @@ mod tests {
     #[test]
     fn however_guests_ask_there_are_never_more_than_the_bound() {
         let mut account = Account::new(QUOTA);
-        let (mut live, mut most) = (0u64, 0);
+        let (mut live, mut peak) = (0u64, 0);
         for step in 0..1000u64 {
             if step % 7 == 0 {
                 live = live.saturating_sub(step % 3);
             } else if account.decide(&|| step, &mut || Some(live)).is_none() {
                 live += 1;
             }
-            most = most.max(live);
+            peak = peak.max(live);
         }
-        assert!(most < QUOTA.max_live + QUOTA.calls, "{most}");
-        assert!(most >= QUOTA.max_live, "{most}");
+        assert!(peak < QUOTA.max_live + QUOTA.calls, "{peak}");
+        assert!(peak >= QUOTA.max_live, "{peak}");
     }
 
     #[test]
@@ -228,7 +232,7 @@ mod tests {
             9 => at(b'D', 6),
             _ => None,
         };
-        // Of 6, which still runs its call, 9, which sleeps in it, and 11, which asks for its next one.
+        // These remain: 6, which still runs its call, and 9, which sleeps in it. 11 makes its next call.
         assert_eq!(flight.settle(11, states), 2);
         assert_eq!(flight.settle(0, |task| if task == 9 { at(b'R', 5) } else { None }), 1);
         assert_eq!(flight.settle(0, |_| at(b'T', 5)), 0);

@@ -1,13 +1,13 @@
-//! Reading what the kernel writes into `/proc`. Names of processes are the guests' choice, and may hold anything.
+//! Parsers for files of `/proc`. Names of processes are chosen by guests and may contain any bytes.
 
-/// One tick of the times in `stat`, in microseconds: the kernel shows hundredths of a second.
+/// One clock tick of `stat` in microseconds: the kernel shows hundredths of a second.
 const TICK_MICROS: u64 = 10_000;
 
 fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty())
 }
 
-/// A number of digits only.
+/// Parses a number that consists of digits only.
 pub fn number(text: &[u8]) -> Option<u64> {
     let digit = |value: u64, byte: &u8| {
         let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
@@ -16,30 +16,31 @@ pub fn number(text: &[u8]) -> Option<u64> {
     if text.is_empty() { None } else { text.iter().try_fold(0, digit) }
 }
 
-/// A process's number, if the name of an entry of `/proc` is one.
+/// Returns the process id if the name of an entry of `/proc` is one.
 pub fn pid(name: &[u8]) -> Option<i32> {
     number(name).and_then(|number| i32::try_from(number).ok())
 }
 
-/// The number in one line of a status file.
+/// Returns the number in one line of a status file.
 pub fn field(status: &[u8], key: &[u8]) -> Option<u64> {
     let line = status.split(|&byte| byte == b'\n').find(|line| line.starts_with(key))?;
     words(line).nth(1).and_then(number)
 }
 
-/// How many sockets a network namespace has, by `/proc/net/sockstat`: those without a descriptor, too.
+/// Returns the number of sockets in a network namespace, by `/proc/net/sockstat`. It includes those without a
+/// descriptor.
 pub fn sockets(sockstat: &[u8]) -> Option<u64> {
     let line = sockstat.split(|&byte| byte == b'\n').find(|line| line.starts_with(b"sockets:"))?;
     words(line).nth(2).and_then(number)
 }
 
-/// What stands behind the name in a `stat` file: the name itself may hold anything.
+/// Returns the text after the name in a `stat` file. The name itself may contain any bytes.
 fn after_name(stat: &[u8]) -> &[u8] {
     let end = stat.iter().rposition(|&byte| byte == b')');
     end.and_then(|end| stat.get(end + 1..)).unwrap_or_default()
 }
 
-/// The letter of a process's state, by its `stat` file.
+/// Returns the letter of a process's state, by its `stat` file.
 pub fn state(stat: &[u8]) -> Option<u8> {
     words(after_name(stat)).next().and_then(<[u8]>::first).copied()
 }
@@ -49,35 +50,35 @@ pub fn user_ticks(stat: &[u8]) -> Option<u64> {
     words(after_name(stat)).nth(11).and_then(number)
 }
 
-/// Whether a process has not ended yet, by its `stat` file.
+/// Returns true if a process has not ended yet, by its `stat` file.
 pub fn is_running(stat: &[u8]) -> bool {
     state(stat).is_some_and(|state| !matches!(state, b'Z' | b'X'))
 }
 
-/// The session of a process, by its `stat` file.
+/// Returns the session of a process, by its `stat` file.
 pub fn session(stat: &[u8]) -> Option<i32> {
     words(after_name(stat)).nth(3).and_then(pid)
 }
 
-/// User and system time of a process and its reaped children, by its `stat` file.
+/// Returns the user and system time of a process and its reaped children, by its `stat` file.
 pub fn cpu_micros(stat: &[u8]) -> u64 {
     let ticks = words(after_name(stat)).skip(11).take(4).filter_map(number);
     ticks.fold(0u64, u64::saturating_add).saturating_mul(TICK_MICROS)
 }
 
-/// The process number that was given out last, by `/proc/loadavg`.
+/// Returns the last process id that the kernel assigned, by `/proc/loadavg`.
 pub fn last_pid(load: &[u8]) -> u64 {
     words(load).last().and_then(number).unwrap_or(0)
 }
 
-/// A path of `/proc`, ready for the kernel.
+/// A NUL-terminated path of `/proc`.
 pub struct Path {
     bytes: [u8; 32],
     length: usize,
 }
 
 impl Path {
-    /// `<prefix><number><suffix>`; both must be short.
+    /// Builds `<prefix><number><suffix>`. Both texts must be short.
     pub fn new(prefix: &str, number: u32, suffix: &str) -> Self {
         let mut path = Self { bytes: [0; 32], length: 0 };
         path.push(prefix.as_bytes());
@@ -86,7 +87,7 @@ impl Path {
         path
     }
 
-    /// Returns the path of a file of one task, which its number alone leads to, whatever process it belongs to.
+    /// Returns the path of a file of a task. The path needs no process id, because the task id alone identifies it.
     pub fn of_task(task: u32, suffix: &str) -> Self {
         let mut path = Self::new("/proc/", task, "/task/");
         path.push_number(task);
@@ -118,7 +119,7 @@ impl Path {
         self.push(digits.get(first..).unwrap_or_default());
     }
 
-    /// Leaves room for the NUL at the end; what is too long is cut, and then names nothing.
+    /// Appends text, except for the last byte, which stays NUL. A text that is too long is cut, and then names no file.
     fn push(&mut self, text: &[u8]) {
         for &byte in text {
             if let Some(slot) = self.bytes.get_mut(self.length).filter(|_| self.length < 31) {
@@ -128,7 +129,7 @@ impl Path {
         }
     }
 
-    /// With its NUL.
+    /// Returns the path with its NUL.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..=self.length).unwrap_or(b"\0")
     }
@@ -170,7 +171,7 @@ mod tests {
     fn paths_end_with_a_nul() {
         assert_eq!(Path::new("/proc/", 4_294_967_295, "/status").bytes(), b"/proc/4294967295/status\0");
         assert_eq!(Path::new("/dev/pts/", 0, "").bytes(), b"/dev/pts/0\0");
-        // The largest number of a process that Linux gives.
+        // The largest process id of Linux.
         assert_eq!(Path::of_task(4_194_304, "/stat").bytes(), b"/proc/4194304/task/4194304/stat\0");
         assert_eq!(Path::of_descriptor(4_194_304, 999_999).bytes(), b"/proc/4194304/fdinfo/999999\0");
         assert_eq!(Path::new("/proc/", 1, "/a-name-that-is-much-too-long").bytes().last(), Some(&0));

@@ -1,4 +1,4 @@
-//! Opening files below a directory that somebody hostile may be changing: `openat2`, never strings.
+//! Access to files below a directory that hostile code may change: by `openat2`, never by comparing paths as strings.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,11 +7,11 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// How often a look-up is tried again when somebody renames things under it.
+/// The number of attempts to look up a path while other processes rename its parts.
 const RACE_TRIES: usize = 128;
 
-/// Opens `path` below `dir`. No step leaves `dir`: not by `..`, not by symlinks, not by magic links.
-/// An empty path opens `dir` itself. Escapes give `EXDEV`.
+/// Opens `path` below `dir`. No step leaves `dir`: neither by `..` nor by symlinks or magic links. An empty path opens
+/// `dir` itself. An escape returns `EXDEV`.
 pub fn open(dir: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -24,8 +24,8 @@ pub fn open(dir: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::
     Err(io::Error::from(Errno::AGAIN))
 }
 
-/// Opens a plain file below `dir` for reading. Looks before it opens, so that a fifo never blocks and a device is
-/// never touched: anything but a plain file gives its type.
+/// Opens a plain file below `dir` for reading. Checks the type before it opens the file, so that a fifo never blocks
+/// and a device is never touched. Returns the type of any other file.
 pub fn open_plain(dir: BorrowedFd<'_>, path: &Path) -> io::Result<Result<OwnedFd, FileType>> {
     let handle = open(dir, path, OFlags::PATH, Mode::empty())?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&handle)?.st_mode);
@@ -35,7 +35,7 @@ pub fn open_plain(dir: BorrowedFd<'_>, path: &Path) -> io::Result<Result<OwnedFd
     reopen(&handle, OFlags::RDONLY).map(Ok)
 }
 
-/// Opens again, with other flags, the very file that a path descriptor stands for.
+/// Opens the file of a path descriptor again, with other flags.
 pub fn reopen(handle: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let name = format!("/proc/self/fd/{}", handle.as_raw_fd());

@@ -1,11 +1,11 @@
-//! Capabilities: giving all of them up, and reading back what is left.
+//! Capabilities: dropping all of them, and reading the remaining sets.
 
 use std::io;
 
 use crate::sys::{check, check_int};
 
 const VERSION_3: u32 = 0x2008_0522;
-/// One past the highest capability any kernel has room for.
+/// One more than the highest capability that a kernel can have.
 const CAPABILITY_SPACE: u32 = 64;
 
 #[repr(C)]
@@ -41,7 +41,7 @@ pub fn drop_all() -> io::Result<()> {
             if libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 {
                 let error = io::Error::last_os_error();
                 if error.raw_os_error() == Some(libc::EINVAL) {
-                    break; // One past the newest capability that this kernel knows.
+                    break; // One more than the newest capability of this kernel.
                 }
                 return Err(error);
             }
@@ -69,7 +69,7 @@ pub fn read() -> io::Result<Sets> {
     })
 }
 
-/// The calling thread's bounding set: what it could still gain.
+/// Returns the calling thread's bounding set: capabilities that it could still gain.
 pub fn bounding() -> u64 {
     let mut set = 0;
     for capability in 0..CAPABILITY_SPACE {

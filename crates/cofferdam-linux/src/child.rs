@@ -1,5 +1,4 @@
-//! Programs that are started for a long time: they get the descriptors that they are meant to have and no others, and do
-//! not outlive this process.
+//! Start of long-running programs: they get only the intended descriptors, and do not outlive this process.
 
 use std::ffi::CString;
 use std::io;
@@ -15,131 +14,139 @@ use crate::process::{self, Resource, die_with_parent};
 use crate::relay::{self, Stocked};
 use crate::seccomp::{self, Arch, compile_lone};
 
-/// The error number by which a child says that it may have no namespaces: no execution of a program fails with it.
+/// The error number by which a child reports that it may create no namespaces. Executing a program never fails with it.
 const NO_NAMESPACES: i32 = libc::ENONET;
 
-/// How a program is started, besides what a [`Command`] says.
+/// Settings to start a program, besides its [`Command`].
 #[derive(Debug, Default)]
 pub struct Start {
-    /// Descriptors that it keeps, under their numbers. They are closed here once it runs.
+    /// Descriptors that it keeps, under the same numbers. They are closed here once it runs.
     pub keep: Vec<OwnedFd>,
-    /// User and group that it runs as; it stays the caller's without.
+    /// The user and group that it runs as. `None` means the caller's.
     pub user: Option<(u32, u32)>,
-    /// Rules on files that it is under, if any.
+    /// Landlock rules that apply to it.
     pub rules: Option<Ruleset>,
-    /// Whether it has a network and System V objects of its own, and so none.
+    /// Its own network and System V namespaces.
     pub seclusion: Seclusion,
-    /// Files of control groups in which it puts itself before it runs, as [`Group::entrances`] gives them.
+    /// Files of control groups that it joins before it runs, as [`Group::entrances`] returns them.
+    ///
     ///
     /// [`Group::entrances`]: crate::cgroup::Group::entrances
     pub groups: Vec<OwnedFd>,
-    /// Resource limits; one that is above what it is allowed anyway changes nothing.
+    /// Resource limits. A limit above the current one changes nothing.
     pub limits: Vec<(Resource, u64)>,
-    /// How large the pages of its memory may be.
+    /// The size of its memory pages.
     pub pages: Pages,
-    /// Which system calls it may make.
+    /// The system calls that it may make.
     pub calls: Calls,
-    /// For [`start_in_namespace`]: files that it finds under names, in a mount namespace of its own.
+    /// For [`start_in_namespace`]: files that it finds under names, in its own mount namespace.
     pub stock: Option<Stock>,
 }
 
-/// A file system that a program in a namespace finds somewhere, and nobody else; and a keeper, the namespace's init, who has
-/// [`Start::keep`] open in the program's place: the program can open them once more by their numbers, whatever it closes.
+/// A file system that only a program in a namespace sees; and a keeper, the namespace's init, which keeps
+/// [`Start::keep`] open instead of the program: the program can open these files again by their numbers, even if it
+/// closes them.
 ///
-/// Nothing of it has a name outside, so it is gone with the namespace and this process's descriptors.
+///
+/// Nothing of it has a name outside, so it disappears with the namespace and this process's descriptors.
 #[derive(Debug)]
 pub struct Stock {
-    /// A detached mount of it.
+    /// A detached mount of the file system.
     pub tree: OwnedFd,
-    /// The directory of this host where the program finds it, by its whole path.
+    /// The absolute path of the mount point.
     pub at: CString,
-    /// The directory in it where the program finds the descriptors, by its whole path.
+    /// The absolute path of the directory with the descriptors.
     pub shown: CString,
-    /// As whom the keeper runs: the user and group that may open them.
+    /// The user and group of the keeper, which may open the descriptors.
     pub user: (u32, u32),
-    /// What the keeper executes, readable by everybody: a program that waits until it has no child any more, and ends as the
-    /// last one did.
+    /// The keeper's program, readable by all users. It waits until it has no children, and exits with the status of the
+    /// last one.
     pub keeper: OwnedFd,
 }
 
-/// How large the pages are that the kernel gives a program.
+/// The size of memory pages that the kernel gives a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pages {
-    /// As the host has it: where huge ones are always given, a program may take some megabytes that it never uses.
+    /// The host's setting. If the host always gives huge pages, a program may use some megabytes that it never needs.
     #[default]
     Any,
-    /// Never huge, for programs of which there are many.
+    /// Never huge pages, for programs with many instances.
     Small,
 }
 
-/// Which system calls a program may make.
+/// The system calls that a program may make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Calls {
-    /// All.
+    /// All system calls.
     #[default]
     Any,
-    /// Those of [`compile_lone`]'s list, on itself.
+    /// Those of [`compile_lone`]'s list, and signals only to itself.
     Lone,
 }
 
-/// What of the host's besides files a program can reach.
+/// The reach of a program on the host, besides files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Seclusion {
-    /// All that its user can.
+    /// Everything that its user can reach.
     #[default]
     None,
-    /// No network and no System V objects. Without root it takes a user namespace; where the host lets its users have none,
-    /// the program is not started.
+    /// No network and no System V objects. Without root this needs a user namespace. If the host grants none to its
+    /// users, the program is not started.
     Apart,
 }
 
-/// What the program's life is tied to this process by.
+/// The process whose end kills the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tie {
-    /// Itself.
+enum Lifetime {
+    /// The program has a parent-death signal itself.
     Own,
-    /// The init of a process namespace around it.
+    /// The init of a pid namespace around it has one.
     Namespace,
 }
 
 struct Job {
     command: Command,
     start: Start,
-    tie: Tie,
+    lifetime: Lifetime,
     answer: Sender<io::Result<Child>>,
 }
 
-/// Starts a program that is killed when this process ends, however it ends.
+/// Starts a program that is killed when this process ends in any way.
 ///
-/// The kernel ties that to the thread which started it. So one thread starts them all, and lives as long as the process.
-/// The program is in a process group of its own, gains no privileges, and leaves no core file.
 ///
-/// A program that changes its user is no longer tied to this process: see [`start_in_namespace`].
+/// The kernel's parent-death signal refers to the thread that started the program. So one thread starts all programs,
+/// and lives as long as the process. The program is in its own process group, gains no privileges, and writes no core
+/// file.
+///
+///
+/// A program that changes its user loses the signal: see [`start_in_namespace`].
 pub fn start(command: Command, start: Start) -> io::Result<Child> {
-    order(command, start, Tie::Own)
+    request_start(command, start, Lifetime::Own)
 }
 
-/// As [`start`], in a process namespace of its own. Whatever the program does to itself, it is killed when this process
-/// ends, and everything that it started is. Needs root.
+/// Starts a program as [`start`] does, in its own pid namespace. The program and all its children are killed when this
+/// process ends, whatever the program does. Requires root.
 ///
-/// The child that is given back ends when all in the namespace have, as the program did (with a [`Stock`], as the last of
-/// them). Killing it kills them all, soon after; [`init_of`] is for those who have to wait for that.
+///
+/// The returned child ends once all processes in the namespace have ended, with the status of the program (with a
+/// [`Stock`], of the last process). Killing it kills them all, shortly after. To wait for that, use [`init_of`].
 pub fn start_in_namespace(command: Command, start: Start) -> io::Result<Child> {
-    order(command, start, Tie::Namespace)
+    request_start(command, start, Lifetime::Namespace)
 }
 
-/// The init of the namespace of what [`start_in_namespace`] gave, by its number. When that is killed, the child ends after
-/// everything else in the namespace has. None where the kernel does not tell.
+/// Returns the init of the namespace of a child of [`start_in_namespace`], by the child's process id. When the init is
+/// killed, the child ends after all other processes in the namespace. Returns `None` if the kernel does not show it.
 pub fn init_of(child: u32) -> Option<OwnedFd> {
     relay::init_of(child)
 }
 
-/// Whether a program was not started because this host gives it no namespaces, which [`Seclusion::Apart`] takes.
+/// Returns true if a program was not started because this host grants no namespaces, which [`Seclusion::Apart`]
+/// requires.
 pub fn lacks_namespaces(error: &io::Error) -> bool {
     error.raw_os_error() == Some(NO_NAMESPACES)
 }
 
-fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
+fn request_start(command: Command, start: Start, lifetime: Lifetime) -> io::Result<Child> {
     static STARTER: OnceLock<Sender<Job>> = OnceLock::new();
     let gone = || io::Error::other("the thread that starts programs has ended");
     let starter = match STARTER.get() {
@@ -148,8 +155,8 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
             let (jobs, waiting) = channel::<Job>();
             std::thread::Builder::new().name("cofferdam-start".to_owned()).spawn(move || {
                 for job in waiting {
-                    // Whoever asked may be gone: what was started is then ended.
-                    if let Err(unheard) = job.answer.send(spawn(job.command, job.start, job.tie))
+                    // If the requester is gone, end the started program.
+                    if let Err(unheard) = job.answer.send(spawn(job.command, job.start, job.lifetime))
                         && let Ok(mut child) = unheard.0
                     {
                         let _ = child.kill();
@@ -157,27 +164,27 @@ fn order(command: Command, start: Start, tie: Tie) -> io::Result<Child> {
                     }
                 }
             })?;
-            // Of two that came first, one thread is told nothing, ever.
+            // If two threads come first, one of the channels gets no requests.
             STARTER.get_or_init(|| jobs)
         }
     };
     let (answer, answered) = channel();
-    starter.send(Job { command, start, tie, answer }).map_err(|_| gone())?;
+    starter.send(Job { command, start, lifetime, answer }).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
 
-fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
+fn spawn(mut command: Command, start: Start, lifetime: Lifetime) -> io::Result<Child> {
     let Start { keep, user, mut rules, seclusion, groups, limits, pages, calls, stock } = start;
     let mut filter = (calls == Calls::Lone).then(|| compile_lone(Arch::native()));
     let numbers: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
     let mut stocked = stock.map(|stock| Stocked::new(stock, &numbers));
-    if stocked.is_some() && tie != Tie::Namespace {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "only a program in a namespace has a stock"));
+    if stocked.is_some() && lifetime != Lifetime::Namespace {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a stock requires a program in a namespace"));
     }
     let parent = std::process::id();
     command.process_group(0);
     let prepare = move || {
-        // First of all, so that nothing of it is counted elsewhere.
+        // This is first, so that all resource use is counted in the group.
         groups.iter().try_for_each(|group| rustix::io::write(group, b"0").map(drop))?;
         if seclusion == Seclusion::Apart {
             seclude().map_err(|_| io::Error::from_raw_os_error(NO_NAMESPACES))?;
@@ -188,25 +195,25 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
         process::set_limit(Resource::CORE, 0)?;
         process::set_no_new_privileges()?;
         if pages == Pages::Small {
-            // A kernel without huge pages gives none.
+            // A kernel without huge pages never gives them.
             let _ = rustix::thread::disable_transparent_huge_pages(true);
         }
         if let Some(rules) = rules.take() {
             rules.enforce()?;
         }
-        // After the user: changing that takes it back.
+        // This follows the change of the user, which clears it.
         die_with_parent()?;
         if rustix::process::getppid().is_none_or(|now| now.as_raw_nonzero().get().cast_unsigned() != parent) {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        if tie == Tie::Namespace {
+        if lifetime == Lifetime::Namespace {
             relay::enter_namespace(stocked.as_mut())?;
         }
-        // So late, because the copies of this process's descriptors leave no room below a limit.
-        limits.iter().try_for_each(|(resource, most)| process::cap_limit(*resource, *most))?;
-        // What this process itself was given by whoever started it is open in every program, unless it is told not to be.
+        // This is late, because the copies of this process's descriptors may exceed a limit.
+        limits.iter().try_for_each(|(resource, max)| process::cap_limit(*resource, *max))?;
+        // Descriptors that this process inherited are open in every program unless they are marked close-on-exec.
         process::keep_none_on_exec()?;
-        // A stock is the keeper's.
+        // A stock belongs to the keeper.
         if stocked.is_none() {
             numbers.iter().try_for_each(|fd| process::keep_on_exec(*fd))?;
         }
@@ -214,7 +221,7 @@ fn spawn(mut command: Command, start: Start, tie: Tie) -> io::Result<Child> {
         filter.belongs_to(std::process::id());
         seccomp::install(filter)
     };
-    // SAFETY: what runs between fork and exec makes system calls only, and allocates nothing.
+    // SAFETY: the code between fork and exec makes only system calls, and allocates nothing.
     unsafe { command.pre_exec(prepare) };
     command.spawn()
 }
@@ -241,7 +248,7 @@ mod tests {
     fn a_program_has_its_descriptors_and_no_others() {
         let (mut kept, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let (other, inherited) = std::os::unix::net::UnixStream::pair().unwrap();
-        // As one that a shell left open for this process.
+        // Like a descriptor that a shell left open for this process.
         process::keep_on_exec(inherited.as_raw_fd()).unwrap();
         let number = theirs.as_raw_fd();
         let mut command = Command::new("/bin/sh");
@@ -250,9 +257,9 @@ mod tests {
             format!("echo hello >&{number}; {} && {}", absent(other.as_raw_fd()), absent(inherited.as_raw_fd()));
         command.args(["-c", &script]).env_clear().stdin(Stdio::null());
         let mut child = start(command, Start { keep: vec![theirs.into()], ..Start::default() }).unwrap();
-        let mut said = String::new();
-        kept.read_to_string(&mut said).unwrap();
-        assert_eq!(said, "hello\n");
+        let mut output = String::new();
+        kept.read_to_string(&mut output).unwrap();
+        assert_eq!(output, "hello\n");
         assert!(child.wait().unwrap().success());
     }
 
@@ -271,8 +278,8 @@ mod tests {
         }
         let rules = Ruleset::new(abi).unwrap();
         for path in ["/usr", "/lib", "/lib64", "/bin"] {
-            if let Ok(place) = std::fs::File::open(path) {
-                rules.allow(place.as_fd(), access::READ | access::EXECUTE).unwrap();
+            if let Ok(target) = std::fs::File::open(path) {
+                rules.allow(target.as_fd(), access::READ | access::EXECUTE).unwrap();
             }
         }
         assert!(outcome(
@@ -285,7 +292,7 @@ mod tests {
     #[test]
     fn a_lone_program_sends_signals_to_itself_only() {
         let lone = || Start { calls: Calls::Lone, ..Start::default() };
-        // The other is this user's own, and so could be killed.
+        // The other process belongs to this user, so it could be killed.
         let mut other = start(Command::new("/bin/cat"), Start::default()).unwrap();
         assert!(outcome(&format!("kill -0 {}", other.id()), Start::default()));
         assert!(outcome(&format!("! kill -0 {}", other.id()), lone()));
@@ -331,7 +338,7 @@ mod tests {
         let mut child = start(command, sleeper).unwrap();
         let counting = owner.counting_dir(&group).unwrap();
         assert_eq!(crate::cgroup::members(counting), 1);
-        // Whatever is in it ends with it.
+        // All its processes end with the group.
         owner.discard(&group).unwrap();
         assert!(!child.wait().unwrap().success());
         owner.close();
@@ -340,17 +347,17 @@ mod tests {
     #[test]
     fn a_program_of_which_there_are_many_has_small_pages() {
         if !outcome("grep -q ^THP_enabled: /proc/self/status", Start::default()) {
-            println!("SKIP a_program_of_which_there_are_many_has_small_pages: this kernel does not say");
+            println!("SKIP a_program_of_which_there_are_many_has_small_pages: this kernel does not report it");
             return;
         }
-        let says = "grep -q 'THP_enabled:.*0' /proc/self/status";
-        assert!(outcome(says, Start { pages: Pages::Small, ..Start::default() }));
+        let disabled = "grep -q 'THP_enabled:.*0' /proc/self/status";
+        assert!(outcome(disabled, Start { pages: Pages::Small, ..Start::default() }));
     }
 
     #[test]
     fn what_cannot_be_started_is_an_error() {
         assert!(start(Command::new("/no/such/program"), Start::default()).is_err());
-        // One that may not be executed is told from a host without namespaces.
+        // A file that may not be executed is distinguished from a host without namespaces.
         let refused = start(Command::new("/etc/passwd"), Start::default()).unwrap_err();
         assert!(refused.kind() == io::ErrorKind::PermissionDenied && !lacks_namespaces(&refused), "{refused}");
         assert!(lacks_namespaces(&io::Error::from_raw_os_error(NO_NAMESPACES)));
@@ -358,6 +365,6 @@ mod tests {
         let (at, shown) = (CString::default(), CString::default());
         let stock = Some(Stock { tree: file(), at, shown, user: (1, 1), keeper: file() });
         let alone = start(Command::new("/bin/true"), Start { stock, ..Start::default() });
-        assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "nobody would keep it");
+        assert_eq!(alone.unwrap_err().kind(), io::ErrorKind::InvalidInput, "no process would keep it");
     }
 }

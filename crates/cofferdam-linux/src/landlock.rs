@@ -1,6 +1,7 @@
-//! Landlock: rules by path and scopes, on top of whatever the mounts already forbid.
+//! Landlock: rules by path and scopes, in addition to the mounts.
 //!
-//! A rule on a directory that is a mount point does not reach what is mounted on it; give the mounted root itself.
+//! A rule on a directory that is a mount point does not apply to the file system mounted there. Use the mounted root
+//! itself.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -21,15 +22,15 @@ pub mod access {
     pub const REMOVE_DIR: u64 = 1 << 4;
     /// Remove a file.
     pub const REMOVE_FILE: u64 = 1 << 5;
-    /// Make a directory.
+    /// Create a directory.
     pub const MAKE_DIR: u64 = 1 << 7;
-    /// Make a plain file.
+    /// Create a plain file.
     pub const MAKE_REG: u64 = 1 << 8;
-    /// Make a socket.
+    /// Create a socket.
     pub const MAKE_SOCK: u64 = 1 << 9;
-    /// Make a fifo.
+    /// Create a fifo.
     pub const MAKE_FIFO: u64 = 1 << 10;
-    /// Make a symbolic link.
+    /// Create a symbolic link.
     pub const MAKE_SYM: u64 = 1 << 12;
     /// Link or rename between directories.
     pub const REFER: u64 = 1 << 13;
@@ -39,7 +40,7 @@ pub mod access {
     pub const IOCTL_DEV: u64 = 1 << 15;
     /// Read and list.
     pub const READ: u64 = READ_FILE | READ_DIR;
-    /// Everything an ordinary program does in a directory of its own; no device nodes.
+    /// All rights of an ordinary program in its own directory, except device nodes.
     pub const ALL: u64 = READ
         | EXECUTE
         | WRITE_FILE
@@ -56,7 +57,7 @@ pub mod access {
 
 const CREATE_RULESET_VERSION: u32 = 1;
 const RULE_PATH_BENEATH: u32 = 1;
-/// Everything that a kernel can keep inside: abstract sockets and signals.
+/// All scopes: abstract sockets and signals.
 const SCOPES: u64 = 3;
 
 #[repr(C)]
@@ -72,7 +73,7 @@ struct PathBeneath {
     parent: i32,
 }
 
-/// The running kernel's Landlock version; 0 when it has none or it is switched off.
+/// Returns the running kernel's Landlock version, or 0 if it has none or it is disabled.
 pub fn abi() -> u32 {
     // SAFETY: the version query takes no structure.
     let result = unsafe {
@@ -81,7 +82,7 @@ pub fn abi() -> u32 {
     u32::try_from(result).unwrap_or(0)
 }
 
-/// The file rights that a kernel of this version can govern.
+/// Returns the file rights that a kernel of this version can govern.
 pub fn handled(abi: u32) -> u64 {
     let rights = match abi {
         0 | 1 => 13,
@@ -92,12 +93,12 @@ pub fn handled(abi: u32) -> u64 {
     (1 << rights) - 1
 }
 
-/// The scopes that a kernel of this version can govern.
+/// Returns the scopes that a kernel of this version can govern.
 pub fn scopes(abi: u32) -> u64 {
     if abi >= 6 { SCOPES } else { 0 }
 }
 
-/// A set of rules being made. Everything that no rule allows is forbidden once it is enforced.
+/// A set of rules under construction. Once it is enforced, everything is forbidden that no rule allows.
 #[derive(Debug)]
 pub struct Ruleset {
     fd: OwnedFd,
@@ -105,8 +106,8 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
-    /// An empty set for a kernel of this version (at least 1): all file rights it knows, and both scopes (abstract
-    /// sockets, signals) from version 6 on.
+    /// Creates an empty set for a kernel of this version (at least 1): all file rights that it knows, and both scopes
+    /// (abstract sockets, signals) from version 6 on.
     pub fn new(abi: u32) -> io::Result<Self> {
         let attr = RulesetAttr { handled_fs: handled(abi), handled_net: 0, scoped: scopes(abi) };
         let size = match abi {
@@ -116,16 +117,16 @@ impl Ruleset {
         };
         // SAFETY: the structure lives through the call; `size` is at most its size.
         let fd = unsafe { check(libc::syscall(libc::SYS_landlock_create_ruleset, &attr, size as usize, 0u32))? };
-        // SAFETY: a new descriptor that only we know.
+        // SAFETY: a new descriptor without another owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd as RawFd) }, handled: attr.handled_fs })
     }
 
-    /// A set that was made before, for a kernel of this version, and travelled as a descriptor.
+    /// Wraps the descriptor of a set that was created earlier, for a kernel of this version.
     pub fn from_fd(fd: OwnedFd, abi: u32) -> Self {
         Self { fd, handled: handled(abi) }
     }
 
-    /// The set as a descriptor.
+    /// Returns the set as a descriptor.
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
@@ -140,7 +141,7 @@ impl Ruleset {
         }
     }
 
-    /// Binds the calling thread and its future children to the rules, for good. Needs no_new_privs.
+    /// Enforces the rules on the calling thread and its future children, which is irreversible. Requires no_new_privs.
     pub fn enforce(self) -> io::Result<()> {
         // SAFETY: plain numbers.
         unsafe { check(libc::syscall(libc::SYS_landlock_restrict_self, self.fd.as_raw_fd(), 0u32)).map(drop) }

@@ -11,8 +11,8 @@
 //!   `beneath.rs` resolves below a directory. `trust.rs` decides which files are trusted.
 //! - Exec tags: `marks.rs`.
 //! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.
-//! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs` for
-//!   build scripts.
+//! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs`
+//!   for build scripts.
 #[cfg(not(target_os = "linux"))]
 compile_error!("cofferdam-linux wraps Linux only");
 

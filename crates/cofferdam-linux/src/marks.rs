@@ -1,71 +1,71 @@
-//! What processes used, told apart by the mark that each inherits and none can change: a limit on real-time scheduling, as
-//! the init sets it and the filter of system calls keeps it.
+//! CPU time of processes by exec tag. Each process inherits its tag and cannot change it: it is a limit on real-time
+//! scheduling, which the init sets and the seccomp filter protects.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Longer than any `/proc/PID/stat` and `/proc/PID/limits`.
+/// The size of a buffer for `/proc/PID/stat` or `/proc/PID/limits`, which are shorter.
 const TEXT: usize = 4096;
-/// What stands before the mark in the latter. To ask for it by a call would take a capability that root in a container
-/// need not have.
-const MARK: &str = "Max realtime timeout";
-/// The unit of times there, which is the same on every machine.
+/// The text before the tag in `/proc/PID/limits`. A system call for it would need a capability that root in a container
+/// may lack.
+const TAG_LABEL: &str = "Max realtime timeout";
+/// The unit of times in `/proc/PID/stat`, which is the same on every machine.
 const TICK_MICROS: u64 = 10_000;
 
-/// CPU microseconds of these processes, and of children that they have waited for, by mark.
+/// Returns the CPU time of these processes and of children that they have waited for, in microseconds, by exec tag.
 ///
 /// # Behavior
 ///
-/// - No use is counted twice, whoever ends, is waited for, or gets the number of another meanwhile; some may be missed.
-/// - A process of which anything cannot be read counts for nothing.
+/// - No use is counted twice, even if processes end, are reaped, or get reused ids meanwhile. Some use may be missed.
+/// - A process that cannot be read completely is not counted.
 pub fn cpu_micros(pids: &[i32]) -> BTreeMap<u64, u64> {
     let mut used = BTreeMap::new();
     if !sees_own_processes() {
         return used;
     }
-    let seen: Vec<Seen> = pids.iter().filter_map(|pid| Seen::look(*pid)).collect();
-    // A child that was read and then waited for could be in what was read of its parent, as well. One that is still
-    // there had not been; and the number by which its mark was found was its own all the time.
-    for seen in seen.iter().filter(|seen| seen.read().is_ok()) {
-        let sum: &mut u64 = used.entry(seen.mark).or_default();
-        *sum = sum.saturating_add(seen.micros);
+    let samples: Vec<Sample> = pids.iter().filter_map(|pid| Sample::read_process(*pid)).collect();
+    // A child that was read and then waited for could also be in the time of its parent. A process that still exists
+    // had not been waited for, and the id by which its tag was found was its own all the time.
+    for sample in samples.iter().filter(|sample| sample.read().is_ok()) {
+        let sum: &mut u64 = used.entry(sample.tag).or_default();
+        *sum = sum.saturating_add(sample.micros);
     }
     used
 }
 
-/// Whether what any of these used could be told, and by what mark.
+/// Returns true if the CPU time and tag of any of these processes can be read.
 pub fn can_tell(pids: &[i32]) -> bool {
     let read = |pid: &i32, name| contents(&File::open(format!("/proc/{pid}/{name}"))?);
-    let has_mark = |text: Vec<u8>| String::from_utf8_lossy(&text).contains(MARK);
+    let has_tag = |text: Vec<u8>| String::from_utf8_lossy(&text).contains(TAG_LABEL);
     let tells = |pid: &i32| {
-        read(pid, "limits").is_ok_and(has_mark) && read(pid, "stat").is_ok_and(|stat| micros_of(&stat).is_some())
+        read(pid, "limits").is_ok_and(has_tag) && read(pid, "stat").is_ok_and(|stat| micros_of(&stat).is_some())
     };
     sees_own_processes() && pids.iter().any(tells)
 }
 
-/// Whether `/proc` numbers processes as the caller does.
+/// Returns true if `/proc` shows the process ids of the caller's namespace.
 fn sees_own_processes() -> bool {
     let own = std::fs::read_link("/proc/self").ok();
     own.is_some_and(|own| own.to_str() == Some(std::process::id().to_string().as_str()))
 }
 
-/// A process that was looked at.
-struct Seen {
-    /// Reads of this one process, whatever its number becomes.
+/// The CPU time of a process at one time.
+struct Sample {
+    /// Refers to this process even if its id is reused.
     stat: File,
-    mark: u64,
+    tag: u64,
     micros: u64,
 }
 
-impl Seen {
-    fn look(pid: i32) -> Option<Self> {
+impl Sample {
+    fn read_process(pid: i32) -> Option<Self> {
         let stat = File::open(format!("/proc/{pid}/stat")).ok()?;
-        let mark = mark_of(&contents(&File::open(format!("/proc/{pid}/limits")).ok()?).ok()?)?;
-        let mut seen = Self { stat, mark, micros: 0 };
-        seen.micros = seen.read().ok()?;
-        Some(seen)
+        let tag = tag_of(&contents(&File::open(format!("/proc/{pid}/limits")).ok()?).ok()?)?;
+        let mut sample = Self { stat, tag, micros: 0 };
+        sample.micros = sample.read().ok()?;
+        Some(sample)
     }
 
     fn read(&self) -> io::Result<u64> {
@@ -80,16 +80,17 @@ fn contents(file: &File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The mark in a `/proc/PID/limits`; a process without one has no limit there.
-fn mark_of(limits: &[u8]) -> Option<u64> {
+/// Returns the tag in a `/proc/PID/limits`. A process without a tag has no limit there.
+fn tag_of(limits: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(limits).ok()?;
-    let values = text.lines().find_map(|line| line.strip_prefix(MARK))?;
+    let values = text.lines().find_map(|line| line.strip_prefix(TAG_LABEL))?;
     values.split_whitespace().next()?.parse().ok()
 }
 
-/// The CPU time in a `/proc/PID/stat`: user and system, its own and that of children that it has waited for.
+/// Returns the CPU time in a `/proc/PID/stat`: the user and system time of the process and of children that it has
+/// waited for.
 fn micros_of(stat: &[u8]) -> Option<u64> {
-    // The name is in brackets, and may hold anything, brackets too.
+    // The name is in parentheses, and may contain anything, also parentheses.
     let after = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(after + 1..)?).ok()?;
     let times = rest.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
@@ -116,10 +117,10 @@ mod tests {
     #[test]
     fn marks_are_numbers_or_there_are_none() {
         let limits = |value: &str| format!("Limit  Soft  Hard  Units\nMax realtime timeout      {value} 9  us  \n");
-        assert_eq!(mark_of(limits("7").as_bytes()), Some(7));
-        assert_eq!(mark_of(limits("unlimited").as_bytes()), None);
-        assert_eq!(mark_of(b"Max realtime timeout"), None);
-        assert_eq!(mark_of(b""), None);
+        assert_eq!(tag_of(limits("7").as_bytes()), Some(7));
+        assert_eq!(tag_of(limits("unlimited").as_bytes()), None);
+        assert_eq!(tag_of(b"Max realtime timeout"), None);
+        assert_eq!(tag_of(b""), None);
     }
 
     #[test]
@@ -134,7 +135,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(can_tell(&[i32::MAX, pid]) && !can_tell(&[i32::MAX]) && !can_tell(&[]));
-        assert_eq!(used().len(), 1, "who has no mark is nobody's");
+        assert_eq!(used().len(), 1, "processes without a tag are not counted");
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(cpu_micros(&[pid, 0, -1, i32::MAX]), BTreeMap::new());

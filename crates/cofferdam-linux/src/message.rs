@@ -1,4 +1,4 @@
-//! Whole messages with descriptors over `SOCK_SEQPACKET` sockets, bounded in size and in number of descriptors.
+//! Messages with descriptors over `SOCK_SEQPACKET` sockets, with maximum size and number of descriptors.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,22 +11,23 @@ use rustix::net::{
 
 use crate::process::{self, Resource};
 
-/// The most descriptors in one message.
+/// The maximum of descriptors in one message.
 pub const MAX_FDS: usize = 8;
-/// The longest message sent inline; longer bodies travel in a sealed memory file.
+/// The maximum size of an inline message. Longer bodies are sent as a sealed file in memory.
 pub const MAX_INLINE: usize = 64 * 1024;
 
-/// Both ends of a new non-blocking socket, closed on exec.
+/// Creates a pair of non-blocking sockets that are closed on exec.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Sends one message; fails with `WouldBlock` rather than wait.
+/// Sends one message. Fails with `WouldBlock` rather than wait.
 ///
-/// The kernel counts the descriptors that all processes of a user have sent and nobody has received yet, and refuses more
-/// than the sender's limit of open descriptors. Guests of the same user can fill that count up to their own limits, and for
-/// a moment beyond: then the sender's soft limit is raised to its hard one, for good.
+///
+/// The kernel counts the descriptors in flight of all processes of a user, and refuses more than the sender's limit of
+/// open descriptors. Guests of the same user can raise that count up to their own limits, and for a moment beyond. In
+/// this case the sender's soft limit is raised to its hard limit permanently.
 pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -46,14 +47,14 @@ pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::
     if sent == body.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// The length of the next message, which stays where it is. Fails with `WouldBlock` rather than wait.
+/// Returns the length of the next message without receiving it. Fails with `WouldBlock` rather than wait.
 pub fn next_length(socket: BorrowedFd<'_>) -> io::Result<usize> {
     let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
     let (_, length) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut [0u8; 1], flags))?;
     Ok(length)
 }
 
-/// Receives one message into `buffer`: its length and its descriptors. Length 0 means that the other end is closed.
+/// Receives one message into `buffer`. Returns its length and descriptors. Length 0 means that the other end is closed.
 /// A message that does not fit is an error. Fails with `WouldBlock` rather than wait.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -94,7 +95,7 @@ fn wait(socket: impl AsFd, flags: rustix::event::PollFlags, timeout: Option<std:
     Ok(ready > 0)
 }
 
-/// Puts a body that is too long for a message into a sealed memory file.
+/// Stores a body that is too long for a message in a sealed file in memory.
 pub fn seal(body: &[u8]) -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
     use std::io::Write;
@@ -106,7 +107,7 @@ pub fn seal(body: &[u8]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Reads back what [`seal`] stored, of at most `limit` bytes.
+/// Reads a body that [`seal`] stored, of at most `limit` bytes.
 pub fn unseal(fd: OwnedFd, limit: usize) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(fd);

@@ -1,4 +1,4 @@
-//! The mount calls that work on descriptors.
+//! Mount system calls that work on descriptors.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,7 +14,7 @@ pub mod attr {
     pub const NOSUID: u64 = 0x2;
     /// Device nodes do not open.
     pub const NODEV: u64 = 0x4;
-    /// Nothing executes.
+    /// Files cannot be executed.
     pub const NOEXEC: u64 = 0x8;
     /// The mount translates owners through a user namespace.
     pub const IDMAP: u64 = 0x0010_0000;
@@ -30,10 +30,10 @@ const FSPICK_CLOEXEC: u32 = 1;
 const FSPICK_EMPTY_PATH: u32 = 8;
 /// Private propagation (`MS_PRIVATE`).
 pub const PRIVATE: u64 = 1 << 18;
-/// Slave propagation (`MS_SLAVE`): mounts of the origin still arrive here.
+/// Slave propagation (`MS_SLAVE`): the mount receives new mounts of the origin.
 pub const SLAVE: u64 = 1 << 19;
 
-/// Whether an operation covers the mounts below, too.
+/// The scope of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// Only the mount itself.
@@ -51,11 +51,11 @@ struct MountAttr {
 }
 
 fn owned(fd: libc::c_long) -> OwnedFd {
-    // SAFETY: the kernel just returned this descriptor to us, nobody else knows it.
+    // SAFETY: the kernel just returned this descriptor, which has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
 }
 
-/// Makes a file system of `kind` with string options, and a detached mount of it with these attributes.
+/// Creates a file system of `kind` with string options. Returns a detached mount of it with these attributes.
 pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
     // SAFETY: the string is NUL-terminated, the numbers are plain.
     unsafe {
@@ -65,7 +65,7 @@ pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) 
     }
 }
 
-/// Changes string options of the file system whose mount `tree` stands for.
+/// Changes string options of the file system of the mount `tree`.
 pub fn reconfigure(tree: BorrowedFd<'_>, options: &[(&CStr, &CStr)]) -> io::Result<()> {
     let flags = FSPICK_CLOEXEC | FSPICK_EMPTY_PATH;
     // SAFETY: the path is NUL-terminated.
@@ -86,8 +86,8 @@ fn configure(context: BorrowedFd<'_>, options: &[(&CStr, &CStr)], command: u32) 
     }
 }
 
-/// A detached copy of the mount at `path` under `dir`, or of what `path` names on it. An empty path means `dir` itself.
-/// A recursive copy is private: what is mounted on the original later does not appear in it.
+/// Returns a detached copy of the mount at `path` under `dir`, or of the entry at `path` in it. An empty path means
+/// `dir` itself. A recursive copy is private: later mounts on the original do not appear in it.
 pub fn clone_tree(dir: BorrowedFd<'_>, path: &CStr, depth: Depth) -> io::Result<OwnedFd> {
     let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | libc::AT_SYMLINK_NOFOLLOW as u32;
     if path.is_empty() {
@@ -143,7 +143,7 @@ fn mount_setattr(dir: RawFd, path: &CStr, depth: Depth, attributes: &MountAttr) 
     }
 }
 
-/// Adds attributes to the mount that `tree` stands for.
+/// Adds attributes to the mount `tree`.
 pub fn add_attributes(tree: BorrowedFd<'_>, depth: Depth, attributes: u64) -> io::Result<()> {
     let change = MountAttr { set: attributes, clear: 0, propagation: 0, userns_fd: 0 };
     mount_setattr(tree.as_raw_fd(), c"", depth, &change)
@@ -155,7 +155,7 @@ pub fn add_attributes_at(path: &CStr, attributes: u64) -> io::Result<()> {
     mount_setattr(libc::AT_FDCWD, path, Depth::Single, &change)
 }
 
-/// Makes a detached mount show owners through the map of a user namespace.
+/// Maps owners of a detached mount by a user namespace.
 pub fn map_owners(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let userns_fd = user_namespace.as_raw_fd() as u64;
     let change = MountAttr { set: attr::IDMAP, clear: 0, propagation: 0, userns_fd };
@@ -168,7 +168,7 @@ pub fn set_propagation(propagation: u64) -> io::Result<()> {
     mount_setattr(libc::AT_FDCWD, c"/", Depth::Recursive, &change)
 }
 
-/// Makes `root`, a mount attached in this namespace, the root of the namespace, and drops the old one.
+/// Makes `root`, a mount attached in this namespace, the root of the namespace. Drops the old root.
 pub fn pivot_into(root: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: plain calls on a valid descriptor and constant strings.
     unsafe {
@@ -186,7 +186,7 @@ pub fn detach(path: &CStr) -> io::Result<()> {
     unsafe { check_int(libc::umount2(path.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW)).map(drop) }
 }
 
-/// The current directory as a base for relative paths; absolute paths ignore it.
+/// Returns the current directory as a base for relative paths. Absolute paths ignore it.
 pub fn cwd() -> BorrowedFd<'static> {
     rustix::fs::CWD.as_fd()
 }

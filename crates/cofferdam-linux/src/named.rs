@@ -1,12 +1,12 @@
-//! Directories and files of the host, opened by the path that a caller named.
+//! Directories and files of the host, opened by a path that a caller named.
 //!
-//! A guest that may write to a directory can replace whatever is in it by a symbolic link, at any time. Such a link has
-//! the same owner as one that the caller made, so its owner proves nothing. For that reason no link is followed, except
-//! in a place that no sandbox writes to: a link of root's in `/`, or in a directory directly below it, that only root can
-//! change (`/home` or `/var/run` on some hosts). Each component is opened beneath the one before it, so that nothing can
-//! be exchanged between a check and its use.
+//! A guest that may write to a directory can replace anything in it by a symbolic link at any time. Such a link has the
+//! same owner as one that the caller created, so its owner proves nothing. For that reason no link is followed, except
+//! in a place that no sandbox writes to: a link of root in `/`, or in a directory directly below it, that only root can
+//! change (`/home` or `/var/run` on some hosts). Each component is opened beneath the previous one, so that nothing can
+//! be replaced between a check and its use.
 //!
-//! It does not decide whether a file is to be trusted: it only makes sure that the path leads where it seems to.
+//! The module does not decide whether a file is trusted. It only ensures that the path leads where it seems to.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,9 +22,9 @@ use rustix::io::Errno;
 
 use crate::beneath;
 
-/// Links that are followed for one path, as the kernel does it.
+/// The maximum of links that are followed for one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Names below `/` up to which a link may be the system's own.
+/// The maximum depth below `/` of a link of the system.
 const MAX_SYSTEM_DEPTH: usize = 2;
 const OPEN: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -33,8 +33,8 @@ const OPEN: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC)
 pub struct UntrustedLink(PathBuf);
 
 impl UntrustedLink {
-    /// What to do about it.
-    pub const REMEDY: &str = "name the place that it leads to (`realpath PATH` prints it), if you trust that";
+    /// The remedy.
+    pub const REMEDY: &str = "name the path that it leads to (`realpath PATH` prints it), if you trust that";
 
     /// Returns the link that an error is about, if it is one of [`open`]'s refusals.
     #[must_use]
@@ -55,7 +55,7 @@ impl fmt::Display for UntrustedLink {
 
 impl std::error::Error for UntrustedLink {}
 
-/// A directory of the host. It stays the one that was opened, whatever happens to its path.
+/// A directory of the host. It stays the directory that was opened, even if its path changes.
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
@@ -125,7 +125,7 @@ pub fn read(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens what a caller named as a path descriptor (`O_PATH`). It is never a link.
+/// Opens a file or directory that a caller named as a path descriptor (`O_PATH`). It is never a link.
 ///
 /// # Errors
 ///
@@ -141,9 +141,9 @@ pub fn open(path: &Path) -> io::Result<OwnedFd> {
 /// A path that is being opened, one name after the other.
 struct Walk {
     at: OwnedFd,
-    /// For messages.
+    /// The path so far, for messages.
     shown: PathBuf,
-    /// How many names below `/` this is; `None` where the path began elsewhere.
+    /// The depth below `/`. `None` if the path began elsewhere.
     depth: Option<usize>,
     names: VecDeque<OsString>,
     links: usize,
@@ -220,8 +220,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A directory of tests whose own path has no link.
-    fn place() -> (tempfile::TempDir, PathBuf) {
+    /// Creates a directory for tests, with a path without links.
+    fn test_directory() -> (tempfile::TempDir, PathBuf) {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().canonicalize().unwrap();
         (temp, path)
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_named_path_is_opened_and_its_links_are_refused_by_name() {
-        let (_temp, top) = place();
+        let (_temp, top) = test_directory();
         std::fs::create_dir_all(top.join("real/sub")).unwrap();
         std::fs::write(top.join("real/file"), "text").unwrap();
         symlink("real", top.join("link")).unwrap();
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn an_open_directory_stays_the_same_when_its_name_leads_elsewhere() {
-        let (_temp, top) = place();
+        let (_temp, top) = test_directory();
         std::fs::create_dir_all(top.join("named")).unwrap();
         std::fs::create_dir_all(top.join("other")).unwrap();
         let named = Directory::open(&top.join("named")).unwrap();
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn links_of_the_system_are_followed() {
-        // Every directory of the system that is a link here: on most hosts `/bin`, `/lib` and `/var/run`.
+        // All directories of the system that are links here: on most hosts `/bin`, `/lib` and `/var/run`.
         let links = ["/bin", "/sbin", "/lib", "/var/run", "/var/lock"].map(Path::new);
         let links = links.into_iter().filter(|path| {
             path.symlink_metadata().is_ok_and(|found| {
@@ -277,13 +277,13 @@ mod tests {
             let opened = Directory::open(link).unwrap_or_else(|error| panic!("{}: {error}", link.display()));
             assert_eq!(opened.path(), link.canonicalize().unwrap());
         }
-        // Links of /proc lead wherever a process wants.
+        // A process chooses the targets of links in /proc.
         assert!(open(Path::new("/proc/self/cwd")).is_err());
     }
 
     #[test]
     fn a_device_or_a_fifo_is_refused_before_it_is_opened() {
-        let (_temp, top) = place();
+        let (_temp, top) = test_directory();
         rustix::fs::mknodat(CWD, top.join("fifo"), FileType::Fifo, 0o600.into(), 0).unwrap();
         for path in [top.join("fifo"), PathBuf::from("/dev/zero")] {
             assert_eq!(read(&path).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{}", path.display());

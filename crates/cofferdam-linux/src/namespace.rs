@@ -1,4 +1,4 @@
-//! Namespaces: making, joining, mapping ids.
+//! Creation and joining of namespaces, and mapping of ids.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,8 +22,7 @@ pub mod kind {
     pub const NET: u64 = libc::CLONE_NEWNET as u64;
     /// User ids.
     pub const USER: u64 = libc::CLONE_NEWUSER as u64;
-    /// No namespace, but what a thread must have of its own before it can join a mount namespace: its root and working
-    /// directories.
+    /// Not a namespace: a thread needs its own root and working directory before it can join a mount namespace.
     pub const FILE_SYSTEM_VIEW: u64 = libc::CLONE_FS as u64;
     /// Control groups.
     pub const CGROUP: u64 = libc::CLONE_NEWCGROUP as u64;
@@ -41,7 +40,7 @@ pub fn join(namespace: BorrowedFd<'_>, kind: u64) -> io::Result<()> {
     unsafe { check_int(libc::setns(namespace.as_raw_fd(), kind as libc::c_int)).map(drop) }
 }
 
-/// Opens a namespace of the calling thread, `thread-self/ns/<name>` of the proc file system that `proc` is the root of.
+/// Opens a namespace of the calling thread: `thread-self/ns/<name>` of the proc file system with the root `proc`.
 pub fn open_own(proc: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(proc, format!("thread-self/ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -51,7 +50,7 @@ pub fn set_hostname(name: &str) -> io::Result<()> {
     Ok(rustix::system::sethostname(name.as_bytes())?)
 }
 
-/// Maps one user and one group id of the process whose proc directory is `dir` (`self` or a number): `inside` there
+/// Maps one user and one group id of the process with the proc directory `dir` (`self` or a process id): `inside` there
 /// is `outside` in the parent user namespace.
 pub fn map_ids(proc: BorrowedFd<'_>, dir: &str, inside: (u32, u32), outside: (u32, u32)) -> io::Result<()> {
     let write = |name: &str, text: String| -> io::Result<()> {

@@ -1,10 +1,10 @@
-//! Trying calls that a wall must refuse. Each is harmless where it is let through: its arguments are such that it can
-//! only fail later, or change nothing.
+//! Probes of system calls that isolation must refuse. Each is harmless if it is allowed: with its arguments, it can
+//! only fail later or change nothing.
 
 use std::io;
 use std::ptr;
 
-/// The calls tried, each with arguments that do nothing when it is let through.
+/// The probed calls, each with arguments that do nothing if the call is allowed.
 const CALLS: &[(&str, libc::c_long, [usize; 5])] = &[
     ("unshare", libc::SYS_unshare, [libc::CLONE_NEWUSER as usize, 0, 0, 0, 0]),
     ("setns", libc::SYS_setns, [usize::MAX, 0, 0, 0, 0]),
@@ -27,13 +27,13 @@ const CALLS: &[(&str, libc::c_long, [usize; 5])] = &[
     ("open_by_handle_at", libc::SYS_open_by_handle_at, [usize::MAX, 0, 0, 0, 0]),
 ];
 
-/// Calls that a wall refuses, for who tries them elsewhere: name, number, and arguments that do nothing when they are let
-/// through.
+/// Returns calls that isolation refuses, for probes elsewhere: name, number, and arguments that do nothing if the call
+/// is allowed.
 pub fn forbidden_calls() -> impl Iterator<Item = (&'static str, u64, [u64; 5])> {
     CALLS.iter().map(|(name, number, arguments)| (*name, *number as u64, arguments.map(|argument| argument as u64)))
 }
 
-/// Names the calls that were not refused with EPERM.
+/// Returns the names of calls that were not refused with EPERM.
 pub fn forbidden_calls_let_through() -> impl Iterator<Item = &'static str> {
     let vsock = refused(libc::SYS_socket, [libc::AF_VSOCK as usize, libc::SOCK_STREAM as usize, 0, 0, 0]);
     let vsock = (!matches!(vsock, Some(libc::EAFNOSUPPORT | libc::EPERM))).then_some("socket(AF_VSOCK)");
@@ -45,9 +45,9 @@ pub fn forbidden_calls_let_through() -> impl Iterator<Item = &'static str> {
 }
 
 fn refused(number: libc::c_long, a: [usize; 5]) -> Option<i32> {
-    // SAFETY: every pointer argument is null or out of range, which the kernel answers with EFAULT; none of the calls
-    // changes the process when let through, except unshare, which is why it comes with a flag that a process in a
-    // user namespace of its own may at worst nest once more. A descriptor that socket gives is closed again.
+    // SAFETY: every pointer argument is null or out of range, which the kernel answers with EFAULT. None of the calls
+    // changes the process if it is allowed, except unshare, which therefore has a flag that can at worst nest one more
+    // user namespace. A descriptor that socket returns is closed again.
     unsafe {
         let result = libc::syscall(number, a[0], a[1], a[2], a[3], a[4], ptr::null::<u8>());
         if result >= 0 {

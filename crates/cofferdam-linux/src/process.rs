@@ -1,4 +1,4 @@
-//! Properties of the calling process, and signals and waits for others.
+//! Properties of the calling process, and signals and waits for other processes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,7 +16,7 @@ pub struct Resource(u32);
 // The C libraries disagree on the numbers' type.
 #[allow(clippy::unnecessary_cast)]
 impl Resource {
-    /// Core file size, in bytes. A limit of exactly 1 also stops cores that go to a pipe.
+    /// Core file size in bytes. A limit of exactly 1 also prevents cores that go to a pipe.
     pub const CORE: Self = Self(libc::RLIMIT_CORE as u32);
     /// CPU seconds of one process.
     pub const CPU: Self = Self(libc::RLIMIT_CPU as u32);
@@ -28,15 +28,15 @@ impl Resource {
     pub const LOCKED_MEMORY: Self = Self(libc::RLIMIT_MEMLOCK as u32);
     /// Bytes in POSIX message queues.
     pub const MESSAGE_QUEUES: Self = Self(libc::RLIMIT_MSGQUEUE as u32);
-    /// Open descriptors, in number.
+    /// The number of open descriptors.
     pub const OPEN_FILES: Self = Self(libc::RLIMIT_NOFILE as u32);
-    /// Priority of real-time scheduling that may be taken.
+    /// The maximum priority of real-time scheduling.
     pub const REAL_TIME_PRIORITY: Self = Self(libc::RLIMIT_RTPRIO as u32);
-    /// How far below 20 the niceness may be lowered.
+    /// The ceiling of the nice value, as its distance below 20.
     pub const NICE: Self = Self(libc::RLIMIT_NICE as u32);
-    /// Stack of a process's first thread, in bytes.
+    /// Stack of a process's first thread in bytes.
     pub const STACK: Self = Self(libc::RLIMIT_STACK as u32);
-    /// Tasks of the user in its user namespace, in number.
+    /// The number of tasks of the user in its user namespace.
     pub const TASKS: Self = Self(libc::RLIMIT_NPROC as u32);
     /// Queued signals.
     pub const PENDING_SIGNALS: Self = Self(libc::RLIMIT_SIGPENDING as u32);
@@ -48,7 +48,7 @@ pub fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
     prlimit(0, resource, Some(&limit)).map(drop)
 }
 
-/// A random number of the kernel's.
+/// Returns a random number of the kernel.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     // SAFETY: the buffer has the length that is passed.
@@ -60,18 +60,18 @@ pub fn random() -> io::Result<u64> {
     }
 }
 
-/// Sets the limit to `value`, or to what the hard limit allows if that is less.
+/// Sets the limit to `value`, or to the hard limit if that is lower.
 pub fn cap_limit(resource: Resource, value: u64) -> io::Result<()> {
     set_limit(resource, value.min(prlimit(0, resource, None)?.rlim_max))
 }
 
-/// Sets the soft limit to `value`, or to the hard limit if that is less. The hard limit stays.
+/// Sets the soft limit to `value`, or to the hard limit if that is lower. The hard limit stays.
 pub fn set_soft_limit(resource: Resource, value: u64) -> io::Result<()> {
     let rlim_max = most_of(resource)?;
     prlimit(0, resource, Some(&libc::rlimit64 { rlim_cur: value.min(rlim_max), rlim_max })).map(drop)
 }
 
-/// Gives up real-time scheduling and a raised priority that the caller inherited, and the right to take them again.
+/// Drops real-time scheduling and a raised priority that the caller inherited, and the right to obtain them again.
 pub fn schedule_as_ordinary() -> io::Result<()> {
     cap_limit(Resource::REAL_TIME_PRIORITY, 0)?;
     cap_limit(Resource::NICE, 0)?;
@@ -81,7 +81,7 @@ pub fn schedule_as_ordinary() -> io::Result<()> {
             let parameters: libc::sched_param = std::mem::zeroed();
             check_int(libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters))?;
         }
-        // An error looks like -1; a priority of that value is raised, too, so that it makes no difference.
+        // An error looks like -1. A priority of that value is raised as well, so it makes no difference.
         if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 {
             check_int(libc::setpriority(libc::PRIO_PROCESS, 0, 0))?;
         }
@@ -89,12 +89,12 @@ pub fn schedule_as_ordinary() -> io::Result<()> {
     Ok(())
 }
 
-/// The soft limit of a process; 0 means the caller.
+/// Returns the soft limit of a process; 0 means the caller.
 pub fn limit_of(pid: i32, resource: Resource) -> io::Result<u64> {
     prlimit(pid, resource, None).map(|limit| limit.rlim_cur)
 }
 
-/// The hard limit of the calling process.
+/// Returns the hard limit of the calling process.
 pub fn most_of(resource: Resource) -> io::Result<u64> {
     prlimit(0, resource, None).map(|limit| limit.rlim_max)
 }
@@ -107,55 +107,56 @@ fn prlimit(pid: i32, resource: Resource, new: Option<&libc::rlimit64>) -> io::Re
     Ok(old)
 }
 
-/// Gives up gaining privileges by executing, for good.
+/// Sets no_new_privs, which is irreversible.
 pub fn set_no_new_privileges() -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe { check_int(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).map(drop) }
 }
 
-/// Whether [`set_no_new_privileges`] holds.
+/// Returns true if no_new_privs is set.
 pub fn no_new_privileges() -> bool {
     // SAFETY: plain numbers.
     unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 }
 }
 
-/// Whether the calling thread runs under a seccomp filter.
+/// Returns true if the calling thread runs under a seccomp filter.
 pub fn seccomp_filtered() -> bool {
     // SAFETY: plain numbers.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) == 2 }
 }
 
-/// Whether others of the same user may look into this process (`/proc/PID/mem`, core files).
+/// Sets whether other processes of the same user may inspect this process (`/proc/PID/mem`, core files).
 pub fn set_dumpable(yes: DumpableState) -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe { check_int(libc::prctl(libc::PR_SET_DUMPABLE, yes as libc::c_ulong, 0, 0, 0)).map(drop) }
 }
 
-/// Whether a process may be looked into.
+/// The permission to inspect a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DumpableState {
-    /// Its proc files belong to root, nobody may trace it.
+    /// Its proc files belong to root, and no other user may trace it.
     No = 0,
-    /// As usual.
+    /// The default.
     Yes = 1,
 }
 
-/// Asks the kernel to kill this process when its parent thread ends. Forgotten when ids change: call it after that.
+/// Requests that the kernel kills this process when its parent thread ends. A change of ids clears the request: call it
+/// after that.
 pub fn die_with_parent() -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe { check_int(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0)).map(drop) }
 }
 
-/// Names the process as `ps` shows it: at most 15 bytes.
+/// Sets the name that `ps` shows: at most 15 bytes.
 pub fn set_name(name: &std::ffi::CStr) {
     // SAFETY: the name is NUL-terminated; the kernel copies at most 16 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr(), 0, 0, 0) };
 }
 
-/// Becomes this user and group, with no further groups, for good.
+/// Becomes this user and group without further groups, which is irreversible.
 pub fn become_user(uid: u32, gid: u32) -> io::Result<()> {
-    // Raw calls: libc's versions signal other threads, and there are none.
-    // SAFETY: plain numbers and a null list of length 0.
+    // Use raw calls: libc's versions signal other threads, and there are none.
+    // SAFETY: plain numbers and a null pointer.
     unsafe {
         check(libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<u32>()))?;
         check(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
@@ -208,42 +209,42 @@ pub fn keep_none_on_exec() -> io::Result<()> {
     unsafe { check(libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)).map(drop) }
 }
 
-/// How a process is, by what the kernel says of it in `/proc/PID/stat`.
+/// The state of a process by `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
-    /// The process that it reports its end to; 0 if that is not in sight.
+    /// The parent process; 0 if it is not visible.
     pub parent: u64,
-    /// When it began, in the kernel's ticks since the boot.
+    /// The start time in the kernel's ticks since boot.
     pub start: u64,
-    /// It does nothing any more, and only waits for its parent to ask how it ended. It has its number until then, takes
-    /// signals, and keeps the time of its start.
+    /// True if the process has ended and only waits for its parent to reap it. Until then it keeps its id and start
+    /// time, and accepts signals.
     pub over: bool,
 }
 
 impl Life {
-    /// That of the process with this number; `None` if there is none, or its life is hidden.
+    /// Reads the state of a process. Returns `None` if it does not exist, or its state is hidden.
     pub fn of(pid: u32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Reads the text of such a file.
+    /// Parses the text of `/proc/PID/stat`.
     pub fn parse(stat: &str) -> Option<Self> {
-        // The name stands in parentheses, and may hold anything.
+        // The name is in parentheses, and may contain anything.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().take(20).collect();
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let dead = matches!(*fields.first()?, "Z" | "X" | "x");
-        // A process whose first thread has ended looks dead by its state, and may go on in its others.
+        // A process whose first thread has ended looks dead by its state, but may continue in other threads.
         Some(Self { parent: number(1)?, start: number(19)?, over: dead && number(17)? <= 1 })
     }
 }
 
-/// A descriptor that stands for a process, whatever its number is used for later.
+/// Opens a descriptor of a process, which stays valid even if the process id is reused.
 pub fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain numbers; the descriptor returned is new.
     unsafe { check(libc::syscall(libc::SYS_pidfd_open, pid, 0u32)).map(|fd| OwnedFd::from_raw_fd(fd as RawFd)) }
 }
 
-/// Kills the process that a descriptor stands for. Gone already is fine.
+/// Kills the process of a descriptor. It is no error if the process has ended.
 pub fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: a valid descriptor and plain numbers.
     let result = unsafe {
@@ -261,21 +262,21 @@ pub fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// CPU microseconds that all threads of the process have used that a descriptor stands for; `None` once it was reaped.
+/// Returns the CPU time of all threads of the process of a descriptor in microseconds, or `None` once it was reaped.
 pub fn cpu_micros(pidfd: BorrowedFd<'_>) -> Option<u64> {
     let number = || {
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
         text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|pid: &i32| *pid > 0)
     };
     let pid = number()?;
-    // Its number is its own until it is reaped.
+    // Its id is its own until it is reaped.
     clock_of(pid).filter(|_| number() == Some(pid))
 }
 
 fn clock_of(pid: i32) -> Option<u64> {
     let mut clock = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: both write to what they are given, which is of their type.
+    // SAFETY: both write only to their argument, which has the right type.
     let found = unsafe {
         libc::clock_getcpuclockid(pid, &raw mut clock) == 0 && libc::clock_gettime(clock, &raw mut time) == 0
     };
@@ -283,7 +284,7 @@ fn clock_of(pid: i32) -> Option<u64> {
     found.then(|| seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000))
 }
 
-/// Sends a signal by number; -1 means every process the caller may signal, except itself and process 1.
+/// Sends a signal by process id; -1 means every process that the caller may signal, except itself and process 1.
 pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe { check_int(libc::kill(pid, signal)).map(drop) }
@@ -292,17 +293,17 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
 /// A child that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Reaped {
-    /// Its number.
+    /// Its process id.
     pub pid: i32,
     /// Its raw wait status.
     pub status: i32,
-    /// The largest resident size of it and its reaped children, in bytes.
+    /// The largest resident size of the child and its reaped children, in bytes.
     pub peak_bytes: u64,
-    /// CPU microseconds of it and its reaped children.
+    /// The CPU time of the child and its reaped children, in microseconds.
     pub cpu_micros: u64,
 }
 
-/// Reaps one child that has ended, if any; `Err` with ECHILD when there is no child at all.
+/// Reaps one child that has ended, if any. Fails with ECHILD if there are no children.
 pub fn reap() -> io::Result<Option<Reaped>> {
     let mut status = 0;
     // SAFETY: the structures live through the call; all-zero is valid for rusage.
@@ -320,7 +321,7 @@ pub fn reap() -> io::Result<Option<Reaped>> {
     }))
 }
 
-/// Blocks SIGCHLD and gives a non-blocking descriptor that becomes readable when a child ends.
+/// Blocks SIGCHLD. Returns a non-blocking descriptor that becomes readable when a child ends.
 pub fn child_signal() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use; the descriptor returned is new.
     unsafe {
@@ -332,7 +333,7 @@ pub fn child_signal() -> io::Result<OwnedFd> {
     }
 }
 
-/// Pins the calling process, and what it starts, to the first `count` processors that it may use.
+/// Pins the calling process and its future children to the first `count` processors that it may use.
 pub fn pin_to(count: usize) -> io::Result<()> {
     // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them.
     unsafe {
@@ -347,11 +348,12 @@ pub fn pin_to(count: usize) -> io::Result<()> {
     }
 }
 
-/// Moves a process or thread that has hardly begun to another processor than the caller's, if there is one, and then lets the kernel choose again. A
-/// fork begins on its parent's processor, and waits there while others have nothing to do.
+/// Moves a process or thread that has just started to another processor than the caller's, if there is one, and then
+/// lets the kernel choose again. A fork starts on its parent's processor, and waits there even while other processors
+/// are idle.
 pub fn start_elsewhere(pid: i32) {
     elsewhere(|chosen, allowed| {
-        // SAFETY: the sets live through the calls. What fails changes nothing.
+        // SAFETY: the sets live through the calls. A failure changes nothing.
         unsafe {
             libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), chosen);
             libc::sched_setaffinity(pid, size_of::<libc::cpu_set_t>(), allowed);
@@ -359,8 +361,9 @@ pub fn start_elsewhere(pid: i32) {
     });
 }
 
-/// Keeps a thread that was just made off the caller's processor for as long as it lives, if there is another. Left to
-/// the kernel, a thread that wakes for half a millisecond may wait for all of that behind its maker, with another processor idle.
+/// Keeps a new thread off the caller's processor for its whole life, if there is another processor. Without this, a
+/// thread that wakes for half a millisecond may wait for all of that behind its creator, while another processor is
+/// idle.
 pub fn keep_thread_elsewhere<T>(thread: &std::thread::JoinHandle<T>) {
     let number = thread.as_pthread_t() as libc::pthread_t;
     elsewhere(|chosen, _| {
@@ -369,7 +372,7 @@ pub fn keep_thread_elsewhere<T>(thread: &std::thread::JoinHandle<T>) {
     });
 }
 
-/// Gives a set with another processor than the caller's, and the set of all that are allowed.
+/// Calls `pin` with a set that contains another processor than the caller's, and the set of all allowed ones.
 fn elsewhere(pin: impl Fn(&libc::cpu_set_t, &libc::cpu_set_t)) {
     // SAFETY: the sets live through the calls; CPU_ISSET and CPU_SET stay within them.
     unsafe {
@@ -387,30 +390,30 @@ fn elsewhere(pin: impl Fn(&libc::cpu_set_t, &libc::cpu_set_t)) {
     }
 }
 
-/// Makes every signal do what it does in a new program, also those that the caller's own starter had it ignore. For a
-/// process with one thread that handles none.
+/// Resets every signal to its default action, also those that the caller inherited as ignored. For a process with one
+/// thread and without handlers.
 pub fn default_signals() {
     for signal in 1..=libc::SIGRTMAX() {
-        // SAFETY: no handler is set, so that none can run. Two signals cannot be changed, and need not be.
+        // SAFETY: no handler is set, so none can run. Two signals cannot be changed, and need not be.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// Leaves the session of whoever started the process, so that no terminal's keys reach it. Does nothing for a process
-/// that leads a group already.
+/// Leaves the session of the process's starter, so that no terminal's keys reach it. Does nothing for a process that
+/// already leads a group.
 pub fn own_session() {
     // SAFETY: takes no arguments.
     unsafe { libc::setsid() };
 }
 
-/// Ends the process at once, without running anything.
+/// Exits at once, without running exit handlers.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: it does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Becomes the user and group that the caller's own user namespace maps, without touching further groups, which the
-/// map of an ordinary user forbids.
+/// Becomes the user and group that the caller's own user namespace maps. Does not change supplementary groups, which
+/// the map of an ordinary user forbids.
 pub fn become_user_inside(id: u32) -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe {
@@ -420,7 +423,7 @@ pub fn become_user_inside(id: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the calling process has any child, ended ones included.
+/// Returns true if the calling process has any child, including ended ones.
 pub fn has_children() -> bool {
     // SAFETY: all-zero is valid for siginfo; WNOWAIT leaves the child as it is.
     unsafe {
@@ -429,7 +432,7 @@ pub fn has_children() -> bool {
     }
 }
 
-/// Processors that the calling process may use.
+/// Returns the number of processors that the calling process may use.
 pub fn processors() -> u32 {
     // SAFETY: the set lives through the call.
     unsafe {
@@ -441,8 +444,8 @@ pub fn processors() -> u32 {
     }
 }
 
-/// Returns a descriptor of the process at the other end of a socket, where the kernel can give one (from 6.5). Elsewhere it is
-/// found by its number `pid`, which may have become another's if the process ended.
+/// Returns a descriptor of the process at the other end of a socket, if the kernel supports that (from 6.5). Otherwise
+/// it opens the process id `pid`, which may have been reused if the process ended.
 pub fn peer(socket: BorrowedFd<'_>, pid: Pid) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: c_int = 77;
     let mut fd: c_int = -1;
@@ -458,7 +461,7 @@ pub fn peer(socket: BorrowedFd<'_>, pid: Pid) -> io::Result<OwnedFd> {
         )
     };
     match check_int(result) {
-        // SAFETY: the kernel made this descriptor for us, and nothing else owns it.
+        // SAFETY: the kernel returned a new descriptor, which has no other owner.
         Ok(_) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
             Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
@@ -467,11 +470,11 @@ pub fn peer(socket: BorrowedFd<'_>, pid: Pid) -> io::Result<OwnedFd> {
     }
 }
 
-/// Returns whether the process of a descriptor has ended.
+/// Returns true if the process of a descriptor has ended.
 pub fn has_ended(process: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(&process, PollFlags::IN)];
-    // What cannot be asked about is not relied on.
+    // A process that cannot be polled is not relied on.
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |count| count > 0)
 }
 
@@ -504,7 +507,7 @@ mod tests {
         assert_eq!(life("R", 1), Life { parent: 1, start: 4711, over: false });
         for state in ["Z", "X"] {
             assert!(life(state, 1).over && life(state, 0).over, "{state}");
-            // Its first thread ended, and others did not.
+            // Its first thread has ended, but not the others.
             assert!(!life(state, 2).over, "{state}");
         }
         for bad in ["", "7 (a", "7 (a) R", "7 (a) Z 1 2 3"] {

@@ -1,8 +1,9 @@
 //! Programs of the host that are found by `PATH`.
 //!
-//! `PATH` is the choice of the user who set it. Root's may hold directories of other users, as where `sudo` keeps the
-//! caller's: what lies there would run as root. So root's programs are held to what [`trust`] asks of any file that is relied
-//! on, and they find their own helpers only in directories that pass. For other users nothing is checked. It starts nothing.
+//! `PATH` is the choice of the user who set it. Root's may contain directories of other users, for example if `sudo`
+//! keeps the caller's: programs there would run as root. So programs that root starts must satisfy [`trust`] like any
+//! other file, and they find their own helpers only in directories that satisfy it. For other users nothing is checked.
+//! The module starts nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,14 +14,14 @@ use std::process::Command;
 
 use crate::trust::{self, Distrust, Secrecy};
 
-/// What a program is looked for in where `PATH` is not set, as the C library does it.
+/// The search path if `PATH` is not set, as in the C library.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Returns a command for a program that is named by its path or found by `PATH`.
 ///
 /// # Errors
 ///
-/// As root: a program that does not exist, and one that another user can change, or a directory that leads to it.
+/// As root: the program does not exist, or another user can change it or a directory that leads to it.
 pub fn command(name: impl AsRef<OsStr>) -> Result<Command, Distrust> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Command::new(name));
@@ -31,8 +32,8 @@ pub fn command(name: impl AsRef<OsStr>) -> Result<Command, Distrust> {
     Ok(command)
 }
 
-/// Returns where a program is: as root the first of that name in `PATH`. A path, and a name that is not found, stay as they
-/// are.
+/// Returns the path of a program: as root, the first of that name in `PATH`. A path, or a name that is not found, is
+/// returned unchanged.
 pub fn locate(name: &Path) -> PathBuf {
     let is_path = name.as_os_str().as_bytes().contains(&b'/');
     if is_path || !rustix::process::geteuid().is_root() {
@@ -65,7 +66,7 @@ fn first(name: &OsStr, path: &OsStr) -> Option<PathBuf> {
 /// Returns the directories of `PATH` that only root can change.
 fn safe(path: &OsStr) -> OsString {
     let is_safe = |part: &PathBuf| part.is_absolute() && trust::check(part, Secrecy::Public).is_ok();
-    // None of them holds the character between two, since all come from such a list.
+    // None of them contains the separator, because all come from such a list.
     std::env::join_paths(std::env::split_paths(path).filter(is_safe)).unwrap_or_default()
 }
 
@@ -94,7 +95,7 @@ mod tests {
         assert!(find().unwrap_err().is_missing());
         fs::write(&tool, "#!/bin/sh\n").unwrap();
         set(&tool, 0o644);
-        assert!(find().unwrap_err().is_missing(), "it is no program");
+        assert!(find().unwrap_err().is_missing(), "it is not a program");
         set(&tool, 0o755);
         assert_eq!(find().unwrap(), tool);
         for (changed, mode, kept) in [(&tool, 0o777, 0o755), (&second, 0o777, 0o755)] {
@@ -105,7 +106,7 @@ mod tests {
             }
             set(changed, kept);
         }
-        // One that comes first is the one that would be started.
+        // The first one is the one that would be started.
         fs::write(&other, "#!/bin/sh\n").unwrap();
         set(&other, 0o755);
         set(&first_part, 0o777);

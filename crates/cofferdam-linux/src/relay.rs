@@ -1,12 +1,12 @@
-//! A process namespace around one program, whose init dies with the process that asked for it.
+//! A pid namespace around one program. Its init is killed when the process that requested it ends.
 //!
 //! ```text
-//! this process --dies--> relay is killed --> init is killed --> everything in the namespace is
+//! this process --ends--> relay is killed --> init is killed --> all processes in the namespace are killed
 //! ```
 //!
-//! A program that changes its user loses its tie to its parent; it cannot leave the namespace. Relay and init are forks
-//! that keep no descriptor and only wait. Where a program gets a [`Stock`], the init executes a program of its own, has what
-//! is in stock open for it, and has nothing of this process's memory.
+//! A program that changes its user loses its parent-death signal, but it cannot leave the namespace. Relay and init are
+//! forks that keep no descriptor and only wait. If a program gets a [`Stock`], the init executes a program of its own.
+//! It keeps the files in stock open and has nothing of this process's memory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -19,44 +19,45 @@ use crate::namespace::{self, kind};
 use crate::process::{become_user, close_all_but, die_with_parent, exit_now, keep_on_exec};
 use crate::sys::{check, check_int};
 
-/// Descriptors of the init's, besides those in stock, until it executes its program.
+/// The number of descriptors of the init, besides those in stock, until it executes its program.
 const FURTHER: usize = 3;
 
-/// A stock and the descriptors that are in it, with room for the init's own: nothing is allocated after the fork.
+/// A stock and its descriptors, with space for the init's own: nothing is allocated after the fork.
 pub(crate) struct Stocked {
     stock: Stock,
     numbers: Vec<RawFd>,
-    room: Vec<RawFd>,
+    space: Vec<RawFd>,
 }
 
 impl Stocked {
     pub(crate) fn new(stock: Stock, numbers: &[RawFd]) -> Self {
-        let room = Vec::with_capacity(numbers.len() + FURTHER);
-        Self { stock, numbers: numbers.to_owned(), room }
+        let space = Vec::with_capacity(numbers.len() + FURTHER);
+        Self { stock, numbers: numbers.to_owned(), space }
     }
 }
 
-/// Comes back in the process that is to become the program; the two above it stay here. For a fork of a process with
-/// many threads, before it executes anything: makes system calls only, and allocates nothing.
+/// Returns in the process that will become the program. The two processes above it stay here. For a fork of a process
+/// with many threads, before it executes a program: makes only system calls, and allocates nothing.
 ///
-/// The caller, who becomes the relay, must have tied itself to its own parent.
+///
+/// The caller becomes the relay. It must have set a parent-death signal already.
 pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
-    let (alive, held) = pipe()?;
+    let (relay_alive, relay_end) = pipe()?;
     // SAFETY: plain numbers; the next child is the namespace's init.
     unsafe { check_int(libc::unshare(libc::CLONE_NEWPID))? };
     if let Some(init) = fork()? {
-        close_all_but(&mut [held.as_raw_fd()]);
+        close_all_but(&mut [relay_end.as_raw_fd()]);
         relay(init)
     }
-    drop(held);
+    drop(relay_end);
     die_with_parent()?;
-    if is_over(alive.as_raw_fd()) {
+    if is_closed(relay_alive.as_raw_fd()) {
         exit_now(1);
     }
     if let Some(stocked) = stocked {
-        return with_keeper(&alive, stocked);
+        return with_keeper(&relay_alive, stocked);
     }
-    drop(alive);
+    drop(relay_alive);
     match fork()? {
         Some(program) => {
             close_all_but(&mut []);
@@ -66,26 +67,26 @@ pub(crate) fn enter_namespace(stocked: Option<&mut Stocked>) -> io::Result<()> {
     }
 }
 
-/// The same where the init is to keep a stock: the program goes on when the keeper is what it is to be.
-fn with_keeper(alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
+/// Does the same with an init that keeps a stock: the program continues once the keeper runs.
+fn with_keeper(relay_alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
     let Stock { tree, at, shown, .. } = &stocked.stock;
     namespace::unshare(kind::MOUNT)?;
-    // What the host unmounts is gone here as well.
+    // Unmounts of the host take effect here as well.
     mount::set_propagation(mount::SLAVE)?;
     mount::attach(tree.as_fd(), mount::cwd(), at)?;
     let own = openat(mount::cwd(), c"/proc/self", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let (ready, told) = pipe()?;
+    let (reader, ready) = pipe()?;
     if fork()?.is_some() {
-        let error = become_keeper(alive, &told, stocked);
+        let error = become_keeper(relay_alive, &ready, stocked);
         let code = error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes();
-        // Without it the program would take the end of this process for its readiness, were it not killed by it.
-        let _ = rustix::io::write(&told, &code);
+        // Without this message, the program would take the end of this process for readiness, were it not killed by it.
+        let _ = rustix::io::write(&ready, &code);
         exit_now(1)
     }
-    drop(told);
+    drop(ready);
     let mut code = [0; 4];
-    match rustix::io::retry_on_intr(|| rustix::io::read(&ready, &mut code))? {
-        // Only now do its descriptors belong to the user who is to open them, as the kernel shows them.
+    match rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut code))? {
+        // Only now do its descriptors, as the kernel shows them, belong to the user that will open them.
         0 => {
             let all = mount::clone_tree(own.as_fd(), c"fd", Depth::Single)?;
             mount::add_attributes(
@@ -99,29 +100,29 @@ fn with_keeper(alive: &OwnedFd, stocked: &mut Stocked) -> io::Result<()> {
     }
 }
 
-/// Comes back only with the reason why it could not. `told` is closed by the kernel when the keeper runs.
-fn become_keeper(alive: &OwnedFd, told: &OwnedFd, stocked: &mut Stocked) -> io::Error {
-    let Stocked { stock, numbers, room } = stocked;
-    room.clear();
-    room.extend_from_slice(numbers);
-    room.extend([alive.as_raw_fd(), told.as_raw_fd(), stock.keeper.as_raw_fd()]);
-    close_all_but(room);
-    let ready = || {
+/// Executes the keeper. Returns only if that fails. The kernel closes `ready` when the keeper runs.
+fn become_keeper(relay_alive: &OwnedFd, ready: &OwnedFd, stocked: &mut Stocked) -> io::Error {
+    let Stocked { stock, numbers, space } = stocked;
+    space.clear();
+    space.extend_from_slice(numbers);
+    space.extend([relay_alive.as_raw_fd(), ready.as_raw_fd(), stock.keeper.as_raw_fd()]);
+    close_all_but(space);
+    let prepare = || {
         become_user(stock.user.0, stock.user.1)?;
-        // Changing the user has taken it back.
+        // The change of the user has cleared it.
         die_with_parent()?;
-        if is_over(alive.as_raw_fd()) {
+        if is_closed(relay_alive.as_raw_fd()) {
             exit_now(1);
         }
         numbers.iter().try_for_each(|fd| keep_on_exec(*fd))
     };
-    match ready() {
+    match prepare() {
         Err(error) => error,
         Ok(()) => execute(&stock.keeper),
     }
 }
 
-/// Executes an open program with its name and nothing else.
+/// Executes an open program with only its name as argument. Returns the error if it fails.
 fn execute(program: &OwnedFd) -> io::Error {
     let (arguments, none) = ([c"cofferdam-keeper".as_ptr(), std::ptr::null()], [std::ptr::null::<u8>()]);
     let (number, empty) = (program.as_raw_fd(), c"".as_ptr());
@@ -133,8 +134,8 @@ fn execute(program: &OwnedFd) -> io::Error {
     failed.err().unwrap_or_else(|| io::ErrorKind::Other.into())
 }
 
-/// The init of the namespace whose relay has this number, as a descriptor. When it is killed, so are all in its namespace,
-/// and the relay ends after the last of them.
+/// Returns a descriptor of the init of the namespace with this relay. When the init is killed, all processes in its
+/// namespace are killed, and the relay ends after the last of them.
 pub(crate) fn init_of(relay: u32) -> Option<OwnedFd> {
     let only = || {
         let children = std::fs::read_to_string(format!("/proc/{relay}/task/{relay}/children")).ok()?;
@@ -142,34 +143,35 @@ pub(crate) fn init_of(relay: u32) -> Option<OwnedFd> {
     };
     let init = only()?;
     let held = crate::process::pidfd(init).ok()?;
-    // A number that is still its child's was so when the descriptor was made.
+    // If the id is still that of its child, it was when the descriptor was created.
     (only() == Some(init)).then_some(held)
 }
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends: [RawFd; 2] = [-1; 2];
-    // SAFETY: the array has the two places that are written to; the descriptors are new.
+    // SAFETY: the array has the two elements that are written; the descriptors are new.
     unsafe {
         check_int(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC))?;
         Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
     }
 }
 
-/// Whether nobody holds the other end of a pipe any more.
-fn is_over(end: RawFd) -> bool {
-    let mut look = libc::pollfd { fd: end, events: 0, revents: 0 };
+/// Returns true if no process has the other end of a pipe open.
+fn is_closed(end: RawFd) -> bool {
+    let mut poll = libc::pollfd { fd: end, events: 0, revents: 0 };
     // SAFETY: one structure, which lives through the call.
-    unsafe { libc::poll(&mut look, 1, 0) == 1 && look.revents & libc::POLLHUP != 0 }
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLHUP != 0 }
 }
 
-/// The child's number in the parent. A raw call: nothing that the C library runs at forks may run here.
+/// Forks. Returns the child's process id in the parent. This is a raw call, because the C library's fork handlers must
+/// not run here.
 fn fork() -> io::Result<Option<i32>> {
     // SAFETY: without CLONE_VM the child has its own copy of everything, and like its parent it has one thread.
     let child = unsafe { check(libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0))? };
     Ok((child > 0).then_some(child as i32))
 }
 
-/// Waits until no child is left, and ends as the first one made did.
+/// Waits until no child is left, and exits with the status of the first one.
 fn relay(first: i32) -> ! {
     let mut code = 1;
     loop {
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
     use crate::child::{Start, start, start_in_namespace};
 
-    /// How a program can be started.
+    /// A function that starts a program.
     type Starts = fn(Command, Start) -> io::Result<Child>;
 
     fn shell(script: &str) -> Command {
@@ -239,7 +241,7 @@ mod tests {
         if starts().len() < 2 {
             return;
         }
-        // The grandchild holds the output open.
+        // The grandchild keeps the output open.
         let mut child = start_in_namespace(shell("sleep 3600 & echo ready; wait"), Start::default()).unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -247,17 +249,17 @@ mod tests {
         assert_eq!(line, "ready\n");
         child.kill().unwrap();
         child.wait().unwrap();
-        // Comes to an end only when nobody holds it any more.
+        // The output ends only when no process has it open.
         assert_eq!(output.read_to_string(&mut line).unwrap(), 0);
     }
 
-    /// The process that is killed in the next test.
+    /// This is the process that is killed in the next test.
     #[test]
     fn starts_programs_and_waits() {
         if std::env::var_os("COFFERDAM_TEST_STARTED").is_none() {
             return;
         }
-        // Without a namespace, what the program started would be left.
+        // Without a namespace, the program's children would be left.
         let scripts = ["exec sleep 3600", "sleep 3600 & wait"];
         let make = |(start, script): (Starts, &str)| {
             let mut command = shell(script);
@@ -283,7 +285,7 @@ mod tests {
         }
         other.kill().unwrap();
         other.wait().unwrap();
-        // Each program holds the output: it comes to an end only when all are gone.
+        // Each program keeps the output open: it ends only when all are gone.
         let mut rest = String::new();
         assert!(output.read_to_string(&mut rest).is_ok());
     }

@@ -1,5 +1,5 @@
-//! Making processes from a small single-threaded one: plain forks into new namespaces, and children that borrow their
-//! parent's memory until they execute a program.
+//! Creation of processes by a small single-threaded one: plain forks into new namespaces, and children that borrow
+//! their parent's memory until they execute a program.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use crate::process::exit_now;
 use crate::sys::check;
 
-/// One page of memory that a parent and its forks share, holding a process number.
+/// A page of memory that a parent and its forks share, with a process id.
 ///
-/// The kernel writes the child's number there before the child runs, so that a child in a new pid namespace can know
-/// the number that its parent sees.
+///
+/// The kernel writes the child's id there before the child runs, so that a child in a new pid namespace knows its id in
+/// the parent's namespace.
 #[derive(Debug)]
 pub struct SharedPid {
     page: ptr::NonNull<AtomicI32>,
@@ -41,7 +42,7 @@ impl SharedPid {
         Ok(Self { page })
     }
 
-    /// The number stored last.
+    /// Returns the id that was stored last.
     pub fn get(&self) -> i32 {
         // SAFETY: the page is mapped as long as self lives, zeroed at first, and accessed atomically.
         unsafe { self.page.as_ref().load(Ordering::Relaxed) }
@@ -71,19 +72,19 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// Which side of a fork this is.
+/// The side of a fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fork {
     /// The new process.
     Child,
-    /// The old one, with the child's number.
+    /// The parent, with the child's process id.
     Parent(i32),
 }
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Forks into new namespaces of these kinds, and into a version 2 control group if given. The caller must have a
-/// single thread, else the child could find locks held for ever: more threads are refused.
+/// Forks into new namespaces of these kinds, and into a version 2 control group if given. The caller must have a single
+/// thread, else the child could find locks that are never released.
 pub fn fork(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, pid: Option<&SharedPid>) -> io::Result<Fork> {
     let mut args = CloneArgs { flags: namespaces, exit_signal: libc::SIGCHLD as u64, ..CloneArgs::default() };
     if let Some(cgroup) = cgroup {
@@ -99,47 +100,47 @@ pub fn fork(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, pid: Option<&Shared
     Ok(if result == 0 { Fork::Child } else { Fork::Parent(result as i32) })
 }
 
-/// What a child does until it executes a program that was opened beforehand.
+/// The actions of a child until it executes a program that was opened before.
 ///
-/// It may live in its parent's memory: whatever it makes there must be dropped again by the time `prepare` returns, or
-/// the parent keeps it for ever.
+///
+/// It may run in its parent's memory: values that it creates there must be dropped when `prepare` returns, or they leak
+/// in the parent.
 pub trait Child {
-    /// Makes everything ready and gives the program's descriptor, or an exit code.
+    /// Prepares the process. Returns the program's descriptor, or an exit code.
     fn prepare(&mut self) -> Result<RawFd, i32>;
 
-    /// The program could not be executed. Gives an exit code.
+    /// Handles a failed execution. Returns an exit code.
     fn refused(&mut self, error: io::Error) -> i32;
 }
 
-/// The rest of a child's life: prepares, executes, or ends. A panic ends the child, and only the child.
+/// Runs a child to its end: prepares and executes its program, or exits. A panic ends only the child.
 pub fn live(child: &mut dyn Child, argv0: &CStr) -> ! {
-    exit_now(follow(child, argv0, &AtomicBool::new(true)))
+    exit_now(run(child, argv0, &AtomicBool::new(true)))
 }
 
-/// Gives an exit code if nothing was executed.
-fn follow(child: &mut dyn Child, argv0: &CStr, orderly: &AtomicBool) -> i32 {
+/// Prepares and executes. Returns an exit code if the execution failed.
+fn run(child: &mut dyn Child, argv0: &CStr, consistent: &AtomicBool) -> i32 {
     let panicked = 70;
-    match guarded(orderly, || child.prepare()) {
+    match guarded(consistent, || child.prepare()) {
         Some(Ok(program)) => {
             let error = execute(program, argv0);
-            guarded(orderly, || child.refused(error)).unwrap_or(panicked)
+            guarded(consistent, || child.refused(error)).unwrap_or(panicked)
         }
         Some(Err(code)) => code,
         None => panicked,
     }
 }
 
-/// Runs a part in the middle of which memory may not be in order; `None` when it panicked.
-fn guarded<T>(orderly: &AtomicBool, part: impl FnOnce() -> T) -> Option<T> {
-    orderly.store(false, Ordering::SeqCst);
-    // What a panic carries is dropped here: nobody reads it.
+/// Runs a part during which memory may be inconsistent. Returns `None` if it panicked.
+fn guarded<T>(consistent: &AtomicBool, part: impl FnOnce() -> T) -> Option<T> {
+    consistent.store(false, Ordering::SeqCst);
+    // The payload of a panic is dropped here, because it is never read.
     let result = catch_unwind(AssertUnwindSafe(part)).ok();
-    orderly.store(true, Ordering::SeqCst);
+    consistent.store(true, Ordering::SeqCst);
     result
 }
 
-/// Executes the program that a descriptor stands for, with only a name and no environment. Comes back with the reason
-/// if it cannot.
+/// Executes the program of a descriptor, with only a name and no environment. Returns the error if it fails.
 fn execute(program: RawFd, argv0: &CStr) -> io::Error {
     let argv = [argv0.as_ptr(), ptr::null()];
     let env = [ptr::null::<libc::c_char>()];
@@ -150,22 +151,22 @@ fn execute(program: RawFd, argv0: &CStr) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// A stack for children that borrow their parent's memory, one after the other. Below it is a page that nobody may
-/// touch: a child that runs out of it dies of that, and harms nothing.
+/// A stack for children that borrow their parent's memory, one after the other. There is an inaccessible page below it:
+/// a stack overflow kills the child and does no other harm.
 #[derive(Debug)]
 pub struct Stack {
     base: ptr::NonNull<u8>,
 }
 
 impl Stack {
-    /// As much as a program's usual stack may need here; only what was touched takes memory.
+    /// The maximum that is needed here. Only touched pages use memory.
     const SIZE: usize = 512 * 1024;
-    /// The largest page of any machine that this runs on.
+    /// The largest page size of all supported machines.
     const GUARD: usize = 64 * 1024;
 
-    /// Maps a new one.
+    /// Maps a new stack.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: an anonymous mapping at an address of the kernel's choice, the lowest part of which is then closed.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice. Its lowest part is then made inaccessible.
         unsafe {
             let base = libc::mmap(
                 ptr::null_mut(),
@@ -201,17 +202,19 @@ impl Drop for Stack {
 struct Borrower<'a> {
     child: &'a mut dyn Child,
     argv0: &'a CStr,
-    orderly: AtomicBool,
+    consistent: AtomicBool,
 }
 
-/// Makes a child in new namespaces of these kinds that borrows this process's memory, and waits until it has executed
-/// its program or has ended. Nothing is copied, so that it costs little however large this process is.
+/// Creates a child in new namespaces of these kinds that borrows this process's memory, and waits until it has executed
+/// its program or has ended. Nothing is copied, so the cost does not depend on the size of this process.
 ///
-/// Gives the child's number, and whether this process's memory is in order: it is not where something killed the child
-/// before it came to an end of its own, because it may have been changing anything. The caller must have a single thread.
 ///
-/// The kernel's out-of-memory killer, which kills everything that shares its victim's memory, passes over children
-/// that still borrow.
+/// Returns the child's process id, and true if this process's memory is consistent. It may be inconsistent if the child
+/// was killed before it ended by itself, because it may have been changing anything. The caller must have a single
+/// thread.
+///
+/// The kernel's out-of-memory killer kills all processes that share its victim's memory. It skips children that still
+/// borrow.
 pub fn borrow(
     stack: &mut Stack,
     namespaces: u64,
@@ -219,10 +222,10 @@ pub fn borrow(
     child: &mut dyn Child,
     argv0: &CStr,
 ) -> io::Result<(i32, bool)> {
-    let borrower = Borrower { child, argv0, orderly: AtomicBool::new(true) };
+    let borrower = Borrower { child, argv0, consistent: AtomicBool::new(true) };
     let borrowing = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PARENT_SETTID | libc::SIGCHLD;
     // SAFETY: with CLONE_VFORK this thread waits until the child has executed or ended, so that the stack and
-    // `borrower` outlive its use of them, and nobody else uses them meanwhile. The kernel writes to the shared page.
+    // `borrower` outlive its use of them and have no other user meanwhile. The kernel writes to the shared page.
     let number = unsafe {
         libc::clone(
             run_borrower,
@@ -235,13 +238,13 @@ pub fn borrow(
         )
     };
     check(number.into())?;
-    Ok((number, borrower.orderly.load(Ordering::SeqCst)))
+    Ok((number, borrower.consistent.load(Ordering::SeqCst)))
 }
 
 extern "C" fn run_borrower(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `borrow` passes a `Borrower` that outlives this function, and does not touch it meanwhile.
     let borrower = unsafe { &mut *argument.cast::<Borrower<'_>>() };
-    exit_now(follow(borrower.child, borrower.argv0, &borrower.orderly))
+    exit_now(run(borrower.child, borrower.argv0, &borrower.consistent))
 }
 
 #[cfg(test)]
@@ -282,13 +285,14 @@ mod tests {
         std::fs::File::open(path).unwrap().into()
     }
 
-    /// Exit code, whether memory is in order, what was written to it, why the program was refused.
+    /// Returns the exit code, whether memory is consistent, the number of bytes written to it, and the reason of a
+    /// failed execution.
     fn borrowed(program: Result<RawFd, i32>) -> (i32, bool, usize, i32) {
         let (mut stack, shared) = (Stack::new().unwrap(), SharedPid::new().unwrap());
         let mut child = Prepared { program, seen: Vec::new(), refused: 0 };
-        let (pid, orderly) = borrow(&mut stack, 0, &shared, &mut child, c"true").unwrap();
+        let (pid, consistent) = borrow(&mut stack, 0, &shared, &mut child, c"true").unwrap();
         assert_eq!(shared.get(), pid);
-        (wait(pid), orderly, child.seen.len(), child.refused)
+        (wait(pid), consistent, child.seen.len(), child.refused)
     }
 
     /// Promise (Process isolation): A child that borrows the launcher's memory executes its program or reports its
@@ -301,7 +305,7 @@ mod tests {
         assert_eq!(borrowed(Ok(no_program.as_raw_fd())), (9, true, 1, libc::EACCES));
         assert_eq!(borrowed(Err(7)), (7, true, 1, 0));
         assert_eq!(borrowed(Err(255)), (70, true, 0, 0), "a panic ends the child alone");
-        assert_eq!(borrowed(Err(254)), (-libc::SIGKILL, false, 0, 0), "killed in the middle of something");
+        assert_eq!(borrowed(Err(254)), (-libc::SIGKILL, false, 0, 0), "killed while memory was inconsistent");
     }
 
     #[test]

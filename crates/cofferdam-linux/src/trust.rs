@@ -1,8 +1,8 @@
-//! Checks that only root and the effective user can change a file: the file itself, and every directory and link that leads
-//! to it.
+//! Checks that only root and the effective user can change a file: the file itself, and every directory and link on its
+//! path.
 //!
-//! The path is walked component by component from `/`, each opened below the one before, so that what was checked is what is
-//! used. It does not judge contents, access control lists or mount options.
+//! The path is resolved component by component from `/`, each opened below the previous one, so that the checked file
+//! is the used one. Contents, access control lists and mount options are not checked.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -17,13 +17,13 @@ use rustix::io::Errno;
 
 use crate::beneath::reopen;
 
-/// Links that are followed on one path, as the kernel bounds them.
+/// The maximum of links that are followed on one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Components of one path with those of its links.
+/// The maximum of components of one path, including those of its links.
 const MAX_COMPONENTS: usize = 1024;
 const PROC_MAGIC: rustix::fs::FsWord = 0x9fa0;
 
-/// Whether others may read a file.
+/// The permission of other users to read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Secrecy {
     /// Others may read it.
@@ -35,14 +35,14 @@ pub enum Secrecy {
 /// The reason why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum Distrust {
-    /// Others can change or read it, or something that leads to it.
+    /// Others can change or read it, or a part of its path.
     #[error("'{}' {reason}", path.display())]
     Unsafe {
         /// The file, directory or link.
         path: PathBuf,
-        /// Its owner or mode, and why that is not enough.
+        /// Its owner or mode, and the reason why that is not enough.
         reason: String,
-        /// The command that mends it.
+        /// The command that corrects it.
         remedy: String,
     },
     /// It cannot be opened.
@@ -56,7 +56,7 @@ pub enum Distrust {
 }
 
 impl Distrust {
-    /// Returns a command or an advice that mends it.
+    /// Returns a command or an advice that corrects it.
     pub fn remedy(&self) -> String {
         match self {
             Self::Unsafe { remedy, .. } => remedy.clone(),
@@ -64,13 +64,13 @@ impl Distrust {
         }
     }
 
-    /// Returns whether the file does not exist.
+    /// Returns true if the file does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Opens a trusted file to read it. Links are followed; a directory is refused.
+/// Opens a trusted file for reading. Links are followed. A directory is refused.
 pub fn open(path: &Path, secrecy: Secrecy) -> Result<File, Distrust> {
     let handle = check(path, secrecy)?;
     let failed = |errno: Errno| Distrust::Io { path: path.to_owned(), source: errno.into() };
@@ -78,12 +78,12 @@ pub fn open(path: &Path, secrecy: Secrecy) -> Result<File, Distrust> {
         return Err(failed(Errno::ISDIR));
     }
     let file = reopen(&handle, OFlags::RDONLY).map_err(|source| Distrust::Io { path: path.to_owned(), source })?;
-    // A pipe that a shell put here is waited for; a plain file does not mind.
+    // Reads of a pipe from a shell must block. A plain file is not affected.
     rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(failed)?;
     Ok(file.into())
 }
 
-/// Checks a file of any kind and returns a descriptor of the path that was checked.
+/// Checks a file of any kind. Returns a descriptor of the checked path.
 pub fn check(path: &Path, secrecy: Secrecy) -> Result<OwnedFd, Distrust> {
     let whole = std::path::absolute(path).map_err(|source| Distrust::Io { path: path.to_owned(), source })?;
     let mut walk = Walk::new(&whole)?;
@@ -92,17 +92,17 @@ pub fn check(path: &Path, secrecy: Secrecy) -> Result<OwnedFd, Distrust> {
 }
 
 struct Walk {
-    /// The directories that lead here, each open, with their names.
+    /// The open parent directories, with their names.
     above: Vec<(OwnedFd, OsString)>,
-    /// What is still to be walked.
+    /// The components that are still to be resolved.
     ahead: VecDeque<OsString>,
     links: usize,
     steps: usize,
-    /// The effective user, root, and the owner of `/`, which decides about everything below it.
+    /// The effective user, root, and the owner of `/`, which controls everything below it.
     owners: [u32; 3],
-    /// The first reason that was found. The walk goes on, because a missing file is reported as missing.
+    /// The first reason that was found. The resolution continues, because a missing file is reported as missing.
     distrust: Option<Distrust>,
-    /// The end of the path, where it is no directory.
+    /// The end of the path, unless it is a directory.
     found: Option<OwnedFd>,
 }
 
@@ -150,7 +150,7 @@ impl Walk {
         let path = self.path().join(&name);
         match kind(&stat) {
             FileType::Symlink => {
-                // In a directory that others can write to, a link is as good as its owner.
+                // In a directory that others can write to, a link is as trusted as its owner.
                 if above.st_mode & 0o022 != 0 {
                     self.owner(&stat, &path);
                 }
@@ -179,7 +179,7 @@ impl Walk {
         let target = PathBuf::from(OsString::from_vec(target));
         let is_proc = rustix::fs::fstatfs(link)?.f_type == PROC_MAGIC;
         if is_proc && (target.is_absolute() || target.as_os_str().as_bytes().contains(&b':')) {
-            // A descriptor that this process was given, such as a shell's `<(…)`. It can only be the end of the path.
+            // This is an inherited descriptor, such as a shell's `<(…)`. It can only be the end of the path.
             if !self.ahead.is_empty() {
                 return Err(Errno::LOOP);
             }
@@ -204,7 +204,7 @@ impl Walk {
         let path = self.path();
         self.owner(&stat, &path);
         let sticky = stat.st_mode & 0o1000 != 0;
-        // The end of the path is checked as a file: of a sticky directory others may still add to the contents.
+        // The end of the path is checked as a file. In a sticky directory, others may still add files.
         if !sticky && !self.ahead.is_empty() {
             self.mode(&stat, 0o022, &path);
         }
@@ -260,7 +260,7 @@ impl Walk {
             Secrecy::Public => 0o022,
             Secrecy::Secret => 0o077,
         };
-        // A device as /dev/null holds nothing that others could have put there, and a socket is as safe as its directory.
+        // A device such as /dev/null contains no data of others, and a socket is as safe as its directory.
         if !matches!(kind(&stat), FileType::CharacterDevice | FileType::Socket) {
             self.mode(&stat, forbidden, &path);
         }
@@ -282,7 +282,7 @@ fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// A path as a shell reads it.
+/// Quotes a path for a shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
@@ -347,7 +347,7 @@ mod tests {
         assert!(open(&base.join("loop"), Secrecy::Public).is_err());
         assert!(open(&base, Secrecy::Public).is_err(), "a directory");
         check(&base, Secrecy::Public).unwrap();
-        // A missing file is missing, whatever leads there.
+        // A missing file is reported as missing, even if its path is not trusted.
         assert!(open(&base.join("open/none"), Secrecy::Public).unwrap_err().is_missing());
         assert!(!open(&base.join("open/inner/file"), Secrecy::Public).unwrap_err().is_missing());
     }

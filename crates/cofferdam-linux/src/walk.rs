@@ -1,7 +1,7 @@
-//! Reads a tree of files that others may be changing meanwhile.
+//! Traversal of a tree of files that other processes may change meanwhile.
 //!
-//! Every directory and file is opened beneath the directory above it by a single name that is no link, so that a change
-//! of the tree cannot lead the walk elsewhere. No link is followed.
+//! Every directory and file is opened beneath its parent directory by a single name that is not a link, so that a
+//! change of the tree cannot lead the traversal elsewhere. Links are not followed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,15 +12,15 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-/// More levels than any root file system has.
+/// The maximum depth, more than any root file system has.
 const MAX_DEPTH: usize = 256;
-/// More entries than any image needs.
+/// The maximum of entries, more than any image needs.
 const MAX_ENTRIES: usize = 4_000_000;
 
-/// What is at a name.
+/// The file at a name.
 #[derive(Debug)]
 pub enum Entry {
-    /// A directory. What is in it follows.
+    /// A directory. Its contents follow.
     Directory,
     /// A plain file, open for reading, and its length when it was opened.
     File(File, u64),
@@ -30,7 +30,7 @@ pub enum Entry {
     Other,
 }
 
-/// Visits all that is beneath `root`, in the order of names: a directory comes before what is in it.
+/// Visits everything beneath `root` in the order of names. A directory precedes its contents.
 ///
 /// # Errors
 ///
@@ -109,7 +109,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Kinds by path, with what files and links hold.
+    /// Returns kinds by path, with the contents of files and targets of links.
     fn all(root: &Path) -> io::Result<BTreeMap<String, String>> {
         let mut found = BTreeMap::new();
         walk(File::open(root)?, &mut |path, _, entry| {
@@ -161,7 +161,7 @@ mod tests {
                 }
             });
             for _ in 0..2000 {
-                // A walk that meets a change may fail; it never leaves the tree.
+                // A traversal that meets a change may fail, but never leaves the tree.
                 let found = all(&root).unwrap_or_default();
                 assert!(found.keys().all(|path| !path.contains("secret")), "{found:?}");
             }

@@ -1,16 +1,16 @@
-//! Process 1 of a sandbox: starts programs, reaps, tells the host what ended, kills on order.
+//! Process 1 of a sandbox: starts programs, reaps them, reports their ends to the host, and kills on request.
 //!
-//! It is a program of its own, without any library, so that an idle sandbox takes next to no memory and a new one copies
-//! none of the launcher's. A child of the launcher executes it when its walls are up. It runs behind the same walls as
-//! its guests. Guests cannot signal it (the kernel shields process 1 of a pid namespace) nor look into it (it is not
-//! dumpable), and it reads nothing that they write but the names of processes in `/proc`. When its owner goes away it
-//! ends, and the kernel ends everything else in the sandbox with it.
+//! It is a program of its own, without any library, so that an idle sandbox takes little memory and a new one copies
+//! none of the launcher's. A child of the launcher executes it once it is isolated, and it stays under the same
+//! isolation as its guests. Guests can neither signal it (the kernel shields process 1 of a pid namespace) nor inspect
+//! it (it is not dumpable). It reads nothing that they write, except the names of processes in `/proc`. When its owner
+//! ends, it ends as well, and the kernel ends everything else in the sandbox.
 #![no_std]
 #![no_main]
-// The memory functions are written out here: the compiler must not make calls to themselves of their loops.
+// The memory functions are in this program: the compiler must not replace their loops by calls to them.
 #![no_builtins]
 
-#[expect(dead_code, reason = "each side of the hand-over uses its half")]
+#[expect(dead_code, reason = "each side of the handoff uses its half")]
 mod handover;
 #[path = "../../cofferdam-linux/bare/launch.rs"]
 mod launch;
@@ -23,7 +23,7 @@ mod plan;
 #[path = "../../cofferdam-linux/bare/quota.rs"]
 mod quota;
 mod serve;
-#[expect(dead_code, reason = "what it shares with another program, which uses more")]
+#[expect(dead_code, reason = "shared with another program, which uses more of it")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]
 mod sys;
 #[path = "../../cofferdam-linux/bare/texts.rs"]
@@ -34,41 +34,41 @@ mod tree;
 mod watch;
 mod wire;
 
-use handover::{Handover, MAX_BYTES};
-use serve::{Init, Room};
+use handover::{Handoff, MAX_BYTES};
+use serve::{Buffers, Init};
 
-/// Something in this program is wrong.
+/// The exit code after a bug in this program.
 const PANICKED: i32 = 70;
-/// What was handed over cannot be read, or does not hold.
+/// The exit code if the handoff cannot be read or does not hold.
 const REFUSED: i32 = 77;
 
-static ROOM: sys::Once<Room> = sys::Once::new(Room::NEW);
-static HANDED_OVER: sys::Once<[u8; MAX_BYTES]> = sys::Once::new([0; MAX_BYTES]);
+static BUFFERS: sys::Once<Buffers> = sys::Once::new(Buffers::NEW);
+static HANDOFF: sys::Once<[u8; MAX_BYTES]> = sys::Once::new([0; MAX_BYTES]);
 
-/// Where the program begins.
+/// The entry point of the program.
 extern "C" fn enter() -> ! {
     sys::exit(run().unwrap_or(REFUSED))
 }
 
 fn run() -> Option<i32> {
     sys::withdraw().ok()?;
-    let bytes = HANDED_OVER.take()?;
+    let bytes = HANDOFF.take()?;
     let length = sys::read_all(0, bytes).ok()?;
-    // The null device, as 1 and 2 are.
+    // This is the null device, as are 1 and 2.
     sys::duplicate_to(1, 0).ok()?;
-    let (handover, evidence) = Handover::decode(bytes.get(..length)?)?;
-    // The walls are the task's, and executing this program left them as they were: it has neither set-id bits nor file
-    // capabilities. What is cheap to read again is read again, all the same.
+    let (handoff, evidence) = Handoff::decode(bytes.get(..length)?)?;
+    // Isolation belongs to the task, and execution of this program did not change it: the file has neither set-id bits
+    // nor file capabilities. Settings that are cheap to read are checked again.
     let (no_new_privileges, seccomp) = sys::confinement();
     let measured = handover::Measured { capabilities: sys::capabilities().ok()?, no_new_privileges, seccomp };
-    if measured != handover.measured {
+    if measured != handoff.measured {
         return None;
     }
-    let room = ROOM.take()?;
-    let mut init = Init::new(&handover).ok()?;
-    let first = init.start_ordered(room);
-    init.report(&handover, evidence, first).ok()?;
-    Some(init.serve(room))
+    let buffers = BUFFERS.take()?;
+    let mut init = Init::new(&handoff).ok()?;
+    let first = init.start_requested(buffers);
+    init.report_ready(&handoff, evidence, first).ok()?;
+    Some(init.serve(buffers))
 }
 
 #[panic_handler]

@@ -1,37 +1,37 @@
-//! The life of process 1: takes orders, reaps, reports, kills.
+//! The main loop of process 1: takes requests, reaps, reports, kills.
 //!
 //! ```text
-//! walls up --ordered program started, if any--> Ready --orders, ends of children--> owner gone --> everything ends
+//! isolated --start a requested program--> Ready --requests, ends of children--> owner gone --> everything ends
 //! ```
 
-use super::handover::Handover;
+use super::handover::Handoff;
 use super::launch::{self, Desk};
 use super::notify::{Backlog, Quotas};
 use super::sys::{self, Fd, Fds, Mapping, PollFd, Ready, Res};
 use super::tree;
 use super::watch::{Passed, Since, Watch};
-use super::wire::{self, Event, NotStarted, Order, Start, Step};
+use super::wire::{self, Event, NotStarted, Request, Start, Step};
 
-/// How long the owner may take to read what it was told.
-const PATIENCE_MICROS: u64 = 10_000_000;
-/// Programs of execs that can run at the same time.
+/// Time for the owner to read an event.
+const SEND_TIMEOUT_MICROS: u64 = 10_000_000;
+/// The maximum of programs of execs that run at the same time.
 const MAX_RUNNING: usize = 4096;
-/// Orders up to this length need no memory of their own.
+/// Requests up to this length need no additional memory.
 const USUAL_MESSAGE: usize = 4096;
 
 /// The kernel ignores negative descriptors.
 const NOTHING: (i32, Ready) = (-1, Ready::Read);
 
-/// Memory that is there from the start.
-pub struct Room {
-    /// The last order.
+/// Memory that is allocated from the start.
+pub struct Buffers {
+    /// The last request.
     pub message: [u8; USUAL_MESSAGE],
     pub desk: Desk,
     pub running: Running,
 }
 
-impl Room {
-    /// Unused.
+impl Buffers {
+    /// Unused buffers.
     pub const NEW: Self = Self {
         message: [0; USUAL_MESSAGE],
         desk: Desk::NEW,
@@ -50,7 +50,7 @@ impl Running {
         self.count >= MAX_RUNNING
     }
 
-    /// When each of them started.
+    /// Returns the usage at the start of each exec that runs.
     fn since(&self) -> impl Iterator<Item = Since> {
         self.list.iter().take(self.count).map(|(_, _, since)| *since)
     }
@@ -78,55 +78,55 @@ pub struct Init {
     children: Fd,
     quotas: Quotas,
     watch: Option<Watch>,
-    mark: (u64, u64),
-    /// Descriptors that each program may have open.
+    tag: (u64, u64),
+    /// The maximum of open descriptors of each program.
     open_files: u64,
-    /// Whether the sandbox measured what the host expected.
-    as_expected: bool,
+    /// True if the measurements are those that the host expects.
+    matches_expected: bool,
     execs_started: u64,
-    /// The first exec that was started.
+    /// The number of the first exec.
     first: u64,
-    /// The exec with which the sandbox ends.
+    /// The exec after which the sandbox ends.
     last: Option<u64>,
 }
 
 impl Init {
-    /// Begins with what was handed over.
-    pub fn new(handover: &Handover) -> Res<Self> {
+    /// Creates the init from its handoff.
+    pub fn new(handoff: &Handoff) -> Res<Self> {
         Ok(Self {
-            control: handover.control,
+            control: handoff.control,
             children: sys::child_signal()?,
             quotas: Quotas::new(
-                Fd::own(handover.listener),
-                Some(Fd::own(handover.locks)),
-                if handover.backlog_unbounded { Backlog::Shorten(sys::whole_key(handover.mark)) } else { Backlog::Bounded },
-                handover.max_processes,
+                Fd::own(handoff.listener),
+                Some(Fd::own(handoff.locks)),
+                if handoff.backlog_unbounded { Backlog::Shorten(sys::whole_key(handoff.tag)) } else { Backlog::Bounded },
+                handoff.max_processes,
             ),
             watch: Watch::new(
-                handover.watch_memory,
-                handover.watch_cpu,
-                handover.counts_files,
-                handover.mark.0 ^ handover.mark.1,
+                handoff.watch_memory,
+                handoff.watch_cpu,
+                handoff.counts_files,
+                handoff.tag.0 ^ handoff.tag.1,
             ),
-            mark: handover.mark,
-            open_files: handover.open_files,
-            as_expected: handover.as_expected,
+            tag: handoff.tag,
+            open_files: handoff.open_files,
+            matches_expected: handoff.matches_expected,
             execs_started: 0,
             first: 0,
             last: None,
         })
     }
 
-    /// Starts what was ordered along with a sandbox that measures what was expected. What cannot be taken now is left
-    /// to [`Self::serve`].
-    pub fn start_ordered(&mut self, room: &mut Room) -> Option<Result<(), NotStarted>> {
-        if !self.as_expected {
+    /// Starts the program that was requested together with the sandbox, if the measurements are as expected. Leaves
+    /// other requests to [`Self::serve`].
+    pub fn start_requested(&mut self, buffers: &mut Buffers) -> Option<Result<(), NotStarted>> {
+        if !self.matches_expected {
             return None;
         }
-        let Room { message, desk, running } = room;
-        // Nothing there yet, or nothing that can be answered here: the owner sends no such thing.
-        receive(self.control, message, |order, fds| match order {
-            Order::Start(start) if start.terminal.is_none() => {
+        let Buffers { message, desk, running } = buffers;
+        // There is no request yet, or none that can be answered here. The owner sends no such request.
+        receive(self.control, message, |request, fds| match request {
+            Request::Start(start) if start.terminal.is_none() => {
                 Some(self.try_start(&start, fds, desk, running).map(drop))
             }
             _ => None,
@@ -136,10 +136,10 @@ impl Init {
         .flatten()
     }
 
-    /// Tells the owner that the sandbox is ready, and keeps no descriptor but what is needed from now on.
-    pub fn report(&self, handover: &Handover, evidence: &[u8], first: Option<Result<(), NotStarted>>) -> Res<()> {
+    /// Reports to the owner that the sandbox is ready. Closes all descriptors that are not needed any more.
+    pub fn report_ready(&self, handoff: &Handoff, evidence: &[u8], first: Option<Result<(), NotStarted>>) -> Res<()> {
         let (head, tail) = wire::ready(first);
-        let fds = handover.fds.get(..handover.fd_count).ok_or(sys::EBADF)?;
+        let fds = handoff.fds.get(..handoff.fd_count).ok_or(sys::EBADF)?;
         self.send([head, evidence, tail.bytes()], fds)?;
         let [listener, locks] = self.quotas.numbers();
         let keep = [self.control, self.children.number(), listener, locks];
@@ -152,10 +152,10 @@ impl Init {
         Ok(())
     }
 
-    /// Serves until the owner goes away. Gives the exit code.
-    pub fn serve(&mut self, room: &mut Room) -> i32 {
+    /// Serves until the owner ends. Returns the exit code.
+    pub fn serve(&mut self, buffers: &mut Buffers) -> i32 {
         loop {
-            match self.turn(room) {
+            match self.turn(buffers) {
                 Ok(true) => {}
                 Ok(false) => return 0,
                 Err(_) => return 76,
@@ -163,38 +163,38 @@ impl Init {
         }
     }
 
-    fn turn(&mut self, room: &mut Room) -> Res<bool> {
-        // Only while something runs: an idle sandbox sleeps.
+    fn turn(&mut self, buffers: &mut Buffers) -> Res<bool> {
+        // Poll only while a program runs: an idle sandbox sleeps.
         let due = self.watch.as_ref().filter(|_| sys::has_children()).map(Watch::left);
         let [asked, _] = self.quotas.numbers();
         let mut polled = [self.control, self.children.number(), asked].map(|fd| PollFd::new(fd, Ready::Read));
         sys::poll(&mut polled, due)?;
-        let [orders, ended, asked] = polled.map(|fd| fd.is_ready());
-        // One of them a turn, so that orders and ends are not kept waiting.
+        let [requests, ended, asked] = polled.map(|fd| fd.is_ready());
+        // Answer one call per turn, so that requests and ends are not delayed.
         if asked {
             self.quotas.answer_one()?;
         }
-        if ended && !self.collect(&mut room.running)? {
+        if ended && !self.collect(&mut buffers.running)? {
             return Ok(false);
         }
-        if orders {
-            let Room { message, desk, running } = room;
-            match receive(self.control, message, |order, fds| self.obey(order, fds, desk, running)) {
-                Ok(Some(obeyed)) => obeyed?,
+        if requests {
+            let Buffers { message, desk, running } = buffers;
+            match receive(self.control, message, |request, fds| self.handle(request, fds, desk, running)) {
+                Ok(Some(handled)) => handled?,
                 Ok(None) => return Ok(false),
                 Err(sys::EAGAIN) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.look(room.running.since())) {
+        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.look(buffers.running.since())) {
             sys::kill(-1, sys::SIGKILL);
-            // What the owner does not hear of is killed all the same.
-            let _ = self.tell(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
+            // The processes are killed even if the owner cannot be informed.
+            let _ = self.report(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
         }
         Ok(true)
     }
 
-    fn tell(&self, event: &Event, fds: &[i32]) -> Res<()> {
+    fn report(&self, event: &Event, fds: &[i32]) -> Res<()> {
         self.send([event.encode().bytes(), &[], &[]], fds)
     }
 
@@ -202,7 +202,7 @@ impl Init {
         loop {
             match sys::send(self.control, parts, fds) {
                 Err(sys::EAGAIN) => {
-                    let [writable, _] = sys::wait([(self.control, Ready::Write), NOTHING], Some(PATIENCE_MICROS))?;
+                    let [writable, _] = sys::wait([(self.control, Ready::Write), NOTHING], Some(SEND_TIMEOUT_MICROS))?;
                     if !writable {
                         return Err(sys::EAGAIN);
                     }
@@ -212,10 +212,10 @@ impl Init {
         }
     }
 
-    fn obey(&mut self, order: Order<'_>, fds: Fds, desk: &mut Desk, running: &mut Running) -> Res<()> {
-        match order {
-            Order::Start(start) => self.start(&start, fds, desk, running),
-            Order::Signal { exec, kill } => {
+    fn handle(&mut self, request: Request<'_>, fds: Fds, desk: &mut Desk, running: &mut Running) -> Res<()> {
+        match request {
+            Request::Start(start) => self.start(&start, fds, desk, running),
+            Request::Signal { exec, kill } => {
                 self.signal_exec(exec, if kill { sys::SIGKILL } else { sys::SIGTERM });
                 Ok(())
             }
@@ -224,18 +224,18 @@ impl Init {
 
     fn start(&mut self, start: &Start<'_>, fds: Fds, desk: &mut Desk, running: &mut Running) -> Res<()> {
         let exec = start.exec;
-        if start.if_expected && !self.as_expected {
+        if start.if_expected && !self.matches_expected {
             let failure = NotStarted { step: Step::Unexpected, errno: 0 };
-            return self.tell(&Event::NotStarted { exec, failure }, &[]);
+            return self.report(&Event::NotStarted { exec, failure }, &[]);
         }
         match self.try_start(start, fds, desk, running) {
-            Ok(Some(master)) => self.tell(&Event::Started { exec }, &[master.number()]),
-            Ok(None) => self.tell(&Event::Started { exec }, &[]),
-            Err(failure) => self.tell(&Event::NotStarted { exec, failure }, &[]),
+            Ok(Some(master)) => self.report(&Event::Started { exec }, &[master.number()]),
+            Ok(None) => self.report(&Event::Started { exec }, &[]),
+            Err(failure) => self.report(&Event::NotStarted { exec, failure }, &[]),
         }
     }
 
-    /// Starts a program. Gives its terminal's controlling end if it has one.
+    /// Starts a program. Returns its terminal's controlling end if it has one.
     fn try_start(
         &mut self,
         start: &Start<'_>,
@@ -255,10 +255,10 @@ impl Init {
         let prepare = |errno| NotStarted { step: Step::Prepare, errno };
         let confine = || sys::set_open_files(self.open_files);
         let (pid, master) = match start.terminal {
-            None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.mark), &confine)?, None),
+            None => (desk.launch(start, fds.three().map_err(prepare)?, Some(self.tag), &confine)?, None),
             Some(size) => {
                 let (master, slave) = launch::make_terminal(size).map_err(prepare)?;
-                (desk.launch(start, [slave.number(); 3], Some(self.mark), &confine)?, Some(master))
+                (desk.launch(start, [slave.number(); 3], Some(self.tag), &confine)?, Some(master))
             }
         };
         running.add(pid, start.exec, since);
@@ -266,10 +266,10 @@ impl Init {
         Ok(master)
     }
 
-    /// Reaps; `false` when the exec is over with which the sandbox ends.
+    /// Reaps ended children. Returns false after the end of the exec with which the sandbox ends.
     fn collect(&self, running: &mut Running) -> Res<bool> {
-        let mut told = [0; 512];
-        while sys::read(self.children.number(), &mut told).is_ok() {}
+        let mut signals = [0; 512];
+        while sys::read(self.children.number(), &mut signals).is_ok() {}
         while let Some(reaped) = sys::reap() {
             let Some((exec, since)) = running.remove(reaped.pid) else { continue };
             let cpu_micros = match &self.watch {
@@ -278,8 +278,8 @@ impl Init {
             };
             let (status, peak_bytes) = (reaped.status, reaped.peak_bytes);
             let processes_refused = self.quotas.processes_refused().unwrap_or(0);
-            self.tell(&Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused }, &[])?;
-            // A program that was killed leaves the question by what, and the answer is in the control group.
+            self.report(&Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused }, &[])?;
+            // If a program was killed, the cause is in the control group, which must stay for the owner.
             let exited = status & 0x7f == 0;
             if exited && self.last == Some(exec) {
                 return Ok(false);
@@ -288,16 +288,16 @@ impl Init {
         Ok(true)
     }
 
-    /// Signals everything an exec started. The mark in a resource limit says what belongs to it, wherever it has gone:
-    /// children inherit it, and the seccomp list lets nobody change it.
+    /// Signals all processes of an exec. The tag in a resource limit identifies them everywhere: children inherit it,
+    /// and the seccomp filter prevents changes of it.
     fn signal_exec(&self, exec: u64, signal: i32) {
         let alone = self.execs_started == 1 && self.first == exec;
         tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec));
     }
 }
 
-/// Takes the next order, if there is one; `None` when the owner is gone.
-fn receive<R>(control: i32, usual: &mut [u8], obey: impl FnOnce(Order<'_>, Fds) -> R) -> Res<Option<R>> {
+/// Takes the next request, if there is one. Returns `None` if the owner has ended.
+fn receive<R>(control: i32, usual: &mut [u8], handle: impl FnOnce(Request<'_>, Fds) -> R) -> Res<Option<R>> {
     let expected = sys::next_length(control)?.min(wire::MAX_INLINE);
     let mut own;
     let buffer = if expected <= usual.len() {
@@ -309,10 +309,12 @@ fn receive<R>(control: i32, usual: &mut [u8], obey: impl FnOnce(Order<'_>, Fds) 
     let (length, mut fds) = sys::receive(control, buffer)?;
     match buffer.get(..length).and_then(<[u8]>::split_first) {
         None => Ok(None),
-        Some((&wire::INLINE, body)) => wire::order(body).map(|order| Some(obey(order, fds))).ok_or(sys::EBADMSG),
+        Some((&wire::INLINE, body)) => {
+            wire::request(body).map(|request| Some(handle(request, fds))).ok_or(sys::EBADMSG)
+        }
         Some((&wire::IN_MEMORY_FILE, [])) => {
             let body = Mapping::file(&fds.take_first()?, wire::MAX_MESSAGE)?;
-            wire::order(body.bytes()).map(|order| Some(obey(order, fds))).ok_or(sys::EBADMSG)
+            wire::request(body.bytes()).map(|request| Some(handle(request, fds))).ok_or(sys::EBADMSG)
         }
         Some(_) => Err(sys::EBADMSG),
     }

@@ -1,27 +1,27 @@
-//! Orders read and events written, in the format of the owner's side (postcard), without allocating. A test of the
-//! crate compares both sides, message by message.
+//! Decoding of requests and encoding of events, in the format of the owner's side (postcard), without allocations. A
+//! test of the crate compares both sides for each message.
 
-/// The owner's limit on a message.
+/// The owner's maximum size of a message.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// Longer bodies come in a memory file.
+/// The maximum size of an inline body. Longer bodies come in a file in memory.
 pub const MAX_INLINE: usize = 64 * 1024;
-/// The first byte of a message whose body follows.
+/// The first byte of a message with an inline body.
 pub const INLINE: u8 = 0;
-/// The first byte of a message whose body is in the first descriptor.
+/// The first byte of a message with its body in the first descriptor.
 pub const IN_MEMORY_FILE: u8 = 1;
-/// Room for any event but Ready.
-pub const EVENT_ROOM: usize = 48;
+/// The maximum size of an event other than Ready.
+pub const MAX_EVENT: usize = 48;
 
-/// What the owner asks.
+/// A request of the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order<'a> {
+pub enum Request<'a> {
     /// Start a program.
     Start(Start<'a>),
-    /// Signal everything that an exec started.
+    /// Signal all processes of an exec.
     Signal {
-        /// Which exec.
+        /// The exec's number.
         exec: u64,
-        /// SIGKILL rather than SIGTERM.
+        /// True for SIGKILL, false for SIGTERM.
         kill: bool,
     },
 }
@@ -31,21 +31,21 @@ pub enum Order<'a> {
 pub struct Start<'a> {
     /// The exec's number.
     pub exec: u64,
-    /// Program and arguments.
+    /// The program and its arguments.
     pub argv: Texts<'a>,
-    /// Names and values, in turn.
+    /// Alternating names and values.
     pub env: Texts<'a>,
-    /// Where to start.
+    /// The working directory.
     pub directory: &'a [u8],
-    /// Rows and columns of the terminal to make.
+    /// The rows and columns of the terminal, if the program gets one.
     pub terminal: Option<(u16, u16)>,
-    /// Whether to start only in a sandbox that measured what was expected.
+    /// True to start only if the measurements are as expected.
     pub if_expected: bool,
-    /// Whether the sandbox ends with this exec.
+    /// True if the sandbox ends with this exec.
     pub last: bool,
 }
 
-/// Texts one after the other, as they came.
+/// A sequence of encoded texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Texts<'a> {
     count: usize,
@@ -53,73 +53,73 @@ pub struct Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// How many.
+    /// Returns the number of texts.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// At least as many bytes as all texts have together.
+    /// Returns at least the total size of all texts in bytes.
     pub fn size(&self) -> usize {
         self.encoded.len()
     }
 
-    /// Each of them.
+    /// Returns an iterator over the texts.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut reader = Reader { rest: self.encoded };
         (0..self.count).map_while(move |_| reader.text())
     }
 }
 
-/// What an init says, but for Ready.
+/// An event of an init, except Ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// An exec runs.
     Started {
-        /// Which.
+        /// The exec's number.
         exec: u64,
     },
     /// An exec could not be started.
     NotStarted {
-        /// Which.
+        /// The exec's number.
         exec: u64,
-        /// What failed.
+        /// The details of the failure.
         failure: NotStarted,
     },
     /// An exec's program ended.
     Ended {
-        /// Which.
+        /// The exec's number.
         exec: u64,
         /// The raw wait status.
         status: i32,
-        /// Bytes.
+        /// The largest resident size in bytes.
         peak_bytes: u64,
-        /// CPU microseconds.
+        /// The used CPU time in microseconds.
         cpu_micros: u64,
-        /// Processes that the sandbox was refused since it began.
+        /// The number of processes that were refused since the sandbox was created.
         processes_refused: u64,
     },
-    /// A limit was passed, and everything killed.
+    /// The sandbox exceeded a limit, and all its processes were killed.
     LimitPassed {
-        /// Memory rather than CPU time.
+        /// True for memory, false for CPU time.
         memory: bool,
     },
 }
 
-/// The step that failed, and the system's error.
+/// A failed step and its system error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotStarted {
-    /// What failed.
+    /// The failed step.
     pub step: Step,
     /// The system's error number.
     pub errno: i32,
 }
 
-/// The steps of starting a program, numbered as the owner numbers them.
+/// The steps to start a program, numbered as by the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The sandbox did not measure what was expected.
+    /// The measurements are not as expected.
     Unexpected = 0,
-    /// No process could be made.
+    /// No process could be created.
     Fork = 1,
     /// The starting directory could not be entered.
     Directory = 2,
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
         Some(first)
     }
 
-    /// A number of at most `bits` bits: seven in each byte, the lowest first.
+    /// Reads a number of at most `bits` bits, in groups of seven bits, the lowest first.
     fn number(&mut self, bits: u32) -> Option<u64> {
         let mut value = 0u64;
         for shift in (0..bits).step_by(7) {
@@ -195,34 +195,35 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads an order's body; what is left over is an error.
-pub fn order(body: &[u8]) -> Option<Order<'_>> {
+/// Decodes a request's body. Extra bytes are an error.
+pub fn request(body: &[u8]) -> Option<Request<'_>> {
     let mut reader = Reader { rest: body };
-    let order = match reader.number(32)? {
-        0 => Order::Start(reader.start()?),
-        1 => Order::Signal { exec: reader.number(64)?, kill: reader.flag()? },
+    let request = match reader.number(32)? {
+        0 => Request::Start(reader.start()?),
+        1 => Request::Signal { exec: reader.number(64)?, kill: reader.flag()? },
         _ => return None,
     };
-    reader.rest.is_empty().then_some(order)
+    reader.rest.is_empty().then_some(request)
 }
 
-/// A few bytes of a message.
+/// A buffer for a short message.
 pub struct Writer {
-    bytes: [u8; EVENT_ROOM],
+    bytes: [u8; MAX_EVENT],
     length: usize,
 }
 
 impl Writer {
     fn new() -> Self {
-        Self { bytes: [0; EVENT_ROOM], length: 0 }
+        Self { bytes: [0; MAX_EVENT], length: 0 }
     }
 
-    /// What was written.
+    /// Returns the written bytes.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// The room is enough for the longest event: seven fields, of which four have ten bytes or less.
+    /// Appends a byte. The buffer is large enough for the longest event: seven fields, four of which have at most ten
+    /// bytes.
     fn byte(mut self, byte: u8) -> Self {
         if let Some(slot) = self.bytes.get_mut(self.length) {
             *slot = byte;
@@ -239,7 +240,7 @@ impl Writer {
         self.byte(value as u8)
     }
 
-    /// Numbers that may be negative: the sign goes into the lowest bit.
+    /// Appends a signed number: the sign goes into the lowest bit.
     fn signed(self, value: i32) -> Self {
         self.number(u64::from((value << 1 ^ value >> 31) as u32))
     }
@@ -250,7 +251,7 @@ impl Writer {
 }
 
 impl Event {
-    /// As a message.
+    /// Encodes the event as a message.
     pub fn encode(&self) -> Writer {
         let message = Writer::new().byte(INLINE);
         match *self {
@@ -268,7 +269,7 @@ impl Event {
     }
 }
 
-/// What stands before and after the evidence in the message that tells of a ready sandbox.
+/// Returns the bytes before and after the evidence in a Ready message.
 pub fn ready(first: Option<Result<(), NotStarted>>) -> (&'static [u8], Writer) {
     let tail = match first {
         None => Writer::new().byte(0),

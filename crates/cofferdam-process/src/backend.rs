@@ -1,4 +1,4 @@
-//! The backend: checks a spec, keeps launchers, turns requests to them into sandboxes.
+//! The backend: checks specs, manages launchers and requests sandboxes from them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,37 +17,37 @@ use crate::config::{ControlGroups, ProcessConfig};
 use crate::error;
 use crate::interpreters::{self, Found};
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::sandbox::{Made, ProcessSandbox};
-use crate::warm::ProcessWarm;
+use crate::sandbox::{ProcessSandbox, SandboxInputs};
+use crate::warm::PreparedSandbox;
 
 /// The backend's name.
 pub const NAME: &str = "process";
-/// Launchers kept for roots other than the host's.
+/// The maximum of launchers at the same time.
 const MAX_LAUNCHERS: usize = 8;
-/// What programs find without a path of their own.
+/// The default search path of programs.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
-/// Makes process sandboxes.
+/// A backend that isolates processes.
 #[derive(Debug)]
 pub struct ProcessBackend {
     config: ProcessConfig,
     interpreters: Found,
-    /// Prefixes of interpreters that cannot be seen inside.
+    /// Prefixes of interpreters that are not visible inside.
     hidden: Vec<PathBuf>,
     launchers: Mutex<HashMap<Option<RootPlan>, Arc<Launcher>>>,
 }
 
 impl ProcessBackend {
-    /// Sets the backend up; nothing is started before the first sandbox.
+    /// Sets up the backend. No process is started before the first sandbox.
     pub fn new(config: ProcessConfig) -> Result<Self> {
         if let Some(path) = config.read_only.iter().find(|path| !path.is_absolute()) {
             return Err(Error::invalid("configure", "a read-only directory must be an absolute path")
                 .with_context("path", path.display().to_string()));
         }
         if let Some(path) = config.read_only.iter().find(|path| interpreters::is_covered(path)) {
-            return Err(Error::invalid("configure", "a sandbox has a directory of its own in the place of this one")
+            return Err(Error::invalid("configure", "each sandbox has its own directory at this path")
                 .with_context("path", path.display().to_string())
-                .with_remedy("lend it as the workspace, or put it elsewhere on the host"));
+                .with_remedy("mount it as the workspace, or move it on the host"));
         }
         let mut interpreters = match &config.search_path {
             Some(path) if config.find_interpreters => interpreters::find(path, config.home.as_deref()),
@@ -57,12 +57,12 @@ impl ProcessBackend {
         Ok(Self { config, interpreters, hidden, launchers: Mutex::new(HashMap::new()) })
     }
 
-    /// The launcher for a root, started if need be.
+    /// Returns the launcher for a root, and starts it if necessary.
     pub(crate) async fn launcher(&self, spec: &Spec) -> Result<Arc<Launcher>> {
         let root = match spec.root() {
             RootFs::Default => None,
             RootFs::Image { .. } => {
-                return Err(Error::unsupported("create", "the process backend knows no images")
+                return Err(Error::unsupported("create", "the process backend does not support images")
                     .with_remedy("use a backend of level container, or name a directory with a root file system"));
             }
             RootFs::Directory { path } => {
@@ -76,13 +76,13 @@ impl ProcessBackend {
             return Ok(Arc::clone(launcher));
         }
         if launchers.len() >= MAX_LAUNCHERS && !launchers.contains_key(&root) {
-            // Those in use live on through their sandboxes.
+            // Launchers in use live on through their sandboxes.
             launchers.retain(|_, launcher| Arc::strong_count(launcher) > 1);
             if launchers.len() >= MAX_LAUNCHERS {
                 return Err(Error::new(
                     ErrorKind::ResourceExhausted,
                     "create",
-                    format!("sandboxes with {MAX_LAUNCHERS} different roots are alive already"),
+                    format!("there are sandboxes with {MAX_LAUNCHERS} different roots already"),
                 ));
             }
         }
@@ -97,7 +97,7 @@ impl ProcessBackend {
         };
         let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure)?);
         if launcher.is_single() {
-            // It belongs to the sandbox that it is for, which waits for it.
+            // It belongs to its only sandbox, which waits for it.
             return Ok(launcher);
         }
         launcher.ready().await?;
@@ -105,8 +105,8 @@ impl ProcessBackend {
         Ok(launcher)
     }
 
-    /// Checks a spec and turns it into what a launcher is asked for.
-    async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, Made)> {
+    /// Checks a spec and converts it to a request for a launcher.
+    async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, SandboxInputs)> {
         check(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
         let launcher = self.launcher(&spec).await?;
@@ -125,10 +125,10 @@ impl ProcessBackend {
             expected: None,
         };
         let path = self.path_inside(spec.root());
-        Ok((launcher, create, Made { spec, path, directory }))
+        Ok((launcher, create, SandboxInputs { spec, path, directory }))
     }
 
-    /// PATH inside a sandbox with this root.
+    /// Returns PATH inside a sandbox with this root.
     fn path_inside(&self, root: &RootFs) -> String {
         let found = if *root == RootFs::Default { self.interpreters.path.as_slice() } else { &[] };
         let own = found.iter().filter_map(|path| path.to_str()).filter(|path| !path.contains(':'));
@@ -161,21 +161,21 @@ impl Backend for ProcessBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        let (launcher, create, made) = self.plan(spec).await?;
-        Ok(Arc::new(ProcessSandbox::make(launcher, create, made).await?))
+        let (launcher, create, inputs) = self.plan(spec).await?;
+        Ok(Arc::new(ProcessSandbox::create(launcher, create, inputs).await?))
     }
 
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
-        let (launcher, create, made) = self.plan(spec).await?;
-        let (sandbox, handle) = ProcessSandbox::start_one(launcher, create, made, request).await?;
+        let (launcher, create, inputs) = self.plan(spec).await?;
+        let (sandbox, handle) = ProcessSandbox::start_one(launcher, create, inputs, request).await?;
         Ok((Arc::new(sandbox), handle))
     }
 
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
-        let (launcher, create, made) = self.plan(spec).await?;
-        ProcessSandbox::run(launcher, create, made, request).await
+        let (launcher, create, inputs) = self.plan(spec).await?;
+        ProcessSandbox::run(launcher, create, inputs, request).await
     }
 
     async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -185,15 +185,15 @@ impl Backend for ProcessBackend {
 
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
-            return Err(Error::invalid("warm", "a sandbox is not made ahead around a directory of the host")
-                .with_remedy("make the template with a private workspace: requests with others are made on request"));
+            return Err(Error::invalid("warm", "cannot prepare a sandbox with a mounted host directory")
+                .with_remedy("use a template with a private workspace; other sandboxes are created on request"));
         }
-        let (launcher, create, made) = self.plan(spec).await?;
-        Ok(Box::new(ProcessWarm::make(launcher, create, made).await?))
+        let (launcher, create, inputs) = self.plan(spec).await?;
+        Ok(Box::new(PreparedSandbox::prepare(launcher, create, inputs).await?))
     }
 }
 
-/// Refuses what this backend does not have. Takes the spec apart by hand: a new field must be decided on here.
+/// Refuses settings that this backend does not support. Decide here on each new field of the spec.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
     match spec.network() {
@@ -201,7 +201,7 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
         _ => {
             return Err(Error::unsupported(
                 "create",
-                "the process backend offers no network but a sandbox's own loopback",
+                "the process backend supports no network except a sandbox's own loopback",
             )
             .with_remedy("use --net none"));
         }
@@ -214,7 +214,7 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Opens the workspace's directory, which is used by this descriptor from here on.
+/// Opens the workspace's directory. From here on, this descriptor is used.
 fn workspace_plan(spec: &Spec) -> Result<(WorkspacePlan, Option<Directory>)> {
     let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok((WorkspacePlan::Private, None)) };
     let opened = open_directory(spec, "workspace", path)?;
@@ -223,7 +223,7 @@ fn workspace_plan(spec: &Spec) -> Result<(WorkspacePlan, Option<Directory>)> {
     Ok((plan, Some(opened)))
 }
 
-/// Opens a directory that the spec names, if it is the one that the caller named.
+/// Opens a directory of the spec, and checks that it is the one that the caller named.
 fn open_directory(spec: &Spec, what: &str, path: &Path) -> Result<Directory> {
     let opened = Directory::open(path).map_err(|error| error::directory(what, path, error))?;
     let (device, inode) = opened.identity();

@@ -16,24 +16,24 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::OnceCell;
 
 use crate::config::LauncherStart;
-use crate::forked::{Forked, Waiting};
-use crate::protocol::{self, Adapt, Ask, Configure, Create, Evidence, Failure, Hello, HostFacts, Walls};
+use crate::forked::{Forked, IdleLauncher};
+use crate::protocol::{self, Adapt, Configure, Create, Evidence, Failure, Hello, HostFacts, LauncherRequest, Probes};
 use crate::sys::watch::watch;
 use crate::{error, sys};
 
-/// Different requests whose measurements are remembered.
-const MAX_ACCEPTED: usize = 256;
-/// Time a launcher has to build its template, on a machine under heavy load.
-const START_LIMIT: Duration = Duration::from_secs(30);
+/// The maximum of different requests with stored measurements.
+const MAX_STORED_EVIDENCE: usize = 256;
+/// Time for a launcher to build its template, on a host under heavy load.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running launcher. Dropping it ends the launcher and all its sandboxes, and waits until nothing is left.
+/// A running launcher. Dropping it ends the launcher and all its sandboxes, and waits until nothing remains.
 #[derive(Debug)]
 pub struct Launcher {
     socket: Option<OwnedFd>,
     process: Mutex<Process>,
     facts: OnceCell<HostFacts>,
     serial: AtomicU64,
-    walls: Mutex<HashMap<Kind, Arc<Walls>>>,
+    probes: Mutex<HashMap<Kind, Arc<Probes>>>,
     accepted: Mutex<HashMap<Create, Arc<Evidence>>>,
 }
 
@@ -67,15 +67,15 @@ impl Process {
     }
 }
 
-/// What may make a difference for the walls of one launcher's sandboxes: whether the workspace is a host directory, and
-/// whether it is read-only.
+/// The settings that can change the probe results of one launcher's sandboxes: whether the workspace is a host
+/// directory, and whether it is read-only.
 pub type Kind = (bool, bool);
 
 impl Launcher {
-    /// Starts a launcher and tells it what to prepare. Requests may be sent at once; see [`Self::ready`].
+    /// Starts a launcher and sends its configuration. Requests may be sent at once; see [`Self::ready`].
     pub fn start(from: &LauncherStart, configure: &Configure) -> Result<Self> {
         let forked = match from {
-            LauncherStart::Forked(forked) => forked.take().and_then(Waiting::into_parts),
+            LauncherStart::Forked(forked) => forked.take().and_then(IdleLauncher::into_parts),
             LauncherStart::Execute | LauncherStart::ExecuteProgram(_) => None,
         };
         let (socket, process) = match (forked, from) {
@@ -88,7 +88,7 @@ impl Launcher {
             process: Mutex::new(process),
             facts: OnceCell::new(),
             serial: AtomicU64::new(0),
-            walls: Mutex::default(),
+            probes: Mutex::default(),
             accepted: Mutex::default(),
         };
         let socket = launcher.socket()?;
@@ -97,19 +97,19 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Whether it makes a single sandbox.
+    /// Returns true if the launcher creates a single sandbox.
     pub fn is_single(&self) -> bool {
         matches!(*self.process.lock().unwrap_or_else(PoisonError::into_inner), Process::Forked(_))
     }
 
-    /// Tells a launcher whose only sandbox ends that it can end, too.
+    /// Tells a launcher whose only sandbox ends that it can end as well.
     pub fn retire(&self) {
         if let (true, Some(socket)) = (self.is_single(), &self.socket) {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
         }
     }
 
-    /// Waits until it has prepared; gives what it found out about the host.
+    /// Waits until the launcher is prepared. Returns the facts about the host that it found.
     pub async fn ready(&self) -> Result<&HostFacts> {
         self.facts.get_or_try_init(|| self.hello()).await
     }
@@ -119,8 +119,8 @@ impl Launcher {
             .socket()?
             .try_clone_to_owned()
             .and_then(|socket| watch(socket, Interest::READABLE))
-            .map_err(|error| error::os("create", "cannot wait for the launcher", error))?;
-        match tokio::time::timeout(START_LIMIT, receive::<Hello>(&waiting)).await {
+            .map_err(|error| error::os("create", "cannot watch the launcher's socket", error))?;
+        match tokio::time::timeout(START_TIMEOUT, receive::<Hello>(&waiting)).await {
             Ok(Ok(Some((Hello::Ready(facts), _)))) => Ok(facts),
             Ok(Ok(Some((Hello::Failed(failure), _)))) => Err(error::launcher(&failure)),
             Ok(Ok(None)) | Ok(Err(_)) => Err(Error::new(
@@ -130,7 +130,7 @@ impl Launcher {
             )
             .with_retry(Retry::Never)
             .with_remedy(
-                "the running program must be linked with cofferdam-process; else name one in ProcessConfig::launcher",
+                "link the running program with cofferdam-process, or set ProcessConfig::launcher to one that is linked",
             )),
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the launcher was not ready within 30 s")),
         }
@@ -140,64 +140,68 @@ impl Launcher {
         self.socket.as_ref().map(AsFd::as_fd).ok_or_else(|| Error::closed("create"))
     }
 
-    /// A number that no other sandbox of this launcher has.
+    /// Returns a number that is unique among the sandboxes of this launcher.
     pub fn next_serial(&self) -> u64 {
         self.serial.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What trying the walls gave for an earlier sandbox of the same kind.
-    pub fn known_walls(&self, kind: Kind) -> Option<Arc<Walls>> {
-        self.walls.lock().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
+    /// Returns the probe results of an earlier sandbox of the same kind.
+    pub fn known_probes(&self, kind: Kind) -> Option<Arc<Probes>> {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
     }
 
-    /// What an accepted sandbox measured that was asked for in the same words.
+    /// Returns the measurements of an accepted sandbox with the same request.
     pub fn expected(&self, create: &Create) -> Option<Arc<Evidence>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).get(&generalised(create)).cloned()
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).get(&without_unique_fields(create)).cloned()
     }
 
-    /// Keeps what an accepted sandbox measured.
+    /// Stores the measurements of an accepted sandbox.
     pub fn accept(&self, create: &Create, evidence: &Evidence) {
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
-        if accepted.len() >= MAX_ACCEPTED {
+        if accepted.len() >= MAX_STORED_EVIDENCE {
             accepted.clear();
         }
-        accepted.entry(generalised(create)).or_insert_with(|| Arc::new(evidence.clone()));
+        accepted.entry(without_unique_fields(create)).or_insert_with(|| Arc::new(evidence.clone()));
     }
 
-    /// Keeps what trying the walls gave.
-    pub fn remember_walls(&self, kind: Kind, walls: &Arc<Walls>) {
-        self.walls.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(walls));
+    /// Stores probe results.
+    pub fn store_probes(&self, kind: Kind, probes: &Arc<Probes>) {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(probes));
     }
 
-    /// Whether the launcher still runs.
+    /// Returns true if the launcher still runs.
     pub fn is_alive(&self) -> bool {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).is_alive()
     }
 
-    /// The launcher's process number.
+    /// Returns the launcher's process id.
     pub fn pid(&self) -> u32 {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).id()
     }
 
-    /// Asks for a sandbox. Its init answers on the socket, which reads as closed when nothing of it is left.
+    /// Requests a sandbox. Its init answers on the returned socket, which closes once nothing of the sandbox remains.
     pub fn create(&self, create: &Create) -> Result<OwnedFd> {
-        let io = |error| error::os("create", "cannot ask the launcher for a sandbox", error);
+        let io = |error| error::os("create", "cannot request a sandbox from the launcher", error);
         let (control, init) = message::pair().map_err(io)?;
-        protocol::send(self.socket()?, &Ask::Create(create.clone()), &[init.as_fd()], Duration::from_secs(10))
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error)
-            })?;
+        protocol::send(
+            self.socket()?,
+            &LauncherRequest::Create(create.clone()),
+            &[init.as_fd()],
+            Duration::from_secs(10),
+        )
+        .map_err(|error| Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error))?;
         Ok(control)
     }
 
-    /// Gives a sandbox other bounds, in which nothing has run yet.
+    /// Changes the limits of a sandbox in which no program has run yet.
     pub async fn adapt(&self, adapt: Adapt) -> Result<()> {
-        let io = |error| error::os("claim", "cannot ask the launcher for other bounds", error);
+        let io = |error| error::os("claim", "cannot request other limits from the launcher", error);
         let (ours, theirs) = message::pair().map_err(io)?;
-        protocol::send(self.socket()?, &Ask::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10)).map_err(io)?;
+        protocol::send(self.socket()?, &LauncherRequest::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10))
+            .map_err(io)?;
         drop(theirs);
         let answer = watch(ours, Interest::READABLE).map_err(io)?;
-        match tokio::time::timeout(START_LIMIT, receive::<std::result::Result<(), Failure>>(&answer)).await {
+        match tokio::time::timeout(START_TIMEOUT, receive::<std::result::Result<(), Failure>>(&answer)).await {
             Ok(Ok(Some((Ok(()), _)))) => Ok(()),
             Ok(Ok(Some((Err(failure), _)))) => Err(error::create(&failure)),
             _ => Err(Error::new(ErrorKind::Unavailable, "claim", "the launcher has ended").with_retry(Retry::MayHelp)),
@@ -207,7 +211,7 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // It ends by itself when its socket closes, after removing what is left of its sandboxes.
+        // It ends by itself once its socket closes, after it has removed what remains of its sandboxes.
         if let Some(socket) = &self.socket {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
         }
@@ -217,7 +221,7 @@ impl Drop for Launcher {
 
 /// Executes a program that becomes a launcher.
 fn execute(program: &Path) -> Result<(OwnedFd, Process)> {
-    let (ours, theirs) = message::pair().map_err(|error| error::os("create", "cannot make a socket", error))?;
+    let (ours, theirs) = message::pair().map_err(|error| error::os("create", "cannot create a socket", error))?;
     let child = Command::new(program)
         .arg0(sys::entry::LAUNCHER_NAME)
         .env_clear()
@@ -232,7 +236,7 @@ fn execute(program: &Path) -> Result<(OwnedFd, Process)> {
     Ok((ours, Process::Executed(child)))
 }
 
-/// Waits for the next message; `None` when the other end is closed.
+/// Waits for the next message. Returns `None` if the other end is closed.
 pub async fn receive<T: serde::de::DeserializeOwned>(
     socket: &AsyncFd<OwnedFd>,
 ) -> std::io::Result<Option<(T, Vec<OwnedFd>)>> {
@@ -245,8 +249,8 @@ pub async fn receive<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// A request without what is its own.
-fn generalised(create: &Create) -> Create {
+/// Returns a request without the fields that are unique to it.
+fn without_unique_fields(create: &Create) -> Create {
     Create { serial: 0, probe: false, expected: None, ..create.clone() }
 }
 
@@ -257,8 +261,8 @@ mod tests {
     use proptest::prelude::*;
     use std::time::Instant;
 
-    /// Longest time that a launcher may take to end on a machine under load.
-    const END: Duration = Duration::from_secs(20);
+    /// Time for a launcher to end on a host under load.
+    const END_TIMEOUT: Duration = Duration::from_secs(20);
 
     fn configure() -> Configure {
         Configure {
@@ -287,20 +291,20 @@ mod tests {
         }
     }
 
-    /// A launcher that has said hello.
+    /// Starts a launcher and waits for its hello.
     fn started() -> (OwnedFd, Child) {
         let (socket, process) = execute(Path::new("/proc/self/exe")).unwrap();
         let Process::Executed(child) = process else { unreachable!("executed just now") };
-        protocol::send(socket.as_fd(), &configure(), &[], END).unwrap();
-        assert!(message::wait_readable(&socket, Some(END)).unwrap());
+        protocol::send(socket.as_fd(), &configure(), &[], END_TIMEOUT).unwrap();
+        assert!(message::wait_readable(&socket, Some(END_TIMEOUT)).unwrap());
         assert!(matches!(protocol::receive::<Hello>(socket.as_fd()).unwrap(), Some((Hello::Ready(_), _))));
         (socket, child)
     }
 
-    /// How a launcher ends whose owner is gone: in order, not by a signal or a panic.
+    /// Returns true if a launcher whose owner has ended exits in order, not by a signal or a panic.
     fn ends_in_order(mut child: Child) -> bool {
         let begun = Instant::now();
-        while begun.elapsed() < END {
+        while begun.elapsed() < END_TIMEOUT {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code() == Some(0);
             }
@@ -311,9 +315,9 @@ mod tests {
         false
     }
 
-    /// What may reach a launcher: noise, a request with bytes changed, or cut, or a whole one.
+    /// Generates messages to a launcher: noise, requests with changed bytes, truncated requests, and valid ones.
     fn any_body() -> impl Strategy<Value = Vec<u8>> {
-        let encoded = |serial| protocol::encode(&Ask::Create(create(serial))).unwrap();
+        let encoded = |serial| protocol::encode(&LauncherRequest::Create(create(serial))).unwrap();
         let changed = (any::<u64>(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4));
         let changed = changed.prop_map(move |(serial, changes)| {
             let mut body = encoded(serial);
@@ -339,7 +343,7 @@ mod tests {
             let pairs: Vec<_> = (0..4).map(|_| message::pair().unwrap()).collect();
             for (body, fds) in &messages {
                 let fds: Vec<_> = pairs[..*fds].iter().map(|(_, theirs)| theirs.as_fd()).collect();
-                // It may have closed its end after an earlier one.
+                // The launcher may have closed its end after an earlier message.
                 let _ = message::send(socket.as_fd(), body, &fds);
             }
             drop((socket, pairs));
@@ -350,11 +354,11 @@ mod tests {
     #[test]
     fn a_launcher_serves_on_after_a_request_without_a_socket() {
         let (socket, child) = started();
-        protocol::send(socket.as_fd(), &Ask::Create(create(1)), &[], END).unwrap();
+        protocol::send(socket.as_fd(), &LauncherRequest::Create(create(1)), &[], END_TIMEOUT).unwrap();
         let (ours, theirs) = message::pair().unwrap();
-        protocol::send(socket.as_fd(), &Ask::Create(create(2)), &[theirs.as_fd()], END).unwrap();
+        protocol::send(socket.as_fd(), &LauncherRequest::Create(create(2)), &[theirs.as_fd()], END_TIMEOUT).unwrap();
         drop(theirs);
-        assert!(message::wait_readable(&ours, Some(END)).unwrap());
+        assert!(message::wait_readable(&ours, Some(END_TIMEOUT)).unwrap());
         let event = protocol::receive::<protocol::Event>(ours.as_fd()).unwrap();
         assert!(matches!(event, Some((protocol::Event::Ready { .. }, _))), "{event:?}");
         drop((socket, ours));

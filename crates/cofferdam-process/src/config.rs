@@ -1,52 +1,52 @@
-//! How a [`crate::ProcessBackend`] is set up.
+//! Configuration of a [`crate::ProcessBackend`].
 
 use std::path::PathBuf;
 
 pub use crate::forked::ForkedLauncher;
 
-/// Whether control groups are used.
+/// The use of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ControlGroups {
-    /// Where they can be had.
+    /// Use them if they are available.
     #[default]
     Auto,
-    /// Never: limits are kept by resource limits and the init's watch, as on a host without control groups.
+    /// Never use them: resource limits and the init enforce limits, as on a host without control groups.
     Never,
 }
 
-/// Where launchers come from.
+/// The origin of launchers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LauncherStart {
-    /// The running program is executed once more.
+    /// Execute the running program again.
     #[default]
     Execute,
-    /// Another program is executed: one linked with this crate. For a running program that is not (an interpreter that
-    /// loaded a shared library, say).
+    /// Execute another program that is linked with this crate. Use it if the running program is not, for example an
+    /// interpreter that loaded a shared library.
     ExecuteProgram(PathBuf),
-    /// The first launcher is one that was forked from this process earlier. Should it be gone or in use, and for every
-    /// further one, the running program is executed.
+    /// Use a launcher that was forked from this process earlier as the first one. If it has ended or is in use, and for
+    /// every further one, execute the running program.
     Forked(ForkedLauncher),
 }
 
-/// How a [`crate::ProcessBackend`] is set up. The default suits a laptop and a server alike.
+/// The configuration of a [`crate::ProcessBackend`]. The default suits a laptop and a server alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessConfig {
     /// Host directories or files that every sandbox sees read-only at the same path, besides the system's own.
     pub read_only: Vec<PathBuf>,
-    /// Whether Python and Node are looked for on the caller's PATH, so that their prefixes are shown to sandboxes when
-    /// they lie outside `/usr`.
+    /// True to search Python and Node on the caller's PATH, so that sandboxes see their prefixes if these are outside
+    /// `/usr`.
     pub find_interpreters: bool,
     /// The caller's PATH, for that search. Default: the environment's.
     pub search_path: Option<String>,
-    /// The caller's home directory, of which nothing but an interpreter's own prefix is ever shown. Default: the
+    /// The caller's home directory. Sandboxes see nothing of it except an interpreter's own prefix. Default: the
     /// environment's.
     pub home: Option<PathBuf>,
-    /// Whether control groups are used.
+    /// The use of control groups.
     pub control_groups: ControlGroups,
-    /// Whether the launcher keeps a stock of what every sandbox needs and no spec has a say in: network and mount
-    /// namespaces, a few at most. Switch it off for a single sandbox.
+    /// True if the launcher keeps a few prepared namespaces: what every sandbox needs, independent of its spec. Set it
+    /// to false for a single sandbox.
     pub prepare_ahead: bool,
-    /// Where launchers come from.
+    /// The origin of launchers.
     pub launcher: LauncherStart,
 }
 

@@ -1,4 +1,4 @@
-//! What a sandbox, its execs and the task that listens to its init share.
+//! The state that a sandbox, its execs and the task that receives its init's events share.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,83 +16,84 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
-use crate::protocol::{self, Event, HostFacts, NotStarted, Order};
+use crate::protocol::{self, Event, HostFacts, NotStarted, Request};
 
-/// Time the kernel and the launcher have to remove a sandbox.
-const GONE_LIMIT: Duration = Duration::from_secs(60);
-/// How long to wait before a full socket is tried again. It holds many orders, and an init takes them at once.
-const FULL: Duration = Duration::from_millis(2);
-/// Processes of a sandbox that are looked at to tell execs apart, since that takes the supervisor's own time. What others
-/// use is everybody's.
-const MAX_TOLD_APART: usize = 64;
-/// Time an init has to take an order.
-const ORDER_LIMIT: Duration = Duration::from_secs(10);
+/// Time for the kernel and the launcher to remove a sandbox.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval between attempts to send to a full socket. The socket holds many requests, and an init receives them at
+/// once.
+const SEND_INTERVAL: Duration = Duration::from_millis(2);
+/// The maximum of processes that are inspected to attribute CPU time to execs, because this uses the supervisor's own
+/// time. CPU time of further processes is charged to all execs.
+const MAX_INSPECTED: usize = 64;
+/// Time for an init to receive a request.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An exec that could not be started.
+/// The reason and errno of a failed start.
 pub type StartFailure = (NotStarted, i32);
-/// An exec that runs, with its terminal's controlling end if it has one.
+/// The result of a start: the terminal's controlling end, if the exec has a terminal.
 pub type StartOutcome = std::result::Result<Option<OwnedFd>, StartFailure>;
 
-/// A new exec, and what will tell of its start and its end.
+/// A new exec, and channels that report its start and its end.
 pub struct Enrolled {
     pub exec: u64,
     pub on_start: oneshot::Receiver<StartOutcome>,
     pub on_end: oneshot::Receiver<Ended>,
 }
 
-/// What waits for an init's word on one exec.
+/// The channels that wait for an init's events on one exec.
 pub struct Slot {
     started: Option<oneshot::Sender<StartOutcome>>,
     ended: Option<oneshot::Sender<Ended>>,
 }
 
-/// What sandbox, execs and the task that listens to the init share.
+/// The state that the sandbox, its execs and the task that receives events share.
 pub struct Core {
     pub control: AsyncFd<OwnedFd>,
-    /// Whether nothing is left of it, as the task that listens to the init finds out.
+    /// True once nothing remains of the sandbox, set by the task that receives events.
     pub gone: flag::Receiver<bool>,
     pub init: OwnedFd,
     pub workspace: OwnedFd,
     pub code: OwnedFd,
-    /// User and group that files made for the guest must belong to; `None` leaves them as they come.
+    /// User and group of files that the file API creates. `None` leaves them unchanged.
     pub owner: Option<(u32, u32)>,
     pub stats: Option<Stats>,
-    /// What the control group had counted before this sandbox: kills for memory, forks refused, bytes in use.
+    /// The control group's counters before this sandbox: kills for memory, refused forks, used bytes.
     pub group_base: (u64, u64, u64),
-    /// Those of the spec that it was accepted for; nothing starts before.
+    /// The limits of the accepted spec. No program starts before that.
     pub limits: OnceLock<Limits>,
     pub path: String,
-    /// What the launcher found out about the host.
+    /// Facts about the host that the launcher found.
     pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,
-    /// Whose CPU time it was that the control group counted.
+    /// The attribution of the control group's CPU time to execs.
     pub shares: Mutex<Shares>,
     pub next_exec: AtomicU64,
-    /// Notified when an exec was ordered.
+    /// Notified when an exec is requested.
     pub starts: Notify,
     pub closed: AtomicBool,
-    /// Whether its owner ended it, rather than that it ended by itself.
+    /// True if the owner closed the sandbox, false if it ended by itself.
     pub closed_by_owner: AtomicBool,
     pub over_memory: AtomicBool,
     pub over_cpu: AtomicBool,
-    /// Processes refused by the init, as it reported with the last exec that ended.
+    /// The number of processes that the init refused, as of the last exec that ended.
     pub processes_refused: AtomicU64,
-    // Last: the launcher may only be waited for once nothing above needs it.
+    // The last field: the launcher may only be waited for once no field above needs it.
     pub launcher: Arc<Launcher>,
 }
 
-/// Passes on what the init says, until nothing is left of the sandbox. An init is not trusted: it can complete each exec
+/// Forwards the init's events until nothing remains of the sandbox. An init is not trusted: it can complete each exec
 /// once, and nothing else.
-pub async fn listen(core: Arc<Core>, gone: flag::Sender<bool>) {
+pub async fn receive_events(core: Arc<Core>, gone: flag::Sender<bool>) {
     loop {
         match client::receive::<Event>(&core.control).await {
             Ok(Some((event, fds))) => {
-                if !core.hear(event, fds) {
+                if !core.handle(event, fds) {
                     core.shut();
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => core.shut(),
-            // The launcher holds the other end until everything is removed, also where the init left it unread.
+            // The launcher keeps the other end open until everything is removed, even if the init left unread messages.
             Ok(None) | Err(_) => break,
         }
     }
@@ -106,7 +107,7 @@ impl Core {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a new exec, and what will tell of its start and its end.
+    /// Registers a new exec. Returns its number and channels that report its start and its end.
     pub fn enroll(&self) -> Enrolled {
         let exec = self.next_exec.fetch_add(1, Ordering::Relaxed) + 1;
         let (started, on_start) = oneshot::channel();
@@ -116,7 +117,7 @@ impl Core {
         Enrolled { exec, on_start, on_end }
     }
 
-    /// The number for an exec that its sandbox started, or could not start, by the time it was ready.
+    /// Registers an exec whose start succeeded or failed by the time that its sandbox was ready.
     pub fn enroll_started(&self, outcome: std::result::Result<(), StartFailure>) -> Enrolled {
         let enrolled = self.enroll();
         let mut slots = self.slots();
@@ -131,8 +132,8 @@ impl Core {
         enrolled
     }
 
-    /// Takes in what the init said; `false` when no init of ours says such a thing now.
-    fn hear(&self, event: Event, mut fds: Vec<OwnedFd>) -> bool {
+    /// Processes an event. Returns false if a correct init does not send it in this state.
+    fn handle(&self, event: Event, mut fds: Vec<OwnedFd>) -> bool {
         match event {
             Event::Started { exec } => {
                 if let Some(sender) = self.slots().get_mut(&exec).and_then(|slot| slot.started.take()) {
@@ -157,55 +158,59 @@ impl Core {
         true
     }
 
-    /// Sends an order. Small ones practically never wait.
-    pub async fn order(&self, order: &Order, fds: &[std::os::fd::BorrowedFd<'_>]) -> std::io::Result<()> {
-        let body = protocol::encode(order)?;
+    /// Sends a request to the init. A small one practically never waits.
+    pub async fn request(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> std::io::Result<()> {
+        let body = protocol::encode(request)?;
         let sending = async {
             loop {
                 match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
-                    // Room is not watched for: that would wake this process for each order that the init takes.
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => tokio::time::sleep(FULL).await,
+                    // Do not poll for writability: that would wake this process for each request that the init
+                    // receives.
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                        tokio::time::sleep(SEND_INTERVAL).await
+                    }
                     other => return other,
                 }
             }
         };
-        tokio::time::timeout(ORDER_LIMIT, sending)
+        tokio::time::timeout(SEND_TIMEOUT, sending)
             .await
             .unwrap_or(Err(std::io::Error::from(std::io::ErrorKind::TimedOut)))
     }
 
-    /// Orders an exec's end without waiting; `false` if that could not be sent.
+    /// Requests the kill of an exec without waiting. Returns false if the request could not be sent.
     pub fn kill_now(&self, exec: u64) -> bool {
-        let order = protocol::encode(&Order::Signal { exec, kill: true });
-        order.is_ok_and(|body| protocol::send_encoded(self.control.get_ref().as_fd(), &body, &[]).is_ok())
+        let request = protocol::encode(&Request::Signal { exec, kill: true });
+        request.is_ok_and(|body| protocol::send_encoded(self.control.get_ref().as_fd(), &body, &[]).is_ok())
     }
 
-    /// Whether the init's own watch found a limit passed: memory, CPU time.
+    /// Returns whether the init found that the memory limit and the CPU time limit were exceeded.
     pub fn passed(&self) -> (bool, bool) {
         (self.over_memory.load(Ordering::Acquire), self.over_cpu.load(Ordering::Acquire))
     }
 
-    /// The most memory that the sandbox used at once, in bytes, where a control group counts it.
+    /// Returns the peak memory of the sandbox in bytes, if a control group counts it.
     pub fn peak_memory(&self) -> Option<u64> {
         Some(self.stats.as_ref()?.peak_memory()?.saturating_sub(self.group_base.2))
     }
 
-    /// CPU microseconds that the sandbox has used, where a control group counts them.
+    /// Returns the CPU time of the sandbox in microseconds, if a control group counts it.
     pub fn cpu_counted(&self) -> Option<u64> {
         self.stats.as_ref()?.cpu_micros()
     }
 
-    /// Which exec's CPU time it was.
+    /// Returns the attribution of CPU time to execs.
     pub fn shares(&self) -> MutexGuard<'_, Shares> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks who used the CPU time that was counted. With an exec that has ended comes what was reaped of it.
-    pub fn tell_apart(&self, ended: Option<(u64, u64)>) {
+    /// Attributes the counted CPU time to execs. `ended` contains an ended exec and the CPU time of its reaped
+    /// processes.
+    pub fn attribute_cpu_time(&self, ended: Option<(u64, u64)>) {
         let Some(stats) = &self.stats else { return };
-        let mut used = marks::cpu_micros(&stats.processes(MAX_TOLD_APART));
+        let mut used = marks::cpu_micros(&stats.processes(MAX_INSPECTED));
         if let Some((exec, reaped)) = ended {
-            // What was reaped is in no process that is left.
+            // No remaining process contains the time of reaped ones.
             let sum = used.entry(exec).or_default();
             *sum = sum.saturating_add(reaped);
         }
@@ -214,13 +219,13 @@ impl Core {
         }
     }
 
-    /// Whether an exec, or what one left behind, is in the sandbox.
-    pub fn runs_something(&self) -> bool {
-        // The init is a task, too.
+    /// Returns true if the sandbox contains an exec, or processes that an exec left.
+    pub fn is_busy(&self) -> bool {
+        // The init is a task as well.
         !self.slots().is_empty() || self.stats.as_ref().and_then(Stats::tasks).is_none_or(|tasks| tasks > 1)
     }
 
-    /// Kills what runs because it holds more memory than its limit.
+    /// Kills all execs because the sandbox uses more memory than its limit.
     pub async fn kill_for_memory(&self) {
         self.over_memory.store(true, Ordering::Release);
         let running: Vec<u64> = self.slots().keys().copied().collect();
@@ -228,18 +233,18 @@ impl Core {
             self.kill_all();
         }
         for exec in running {
-            if self.order(&Order::Signal { exec, kill: true }, &[]).await.is_err() {
+            if self.request(&Request::Signal { exec, kill: true }, &[]).await.is_err() {
                 self.kill_all();
             }
         }
     }
 
-    /// Whether the sandbox is closed or closing.
+    /// Returns true if the sandbox is closed or closing.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether its owner closed or dropped it.
+    /// Returns true if the owner closed or dropped the sandbox.
     pub fn is_closed_by_owner(&self) -> bool {
         self.closed_by_owner.load(Ordering::Acquire)
     }
@@ -249,16 +254,16 @@ impl Core {
         let _ = process::kill_by_pidfd(self.init.as_fd());
     }
 
-    /// Starts the end, without waiting for it.
+    /// Begins to end the sandbox, without waiting.
     pub fn shut(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.kill_all();
-            // What comes from there is still listened to: that it is closed tells that nothing is left.
+            // Events are still received: once the socket is closed, nothing remains.
             let _ = rustix::net::shutdown(self.control.get_ref(), rustix::net::Shutdown::Write);
         }
     }
 
-    /// The owner's wish to end it.
+    /// Ends the sandbox on behalf of its owner.
     pub fn end(&self) {
         if !self.is_closed() {
             self.closed_by_owner.store(true, Ordering::Release);
@@ -270,23 +275,23 @@ impl Core {
         self.end();
         self.launcher.retire();
         let mut gone = self.gone.clone();
-        match tokio::time::timeout(GONE_LIMIT, gone.wait_for(|gone| *gone)).await {
+        match tokio::time::timeout(REMOVE_TIMEOUT, gone.wait_for(|gone| *gone)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(Error::new(
                 ErrorKind::Unavailable,
                 "close",
-                "the runtime in which the sandbox was made has ended; the sandbox is being removed without it",
+                "the runtime that created the sandbox has ended; the launcher removes the sandbox without it",
             )),
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "close", "the sandbox was not removed within 60 s")),
         }
     }
 
-    /// The limits of the spec that it was accepted for.
+    /// Returns the limits of the accepted spec.
     pub fn limits(&self) -> &Limits {
         self.limits.get_or_init(Limits::default)
     }
 
-    /// Directory in which each exec's script gets a directory of its own.
+    /// Returns the directory that contains a directory for each exec's script.
     pub fn code(&self) -> &OwnedFd {
         &self.code
     }

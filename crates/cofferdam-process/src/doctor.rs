@@ -1,30 +1,30 @@
-//! What this host can enforce, what it lacks, and how to get it.
+//! A report on the protections that this host can enforce, those that it lacks, and remedies.
 
 use cofferdam_contract::{Backend, ProtectionState, Sandbox, Spec};
 
 use crate::{ControlGroups, ProcessBackend, ProcessConfig, posture};
 
-/// How a finding stands.
+/// The state of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FindingState {
-    /// As it should be.
+    /// The protection is complete.
     Ok,
-    /// It works, with less than the best.
+    /// The protection works, but weaker than possible.
     Weaker,
-    /// It is missing.
+    /// The protection is missing.
     Missing,
 }
 
-/// One thing found out about the host.
+/// A finding about the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What it is about.
+    /// The subject.
     pub name: String,
-    /// How it stands.
+    /// The state.
     pub state: FindingState,
-    /// What was found.
+    /// The details.
     pub detail: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -32,7 +32,7 @@ fn finding(name: &str, state: FindingState, detail: impl Into<String>, remedy: O
     Finding { name: name.to_owned(), state, detail: detail.into(), remedy }
 }
 
-/// Makes a sandbox with the default limits and reports what it really enforces, and what the host has to offer.
+/// Creates a sandbox with the default limits. Reports the protections that it really has and the features of the host.
 pub async fn doctor() -> Vec<Finding> {
     let mut findings = vec![kernel()];
     let backend =
@@ -61,7 +61,7 @@ pub async fn doctor() -> Vec<Finding> {
         0 => finding(
             "control-groups",
             FindingState::Weaker,
-            format!("none usable ({}): limits are kept by resource limits and a watch", facts.cgroup_reason),
+            format!("none usable ({}): resource limits and the init enforce limits", facts.cgroup_reason),
             Some(posture::delegation_remedy(facts.privileged)),
         ),
         version => finding("control-groups", FindingState::Ok, format!("version {version}, usable"), None),
@@ -103,7 +103,7 @@ fn failure(name: &str, error: &cofferdam_contract::Error) -> Finding {
     finding(name, FindingState::Missing, error.to_string(), error.remedy().map(str::to_owned))
 }
 
-/// 5.14 is the first kernel on which limits on processes count in each user namespace by itself.
+/// Reports on the kernel. 5.14 is the first one that counts processes separately for each user namespace.
 fn kernel() -> Finding {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! The crate's failures as errors of the contract.
+//! Conversion of the crate's failures to errors of the contract.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use cofferdam_linux::named::UntrustedLink;
 
 use crate::protocol::{Failure, NotStarted};
 
-/// The error for a process that can open nothing more, if that is so.
+/// Returns an error if this process has no file descriptors left.
 pub fn no_descriptors(any: &OwnedFd) -> Option<Error> {
     let error = any.try_clone().err()?;
     Some(
@@ -19,12 +19,12 @@ pub fn no_descriptors(any: &OwnedFd) -> Option<Error> {
     )
 }
 
-/// An operating-system error during `operation`.
+/// Returns an operating-system error during `operation`.
 pub fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
     Error::new(ErrorKind::Io, operation, what).with_source(error)
 }
 
-/// A directory that a caller named cannot be opened. `what` is its role in a spec.
+/// Returns the error for a directory of the caller that cannot be opened. `what` is its role in a spec.
 pub fn directory(what: &str, path: &Path, error: io::Error) -> Error {
     let failed = match UntrustedLink::of(&error) {
         Some(link) => Error::new(ErrorKind::PathEscape, "create", format!("cannot open the {what} directory: {link}"))
@@ -37,7 +37,7 @@ pub fn directory(what: &str, path: &Path, error: io::Error) -> Error {
     failed.with_context("path", path.display().to_string()).with_source(error)
 }
 
-/// Setting the launcher up failed.
+/// Returns the error for a launcher that cannot be set up.
 pub fn launcher(failure: &Failure) -> Error {
     let source = io::Error::from_raw_os_error(failure.errno);
     Error::new(ErrorKind::Unavailable, "create", format!("cannot {}", failure.step))
@@ -46,7 +46,7 @@ pub fn launcher(failure: &Failure) -> Error {
         .with_source(source)
 }
 
-/// Making one sandbox failed.
+/// Returns the error for a sandbox that cannot be created.
 pub fn create(failure: &Failure) -> Error {
     let source = io::Error::from_raw_os_error(failure.errno);
     let kind = match failure.errno {
@@ -65,22 +65,23 @@ fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What to do about a failed step, from the step and from what the host says.
+/// Returns a remedy for a failed step, by the step and the settings of the host.
 pub fn remedy(failure: &Failure) -> String {
     let is = |path: &str, value: &str| read(path).as_deref() == Some(value);
     let user_namespace = failure.step.contains("user namespace") || failure.step.contains("user id");
     let denied = matches!(failure.errno, libc::EPERM | libc::EACCES);
     if denied && is("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
-        return "AppArmor keeps ordinary users' namespaces without rights (Ubuntu 23.10 and later): install an AppArmor \
-                profile that allows userns for this program (docs/hosts.md has one), run as root, or `sysctl -w \
-                kernel.apparmor_restrict_unprivileged_userns=0`"
+        return "AppArmor gives no privileges in namespaces of ordinary users (Ubuntu 23.10 and later): install an \
+                AppArmor profile that allows userns for this program (docs/hosts.md has one), run as root, or `sysctl \
+                -w kernel.apparmor_restrict_unprivileged_userns=0`"
             .to_owned();
     }
     if failure.step.contains("not root's") {
-        return "give this user namespace more ids than root's (newuidmap), or start outside of it".to_owned();
+        return "map more ids than root's into this user namespace (newuidmap), or start outside of it".to_owned();
     }
     if user_namespace && is("/proc/sys/kernel/unprivileged_userns_clone", "0") {
-        return "ordinary users may not make user namespaces: `sysctl -w kernel.unprivileged_userns_clone=1`, or run as root"
+        return "ordinary users may not create user namespaces: `sysctl -w kernel.unprivileged_userns_clone=1`, or run \
+                as root"
             .to_owned();
     }
     if user_namespace && (failure.errno == libc::ENOSPC || is("/proc/sys/user/max_user_namespaces", "0")) {
@@ -90,22 +91,24 @@ pub fn remedy(failure: &Failure) -> String {
         return "the kernel is too old: Linux 5.14 or newer is needed".to_owned();
     }
     if failure.step.contains("mount proc") && denied {
-        return "parts of /proc are covered here (a container without its own full /proc): run the container with \
+        return "parts of /proc are covered by mounts (a container without its own full /proc): run the container with \
                 `--security-opt systempaths=unconfined` (Docker), or run outside of it"
             .to_owned();
     }
     if failure.step.contains("idmapped") {
-        return "use a directory on ext4, xfs or btrfs (on tmpfs from Linux 6.3 on), or run as the directory's owner instead of root"
+        return "use a directory on ext4, xfs or btrfs (on tmpfs from Linux 6.3 on), or run as the directory's owner \
+                instead of root"
             .to_owned();
     }
     if denied {
-        return "run as root, or in a container with user namespaces and seccomp=unconfined; `cofferdam doctor` says more"
+        return "run as root, or in a container with user namespaces and seccomp=unconfined; `cofferdam doctor` reports \
+                more"
             .to_owned();
     }
-    "`cofferdam doctor` says what this host lacks".to_owned()
+    "`cofferdam doctor` reports what this host lacks".to_owned()
 }
 
-/// A program could not be started.
+/// Returns the error for a program that could not be started.
 pub fn not_started(reason: NotStarted, errno: i32, program: &str, directory: &str) -> Error {
     let program = program.escape_debug().to_string();
     let source = io::Error::from_raw_os_error(errno);
@@ -124,12 +127,12 @@ pub fn not_started(reason: NotStarted, errno: i32, program: &str, directory: &st
         )
         .with_source(source),
         (NotStarted::Fork, _) => {
-            Error::new(ErrorKind::ResourceExhausted, "start", "no further process may be made in the sandbox")
+            Error::new(ErrorKind::ResourceExhausted, "start", "no further process may be created in the sandbox")
                 .with_remedy("end a process, or raise the limit with --pids")
                 .with_source(source)
         }
         (NotStarted::Unexpected, _) => {
-            Error::new(ErrorKind::Internal, "start", "the sandbox is not what was measured before")
+            Error::new(ErrorKind::Internal, "start", "the sandbox's measurements are not as expected")
         }
         (NotStarted::Prepare, _) => {
             Error::new(ErrorKind::Io, "start", "cannot prepare the program's descriptors").with_source(source)

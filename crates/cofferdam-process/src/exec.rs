@@ -1,9 +1,9 @@
-//! One exec, from its request to its exit.
+//! An exec, from its request to its exit.
 //!
 //! ```text
-//! asked --Started--> running --Ended--> draining --> finished
-//!                       |  time-out, CPU limit, cancel, kill: everything the exec started is signalled
-//!                       |  no Ended after a kill: the whole sandbox is killed
+//! requested --Started--> running --Ended--> draining --> finished
+//!                          |  time-out, CPU limit, cancel, kill: all processes of the exec are signalled
+//!                          |  no Ended after a kill: the whole sandbox is killed
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,27 +21,27 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::{Core, Enrolled};
-use crate::protocol::{Order, Start};
+use crate::protocol::{Request, Start};
 use crate::stdio::{self, Read, Stream, Writer};
 use crate::{error, files};
 
 /// Environment of every exec, besides PATH.
 const BASE_ENV: [(&str, &str); 2] = [("HOME", "/tmp"), ("LANG", "C.UTF-8")];
-/// What a pipe can hold at most after its last writer is gone (the default for `fs.pipe-max-size`).
-const DRAIN_LIMIT: usize = 1 << 20;
+/// The maximum contents of a pipe after its last writer is gone (the default for `fs.pipe-max-size`).
+const MAX_DRAINED: usize = 1 << 20;
 
 struct Control {
-    wishes: mpsc::UnboundedSender<Wish>,
+    stops: mpsc::UnboundedSender<Wish>,
     terminal: Option<OwnedFd>,
 }
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        let _ = self.wishes.send(Wish::Cancel(grace));
+        let _ = self.stops.send(Wish::Cancel(grace));
     }
 
     fn kill(&self) {
-        let _ = self.wishes.send(Wish::Kill);
+        let _ = self.stops.send(Wish::Kill);
     }
 
     fn resize(&self, size: TerminalSize) -> Result<()> {
@@ -57,11 +57,11 @@ pub struct Ends {
     stdout: Option<Stream>,
     stderr: Option<Stream>,
     stdin: Option<StdinWriter>,
-    /// Input that is still to be written.
+    /// Input that is not written yet.
     input: Option<(Writer, Bytes)>,
 }
 
-/// Starts an exec and gives its handle once its program runs.
+/// Starts an exec. Returns its handle once its program runs.
 pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle> {
     let begun = Instant::now();
     let enrolled = core.enroll();
@@ -69,21 +69,21 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
     let guard = Unstarted { core, exec: Some(enrolled.exec) };
     let base = Base::begin(core, enrolled.exec);
     let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-    let sent = core.order(&Order::Start(prepared.start), &fds).await;
+    let sent = core.request(&Request::Start(prepared.start), &fds).await;
     drop(fds);
     sent.map_err(|error| died(core, "start").with_source(error))?;
     let running = Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
     attach(core, &request, begun, (enrolled, base), running, guard).await
 }
 
-/// What the host keeps of an exec that was ordered.
+/// The host's state of a requested exec.
 pub struct Running {
     pub ours: Ends,
     pub program: String,
     pub directory: String,
 }
 
-/// Kills an exec whose caller went away before it had a handle.
+/// Kills an exec whose caller was dropped before it had a handle.
 pub struct Unstarted<'a> {
     pub core: &'a Core,
     pub exec: Option<u64>,
@@ -99,7 +99,7 @@ impl Drop for Unstarted<'_> {
     }
 }
 
-/// What was counted before an exec was ordered, so that nothing of its own is taken for others'.
+/// Counters from before an exec was requested, so that its own use is not attributed to others.
 pub struct Base {
     share: Share,
     kills: u64,
@@ -108,7 +108,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// An exec is about to be ordered. The first one is charged with all that there was.
+    /// Reads the counters before an exec is requested. The first exec is charged with everything before it.
     pub fn begin(core: &Arc<Core>, exec: u64) -> Self {
         let (cpu, kills, refusals) = match &core.stats {
             Some(stats) if exec > 1 => (stats.cpu_micros().unwrap_or(0), stats.memory_kills(), stats.forks_refused()),
@@ -119,7 +119,7 @@ impl Base {
     }
 }
 
-/// Waits until an exec that was ordered runs, and makes its handle.
+/// Waits until a requested exec runs, and creates its handle.
 pub async fn attach(
     core: &Arc<Core>,
     request: &ExecRequest,
@@ -154,10 +154,10 @@ pub async fn attach(
         }
         None => None,
     };
-    let (wishes, on_wish) = mpsc::unbounded_channel();
-    let control = Arc::new(Control { wishes, terminal: control_end });
+    let (stops, on_stop) = mpsc::unbounded_channel();
+    let control = Arc::new(Control { stops, terminal: control_end });
     let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
-    let allowance = Allowance {
+    let limits = Allowance {
         wall: request.timeout().unwrap_or(core.limits().wall_time),
         cpu: core.limits().cpu_time,
         counted: core.stats.is_some(),
@@ -166,18 +166,18 @@ pub async fn attach(
     let run = Run {
         core: Arc::clone(core),
         exec,
-        supervision: Supervision::new(begun, Instant::now(), allowance),
+        supervision: Supervision::new(begun, Instant::now(), limits),
         base,
         script: matches!(request.command(), Command::Script(_)),
     };
     if let Some((mut writer, data)) = ends.input.take() {
         tokio::spawn(async move {
-            // A program that does not read its input is no error.
+            // It is no error if a program does not read its input.
             let _ = writer.write_all(&data).await;
             let _ = writer.shutdown().await;
         });
     }
-    tokio::spawn(run.drive(driver, ends.stdout, ends.stderr, on_end, on_wish));
+    tokio::spawn(run.drive(driver, ends.stdout, ends.stderr, on_end, on_stop));
     Ok(handle)
 }
 
@@ -188,20 +188,20 @@ fn died(core: &Core, operation: &'static str) -> Error {
     Error::new(ErrorKind::Closed, operation, "the sandbox ended by itself: its launcher or its init was killed")
         .with_fault(Fault::Host)
         .with_retry(Retry::MayHelp)
-        .with_remedy("look into the kernel's log for processes killed for want of memory, then try again")
+        .with_remedy("check the kernel's log for processes killed by lack of memory, then try again")
 }
 
-/// An exec that is ready to be ordered.
+/// An exec that is ready to be requested.
 pub struct Prepared {
     pub start: Start,
-    /// The program's ends, to be sent along.
+    /// The program's ends, which are sent with the request.
     pub theirs: Vec<OwnedFd>,
     pub ours: Ends,
     pub program: String,
     pub directory: String,
 }
 
-/// Makes an exec ready. Scripts need the directory that they are put into.
+/// Prepares an exec. Scripts need the directory that contains them.
 pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequest) -> Result<Prepared> {
     let argv = match request.command() {
         Command::Argv(argv) => argv.clone(),
@@ -217,7 +217,7 @@ pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequ
     let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
     let env = request.env().apply(base);
     let env = env.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    let io = |error| error::os("start", "cannot make the program's descriptors", error);
+    let io = |error| error::os("start", "cannot create the program's descriptors", error);
     let mut ours = Ends { stdout: None, stderr: None, stdin: None, input: None };
     let mut theirs = Vec::with_capacity(3);
     if terminal.is_none() {
@@ -260,7 +260,7 @@ fn stdin_end(stdin: &Stdin, ours: &mut Ends) -> std::io::Result<OwnedFd> {
     Ok(reader)
 }
 
-/// One exec that runs.
+/// A running exec.
 struct Run {
     core: Arc<Core>,
     exec: u64,
@@ -276,25 +276,25 @@ impl Run {
         mut stdout: Option<Stream>,
         mut stderr: Option<Stream>,
         mut on_end: oneshot::Receiver<Ended>,
-        mut on_wish: mpsc::UnboundedReceiver<Wish>,
+        mut on_stop: mpsc::UnboundedReceiver<Wish>,
     ) {
-        let mut wishing = true;
+        let mut accepts_stops = true;
         let ended = loop {
             tokio::select! {
                 ended = &mut on_end => break ended.ok(),
                 read = next(&mut stdout) => publish(&driver, OutputStream::Stdout, read, &mut stdout),
                 read = next(&mut stderr) => publish(&driver, OutputStream::Stderr, read, &mut stderr),
-                wish = on_wish.recv(), if wishing => match wish {
-                    Some(wish) => if self.supervision.wish(wish, Instant::now()) {
+                stop = on_stop.recv(), if accepts_stops => match stop {
+                    Some(stop) => if self.supervision.wish(stop, Instant::now()) {
                         self.signal(false).await;
                     },
-                    None => wishing = false,
+                    None => accepts_stops = false,
                 },
-                () = sleep_until(self.supervision.next()) => self.attend().await,
+                () = sleep_until(self.supervision.next()) => self.tick().await,
             }
         };
         if self.supervision.kills_the_rest() {
-            // What outlived the program itself.
+            // Kill processes that outlived the main program.
             self.signal(true).await;
         }
         for (stream, slot) in [(OutputStream::Stdout, &mut stdout), (OutputStream::Stderr, &mut stderr)] {
@@ -307,15 +307,15 @@ impl Run {
         driver.finish(self.exit(ended));
     }
 
-    /// Does what is due.
-    async fn attend(&mut self) {
+    /// Performs the supervision actions of this moment.
+    async fn tick(&mut self) {
         let now = Instant::now();
-        let due = self.supervision.due(now);
-        if due.end_sandbox {
-            // The init did not do it: end the sandbox instead.
+        let actions = self.supervision.due(now);
+        if actions.end_sandbox {
+            // The init did not kill the exec: end the sandbox instead.
             self.core.kill_all();
         }
-        if due.look {
+        if actions.look {
             let used = self.base.share.charged(self.core.limits().cpu_time);
             self.supervision.looked(used, now);
         }
@@ -326,19 +326,19 @@ impl Run {
 
     async fn signal(&self, kill: bool) {
         if kill {
-            // Once it is gone, nobody can tell what it was that used so much.
-            self.base.share.look_if_shared(None);
+            // Attribute its CPU time first: that is impossible once the exec is gone.
+            self.base.share.attribute_if_shared(None);
         }
-        if self.core.order(&Order::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
+        if self.core.request(&Request::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
             self.core.kill_all();
         }
     }
 
     fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
-        self.base.share.look_if_shared(ended.map(|ended| ended.cpu_micros));
+        self.base.share.attribute_if_shared(ended.map(|ended| ended.cpu_micros));
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
-        let accounts = Accounts {
+        let usage = Accounts {
             cpu_micros: self.base.share.charged(None),
             peak_bytes: self.core.peak_memory(),
             memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base.kills,
@@ -352,7 +352,7 @@ impl Run {
         if let Some(error) = self.supervision.uncounted(ended) {
             return Err(error);
         }
-        self.supervision.exit(ended, &accounts, Instant::now()).ok_or_else(|| died(&self.core, "exit"))
+        self.supervision.exit(ended, &usage, Instant::now()).ok_or_else(|| died(&self.core, "exit"))
     }
 
     fn disk_full(&self) -> bool {
@@ -361,35 +361,36 @@ impl Run {
     }
 }
 
-/// An exec's part in the CPU time of its sandbox, until it is dropped.
+/// An exec's share of its sandbox's CPU time, until it is dropped.
 struct Share {
     core: Arc<Core>,
     exec: u64,
 }
 
 impl Share {
-    /// An exec begins when so much was counted.
+    /// Begins an exec at this count of CPU time.
     fn begin(core: &Arc<Core>, exec: u64, counted: u64) -> Self {
         core.shares().begin(exec, counted);
         Self { core: Arc::clone(core), exec }
     }
 
-    /// CPU microseconds that are charged to it, where somebody counts. Only when that reaches the limit is it worth a
-    /// look whose they were.
+    /// Returns the CPU time in microseconds that is charged to the exec, if it is counted. The time is attributed to
+    /// execs only once the charge reaches the limit.
     fn charged(&self, limit: Option<Duration>) -> Option<u64> {
         let charged = || Some(self.core.shares().charged(self.exec, self.core.cpu_counted()?));
         let used = charged()?;
         if limit.is_some_and(|limit| u128::from(used) >= limit.as_micros()) {
-            self.look_if_shared(None);
+            self.attribute_if_shared(None);
             return charged();
         }
         Some(used)
     }
 
-    /// Looks whose CPU time it was, where that is a question. With its end comes what was reaped of it.
-    fn look_if_shared(&self, reaped: Option<u64>) {
+    /// Attributes CPU time to execs if several share the sandbox. `reaped` is the CPU time of the exec's reaped
+    /// processes, at its end.
+    fn attribute_if_shared(&self, reaped: Option<u64>) {
         if self.core.shares().has_company(self.exec) {
-            self.core.tell_apart(reaped.map(|micros| (self.exec, micros)));
+            self.core.attribute_cpu_time(reaped.map(|micros| (self.exec, micros)));
         }
     }
 }
@@ -414,10 +415,10 @@ fn publish(driver: &ExecDriver, name: OutputStream, read: Read, stream: &mut Opt
     }
 }
 
-/// Takes what the program wrote before it ended. What others still write to the same pipe is not waited for.
+/// Reads the output from before the end of the program. Output of other writers to the same pipe is not waited for.
 fn drain(driver: &ExecDriver, name: OutputStream, stream: &mut Option<Stream>) {
     let mut taken = 0;
-    while let Some(open) = stream.as_mut().filter(|_| taken < DRAIN_LIMIT) {
+    while let Some(open) = stream.as_mut().filter(|_| taken < MAX_DRAINED) {
         match open.read_now() {
             Some(Read::Data(data)) => {
                 taken += data.len();

@@ -1,5 +1,5 @@
-//! The file API: every step from a descriptor of the workspace, by `openat2`, so that no link of the guest's leads
-//! anywhere else, whatever it changes meanwhile.
+//! The file API. Every step starts from a descriptor of the workspace and uses `openat2`, so that no link of the guest
+//! leads outside, even if the guest changes links meanwhile.
 
 use std::ffi::OsStr;
 use std::io::{self, Seek, SeekFrom};
@@ -14,17 +14,17 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Uid};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Entries that one listing holds.
+/// The maximum of entries in a listing.
 const MAX_ENTRIES: usize = 100_000;
-/// Links followed for one path, as the kernel does it.
+/// The maximum of links that are followed for one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Passes over a directory that is being removed while somebody fills it.
+/// The maximum of passes over a directory that is being removed while a guest fills it.
 const MAX_PASSES: usize = 200_000;
 const COPY_BUFFER: usize = 256 * 1024;
 const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 
-/// The workspace, and who owns what is made in it.
-pub struct Room {
+/// The workspace, and the owner of new files in it.
+pub struct WorkspaceRoot {
     /// The workspace's directory.
     pub dir: OwnedFd,
     /// User and group of new files; `None` leaves them to the file system.
@@ -47,7 +47,7 @@ fn failed(operation: &'static str, path: &SandboxPath, error: impl Into<io::Erro
         Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => (ErrorKind::ResourceExhausted, "the disk limit is reached"),
         Some(Errno::ACCESS | Errno::PERM) => (ErrorKind::Denied, "permission denied"),
         Some(Errno::NAMETOOLONG) => (ErrorKind::InvalidInput, "a name is too long"),
-        _ => (ErrorKind::Io, "the file system refused"),
+        _ => (ErrorKind::Io, "the file system returned an error"),
     };
     Error::new(kind, operation, message).with_context("path", path.to_string()).with_source(error)
 }
@@ -64,7 +64,7 @@ fn not_plain(operation: &'static str, path: &SandboxPath, kind: FileType) -> Err
         .with_context("path", path.to_string())
 }
 
-/// Runs what may wait for a disk where it holds up nobody.
+/// Runs work that may wait for a disk on a thread for blocking tasks.
 async fn blocking<T: Send + 'static>(
     operation: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -75,13 +75,13 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Opens a plain file for reading from the byte `offset` on.
-pub async fn read(room: Room, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+pub async fn read(root: WorkspaceRoot, path: &SandboxPath, offset: u64) -> Result<FileReader> {
     let path = path.clone();
-    let file = blocking("read_file", move || match beneath::open_plain(room.dir.as_fd(), Path::new(path.as_str())) {
+    let file = blocking("read_file", move || match beneath::open_plain(root.dir.as_fd(), Path::new(path.as_str())) {
         Ok(Ok(file)) => {
             let mut file = std::fs::File::from(file);
             if offset > 0 {
-                // No file system seeks beyond its largest file.
+                // File systems do not seek beyond their maximum file size.
                 let end = file.metadata().map_err(|error| failed("read_file", &path, error))?.len();
                 file.seek(SeekFrom::Start(offset.min(end))).map_err(|error| failed("read_file", &path, error))?;
             }
@@ -94,13 +94,13 @@ pub async fn read(room: Room, path: &SandboxPath, offset: u64) -> Result<FileRea
     Ok(Box::new(tokio::fs::File::from_std(file)))
 }
 
-/// Makes or replaces a plain file: into a new file beside it, which then takes its name.
-pub async fn write(room: Room, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
+/// Creates or replaces a plain file: writes a new file beside it and renames it.
+pub async fn write(root: WorkspaceRoot, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
     if path.is_workspace() {
         return Err(not_plain("write_file", path, FileType::Directory));
     }
     let wanted = path.clone();
-    let (draft, file) = blocking("write_file", move || Draft::new(&room, &wanted)).await?;
+    let (draft, file) = blocking("write_file", move || Draft::new(&root, &wanted)).await?;
     let mut file = tokio::fs::File::from_std(file);
     let mut written = 0;
     let mut buffer = vec![0; COPY_BUFFER];
@@ -121,7 +121,7 @@ pub async fn write(room: Room, path: &SandboxPath, mut contents: FileReader) -> 
     Ok(written)
 }
 
-/// A file that is being written, and vanishes unless it is kept.
+/// A file that is being written. It is removed unless it is kept.
 struct Draft {
     dir: OwnedFd,
     draft: String,
@@ -132,10 +132,10 @@ struct Draft {
 static DRAFTS: AtomicU64 = AtomicU64::new(0);
 
 impl Draft {
-    fn new(room: &Room, path: &SandboxPath) -> Result<(Self, std::fs::File)> {
+    fn new(root: &WorkspaceRoot, path: &SandboxPath) -> Result<(Self, std::fs::File)> {
         let fail = |error: io::Error| failed("write_file", path, error);
-        make_parents(room, path).map_err(fail)?;
-        let (dir, name) = destination(room, path).map_err(fail)?;
+        make_parents(root, path).map_err(fail)?;
+        let (dir, name) = destination(root, path).map_err(fail)?;
         match rustix::fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if !FileType::from_raw_mode(stat.st_mode).is_file() => {
                 return Err(not_plain("write_file", path, FileType::from_raw_mode(stat.st_mode)));
@@ -147,9 +147,9 @@ impl Draft {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&dir, draft.as_str(), flags, Mode::from_raw_mode(0o644));
         let file = file.map_err(|error| fail(error.into()))?;
-        let made = Self { dir, draft, name, kept: false };
-        give(&file, room.owner).map_err(fail)?;
-        Ok((made, std::fs::File::from(file)))
+        let draft = Self { dir, draft, name, kept: false };
+        give(&file, root.owner).map_err(fail)?;
+        Ok((draft, std::fs::File::from(file)))
     }
 
     fn keep(mut self) -> io::Result<()> {
@@ -174,20 +174,20 @@ fn give(file: &OwnedFd, owner: Option<(u32, u32)>) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the directories above a path that are missing.
-fn make_parents(room: &Room, path: &SandboxPath) -> io::Result<()> {
+/// Creates the missing parent directories of a path.
+fn make_parents(root: &WorkspaceRoot, path: &SandboxPath) -> io::Result<()> {
     let Some(parent) = Path::new(path.as_str()).parent() else { return Ok(()) };
     let mut above = PathBuf::new();
     for part in parent.components() {
         let next = above.join(part);
-        match beneath::open(room.dir.as_fd(), &next, OPEN_DIR, Mode::empty()) {
+        match beneath::open(root.dir.as_fd(), &next, OPEN_DIR, Mode::empty()) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let dir = beneath::open(room.dir.as_fd(), &above, OPEN_DIR, Mode::empty())?;
+                let dir = beneath::open(root.dir.as_fd(), &above, OPEN_DIR, Mode::empty())?;
                 match rustix::fs::mkdirat(&dir, part.as_os_str(), Mode::from_raw_mode(0o755)) {
                     Ok(()) => {
                         let flags = OPEN_DIR | OFlags::NOFOLLOW;
-                        give(&rustix::fs::openat(&dir, part.as_os_str(), flags, Mode::empty())?, room.owner)?;
+                        give(&rustix::fs::openat(&dir, part.as_os_str(), flags, Mode::empty())?, root.owner)?;
                     }
                     Err(Errno::EXIST) => {}
                     Err(error) => return Err(error.into()),
@@ -200,20 +200,21 @@ fn make_parents(room: &Room, path: &SandboxPath) -> io::Result<()> {
     Ok(())
 }
 
-/// The directory and name that a path means, after following links in its last part, each step inside.
-fn destination(room: &Room, path: &SandboxPath) -> io::Result<(OwnedFd, PathBuf)> {
-    let mut place = PathBuf::from(path.as_str());
+/// Returns the directory and name that a path refers to, after links in its last part are followed, each step inside
+/// the workspace.
+fn destination(root: &WorkspaceRoot, path: &SandboxPath) -> io::Result<(OwnedFd, PathBuf)> {
+    let mut current = PathBuf::from(path.as_str());
     for _ in 0..MAX_LINKS {
-        let parent = place.parent().map(Path::to_owned).unwrap_or_default();
-        let name = place.file_name().map(PathBuf::from).ok_or(Errno::ISDIR)?;
-        let dir = beneath::open(room.dir.as_fd(), &parent, OPEN_DIR, Mode::empty())?;
+        let parent = current.parent().map(Path::to_owned).unwrap_or_default();
+        let name = current.file_name().map(PathBuf::from).ok_or(Errno::ISDIR)?;
+        let dir = beneath::open(root.dir.as_fd(), &parent, OPEN_DIR, Mode::empty())?;
         match rustix::fs::readlinkat(&dir, &name, Vec::new()) {
             Ok(target) => {
                 let target = Path::new(OsStr::from_bytes(target.as_bytes())).to_owned();
                 if target.is_absolute() {
                     return Err(Errno::XDEV.into());
                 }
-                place = parent.join(target);
+                current = parent.join(target);
             }
             Err(Errno::INVAL | Errno::NOENT) => return Ok((dir, name)),
             Err(error) => return Err(error.into()),
@@ -222,9 +223,9 @@ fn destination(room: &Room, path: &SandboxPath) -> io::Result<(OwnedFd, PathBuf)
     Err(Errno::LOOP.into())
 }
 
-/// Calls `each` with every entry of a directory until it says to stop.
+/// Calls `each` with every entry of a directory until it returns false.
 fn for_each(dir: &OwnedFd, mut each: impl FnMut(&std::ffi::CStr) -> io::Result<bool>) -> io::Result<()> {
-    // Opened anew, so that the place in the directory is our own.
+    // Open it again, so that the position in the directory is not shared.
     let dir = rustix::fs::openat(dir, ".", OPEN_DIR, Mode::empty())?;
     let mut buffer = Vec::with_capacity(64 * 1024);
     let mut entries = RawDir::new(&dir, buffer.spare_capacity_mut());
@@ -239,16 +240,16 @@ fn for_each(dir: &OwnedFd, mut each: impl FnMut(&std::ffi::CStr) -> io::Result<b
 }
 
 /// Lists a directory, sorted by name.
-pub async fn list(room: Room, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+pub async fn list(root: WorkspaceRoot, path: &SandboxPath) -> Result<Vec<DirEntry>> {
     let path = path.clone();
     blocking("list_dir", move || {
         let fail = |error| failed("list_dir", &path, error);
-        let dir = beneath::open(room.dir.as_fd(), Path::new(path.as_str()), OPEN_DIR, Mode::empty()).map_err(fail)?;
+        let dir = beneath::open(root.dir.as_fd(), Path::new(path.as_str()), OPEN_DIR, Mode::empty()).map_err(fail)?;
         let mut found = Vec::new();
         for_each(&dir, |name| {
             match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => found.push(entry(&name.to_string_lossy(), &stat)),
-                // Removed meanwhile.
+                // The entry was removed meanwhile.
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -280,18 +281,18 @@ fn entry(name: &str, stat: &rustix::fs::Stat) -> DirEntry {
     DirEntry { name: name.to_owned(), kind, size }
 }
 
-/// Removes a file, a link or a directory with all below it.
-pub async fn remove(room: Room, path: &SandboxPath) -> Result<()> {
+/// Removes a file, a link, or a directory with its contents.
+pub async fn remove(root: WorkspaceRoot, path: &SandboxPath) -> Result<()> {
     if path.is_workspace() {
         return Err(Error::invalid("remove", "the workspace itself cannot be removed"));
     }
     let path = path.clone();
     blocking("remove", move || {
-        let place = Path::new(path.as_str());
-        let parent = place.parent().unwrap_or(Path::new(""));
+        let target = Path::new(path.as_str());
+        let parent = target.parent().unwrap_or(Path::new(""));
         let fail = |error: io::Error| failed("remove", &path, error);
-        let dir = beneath::open(room.dir.as_fd(), parent, OPEN_DIR, Mode::empty()).map_err(fail)?;
-        let name = place.file_name().unwrap_or_default();
+        let dir = beneath::open(root.dir.as_fd(), parent, OPEN_DIR, Mode::empty()).map_err(fail)?;
+        let name = target.file_name().unwrap_or_default();
         match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
             Err(Errno::ISDIR) => remove_tree(&dir, name).map_err(fail),
             other => other.map_err(|error| fail(error.into())),
@@ -300,8 +301,8 @@ pub async fn remove(room: Room, path: &SandboxPath) -> Result<()> {
     .await
 }
 
-/// Removes a directory with all below it, with two descriptors however deep it is: directories inside of directories
-/// are moved up until all lie flat.
+/// Removes a directory with its contents, with two descriptors at any depth: nested directories are moved up until all
+/// are flat.
 fn remove_tree(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
     let flags = OPEN_DIR | OFlags::NOFOLLOW;
     let top = rustix::fs::openat(parent, name, flags, Mode::empty())?;
@@ -348,13 +349,13 @@ fn flatten(top: &OwnedFd, name: &std::ffi::CStr, moved: &mut u64) -> io::Result<
         Ok(true)
     })?;
     match rustix::fs::unlinkat(top, name, AtFlags::REMOVEDIR) {
-        // What came meanwhile is for the next pass.
+        // The next pass removes new entries.
         Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Puts a script into a directory of its own, which guests can read and not change, and gives its path inside.
+/// Writes a script to a directory of its own, which guests can read and not change. Returns its path inside.
 pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> {
     let fail = |error: io::Error| {
         let full = error.raw_os_error() == Some(libc::ENOSPC);
@@ -367,20 +368,20 @@ pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> 
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
         let path = format!("{directory}/{}", script.name);
         let file = rustix::fs::openat(code, path.as_str(), flags, Mode::from_raw_mode(0o644))?;
-        // The caller's mask must not hide it from the guest.
+        // The caller's umask must not hide it from the guest.
         rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
         rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o555), AtFlags::empty())?;
         io::Write::write_all(&mut std::fs::File::from(file), &script.contents)
     };
     put().map_err(|error| {
-        // What was stored before the disk was full has the guest's room.
+        // The part that was stored before the disk was full uses the guest's disk limit.
         remove_script(code, exec);
         fail(error)
     })?;
     Ok(format!("/code/{exec}/{}", script.name))
 }
 
-/// Removes what [`put_script`] made.
+/// Removes the script that [`put_script`] wrote.
 pub fn remove_script(code: &OwnedFd, exec: u64) {
     let directory = exec.to_string();
     let _ = rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o755), AtFlags::empty());
@@ -391,8 +392,8 @@ pub fn remove_script(code: &OwnedFd, exec: u64) {
 mod tests {
     use super::*;
 
-    fn room(path: &Path) -> Room {
-        Room { dir: OwnedFd::from(std::fs::File::open(path).unwrap()), owner: None }
+    fn root(path: &Path) -> WorkspaceRoot {
+        WorkspaceRoot { dir: OwnedFd::from(std::fs::File::open(path).unwrap()), owner: None }
     }
 
     #[tokio::test]
@@ -403,7 +404,7 @@ mod tests {
             rustix::fs::mkdirat(&dir, "d", Mode::RWXU).unwrap();
             dir = rustix::fs::openat(&dir, "d", OPEN_DIR, Mode::empty()).unwrap();
         }
-        remove(room(temp.path()), &SandboxPath::new("d").unwrap()).await.unwrap();
+        remove(root(temp.path()), &SandboxPath::new("d").unwrap()).await.unwrap();
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
     }
 
@@ -419,8 +420,8 @@ mod tests {
         let put = |name: &'static str| {
             let contents: FileReader = Box::new(&b"new"[..]);
             let path = SandboxPath::new(name).unwrap();
-            let room = room(&inside);
-            async move { write(room, &path, contents).await }
+            let root = root(&inside);
+            async move { write(root, &path, contents).await }
         };
         assert_eq!(put("out").await.unwrap_err().kind(), ErrorKind::PathEscape);
         assert_eq!(put("loop").await.unwrap_err().kind(), ErrorKind::PathEscape);
@@ -429,7 +430,7 @@ mod tests {
         assert_eq!(put("a/b/c").await.unwrap(), 3);
         assert_eq!(std::fs::read_to_string(temp.path().join("secret")).unwrap(), "old");
         assert_eq!(std::fs::read_to_string(inside.join("target")).unwrap(), "new");
-        let names: Vec<_> = list(room(&inside), &SandboxPath::default()).await.unwrap();
+        let names: Vec<_> = list(root(&inside), &SandboxPath::default()).await.unwrap();
         assert_eq!(names.iter().map(|e| e.name.as_str()).collect::<Vec<_>>(), ["a", "loop", "out", "sub", "target"]);
     }
 }

@@ -1,4 +1,4 @@
-//! A launcher that was forked before anything was known of what it will be asked for, and what the owner holds of it.
+//! A launcher that is forked before its configuration is known, and the owner's handle of it.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
@@ -8,14 +8,14 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::sys;
 
-/// A launcher that was forked from this process, to be used by [`crate::LauncherStart::Forked`]. Dropping the last copy
-/// ends it, unless a backend has taken it.
+/// A launcher that was forked from this process, for [`crate::LauncherStart::Forked`]. Dropping the last copy ends it,
+/// unless a backend has taken it.
 ///
-/// It saves a program that makes a single sandbox the time that executing itself once more would take. It is for the
-/// very start of `main`: what is in the memory of this process when it is forked is in the launcher's memory as well,
-/// though never in a sandbox's. Arguments and environment are wiped from it.
+/// It saves a program that creates a single sandbox the time to execute itself again. Use it at the very start of
+/// `main`: the contents of this process's memory at the fork are in the launcher's memory as well, though never in a
+/// sandbox's. Arguments and environment are erased from it.
 #[derive(Debug, Clone)]
-pub struct ForkedLauncher(Arc<Mutex<Option<Waiting>>>);
+pub struct ForkedLauncher(Arc<Mutex<Option<IdleLauncher>>>);
 
 /// Arguments, or the strings of the environment.
 pub type Words = Box<dyn Iterator<Item = &'static CStr>>;
@@ -29,40 +29,40 @@ impl PartialEq for ForkedLauncher {
 impl Eq for ForkedLauncher {}
 
 impl ForkedLauncher {
-    /// Forks one. `None` if this process has more than one thread, or no process can be made: then launchers are to
-    /// be executed.
+    /// Forks a launcher. Returns `None` if this process has more than one thread, or no process can be created: then
+    /// launchers must be executed.
     pub fn fork() -> Option<Self> {
         let (socket, pid) = sys::fork::fork().ok()??;
-        Some(Self(Arc::new(Mutex::new(Some(Waiting { socket: Some(socket), pid })))))
+        Some(Self(Arc::new(Mutex::new(Some(IdleLauncher { socket: Some(socket), pid })))))
     }
 
-    /// Forks one if `wanted` says so of the arguments, the program's name first, and of the environment's
-    /// `NAME=value`. Both are read where the kernel put them, without a copy that the launcher would inherit.
+    /// Forks a launcher if `wanted` returns true for the arguments, the program's name first, and for the environment's
+    /// `NAME=value` strings. Both are read at their original addresses, without a copy that the launcher would inherit.
     pub fn fork_when(wanted: impl FnOnce(Words, Words) -> bool) -> Option<Self> {
         if wanted(Box::new(sys::fork::arguments()), Box::new(sys::fork::environment())) { Self::fork() } else { None }
     }
 
-    /// Takes it, if nobody has and it still waits.
-    pub(crate) fn take(&self) -> Option<Waiting> {
+    /// Takes the launcher, if it was not taken before.
+    pub(crate) fn take(&self) -> Option<IdleLauncher> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// A forked launcher that waits for its configuration. Dropping it ends it.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct IdleLauncher {
     socket: Option<OwnedFd>,
     pid: i32,
 }
 
-impl Waiting {
-    /// Its socket, and the process to wait for in the end.
+impl IdleLauncher {
+    /// Returns its socket, and the process to wait for in the end.
     pub(crate) fn into_parts(mut self) -> Option<(OwnedFd, Forked)> {
         Some((self.socket.take()?, Forked { pid: self.pid, ended: false }))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for IdleLauncher {
     fn drop(&mut self) {
         if let Some(socket) = self.socket.take() {
             drop(socket);
@@ -71,7 +71,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A child process that was not made by the standard library.
+/// A child process that the standard library did not create.
 #[derive(Debug)]
 pub(crate) struct Forked {
     pid: i32,
@@ -92,7 +92,7 @@ impl Forked {
         self.ended = self.ended || self.reap(WaitOptions::empty());
     }
 
-    /// Whether it is reaped, by us or by somebody else.
+    /// Returns true if the process was reaped, here or by other code.
     fn reap(&self, options: WaitOptions) -> bool {
         !matches!(rustix::io::retry_on_intr(|| waitpid(Pid::from_raw(self.pid), options)), Ok(None))
     }

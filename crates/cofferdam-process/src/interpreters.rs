@@ -1,41 +1,41 @@
-//! Finding Python and Node where they lie outside `/usr`, so that sandboxes can be shown exactly their prefixes.
+//! A search for Python and Node outside `/usr`, so that sandboxes see exactly their prefixes.
 //!
-//! Nothing is executed: paths, links, pyenv's version file and venv's `pyvenv.cfg` are read. Of an interpreter's prefix only
-//! those parts are shown that an interpreter has, because a prefix such as `~/.local`, or a project with a virtual environment
-//! at its top, holds much else.
+//! Nothing is executed: paths, links, pyenv's version file and venv's `pyvenv.cfg` are read. Only those parts of an
+//! interpreter's prefix are visible that an interpreter has, because a prefix such as `~/.local`, or a project with a
+//! virtual environment at its top, contains many other files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What sandboxes are to see besides the system's own directories.
+/// Paths that sandboxes see besides the system's own directories.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Found {
-    /// Prefixes to show read-only at the same path.
+    /// Prefixes to mount read-only at the same path.
     pub prefixes: BTreeSet<PathBuf>,
-    /// Directories to put in front of the PATH inside.
+    /// Directories that precede others in the PATH inside.
     pub path: Vec<PathBuf>,
 }
 
-/// Directories that every sandbox has of its own: what the host has below them cannot be seen there.
+/// Directories that every sandbox has of its own. Contents of the host's directories at these paths are not visible.
 const COVERED: [&str; 7] = ["/code", "/dev", "/proc", "/run", "/sys", "/tmp", "/workspace"];
-/// Those of them below which parts of an interpreter's prefix are shown all the same.
+/// Those of them below which parts of an interpreter's prefix are mounted nevertheless.
 const OPEN: [&str; 2] = ["/run", "/tmp"];
-/// Parts of every prefix. What else an interpreter may have, as `share`, is often somebody's own.
+/// Parts of every prefix. Other parts that an interpreter may have, such as `share`, often belong to other programs.
 const PARTS: [&str; 4] = ["bin", "include", "lib64", "pyvenv.cfg"];
-/// What the names begin with of the parts of `lib` that interpreters have.
+/// Prefixes of the names of interpreter files in `lib`.
 const LIBRARIES: [&str; 4] = ["python3", "pypy3", "libpython", "node_modules"];
-/// Parts of a prefix that conda made, which is an environment and nothing else.
+/// Parts of a prefix that conda created, which contains only an environment.
 const CONDA_PARTS: [&str; 2] = ["lib", "ssl"];
-/// The most parts of one prefix.
+/// The maximum of parts of one prefix.
 const MAX_PARTS: usize = 64;
 
-/// Whether something of a sandbox's own is in the way of a host path.
+/// Returns true if a sandbox has its own directory in place of a host path.
 pub fn is_covered(path: &Path) -> bool {
     COVERED.iter().any(|own| path.starts_with(own))
 }
 
 impl Found {
-    /// Takes out and returns what cannot be seen inside. Programs then find the system's interpreters, or none.
+    /// Removes and returns prefixes that are not visible inside. Programs then find the system's interpreters, or none.
     pub fn take_hidden(&mut self) -> Vec<PathBuf> {
         let is_hidden = |path: &PathBuf| is_covered(path) && !OPEN.iter().any(|open| path.starts_with(open));
         let hidden = self.prefixes.iter().filter(|prefix| is_hidden(prefix)).cloned().collect();
@@ -44,13 +44,13 @@ impl Found {
         hidden
     }
 
-    /// Returns the files and directories to show.
+    /// Returns the files and directories to mount.
     pub fn parts(&self) -> Vec<PathBuf> {
         self.prefixes.iter().flat_map(|prefix| parts(prefix)).collect()
     }
 }
 
-/// Returns those parts of a prefix that an interpreter needs. A link counts only where it stays in the prefix.
+/// Returns those parts of a prefix that an interpreter needs. A link counts only if it stays in the prefix.
 fn parts(prefix: &Path) -> Vec<PathBuf> {
     let mut parts: Vec<PathBuf> = PARTS.iter().map(|name| prefix.join(name)).collect();
     if prefix.join("conda-meta").is_dir() {
@@ -71,7 +71,7 @@ fn parts(prefix: &Path) -> Vec<PathBuf> {
     parts
 }
 
-/// Looks for the interpreters that a search of `path` would find first.
+/// Finds the interpreters that a search of `path` finds first.
 pub fn find(path: &str, home: Option<&Path>) -> Found {
     let mut found = Found::default();
     for name in ["python3", "node"] {
@@ -89,7 +89,7 @@ fn look_up(path: &str, name: &str) -> Option<PathBuf> {
     directories.filter_map(|directory| resolve_shim(&directory.join(name))).next()
 }
 
-/// pyenv puts a script in front of each interpreter; the interpreter itself is named by its version file.
+/// Resolves a pyenv script to its interpreter, which pyenv's version file names.
 fn resolve_shim(program: &Path) -> Option<PathBuf> {
     let directory = program.parent()?;
     if !program.is_file() {
@@ -116,7 +116,7 @@ fn add(found: &mut Found, program: &Path, home: Option<&Path>) {
     let Some(directory) = program.parent() else { return };
     let mut prefixes = Vec::new();
     if let Some(prefix) = directory.parent() {
-        // A virtual environment leans on the interpreter that it was made from.
+        // A virtual environment needs its base interpreter.
         if let Ok(settings) = std::fs::read_to_string(prefix.join("pyvenv.cfg")) {
             let base = settings.lines().find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home"));
             if let Some((_, base)) = base
@@ -133,7 +133,7 @@ fn add(found: &mut Found, program: &Path, home: Option<&Path>) {
         prefixes.push(prefix.to_owned());
     }
     let mut usable = false;
-    // Often they are one and the same.
+    // They are often the same.
     let prefixes: BTreeSet<PathBuf> = prefixes.iter().filter_map(|prefix| prefix.canonicalize().ok()).collect();
     for prefix in prefixes {
         if in_system(&prefix) {
@@ -150,7 +150,7 @@ fn add(found: &mut Found, program: &Path, home: Option<&Path>) {
     }
 }
 
-/// Whether a directory is an interpreter's own and nothing more.
+/// Returns true if a directory contains only an interpreter.
 fn is_prefix(prefix: &Path, home: Option<&Path>) -> bool {
     let has = |below: &str| prefix.join(below).is_dir();
     let python = std::fs::read_dir(prefix.join("lib")).is_ok_and(|mut entries| {
@@ -215,7 +215,7 @@ mod tests {
         let expected =
             ["bin", "include", "lib64", "pyvenv.cfg", "lib/libpython3.11.so", "lib/node_modules", "lib/python3.11"];
         assert_eq!(shown, expected);
-        // A directory that another one stands in for is not shown in its place.
+        // A link to another directory is not mounted.
         std::fs::remove_dir_all(project.join("include")).unwrap();
         symlink(&project, project.join("include")).unwrap();
         assert!(!parts(&project).contains(&project.join("include")));

@@ -4,8 +4,9 @@
 //! ProcessBackend --socket--> launcher (this program, executed once more) --forks--> init of each sandbox --> guests
 //! ```
 //!
-//! The launcher starts with the first sandbox and holds a template of the root file system. The child for a sandbox adds
-//! what is its own and gives up every privilege for good. [`ProcessBackend`] talks to each init over its own socket.
+//! The launcher starts with the first sandbox and holds a template of the root file system. The child for a sandbox
+//! adds the sandbox's own mounts and drops all privileges irreversibly. [`ProcessBackend`] talks to each init over its
+//! own socket.
 //!
 //! A program that uses this crate becomes its own launcher: see [`ProcessConfig::launcher`].
 //!
@@ -27,54 +28,57 @@
 //!   |<-- the socket reads as closed -----| group removed, nothing left
 //! ```
 //!
-//! - **Launcher**: the owner's program, executed under another `argv[0]`. A constructor before `main` recognises the name
-//!   (`docs/adr/0001-launcher.md`). It has one thread and none of its owner's memory. It holds the template, the compiled
-//!   filters, control group descriptors, and a pool of prepared namespaces that a worker process creates and removes
-//!   (`docs/adr/0006-cells.md`). It is under the longer part of the filter itself. There is one launcher for each root file
-//!   system. A program that creates one sandbox can fork its launcher instead (`docs/adr/0008-forked-launcher.md`).
+//! - **Launcher**: the owner's program, executed under another `argv[0]`. A constructor before `main` recognises the
+//!   name (`docs/adr/0001-launcher.md`). It has one thread and none of its owner's memory. It holds the template, the
+//!   compiled filters, control group descriptors, and a pool of prepared namespaces that a worker process creates and
+//!   removes (`docs/adr/0006-cells.md`). It is under the longer part of the filter itself. There is one launcher for
+//!   each root file system. A program that creates one sandbox can fork its launcher instead
+//!   (`docs/adr/0008-forked-launcher.md`).
 //! - **Init**: process 1 of a sandbox. It starts as a child that borrows the launcher's memory, isolates and measures
-//!   itself, and executes a tiny program without a library (`docs/adr/0009-tiny-init.md`). That program starts and reaps
-//!   guests, reports their ends and kills on request. The kernel asks it about calls that create objects which no memory
-//!   limit counts (`docs/limits.md`). It reads nothing that guests write, except names of processes.
-//! - **Lifetimes**: an owner's end closes its socket; the launcher then kills what is left, removes its groups and exits.
-//!   An init is killed with its launcher, and its guests with its pid namespace. Mounts end with their namespaces. Groups
-//!   of a killed launcher are removed by the next one.
+//!   itself, and executes a tiny program without a library (`docs/adr/0009-tiny-init.md`). That program starts and
+//!   reaps guests, reports their ends and kills on request. The kernel asks it about calls that create objects which no
+//!   memory limit counts (`docs/limits.md`). It reads nothing that guests write, except names of processes.
+//! - **Lifetimes**: an owner's end closes its socket; the launcher then kills what is left, removes its groups and
+//!   exits. An init is killed with its launcher, and its guests with its pid namespace. Mounts end with their
+//!   namespaces. Groups of a killed launcher are removed by the next one.
 //!
 //! # A create, step by step
 //!
-//! 1. `backend.rs` checks the spec and refuses settings that it does not have. Host directories are resolved here and named
-//!    by path, device and inode.
-//! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a copy,
-//!    which closes once nothing of the sandbox is left.
-//! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the limits,
-//!    and creates the child. With version 2 of control groups the child is forked into its group.
-//! 4. The child joins its group (version 1), creates a cgroup namespace, enters the prepared namespaces, mounts `/proc` and
-//!    covers parts of it, sets the tmpfs size, attaches the workspace, sets resource limits, becomes an ordinary user,
-//!    creates the user namespace, drops capabilities, sets no_new_privs, enforces Landlock and installs the second part of
-//!    the filter, in this order.
-//! 5. It measures itself and executes the init, which inherits the evidence by a pipe and sends it with descriptors of its
-//!    process, workspace and group.
-//! 6. The owner reads the group's limits back, computes the posture, and ends the sandbox if it falls short. Protections
-//!    that are the same for all sandboxes of a launcher and kind are tried by the first one; the others reuse the result.
+//! 1. `backend.rs` checks the spec and refuses settings that it does not have. Host directories are resolved here and
+//!    named by path, device and inode.
+//! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
+//!    copy, which closes once nothing of the sandbox is left.
+//! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the
+//!    limits, and creates the child. With version 2 of control groups the child is forked into its group.
+//! 4. The child joins its group (version 1), creates a cgroup namespace, enters the prepared namespaces, mounts `/proc`
+//!    and covers parts of it, sets the tmpfs size, attaches the workspace, sets resource limits, becomes an ordinary
+//!    user, creates the user namespace, drops capabilities, sets no_new_privs, enforces Landlock and installs the
+//!    second part of the filter, in this order.
+//! 5. It measures itself and executes the init, which inherits the evidence by a pipe and sends it with descriptors of
+//!    its process, workspace and group.
+//! 6. The owner reads the group's limits back, computes the posture, and ends the sandbox if it falls short.
+//!    Protections that are the same for all sandboxes of a launcher and kind are tried by the first one; the others
+//!    reuse the result.
 //!
 //! A single command (`Backend::start_one`, `Backend::run`) is sent with its sandbox. The init starts it at once if the
-//! sandbox measures as an accepted one with the same request. Without such a sandbox, every protection must hold and control
-//! groups must enforce every limit. Else the init waits for the owner. A prepared sandbox is created the same way and
-//! compared with the spec when it is claimed.
+//! sandbox measures as an accepted one with the same request. Without such a sandbox, every protection must hold and
+//! control groups must enforce every limit. Else the init waits for the owner. A prepared sandbox is created the same
+//! way and compared with the spec when it is claimed.
 //!
 //! # An exec, step by step
 //!
 //! ```text
-//! requested -> ordered -> started -> ended -> collected
-//!                 |          |-- time-out, limit, cancel, handle dropped --> killed --^
-//!                 '-- not started (not found, not executable, no process left)
+//! requested -> sent -> started -> ended -> collected
+//!               |        |-- time-out, limit, cancel, handle dropped --> killed --^
+//!               '-- not started (not found, not executable, no process left)
 //! ```
 //!
-//! 1. `exec.rs` creates pipes or a terminal, writes code into a private file, and sends the request with three descriptors.
+//! 1. `exec.rs` creates pipes or a terminal, writes code into a private file, and sends the request with three
+//!    descriptors.
 //! 2. The init starts the program with an exec tag that all children inherit, so all processes of an exec can be found.
 //! 3. The owner reads output as it comes, cuts it at the maximum and puts it into the ring.
-//! 4. A timer enforces wall time. The control group, or the init's watch, enforces CPU time and memory. Tags divide CPU time
-//!    between execs of one sandbox.
+//! 4. A timer enforces wall time. The control group, or the init's watch, enforces CPU time and memory. Tags divide CPU
+//!    time between execs of one sandbox.
 //! 5. When the main program ends, its output is drained and its exit is stored for all waiters. Its other processes run
 //!    until the sandbox closes. A time-out, limit, cancel or dropped handle kills all processes with the tag.
 //!

@@ -1,4 +1,4 @@
-//! From what was measured to what is said: pure, row by row.
+//! Conversion of measurements to a posture: pure, row by row.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,27 +9,27 @@ use cofferdam_contract::{
 use cofferdam_linux::cgroup::{Stats, socket_share};
 use cofferdam_linux::marks;
 
-use crate::protocol::{Evidence, HostFacts, NAMESPACES, Walls};
+use crate::protocol::{Evidence, HostFacts, NAMESPACES, Probes};
 
-/// Bounds read back from the sandbox's control group.
+/// Limits that were read back from the sandbox's control group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupBounds {
-    /// The version's name.
+    /// The name of the version.
     pub version: &'static str,
-    /// Bytes.
+    /// The memory limit in bytes.
     pub memory: Option<u64>,
-    /// Bytes that the buffers of TCP and UDP may hold, where the kernel counts them apart.
+    /// The limit on TCP and UDP buffers in bytes, if the kernel counts them separately.
     pub sockets: Option<u64>,
-    /// Tasks.
+    /// The limit on tasks.
     pub tasks: Option<u64>,
-    /// Thousandths of a processor.
+    /// The share of processors in thousandths of one.
     pub cpu_millis: Option<u64>,
-    /// Whether it can be told what each of its processes used.
+    /// True if the CPU time of each of its processes can be determined.
     pub apart: bool,
 }
 
 impl GroupBounds {
-    /// Reads them back, no more than `limits` asks for.
+    /// Reads back those limits that `limits` contains.
     pub fn read(stats: &Stats, version: &'static str, limits: &Limits) -> Self {
         Self {
             version,
@@ -37,35 +37,35 @@ impl GroupBounds {
             sockets: limits.memory.and_then(|_| stats.sockets_bound()),
             tasks: limits.pids.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
-            apart: limits.cpu_time.is_some() && tells_apart(stats),
+            apart: limits.cpu_time.is_some() && shows_processes(stats),
         }
     }
 }
 
-fn tells_apart(stats: &Stats) -> bool {
-    /// What the kernel tells of processes, and how `/proc` is mounted where the supervisor runs. Asked of the supervisor
-    /// itself: what runs in a sandbox may have ended by now.
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| marks::can_tell(&[std::process::id().cast_signed()])) && stats.lists_processes()
+fn shows_processes(stats: &Stats) -> bool {
+    /// True if the kernel, and the mount of `/proc` for the supervisor, show CPU time and tags of processes. The
+    /// supervisor itself is inspected, because processes of a sandbox may have ended by now.
+    static SHOWN: OnceLock<bool> = OnceLock::new();
+    *SHOWN.get_or_init(|| marks::can_tell(&[std::process::id().cast_signed()])) && stats.lists_processes()
 }
 
-/// Everything that a posture is made from.
+/// The inputs of a posture.
 #[derive(Debug)]
 pub struct Measured<'a> {
     pub spec: &'a Spec,
     pub facts: &'a HostFacts,
     pub evidence: &'a Evidence,
-    /// From this sandbox, or from an earlier one of the same launcher and kind.
-    pub walls: &'a Walls,
+    /// The probe results of this sandbox, or of an earlier one of the same launcher and kind.
+    pub probes: &'a Probes,
     pub group: Option<&'a GroupBounds>,
 }
 
-/// The most paths that are named in one row.
+/// The maximum of paths that are named in one row.
 const MAX_NAMED: usize = 16;
 
-/// The posture that the measurements amount to.
+/// Returns the posture of the measurements.
 pub fn posture(measured: &Measured<'_>) -> Posture {
-    let rows = namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured));
+    let rows = namespaces(measured).into_iter().chain(isolation(measured)).chain(limits(measured));
     Posture::new(rows)
 }
 
@@ -81,7 +81,7 @@ fn with_remedy(mut item: PostureItem, remedy: impl Into<String>) -> PostureItem 
     item
 }
 
-fn not_asked(protection: Protection, mechanism: &str) -> PostureItem {
+fn not_requested(protection: Protection, mechanism: &str) -> PostureItem {
     PostureItem {
         protection,
         state: ProtectionState::NotAsked,
@@ -101,7 +101,7 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         Protection::UtsNamespace,
         Protection::CgroupNamespace,
     ];
-    let pairs = measured.walls.namespaces.into_iter().zip(measured.facts.namespaces);
+    let pairs = measured.probes.namespaces.into_iter().zip(measured.facts.namespaces);
     kinds
         .into_iter()
         .zip(NAMESPACES)
@@ -114,8 +114,8 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
         .collect()
 }
 
-/// Describes what of the host is visible besides the system's own directories.
-fn sights(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
+/// Describes the paths of the host that are visible besides the system's own directories.
+fn describe_host_paths(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
     let list = |paths: &[PathBuf]| {
         let names = paths.iter().take(MAX_NAMED).map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         match paths.len().saturating_sub(MAX_NAMED) {
@@ -124,28 +124,29 @@ fn sights(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
         }
     };
     let seen = match shown {
-        [] => "no host directory seen".to_owned(),
-        shown => format!("of the host besides its system directories only these are seen, read-only: {}", list(shown)),
+        [] => "no host directory visible".to_owned(),
+        shown => format!("visible host directories besides the system's, read-only: {}", list(shown)),
     };
     match hidden {
         [] => seen,
         hidden => format!(
-            "{seen}; interpreter not shown, because the sandbox has a directory of its own there or it cannot be entered: {}",
+            "{seen}; interpreter not visible, because the sandbox has its own directory there or it cannot be \
+             entered: {}",
             list(hidden)
         ),
     }
 }
 
-fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let read_only = measured.spec.workspace().access() == Access::ReadOnly;
-    let visible = &measured.walls.paths_visible;
+    let visible = &measured.probes.paths_visible;
     let root = row(
         Protection::RootFilesystem,
-        measured.walls.root_read_only && visible.is_empty(),
+        measured.probes.root_read_only && visible.is_empty(),
         if visible.is_empty() {
             let (shown, hidden) = (&measured.facts.shown, &measured.facts.hidden);
-            format!("read-only tmpfs root; writes to /, /usr and /etc refused; {}", sights(shown, hidden))
+            format!("read-only tmpfs root; writes to /, /usr and /etc refused; {}", describe_host_paths(shown, hidden))
         } else {
             format!("visible inside: {}", visible.join(", "))
         },
@@ -156,7 +157,7 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
         (Workspace::HostDir { .. }, false) => "host directory, read-write, nosuid, nodev",
         (Workspace::HostDir { .. }, true) => "host directory, mounted read-only",
     };
-    let let_through = &measured.walls.calls_let_through;
+    let let_through = &measured.probes.calls_let_through;
     let seccomp = row(
         Protection::Seccomp,
         evidence.seccomp && let_through.is_empty(),
@@ -170,8 +171,8 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let scopes = if abi >= 6 { "with scopes for abstract sockets and signals" } else { "without scopes" };
     let landlock = row(
         Protection::Landlock,
-        measured.walls.landlock_denies,
-        match (abi, measured.walls.landlock_denies) {
+        measured.probes.landlock_denies,
+        match (abi, measured.probes.landlock_denies) {
             (0, _) => "the kernel has no Landlock, or it is switched off".to_owned(),
             (_, true) => format!("ABI {abi}, {scopes}; refused a file that only it forbids"),
             (_, false) => format!("ABI {abi}, but a file that it forbids could be read"),
@@ -180,10 +181,10 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     let sets = evidence.capabilities;
     let capabilities = row(
         Protection::Capabilities,
-        sets == [0; 3] && measured.walls.bounding == 0,
+        sets == [0; 3] && measured.probes.bounding == 0,
         format!(
             "effective {:x}, permitted {:x}, inheritable {:x}, bounding {:x}",
-            sets[0], sets[1], sets[2], measured.walls.bounding
+            sets[0], sets[1], sets[2], measured.probes.bounding
         ),
     );
     let user = row(
@@ -193,8 +194,8 @@ fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
     );
     let network = row(
         Protection::Network,
-        *measured.spec.network() == NetworkPolicy::None && measured.walls.interfaces == 0,
-        format!("own network namespace with loopback only ({} other interfaces)", measured.walls.interfaces),
+        *measured.spec.network() == NetworkPolicy::None && measured.probes.interfaces == 0,
+        format!("own network namespace with loopback only ({} other interfaces)", measured.probes.interfaces),
     );
     vec![
         root,
@@ -241,7 +242,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     ]
 }
 
-/// The kernel rounds down to whole pages.
+/// Compares a limit with the requested one. The kernel rounds down to whole pages.
 fn close_to(value: Option<u64>, asked: u64) -> bool {
     value.is_some_and(|value| value <= asked && asked - value < 65_536)
 }
@@ -250,14 +251,14 @@ fn group_remedy(measured: &Measured<'_>) -> String {
     format!("{} ({})", delegation_remedy(measured.facts.privileged), measured.facts.cgroup_reason)
 }
 
-/// How control groups are had where there are none.
+/// Returns the remedy for absent control groups.
 pub(crate) fn delegation_remedy(is_root: bool) -> String {
     let (otherwise, user) = if is_root { ("", "") } else { ("run as root, or ", " --user") };
     format!("{otherwise}with delegated control groups: `systemd-run{user} --scope -p Delegate=yes cofferdam …`")
 }
 
 fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.memory else { return not_asked(Protection::Memory, "no limit asked for") };
+    let Some(asked) = limits.memory else { return not_requested(Protection::Memory, "no limit asked for") };
     let bytes = asked.as_bytes();
     if let Some(group) = measured.group {
         let holds = close_to(group.memory, bytes) && measured.evidence.members > 0;
@@ -265,8 +266,8 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         let mechanism = format!("{} memory limit {} bytes, {swap}", group.version, group.memory.unwrap_or(0));
         return with_sockets(row(Protection::Memory, holds, mechanism), measured, group, bytes);
     }
-    // Without Landlock, nothing keeps a guest from memory behind /dev/zero that no process shows.
-    let shown = measured.walls.landlock_denies;
+    // Without Landlock, a guest can use memory behind /dev/zero that no process shows.
+    let shown = measured.probes.landlock_denies;
     let holds = measured.evidence.process_limits[0] <= bytes && measured.evidence.watching;
     let mut item = row(
         Protection::Memory,
@@ -274,7 +275,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         format!(
             "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills (page tables; 72 \
              KiB for each descriptor beyond 8 of a process; 320 KiB for each socket beyond 16, also those that wait to be \
-             accepted); memory files, System V objects, memory behind /dev/zero and pages lent to pipes refused"
+             accepted); memory files, System V objects, memory behind /dev/zero and pages passed to pipes refused"
         ),
     );
     if holds && !shown {
@@ -284,7 +285,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     with_remedy(item, group_remedy(measured))
 }
 
-/// Version 1 counts the buffers of TCP and UDP apart, and only where they have a bound of their own.
+/// Adds the limit on TCP and UDP buffers, which version 1 counts separately, and only if they have their own limit.
 fn with_sockets(mut item: PostureItem, measured: &Measured<'_>, group: &GroupBounds, bytes: u64) -> PostureItem {
     if measured.facts.cgroup_version != 1 {
         return item;
@@ -302,7 +303,7 @@ fn with_sockets(mut item: PostureItem, measured: &Measured<'_>, group: &GroupBou
 }
 
 fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.cpu_time else { return not_asked(Protection::CpuTime, "no limit asked for") };
+    let Some(asked) = limits.cpu_time else { return not_requested(Protection::CpuTime, "no limit asked for") };
     let seconds = asked.as_secs_f64();
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
         let apart = if group.apart { "" } else { "; execs are not told apart" };
@@ -326,7 +327,7 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn cpus(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.cpus else { return not_asked(Protection::Cpus, "no limit asked for") };
+    let Some(asked) = limits.cpus else { return not_requested(Protection::Cpus, "no limit asked for") };
     let millis = u64::from(asked.as_millis());
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_cpu) {
         let holds = group.cpu_millis.is_some_and(|value| value <= millis.max(10));
@@ -356,7 +357,7 @@ fn processes(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 
 fn tasks(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.pids.map(u64::from) else {
-        return not_asked(Protection::Processes, "no limit asked for");
+        return not_requested(Protection::Processes, "no limit asked for");
     };
     if let Some(group) = measured.group {
         let holds = group.tasks.is_some_and(|tasks| tasks <= asked + 1) && measured.evidence.members > 0;
@@ -379,7 +380,7 @@ fn tasks(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
 }
 
 fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
-    let Some(asked) = limits.disk else { return not_asked(Protection::Disk, "no limit asked for") };
+    let Some(asked) = limits.disk else { return not_requested(Protection::Disk, "no limit asked for") };
     let bytes = asked.as_bytes();
     let evidence = measured.evidence;
     let sized =
@@ -403,17 +404,13 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
             ),
             probed: true,
             remedy: Some(
-                "for a writable host directory say --disk none (no limit is asked for), or use a private workspace, or \
-                 DIR:ro"
-                    .to_owned(),
+                "for a writable host directory use --disk none, or use a private workspace, or DIR:ro".to_owned(),
             ),
         },
         Workspace::HostDir { .. } => row(Protection::Disk, sized, format!("/tmp and /dev/shm: {tmpfs}")),
-        Workspace::Private { .. } => row(
-            Protection::Disk,
-            sized,
-            format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"),
-        ),
+        Workspace::Private { .. } => {
+            row(Protection::Disk, sized, format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"))
+        }
     }
 }
 

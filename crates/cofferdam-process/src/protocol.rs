@@ -1,12 +1,12 @@
-//! What host, launcher and init say to each other: typed, bounded, one message a datagram.
+//! Messages between host, launcher and init: typed, bounded, one per datagram.
 //!
 //! ```text
 //! host --Configure, Create--> launcher --forks--> init (process 1 of a sandbox)
 //! host <----------------- Event ------------------ init
-//! host ------------------ Order -----------------> init
+//! host ----------------- Request ----------------> init
 //! ```
 //!
-//! Everything that comes from an init is treated as hostile by the host: an init shares the fate of its guests.
+//! The host treats all data from an init as hostile: an init shares the fate of its guests.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,30 +16,30 @@ use cofferdam_linux::message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The longest message, in bytes: arguments and environment of one exec, and something around them.
+/// The maximum size of a message in bytes: arguments and environment of one exec, and other fields.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// Marks a message whose body is in the first descriptor.
+/// The first byte of a message with its body in the first descriptor.
 const IN_MEMORY_FILE: u8 = 1;
 const INLINE: u8 = 0;
 
 /// The first message to a launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Configure {
-    /// A directory with another root file system; `None` takes the host's programs.
+    /// A directory with another root file system. `None` uses the host's programs.
     pub root: Option<RootPlan>,
-    /// Host directories or files that appear read-only at the same path.
+    /// Host directories or files that are mounted read-only at the same path.
     pub read_only: Vec<PathBuf>,
-    /// The same for interpreters that were found: left out where the launcher's user may not enter.
+    /// The same for found interpreters. They are omitted if the launcher's user may not enter them.
     pub interpreters: Vec<PathBuf>,
-    /// Prefixes of interpreters that are not shown, because sandboxes have directories of their own there.
+    /// Prefixes of interpreters that are not visible, because sandboxes have their own directories there.
     pub hidden: Vec<PathBuf>,
-    /// Whether control groups may be used.
+    /// True if control groups may be used.
     pub use_cgroups: bool,
-    /// Whether to keep a stock of what every sandbox needs.
+    /// True to keep a pool of prepared namespaces.
     pub prepare_ahead: bool,
 }
 
-/// A directory of the host with a root file system, and which one it is.
+/// A host directory with a root file system, and its identity.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub struct RootPlan {
     /// Its absolute path, links resolved.
@@ -53,32 +53,32 @@ pub struct RootPlan {
 /// The launcher's answer to [`Configure`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub enum Hello {
-    /// It is ready to make sandboxes.
+    /// The launcher is ready to create sandboxes.
     Ready(HostFacts),
     /// A step failed.
     Failed(Failure),
 }
 
-/// What the launcher found out about the host.
+/// Facts about the host that the launcher found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct HostFacts {
-    /// Files and directories of the host that are shown besides the system's own.
+    /// Visible files and directories of the host, besides the system's own.
     pub shown: Vec<PathBuf>,
-    /// Files and directories that were to be shown and are not.
+    /// Files and directories that were requested and are not visible.
     pub hidden: Vec<PathBuf>,
     /// The version of control groups in use: 1 or 2; 0 for none.
     pub cgroup_version: u8,
     /// The controllers of each hierarchy.
     pub cgroup_layout: Vec<Vec<String>>,
-    /// Why there are no control groups.
+    /// The reason for the absence of control groups.
     pub cgroup_reason: String,
-    /// Whether processor shares can be bounded.
+    /// True if processor shares can be limited.
     pub cgroup_cpu: bool,
-    /// Whether control groups count swap, and CPU time.
+    /// Two flags: control groups count swap, control groups count CPU time.
     pub cgroup_counts: (bool, bool),
     /// Landlock's version; 0 for none.
     pub landlock_abi: u32,
-    /// Whether the launcher has the privileges of the machine's root (or a container's).
+    /// True if the launcher has the privileges of root, of the host or of a container.
     pub privileged: bool,
     /// The launcher's own namespaces, in the order of [`NAMESPACES`].
     pub namespaces: [u64; 7],
@@ -87,81 +87,80 @@ pub struct HostFacts {
 /// The namespaces whose identity is compared, by their names in `/proc/self/ns`.
 pub const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
-/// A step that failed, and the system's error.
+/// A failed step and the system error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Failure {
-    /// What was being done.
+    /// The step, as an infinitive.
     pub step: String,
     /// The system's error number.
     pub errno: i32,
 }
 
-/// What an owner asks of its launcher.
+/// A request to a launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub enum Ask {
-    /// A sandbox.
+pub enum LauncherRequest {
+    /// Create a sandbox.
     Create(Create),
-    /// Other bounds for a sandbox in which nothing has run yet.
+    /// Change the limits of a sandbox in which no program has run yet.
     Adapt(Adapt),
 }
 
-/// Gives a sandbox other bounds. With it comes a socket, on which the launcher answers with `Result<(), Failure>`.
+/// New limits of a sandbox. A socket comes with the request, on which the launcher answers with `Result<(), Failure>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Adapt {
-    /// Which sandbox.
+    /// The sandbox's number.
     pub serial: u64,
-    /// Bytes for its own writable directories.
+    /// The size of the sandbox's own writable directories in bytes.
     pub disk: Option<u64>,
-    /// Bytes of memory, if a control group bounds them.
+    /// Memory in bytes, if a control group limits it.
     pub memory: Option<u64>,
-    /// Tasks, the init not counted, if a control group bounds them.
+    /// The number of tasks without the init, if a control group limits it.
     pub tasks: Option<u64>,
 }
 
-/// Asks the launcher for a sandbox. With it comes a socket, which becomes the init's. The launcher keeps it, too, until
-/// nothing of the sandbox is left: then its other end reads as closed.
+/// A request for a sandbox. A socket comes with it, which becomes the init's. The launcher keeps a copy until nothing
+/// of the sandbox remains: then the other end reads as closed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub struct Create {
-    /// A number that no other sandbox of this launcher has.
+    /// A number that is unique among the sandboxes of this launcher.
     pub serial: u64,
-    /// What becomes `/workspace`.
+    /// The source of `/workspace`.
     pub workspace: WorkspacePlan,
-    /// Whether the guest must not write there.
+    /// True if the guest must not write there.
     pub read_only: bool,
-    /// Bytes for the sandbox's own writable directories.
+    /// The size of the sandbox's own writable directories in bytes.
     pub disk: Option<u64>,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: Option<u64>,
-    /// Tasks, the init not counted.
+    /// The number of tasks without the init.
     pub tasks: Option<u64>,
-    /// Processes, the init not counted.
+    /// The number of processes without the init.
     pub processes: Option<u64>,
-    /// Thousandths of a processor.
+    /// The share of processors in thousandths of one.
     pub cpu_millis: Option<u64>,
-    /// CPU microseconds of one exec; here only for the limit of a single process.
+    /// The CPU time of one exec in microseconds, used here only for the limit of a single process.
     pub cpu_micros: Option<u64>,
-    /// Whether the walls that are the same for every sandbox of this kind are to be tried.
+    /// True to probe the isolation that is the same for every sandbox of this kind.
     pub probe: bool,
-    /// An exec may be ordered before the host has seen this sandbox's measurements, and starts at once only if they are
-    /// as expected.
+    /// The measurements that are needed to start an exec before the host has seen them.
     pub expected: Option<Expected>,
 }
 
-/// What a sandbox has to measure for an exec to start before the host has seen that.
+/// The measurements of a sandbox that are needed to start an exec before the host has seen them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub enum Expected {
-    /// The same as an accepted sandbox with the same request.
+    /// They equal those of an accepted sandbox with the same request.
     Same(Box<Evidence>),
-    /// That nothing is missing; see [`Evidence::is_whole`]. For want of another to compare it with.
-    Whole,
+    /// No protection is missing; see [`Evidence::is_complete`]. It is used if no accepted sandbox is known.
+    Complete,
 }
 
-/// What becomes `/workspace`.
+/// The source of `/workspace`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
 pub enum WorkspacePlan {
     /// A directory of the sandbox's own.
     Private,
-    /// A directory of the host, and which one it is.
+    /// A host directory, and its identity.
     HostDir {
         /// Its absolute path, links resolved.
         path: PathBuf,
@@ -176,16 +175,16 @@ pub enum WorkspacePlan {
     },
 }
 
-/// What the host asks of an init.
+/// A request to an init.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub enum Order {
-    /// Start a program. With it come its descriptors 0, 1 and 2, unless it gets a terminal.
+pub enum Request {
+    /// Start a program. Its descriptors 0, 1 and 2 come with the request, unless it gets a terminal.
     Start(Start),
-    /// Signal everything that an exec started and that is still alive.
+    /// Signal all living processes of an exec.
     Signal {
-        /// Which exec.
+        /// The exec's number.
         exec: u64,
-        /// SIGTERM or SIGKILL.
+        /// True for SIGKILL, false for SIGTERM.
         kill: bool,
     },
 }
@@ -193,52 +192,52 @@ pub enum Order {
 /// A program to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Start {
-    /// The exec's number: from 1, rising.
+    /// The exec's number, increasing from 1.
     pub exec: u64,
-    /// Program and arguments.
+    /// The program and its arguments.
     pub argv: Vec<String>,
-    /// The whole environment.
+    /// The complete environment.
     pub env: Vec<(String, String)>,
-    /// Where to start.
+    /// The working directory.
     pub directory: String,
-    /// Rows and columns of the terminal to make.
+    /// The rows and columns of the terminal, if the program gets one.
     pub terminal: Option<(u16, u16)>,
-    /// Whether to start only in a sandbox that measured what was expected.
+    /// True to start only if the measurements are as expected.
     pub if_expected: bool,
-    /// Whether the sandbox ends with this exec, should its program exit by itself.
+    /// True if the sandbox ends with this exec once its program exits by itself.
     pub last: bool,
 }
 
-/// What an init tells the host.
+/// An event that an init reports to the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub enum Event {
-    /// The sandbox is ready. With it come: a descriptor for the init, the workspace, the code directory, and one
-    /// directory for each control group hierarchy.
+    /// The sandbox is ready. These descriptors come with the event: a handle of the init, the workspace, the code
+    /// directory, and one directory for each control group hierarchy.
     Ready {
-        /// What it measured.
+        /// The measurements.
         evidence: Box<Evidence>,
-        /// What became of the exec that was ordered along with it, if it was started already.
+        /// The result of the exec that was requested with the sandbox, if its start was attempted already.
         first: Option<Result<(), (NotStarted, i32)>>,
     },
-    /// Making the sandbox failed.
+    /// The sandbox could not be created.
     Failed(Failure),
-    /// An exec runs. With it comes the terminal's controlling end, if it has one.
+    /// An exec runs. If it has a terminal, its controlling end comes with the event.
     Started {
-        /// Which exec.
+        /// The exec's number.
         exec: u64,
     },
     /// An exec could not be started.
     NotStarted {
-        /// Which exec.
+        /// The exec's number.
         exec: u64,
-        /// What failed.
+        /// The failed step.
         reason: NotStarted,
         /// The system's error number.
         errno: i32,
     },
     /// An exec's program ended.
     Ended {
-        /// Which exec.
+        /// The exec's number.
         exec: u64,
         /// The raw wait status.
         status: i32,
@@ -246,22 +245,22 @@ pub enum Event {
         peak_bytes: u64,
         /// CPU microseconds of the program and its reaped children.
         cpu_micros: u64,
-        /// Processes that the sandbox was refused since it began, beyond the limit on processes.
+        /// The number of processes beyond the limit that were refused since the sandbox was created.
         processes_refused: u64,
     },
-    /// The init's own watch found that the sandbox passed a limit, and killed everything in it.
+    /// The init found that the sandbox exceeded a limit, and killed all processes in it.
     LimitPassed {
-        /// Whether it was memory (else CPU time).
+        /// True for memory, false for CPU time.
         memory: bool,
     },
 }
 
-/// Why an exec could not be started.
+/// The reason of a failed start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub enum NotStarted {
-    /// The sandbox did not measure what was expected.
+    /// The measurements are not as expected.
     Unexpected,
-    /// No process could be made.
+    /// No process could be created.
     Fork,
     /// The starting directory could not be entered.
     Directory,
@@ -271,64 +270,66 @@ pub enum NotStarted {
     Execute,
 }
 
-/// What the init measured about itself after the walls were up.
+/// Measurements of the init about itself, after isolation is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Evidence {
-    /// Its process number; 1 in a pid namespace of its own.
+    /// Its process id: 1 in its own pid namespace.
     pub pid: i32,
-    /// Its user and group inside.
+    /// The init's user and group inside.
     pub ids: (u32, u32),
-    /// The user that it was when its user namespace was made, and still is outside.
+    /// The init's user id outside its user namespace.
     pub outside_uid: u32,
     /// Effective, permitted and inheritable capabilities.
     pub capabilities: [u64; 3],
-    /// Whether privileges cannot be gained by executing.
+    /// True if execution grants no privileges.
     pub no_new_privileges: bool,
-    /// Whether a seccomp filter is on.
+    /// True if a seccomp filter is installed.
     pub seccomp: bool,
-    /// What came of trying the walls, where that was asked for.
-    pub walls: Option<Walls>,
-    /// Whether the workspace refused a write.
+    /// The probe results, if they were requested.
+    pub probes: Option<Probes>,
+    /// True if the workspace refused a write.
     pub workspace_read_only: bool,
-    /// Bytes that fit into the sandbox's own writable directories; 0 when unbounded.
+    /// The size of the sandbox's own writable directories in bytes; 0 means unlimited.
     pub disk_bytes: u64,
-    /// Files that fit there; 0 when unbounded.
+    /// The maximum of files there; 0 means unlimited.
     pub disk_files: u64,
-    /// Limits of one process: memory, tasks, CPU seconds, file size; `u64::MAX` when unbounded.
+    /// The limits of one process: memory, tasks, CPU seconds, file size. `u64::MAX` means unlimited.
     pub process_limits: [u64; 4],
-    /// Processors that it may use.
+    /// The number of processors that the init may use.
     pub processors: u32,
-    /// Whether the init watches memory and CPU time itself.
+    /// True if the init itself enforces limits on memory and CPU time.
     pub watching: bool,
-    /// Tasks in its control group after it had joined it: itself.
+    /// The number of tasks in its control group after it has joined: only itself.
     pub members: u64,
-    /// What the control group had counted before: kills for memory, forks refused, bytes in use.
+    /// The control group's counters before this sandbox: kills for memory, refused forks, used bytes.
     pub group_base: (u64, u64, u64),
 }
 
 impl Evidence {
-    /// Whether this sandbox stands as the one did that `expected` was measured in, but for what each has of its own.
-    pub fn is_as(&self, expected: &Self) -> bool {
+    /// Returns true if these measurements equal `expected`, except for values that are unique to a sandbox.
+    pub fn matches(&self, expected: &Self) -> bool {
         let own = Self {
             outside_uid: self.outside_uid,
-            walls: self.walls.clone(),
+            probes: self.probes.clone(),
             group_base: self.group_base,
             ..expected.clone()
         };
         own == *self && (self.outside_uid == 0) == (expected.outside_uid == 0)
     }
 
-    /// Whether every wall was tried and stands, and every limit that was asked for is kept by a control group, in which
-    /// the launcher has set it.
+    /// Returns true if every protection was probed and holds, and a control group enforces every requested limit, which
+    /// the launcher has set.
     ///
-    /// It asks for no less than the posture does, and takes nothing that is only nearly as good: whoever is content with
-    /// less has to wait for the host's judgement, which comes in any case.
-    pub fn is_whole(&self, create: &Create, facts: &HostFacts) -> bool {
-        let Some(walls) = &self.walls else { return false };
+    ///
+    /// It requires at least as much as the posture, and accepts no weaker substitute. A spec that accepts weaker
+    /// protections has to wait for the host's verification, which follows in any case.
+    pub fn is_complete(&self, create: &Create, facts: &HostFacts) -> bool {
+        let Some(probes) = &self.probes else { return false };
         let unbounded_directory = matches!(create.workspace, WorkspacePlan::HostDir { .. }) && !create.read_only;
         let disk = create.disk.is_none_or(|bytes| {
-            let fits = self.disk_bytes > 0 && self.disk_bytes <= bytes.next_multiple_of(4096) && self.disk_files > 0;
-            fits && !unbounded_directory
+            let is_limited =
+                self.disk_bytes > 0 && self.disk_bytes <= bytes.next_multiple_of(4096) && self.disk_files > 0;
+            is_limited && !unbounded_directory
         });
         let limited = create.memory.is_some() || create.tasks.is_some() || create.cpu_micros.is_some();
         let counted = !limited || facts.cgroup_version != 0 && self.members > 0;
@@ -343,35 +344,34 @@ impl Evidence {
             && disk
             && counted
             && counts_cpu
-            // Shares of processors have several ways to be kept.
+            // There are several ways to enforce a share of processors.
             && create.cpu_millis.is_none()
-            && walls.stand(&facts.namespaces)
+            && probes.all_hold(&facts.namespaces)
     }
 }
 
-/// What came of trying walls that are the same for every sandbox of one launcher and one kind: their answer may be
-/// reused.
+/// Results of probes that are the same for every sandbox of one launcher and kind, and can be reused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
-pub struct Walls {
+pub struct Probes {
     /// The sandbox's namespaces, in the order of [`NAMESPACES`].
     pub namespaces: [u64; 7],
-    /// Calls that a filter should refuse and did not.
+    /// System calls that the filter should refuse and did not.
     pub calls_let_through: Vec<String>,
-    /// Capabilities that could still be gained by executing.
+    /// Capabilities that execution could still grant.
     pub bounding: u64,
-    /// Whether Landlock refused what only it forbids.
+    /// True if Landlock refused access that only it forbids.
     pub landlock_denies: bool,
-    /// Whether the root file system refused a write.
+    /// True if the root file system refused a write.
     pub root_read_only: bool,
-    /// Host directories that should not be there and are.
+    /// Host directories that should not be visible and are.
     pub paths_visible: Vec<String>,
     /// Network interfaces other than loopback.
     pub interfaces: u32,
 }
 
-impl Walls {
-    /// Whether all of them do.
-    fn stand(&self, host: &[u64; 7]) -> bool {
+impl Probes {
+    /// Returns true if all protections hold.
+    fn all_hold(&self, host: &[u64; 7]) -> bool {
         self.namespaces.iter().zip(host).all(|(inside, outside)| *inside != 0 && inside != outside)
             && self.calls_let_through.is_empty()
             && self.bounding == 0
@@ -382,18 +382,18 @@ impl Walls {
     }
 }
 
-/// Sends a message, waiting while the socket is full, at most `patience`.
+/// Sends a message. Waits while the socket is full, at most for `timeout`.
 pub fn send(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
     fds: &[BorrowedFd<'_>],
-    patience: std::time::Duration,
+    timeout: std::time::Duration,
 ) -> io::Result<()> {
     let body = encode(message)?;
     loop {
         match send_encoded(socket, &body, fds) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if !message::wait_writable(socket, Some(patience))? {
+                if !message::wait_writable(socket, Some(timeout))? {
                     return Err(io::Error::from(io::ErrorKind::TimedOut));
                 }
             }
@@ -402,7 +402,7 @@ pub fn send(
     }
 }
 
-/// A message as bytes for [`send_encoded`].
+/// Encodes a message for [`send_encoded`].
 pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let body = postcard::to_extend(message, vec![INLINE]).map_err(io::Error::other)?;
     if body.len() > MAX_MESSAGE {
@@ -422,11 +422,12 @@ pub fn send_encoded(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>])
     message::send(socket, &[IN_MEMORY_FILE], &all)
 }
 
-/// Receives a message if there is one; `None` when the other end is closed. Fails with `WouldBlock` rather than wait.
+/// Receives a message if there is one. Returns `None` if the other end is closed. Fails with `WouldBlock` rather than
+/// wait.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // No larger than it must be: a fork copies each page that is written to.
+    // Keep the buffer small: a fork copies each page that is written to.
     let next = match message::next_length(socket) {
-        // The other end was closed with messages that it had not read. What it sent before that is still there.
+        // The other end was closed with unread messages. Messages that it sent before are still available.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => message::next_length(socket)?,
         next => next?,
     };
@@ -443,7 +444,7 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option
     }
 }
 
-/// Decodes a message's body; what is left over is an error.
+/// Decodes a message's body. Extra bytes are an error.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((message, [])) => Ok(message),
@@ -458,8 +459,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    fn start(words: usize) -> Order {
-        Order::Start(Start {
+    fn start(words: usize) -> Request {
+        Request::Start(Start {
             exec: 1,
             argv: vec!["x".repeat(100); words],
             env: vec![("A".into(), "b".into())],
@@ -487,12 +488,12 @@ mod tests {
         let (a, b) = message::pair().unwrap();
         for words in [1, 10_000] {
             send(a.as_fd(), &start(words), &[a.as_fd()], Duration::from_secs(1)).unwrap();
-            let (order, fds) = receive::<Order>(b.as_fd()).unwrap().unwrap();
-            assert_eq!((order, fds.len()), (start(words), 1));
+            let (request, fds) = receive::<Request>(b.as_fd()).unwrap().unwrap();
+            assert_eq!((request, fds.len()), (start(words), 1));
         }
         assert!(encode(&start(100_000)).is_err());
         drop(a);
-        assert!(receive::<Order>(b.as_fd()).unwrap().is_none());
+        assert!(receive::<Request>(b.as_fd()).unwrap().is_none());
     }
 
     /// Promise (Posture): Evidence of an earlier sandbox is reused only if no relevant property differs.
@@ -500,23 +501,23 @@ mod tests {
     fn evidence_is_as_expected_only_when_nothing_that_counts_differs() {
         let expected = Evidence { outside_uid: 7, disk_bytes: 4096, ..Evidence::default() };
         let other = Evidence { outside_uid: 8, group_base: (1, 2, 3), ..expected.clone() };
-        assert!(other.is_as(&expected));
-        assert!(!Evidence { outside_uid: 0, ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { members: 1, ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { pid: 2, ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { ids: (1, 1), ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { seccomp: true, ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.is_as(&expected));
-        assert!(!Evidence { disk_bytes: 8192, ..other }.is_as(&expected));
+        assert!(other.matches(&expected));
+        assert!(!Evidence { outside_uid: 0, ..other.clone() }.matches(&expected));
+        assert!(!Evidence { members: 1, ..other.clone() }.matches(&expected));
+        assert!(!Evidence { pid: 2, ..other.clone() }.matches(&expected));
+        assert!(!Evidence { ids: (1, 1), ..other.clone() }.matches(&expected));
+        assert!(!Evidence { seccomp: true, ..other.clone() }.matches(&expected));
+        assert!(!Evidence { capabilities: [1, 0, 0], ..other.clone() }.matches(&expected));
+        assert!(!Evidence { disk_bytes: 8192, ..other }.matches(&expected));
     }
 
     proptest! {
         /// Promise (Process isolation): No message from inside a process sandbox harms the supervisor.
         #[test]
         fn garbage_is_refused_or_read_but_never_harms(body in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = decode::<Order>(&body);
+            let _ = decode::<Request>(&body);
             let _ = decode::<Event>(&body);
-            let _ = decode::<Ask>(&body);
+            let _ = decode::<LauncherRequest>(&body);
             let _ = decode::<Create>(&body);
             let _ = decode::<Configure>(&body);
             let _ = decode::<Hello>(&body);

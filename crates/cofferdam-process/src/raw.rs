@@ -1,4 +1,4 @@
-//! A sandbox between its making and its acceptance: measured, but not yet held against a spec.
+//! A sandbox between its creation and its acceptance: measured, but not yet verified against a spec.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,37 +13,37 @@ use tokio::io::Interest;
 use tokio::sync::{Notify, watch as flag};
 
 use crate::client::{self, Kind, Launcher};
-use crate::core::{Core, Enrolled, listen};
+use crate::core::{Core, Enrolled, receive_events};
 use crate::error;
 use crate::posture::{GroupBounds, Measured, posture};
-use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Walls, WorkspacePlan};
-use crate::sandbox::{Made, ProcessSandbox};
+use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
+use crate::sandbox::{ProcessSandbox, SandboxInputs};
 use crate::stored;
 use crate::sys::watch::watch;
 
-/// A tmpfs has a whole number of these, in bytes, on every kernel.
+/// The size of a tmpfs is a multiple of this number of bytes on every kernel.
 const PAGE: u64 = 64 << 10;
-/// Time an init has to come up, on a machine under heavy load.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Time for an init to become ready, on a host under heavy load.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A sandbox that was measured, but whose measurements are not yet held against a spec. Dropping it ends it.
+/// A sandbox that was measured, but not yet verified against a spec. Dropping it ends it.
 #[derive(Debug)]
-pub struct Raw {
+pub struct PendingSandbox {
     core: Arc<Core>,
     accepted: bool,
     create: Create,
     evidence: Evidence,
-    walls: Arc<Walls>,
-    /// When its init told of it. What was ordered along with it had just started.
+    probes: Arc<Probes>,
+    /// The time of the init's Ready event. An exec that was requested with the sandbox had just started then.
     ready: Instant,
 }
 
-impl Raw {
-    /// Has a sandbox made that no spec is held against yet.
-    pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
-        create.probe = launcher.known_walls(kind(&create)).is_none();
+impl PendingSandbox {
+    /// Creates a sandbox that is not verified against a spec yet.
+    pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
+        create.probe = launcher.known_probes(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        Ok(Self::receive(launcher, create, made.directory, made.path, control).await?.0)
+        Ok(Self::receive(launcher, create, inputs.directory, inputs.path, control).await?.0)
     }
 
     pub async fn receive(
@@ -54,9 +54,9 @@ impl Raw {
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
         let control = watch(control, Interest::READABLE)
-            .map_err(|error| error::os("create", "cannot wait for the sandbox", error))?;
+            .map_err(|error| error::os("create", "cannot watch the sandbox's socket", error))?;
         let facts = launcher.ready().await?.clone();
-        let event = tokio::time::timeout(READY_LIMIT, client::receive::<Event>(&control)).await;
+        let event = tokio::time::timeout(READY_TIMEOUT, client::receive::<Event>(&control)).await;
         let (evidence, first, mut fds) = match event {
             Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
             Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
@@ -65,7 +65,9 @@ impl Raw {
                     return Err(error);
                 }
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox ended before it was ready")
-                    .with_remedy("is the memory limit large enough? `cofferdam doctor` says what this host lacks"));
+                    .with_remedy(
+                        "check that the memory limit is large enough; `cofferdam doctor` reports what this host lacks",
+                    ));
             }
             Err(_) => {
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the sandbox was not ready within 60 s"));
@@ -76,12 +78,12 @@ impl Raw {
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let stats = version(&facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
         let mut evidence = *evidence;
-        let known = launcher.known_walls(kind(&create));
-        let walls = match (known, evidence.walls.take()) {
-            (Some(walls), _) => walls,
-            (None, walls) => Arc::new(walls.unwrap_or_default()),
+        let known = launcher.known_probes(kind(&create));
+        let probes = match (known, evidence.probes.take()) {
+            (Some(probes), _) => probes,
+            (None, probes) => Arc::new(probes.unwrap_or_default()),
         };
-        let (workspace, owner) = room(directory, workspace, facts.privileged.then_some(evidence.outside_uid));
+        let (workspace, owner) = workspace_root(directory, workspace, facts.privileged.then_some(evidence.outside_uid));
         let (gone_sender, gone) = flag::channel(false);
         let core = Arc::new(Core {
             control,
@@ -106,26 +108,26 @@ impl Raw {
             facts,
             launcher,
         });
-        // Before anything listens: its start, refusal or end may be reported at once.
+        // Register it before events are received: its start, failure or end may be reported at once.
         let enrolled = match first {
             Some(outcome) => Some(core.enroll_started(outcome)),
             None => create.expected.is_some().then(|| core.enroll()),
         };
-        tokio::spawn(listen(Arc::clone(&core), gone_sender));
-        Ok((Self { core, accepted: false, create, evidence, walls, ready }, enrolled))
+        tokio::spawn(receive_events(Arc::clone(&core), gone_sender));
+        Ok((Self { core, accepted: false, create, evidence, probes, ready }, enrolled))
     }
 
-    /// When its init told of it.
+    /// Returns the time of the init's Ready event.
     pub fn ready(&self) -> Instant {
         self.ready
     }
 
-    /// Whether it is still there.
+    /// Returns true if the sandbox has not ended.
     pub fn is_alive(&self) -> bool {
         !self.core.is_closed()
     }
 
-    /// Has it bounded as `spec` asks, where that is not how it was made. Nothing may run in it yet.
+    /// Changes the sandbox's limits to those of `spec` if they differ. No program may run in it yet.
     pub async fn adapt(&mut self, spec: &Spec) -> Result<()> {
         let limits = spec.limits();
         let create = &mut self.create;
@@ -140,7 +142,7 @@ impl Raw {
         }
         (create.disk, create.memory, create.tasks) = (asked.disk, asked.memory, asked.tasks);
         self.core.launcher.adapt(asked).await?;
-        // The same file system as inside, seen through its directory.
+        // This is the sandbox's file system, through one of its directories.
         let disk = rustix::fs::fstatvfs(&self.core.code)
             .map_err(|error| error::os("claim", "cannot measure the sandbox's tmpfs", error.into()))?;
         (self.evidence.disk_bytes, self.evidence.disk_files) = (disk.f_blocks * disk.f_frsize, disk.f_files);
@@ -148,53 +150,53 @@ impl Raw {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "claim",
-                "the sandbox's tmpfs has less room than was asked for",
+                "the sandbox's tmpfs is smaller than the requested limit",
             ));
         }
         Ok(())
     }
 
-    /// What the measurements amount to for a spec.
+    /// Returns the posture of the measurements for a spec.
     pub fn posture(&self, spec: &Spec) -> Posture {
-        let Self { core, evidence, walls, .. } = self;
+        let Self { core, evidence, probes, .. } = self;
         let facts = &core.facts;
         let bounds = version(facts)
             .zip(core.stats.as_ref())
             .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), spec.limits()));
-        posture(&Measured { spec, facts, evidence, walls, group: bounds.as_ref() })
+        posture(&Measured { spec, facts, evidence, probes, group: bounds.as_ref() })
     }
 
-    /// Holds it against a spec: the sandbox, or an error and nothing left.
+    /// Verifies the posture against a spec. Returns the sandbox, or removes it and returns an error.
     pub async fn accept(self, spec: Spec) -> Result<ProcessSandbox> {
         let posture = self.posture(&spec);
         self.accept_with(spec, posture).await
     }
 
-    /// The same with what [`Self::posture`] gave for this spec.
+    /// Verifies a posture that [`Self::posture`] returned for this spec.
     pub async fn accept_with(mut self, spec: Spec, posture: Posture) -> Result<ProcessSandbox> {
         if let Err(error) = posture.require(spec.allow_weaker()) {
-            // What could not be opened could not be measured.
+            // Measurements fail if no descriptors are left.
             let error = error::no_descriptors(self.core.control.get_ref()).unwrap_or(error);
             return Err(error.with_failed_close(self.close().await));
         }
         self.accepted = true;
         let (core, create) = (Arc::clone(&self.core), &self.create);
-        core.launcher.remember_walls(kind(create), &self.walls);
+        core.launcher.store_probes(kind(create), &self.probes);
         core.launcher.accept(create, &self.evidence);
-        // Set once: what was accepted cannot be accepted again.
+        // This is set once: an accepted sandbox cannot be accepted again.
         let _ = core.limits.set(spec.limits().clone());
         tokio::spawn(stored::follow(Arc::clone(&core)));
         let id = SandboxId::new(format!("process-{}-{}", core.launcher.pid(), create.serial));
         Ok(ProcessSandbox::new(id, spec, posture, core))
     }
 
-    /// Ends it; nothing is left when this returns.
+    /// Ends the sandbox. Nothing remains when this returns.
     pub async fn close(&self) -> Result<()> {
         self.core.close().await
     }
 }
 
-impl Drop for Raw {
+impl Drop for PendingSandbox {
     fn drop(&mut self) {
         if !self.accepted {
             self.core.end();
@@ -214,9 +216,13 @@ pub fn kind(create: &Create) -> Kind {
     (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only)
 }
 
-/// Returns the directory that the file API works in, and the owner of what it makes. A directory of the host is the one
-/// that was opened when the sandbox was asked for: its path may lead elsewhere by now.
-fn room(directory: Option<Directory>, own: OwnedFd, outside_uid: Option<u32>) -> (OwnedFd, Option<(u32, u32)>) {
+/// Returns the directory of the file API, and the owner of files that it creates. A host directory is the one that was
+/// opened when the sandbox was requested: its path may lead elsewhere by now.
+fn workspace_root(
+    directory: Option<Directory>,
+    own: OwnedFd,
+    outside_uid: Option<u32>,
+) -> (OwnedFd, Option<(u32, u32)>) {
     match directory {
         None => (own, outside_uid.map(|uid| (uid, uid))),
         Some(directory) => {

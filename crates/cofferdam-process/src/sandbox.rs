@@ -1,7 +1,7 @@
-//! One live sandbox, as its owner holds it.
+//! A running sandbox, from the side of its owner.
 //!
 //! ```text
-//! making --Ready, posture holds--> open --close | drop | init gone--> closed --launcher done--> nothing left
+//! created --Ready, posture holds--> open --close | drop | init gone--> closed --launcher done--> nothing left
 //! ```
 
 use std::fmt;
@@ -19,14 +19,14 @@ use cofferdam_linux::named::Directory;
 
 use crate::client::Launcher;
 use crate::core::{Core, Enrolled};
-use crate::protocol::{self, Create, Evidence, Expected, Order};
-use crate::raw::{Raw, kind};
+use crate::protocol::{self, Create, Evidence, Expected, Request};
+use crate::raw::{PendingSandbox, kind};
 use crate::{error, exec, files};
 
 /// The number of a sandbox's first exec.
 const FIRST_EXEC: u64 = 1;
-/// Time an init has to take an order.
-const ORDER_LIMIT: Duration = Duration::from_secs(10);
+/// Time for an init to receive a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -36,80 +36,80 @@ pub struct ProcessSandbox {
     core: Arc<Core>,
 }
 
-/// What a sandbox is made from, besides what its launcher needs.
-pub struct Made {
-    /// What was asked for.
+/// The owner's inputs to a new sandbox, besides the request to its launcher.
+pub struct SandboxInputs {
+    /// The spec.
     pub spec: Spec,
-    /// PATH inside.
+    /// The value of PATH inside.
     pub path: String,
-    /// The directory of the host that is its workspace.
+    /// The host directory that is its workspace.
     pub directory: Option<Directory>,
 }
 
 impl ProcessSandbox {
-    /// One that was accepted.
+    /// Wraps an accepted sandbox.
     pub fn new(id: SandboxId, spec: Spec, posture: Posture, core: Arc<Core>) -> Self {
         Self { id, spec, posture, core }
     }
 
-    /// Has a sandbox made and measures it. Whatever falls short of the spec ends it again.
-    pub async fn make(launcher: Arc<Launcher>, mut create: Create, made: Made) -> Result<Self> {
-        create.probe = launcher.known_walls(kind(&create)).is_none();
+    /// Creates and measures a sandbox. Removes it if it falls short of the spec.
+    pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
+        create.probe = launcher.known_probes(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        Ok(Self::receive(launcher, create, made, control).await?.0)
+        Ok(Self::receive(launcher, create, inputs, control).await?.0)
     }
 
-    /// Makes a sandbox, runs one command in it, closes it.
+    /// Creates a sandbox, runs one command in it and closes it.
     pub async fn run(
         launcher: Arc<Launcher>,
         create: Create,
-        made: Made,
+        inputs: SandboxInputs,
         request: ExecRequest,
     ) -> Result<(Completed, Posture)> {
         let request = request.to_builder().output_buffer(request.max_output()).build()?;
-        let (sandbox, handle) = Self::start_one(launcher, create, made, request).await?;
+        let (sandbox, handle) = Self::start_one(launcher, create, inputs, request).await?;
         let result = collect(handle).await;
         let closed = sandbox.close().await;
         after_close(result.map(|completed| (completed, sandbox.posture.clone())), closed)
     }
 
-    /// Makes a sandbox and starts its only command. The command is ordered together with the sandbox, and starts at once
-    /// if that measures the same as an accepted one with the same request did, or, where none is known, if nothing at all
-    /// is missing. Else it starts when the measurements were accepted, or never.
+    /// Creates a sandbox and starts its only command. The command is requested together with the sandbox. It starts at
+    /// once if the measurements equal those of an accepted sandbox with the same request, or, without such a sandbox,
+    /// if they are complete. Otherwise it starts once the measurements are accepted, or never.
     pub async fn start_one(
         launcher: Arc<Launcher>,
         mut create: Create,
-        made: Made,
+        inputs: SandboxInputs,
         request: ExecRequest,
     ) -> Result<(Self, ExecHandle)> {
         if matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
-            let sandbox = Self::make(launcher, create, made).await?;
+            let sandbox = Self::create(launcher, create, inputs).await?;
             let started = sandbox.start(request).await;
             return sandbox.with(started).await;
         }
-        create.probe = launcher.known_walls(kind(&create)).is_none();
+        create.probe = launcher.known_probes(kind(&create)).is_none();
         create.expected = Some(match launcher.expected(&create) {
             Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
-            None => Expected::Whole,
+            None => Expected::Complete,
         });
-        let mut prepared = exec::prepare(&made.path, None, FIRST_EXEC, &request)?;
+        let mut prepared = exec::prepare(&inputs.path, None, FIRST_EXEC, &request)?;
         prepared.start.if_expected = true;
         prepared.start.last = true;
         let control = launcher.create(&create)?;
         let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-        let no_order = |error| error::os("start", "cannot order the command", error);
-        let mut failed = protocol::send(control.as_fd(), &Order::Start(prepared.start), &fds, ORDER_LIMIT).err();
-        // A sandbox that is refused sooner than it can be asked for hears no order: the launcher says why.
+        let request_failed = |error| error::os("start", "cannot request the command", error);
+        let mut failed = protocol::send(control.as_fd(), &Request::Start(prepared.start), &fds, REQUEST_TIMEOUT).err();
+        // If the sandbox is refused before the request is sent, the launcher reports the reason.
         let refused = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
         if let Some(error) = failed.take_if(|error| !refused.contains(&error.kind())) {
-            return Err(no_order(error));
+            return Err(request_failed(error));
         }
         drop(fds);
         drop(prepared.theirs);
-        // The command's time begins when it does, however long its sandbox took.
-        let (sandbox, enrolled, begun) = Self::receive(launcher, create, made, control).await?;
+        // The command's time begins with its start, independent of the time to create its sandbox.
+        let (sandbox, enrolled, begun) = Self::receive(launcher, create, inputs, control).await?;
         if let Some(error) = failed {
-            return Err(no_order(error).with_failed_close(sandbox.close().await));
+            return Err(request_failed(error).with_failed_close(sandbox.close().await));
         }
         let core = &sandbox.core;
         let enrolled = enrolled.ok_or_else(|| Error::closed("start"))?;
@@ -118,14 +118,14 @@ impl ProcessSandbox {
         let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
         let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
         let started = match exec::attach(core, &request, begun, (enrolled, base), running, guard).await {
-            // Not as expected, and yet accepted: then it is started the slow way.
+            // The measurements are not as expected, but were accepted: request the start again.
             Err(error) if error.kind() == ErrorKind::Internal => sandbox.start(request).await,
             other => other,
         };
         sandbox.with(started).await
     }
 
-    /// Itself and what was started in it; or nothing is left.
+    /// Returns the sandbox and its exec, or closes the sandbox if the start failed.
     async fn with(self, started: Result<ExecHandle>) -> Result<(Self, ExecHandle)> {
         match started {
             Ok(handle) => Ok((self, handle)),
@@ -133,18 +133,20 @@ impl ProcessSandbox {
         }
     }
 
-    /// Waits for a sandbox that was asked for, and accepts or ends it.
+    /// Waits for a requested sandbox, and accepts or removes it.
     ///
-    /// Gives the first exec, too, if it was ordered along with it, and when the sandbox was ready.
+    ///
+    /// Returns also the first exec, if it was requested with the sandbox, and the time when the sandbox was ready.
     async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
-        made: Made,
+        inputs: SandboxInputs,
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>, Instant)> {
-        let (raw, enrolled) = Raw::receive(launcher, create, made.directory, made.path, control).await?;
-        let ready = raw.ready();
-        Ok((raw.accept(made.spec).await?, enrolled, ready))
+        let (pending, enrolled) =
+            PendingSandbox::receive(launcher, create, inputs.directory, inputs.path, control).await?;
+        let ready = pending.ready();
+        Ok((pending.accept(inputs.spec).await?, enrolled, ready))
     }
 }
 
@@ -165,11 +167,11 @@ impl ProcessSandbox {
         if self.core.is_closed() { Err(Error::closed(operation)) } else { Ok(()) }
     }
 
-    fn room(&self, operation: &'static str) -> Result<files::Room> {
+    fn workspace_root(&self, operation: &'static str) -> Result<files::WorkspaceRoot> {
         self.open(operation)?;
         let dir = self.core.workspace.try_clone();
         let dir = dir.map_err(|error| error::os(operation, "cannot open the workspace", error))?;
-        Ok(files::Room { dir, owner: self.core.owner })
+        Ok(files::WorkspaceRoot { dir, owner: self.core.owner })
     }
 }
 
@@ -198,23 +200,23 @@ impl Sandbox for ProcessSandbox {
     }
 
     async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
-        files::read(self.room("read_file")?, path, offset).await
+        files::read(self.workspace_root("read_file")?, path, offset).await
     }
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        let room = self.room("write_file")?;
+        let root = self.workspace_root("write_file")?;
         self.spec.workspace().check_change("write_file")?;
-        files::write(room, path, contents).await
+        files::write(root, path, contents).await
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        files::list(self.room("list_dir")?, path).await
+        files::list(self.workspace_root("list_dir")?, path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        let room = self.room("remove")?;
+        let root = self.workspace_root("remove")?;
         self.spec.workspace().check_change("remove")?;
-        files::remove(room, path).await
+        files::remove(root, path).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -228,11 +230,11 @@ impl Sandbox for ProcessSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
-        Err(Error::unsupported("pause", "the process backend cannot stop programs and let them go on"))
+        Err(Error::unsupported("pause", "the process backend cannot pause and resume programs"))
     }
 
     async fn resume(&self) -> Result<()> {
-        Err(Error::unsupported("resume", "the process backend cannot stop programs and let them go on"))
+        Err(Error::unsupported("resume", "the process backend cannot pause and resume programs"))
     }
 
     async fn usage(&self) -> Result<SandboxUsage> {
@@ -243,7 +245,7 @@ impl Sandbox for ProcessSandbox {
             cpu_seconds: stats.and_then(Stats::cpu_micros).map(|micros| micros as f64 / 1e6),
             memory_bytes: stats.and_then(Stats::memory).map(|bytes| bytes.saturating_sub(self.core.group_base.2)),
             peak_memory_bytes: self.core.peak_memory(),
-            // The init is not the guest's.
+            // The init does not belong to the guest.
             processes: stats.and_then(Stats::tasks).map(|tasks| (tasks as u32).saturating_sub(1)),
             disk_bytes: disk.map(|stat| (stat.f_blocks - stat.f_bfree) * stat.f_frsize),
         })

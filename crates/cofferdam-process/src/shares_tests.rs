@@ -1,7 +1,7 @@
-//! CPU time of several execs that run in one process sandbox at the same time: each has a limit of its own.
+//! CPU time of several execs that run in one process sandbox at the same time: each has its own limit.
 //!
-//! Only control groups tell how much the sandbox used; without them each exec is charged with all that the sandbox uses
-//! while it runs. What is not for the host that this runs on says so and is not tried.
+//! Only control groups count what the sandbox used. Without them, each exec is charged with everything that the sandbox
+//! uses while it runs. Tests for the other kind of host print a message and are skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use cofferdam_contract::{
 
 use crate::{ProcessBackend, ProcessConfig};
 
-/// CPU seconds that an exec has here.
+/// The limit of an exec in CPU seconds.
 const LIMIT: u64 = 2;
-/// Real time that nothing here comes near to, on a machine under load.
+/// A wall time that no test here reaches, on a host under load.
 const NO_HANG: Duration = Duration::from_secs(300);
-/// Computes for about half a second, says so, and then waits for a line of input.
+/// Computes for about half a second, prints a line, and then waits for a line of input.
 const USE_SOME_AND_WAIT: &str =
     "i=0; while [ $i -lt 250000 ]; do i=$((i + 1)); done; echo ready; read line; echo still $line";
 const SPIN: &str = "while :; do :; done";
 
-/// Who counts.
+/// The party that counts CPU time.
 #[derive(Debug, PartialEq)]
 enum Counting {
     Group,
@@ -50,7 +50,7 @@ fn counted_by<F: Future<Output = ()>>(counting: Counting, body: impl FnOnce(Arc<
         if here == counting {
             body(Arc::clone(&sandbox)).await;
         } else {
-            println!("not tried: {row}");
+            println!("SKIP: {row}");
         }
         sandbox.close().await.expect("it closes");
     });
@@ -65,7 +65,7 @@ async fn run(sandbox: &Arc<dyn Sandbox>, line: &str) -> Exit {
     sandbox.exec(ExecRequest::shell(line).build().expect("valid")).await.expect("it runs").exit
 }
 
-async fn said(handle: &ExecHandle, wanted: &str) {
+async fn wait_for_output(handle: &ExecHandle, wanted: &str) {
     let (mut output, mut seen) = (handle.output(), String::new());
     while let Some(event) = output.next().await {
         if let OutputEvent::Chunk(chunk) = event {
@@ -78,11 +78,11 @@ async fn said(handle: &ExecHandle, wanted: &str) {
     panic!("the output ended with {seen:?}: {:?}", handle.exit().await);
 }
 
-/// What has used a little and waits is still there, goes on, and is not charged with what others used.
+/// Checks that a waiting exec that has used a little still runs, resumes, and is not charged with the use of others.
 async fn lives_on(waiting: ExecHandle) {
     let mut input = waiting.stdin().expect("it was asked for");
     tokio::io::AsyncWriteExt::write_all(&mut input, b"here\n").await.expect("it is read");
-    said(&waiting, "still here").await;
+    wait_for_output(&waiting, "still here").await;
     let exit = waiting.exit().await.expect("it ends");
     assert!(exit.success() && exit.killed_by.is_none(), "{exit:?}");
     assert!((0.01..LIMIT as f64).contains(&exit.usage.cpu_seconds), "{exit:?}");
@@ -98,7 +98,7 @@ fn killed_at_the_limit(exit: &Exit) {
 fn an_endless_loop_ends_itself_and_nobody_else() {
     in_a_sandbox(async |sandbox| {
         let waiting = start(&sandbox, USE_SOME_AND_WAIT).await;
-        said(&waiting, "ready").await;
+        wait_for_output(&waiting, "ready").await;
         for _ in 0..2 {
             killed_at_the_limit(&run(&sandbox, SPIN).await);
         }
@@ -111,8 +111,8 @@ fn an_endless_loop_ends_itself_and_nobody_else() {
 fn calls_that_keep_their_limits_use_up_nobody_elses() {
     in_a_sandbox(async |sandbox| {
         let waiting = start(&sandbox, USE_SOME_AND_WAIT).await;
-        said(&waiting, "ready").await;
-        // Its children are waited for. Time of those that are not is everybody's, as below.
+        wait_for_output(&waiting, "ready").await;
+        // Their children are waited for. The time of other children is charged to all, as below.
         let calls = [
             "i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done",
             "(i=0; while [ $i -lt 400000 ]; do i=$((i + 1)); done)",
@@ -130,8 +130,8 @@ fn calls_that_keep_their_limits_use_up_nobody_elses() {
 fn what_left_its_parents_is_charged_to_who_started_it() {
     in_a_sandbox(async |sandbox| {
         let waiting = start(&sandbox, USE_SOME_AND_WAIT).await;
-        said(&waiting, "ready").await;
-        // Its parent is gone, its session its own, its name another's.
+        wait_for_output(&waiting, "ready").await;
+        // Its parent is gone, and it has its own session and another program's name.
         let hidden = format!("(setsid sh -c 'exec sh -c \"{SPIN}\"' </dev/null >/dev/null 2>&1 &); exec sleep 1000");
         killed_at_the_limit(&run(&sandbox, &hidden).await);
         lives_on(waiting).await;
@@ -154,7 +154,7 @@ fn what_an_exec_left_running_is_charged_to_all() {
 #[test]
 fn what_hides_from_its_parent_is_charged_all_the_same() {
     in_a_sandbox(async |sandbox| {
-        // Who ignores that its children end is told nothing of what they used.
+        // A parent that ignores SIGCHLD is not informed of the CPU time of its children.
         let spin = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done";
         let hiding =
             format!("trap '' CHLD; exec perl -e '$SIG{{CHLD}} = \"IGNORE\"; while (1) {{ system(q({spin})) }}'");
@@ -173,7 +173,7 @@ fn what_hides_from_its_parent_is_charged_to_others_too() {
         let hiding =
             format!("trap '' CHLD; exec perl -e '$SIG{{CHLD}} = \"IGNORE\"; while (1) {{ system(q({spin})) }}'");
         killed_at_the_limit(&run(&sandbox, &hiding).await);
-        // It did nothing itself, and may even be killed for it. The documents say so.
+        // The other exec did nothing itself, and may even be killed for it. The documents describe that.
         if let Some(mut input) = waiting.stdin() {
             let _ = tokio::io::AsyncWriteExt::write_all(&mut input, b"here\n").await;
         }
@@ -182,7 +182,7 @@ fn what_hides_from_its_parent_is_charged_to_others_too() {
     });
 }
 
-/// Each process of this ends long before its own limit.
+/// Each process of this command ends long before its own limit.
 const CHAIN: &str = "while :; do (i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done); done";
 
 /// Promise (Limits): Without control groups, the start of an exec does not reset the CPU time of others.
@@ -193,7 +193,7 @@ fn no_start_forgives_what_others_used() {
             let hostile = start(&sandbox, CHAIN).await;
             let calls = async {
                 loop {
-                    // Whatever comes of it: what runs when the limit is passed ends as well.
+                    // The result does not matter: execs that run when the limit is exceeded end as well.
                     let _ = sandbox.exec(ExecRequest::argv([other]).build().expect("valid")).await;
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -212,7 +212,7 @@ fn no_start_forgives_what_others_used() {
 #[test]
 fn what_ran_before_an_exec_began_is_not_charged_to_it() {
     counted_by(Counting::Watch, async |sandbox| {
-        // One of the two always runs, and in all they use far more than one may.
+        // One of the two always runs, and together they use far more than the limit of one.
         let mut before: Option<ExecHandle> = None;
         for _ in 0..12 {
             let next = start(&sandbox, "read line; i=0; while [ $i -lt 150000 ]; do i=$((i + 1)); done").await;

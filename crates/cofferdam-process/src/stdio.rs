@@ -13,32 +13,32 @@ use tokio::io::{AsyncWrite, Interest};
 
 use crate::sys::watch::watch;
 
-/// Bytes read at once.
+/// The number of bytes to read at once.
 const CHUNK: usize = 64 * 1024;
 
-/// A non-blocking descriptor of ours that the runtime watches: a pipe's end or a terminal's controlling end.
+/// A non-blocking descriptor that the runtime watches: a pipe's end or a terminal's controlling end.
 #[derive(Debug)]
 pub struct Stream {
     fd: AsyncFd<OwnedFd>,
     buffer: Vec<u8>,
 }
 
-/// What a read gave.
+/// The result of a read.
 #[derive(Debug)]
 pub enum Read {
     /// Bytes.
     Data(Bytes),
-    /// There will be no more.
+    /// The end of the stream.
     End,
 }
 
 impl Stream {
-    /// A stream to read from.
+    /// Creates a stream for reading.
     pub fn reader(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self { fd: watched(fd, Interest::READABLE)?, buffer: Vec::new() })
     }
 
-    /// The next bytes.
+    /// Waits for the next bytes.
     pub async fn read(&mut self) -> Read {
         loop {
             let Ok(mut ready) = self.fd.readable().await else { return Read::End };
@@ -49,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// What is there already, without waiting; `None` when nothing is.
+    /// Reads available bytes without waiting. Returns `None` if there are none.
     pub fn read_now(&mut self) -> Option<Read> {
         match read_some(self.fd.get_ref(), &mut self.buffer) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
@@ -68,7 +68,7 @@ fn read_some(fd: &OwnedFd, buffer: &mut Vec<u8>) -> io::Result<Bytes> {
 fn end_or_data(result: io::Result<Bytes>) -> Read {
     match result {
         Ok(data) if !data.is_empty() => Read::Data(data),
-        // A terminal's controlling end gives EIO when nobody holds the other.
+        // A terminal's controlling end returns EIO if no process has the other end open.
         Ok(_) | Err(_) => Read::End,
     }
 }
@@ -79,7 +79,7 @@ fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     watch(fd, interest)
 }
 
-/// Where standard input is written to. Closing a pipe is its end-of-file; a terminal is sent its end-of-file character.
+/// A writer to standard input. It closes a pipe as end-of-file; to a terminal it sends the end-of-file character.
 #[derive(Debug)]
 pub struct Writer {
     fd: Option<Arc<AsyncFd<OwnedFd>>>,
@@ -90,12 +90,12 @@ pub struct Writer {
 const END_OF_TRANSMISSION: u8 = 4;
 
 impl Writer {
-    /// Writes to a pipe.
+    /// Creates a writer to a pipe.
     pub fn pipe(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self { fd: Some(Arc::new(watched(fd, Interest::WRITABLE)?)), terminal: false })
     }
 
-    /// Writes to a terminal's controlling end.
+    /// Creates a writer to a terminal's controlling end.
     pub fn terminal(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self { fd: Some(Arc::new(watched(fd, Interest::WRITABLE)?)), terminal: true })
     }
@@ -127,17 +127,17 @@ impl AsyncWrite for Writer {
     }
 }
 
-/// The two ends of a new pipe: to read from, to write to. Both block until one is given to the runtime.
+/// Creates a pipe. Returns the ends for reading and for writing. Both block until they are registered with the runtime.
 pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// A readable end that gives these bytes and then ends, if they fit into a pipe.
+/// Returns the readable end of a pipe with these bytes, if they fit into a pipe.
 pub fn prefilled(data: &[u8]) -> io::Result<Option<OwnedFd>> {
     if data.is_empty() {
         return null().map(Some);
     }
-    // A pipe holds 16 pages on every kernel that we run on; a user at their limit of pipe pages gets fewer.
+    // A pipe has 16 pages on every supported kernel. A user at the limit of pipe pages gets fewer.
     let (reader, writer) = pipe()?;
     if rustix::pipe::fcntl_getpipe_size(&writer)? < data.len() {
         return Ok(None);
@@ -150,7 +150,7 @@ pub fn prefilled(data: &[u8]) -> io::Result<Option<OwnedFd>> {
     Ok(Some(reader))
 }
 
-/// The null device. It is opened once: a copy of the descriptor costs less.
+/// Returns the null device. It is opened once, because a copy of the descriptor costs less.
 fn null() -> io::Result<OwnedFd> {
     static NULL: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(null) = NULL.get() {

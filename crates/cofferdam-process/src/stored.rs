@@ -1,25 +1,25 @@
-//! Room for stored files besides the memory limit, where a control group counts both together.
+//! Space for stored files besides the memory limit, if a control group counts both together.
 //!
 //! A sandbox's files are pages of a tmpfs, which the kernel charges to its group like any other memory. So the group's
-//! bound follows them: it is the memory limit and what is stored, never more than the memory and the disk limit together.
-//! While something runs, that is read every few milliseconds. Between two readings a program has what it leaves of its
-//! memory limit to store into, and a small advance once it stores.
+//! limit follows them: it is the memory limit plus the stored bytes, at most the memory limit plus the disk limit.
+//! While a program runs, the stored bytes are read every few milliseconds. Between two readings, a program can store
+//! into the unused part of its memory limit and into a small advance.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::Core;
 
-/// Time between two readings while something runs.
+/// The interval between readings while a program runs.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Stored bytes below which no advance is given, and differences that change no bound.
+/// The number of stored bytes below which no advance is given, and the difference that changes no limit.
 const SMALL: u64 = 1 << 20;
-/// The largest advance on files that are not stored yet.
+/// The maximum advance for files that are not stored yet.
 const MAX_ADVANCE: u64 = 64 << 20;
-/// The largest part of it that does not depend on how fast files grow.
+/// The maximum part of the advance that does not depend on the growth of files.
 const MAX_STEADY_ADVANCE: u64 = 16 << 20;
 
-/// The limits that the bound is made from, and what was seen last. Pure.
+/// The limits that determine the group's limit, and the last reading. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Bound {
     memory: u64,
@@ -33,7 +33,7 @@ impl Bound {
         Self { memory, disk, stored: 0, bytes: memory }
     }
 
-    /// Takes in what is stored now. Returns the bound to set, if it is to change.
+    /// Processes a reading. Returns the new limit if it must change.
     fn next(&mut self, stored: u64) -> Option<u64> {
         let stored = if stored < SMALL { 0 } else { stored.min(self.disk) };
         let growth = stored.saturating_sub(self.stored);
@@ -50,14 +50,14 @@ impl Bound {
     }
 }
 
-/// Keeps the group's bound at the memory limit and what is stored, until the sandbox is gone.
+/// Keeps the group's limit at the memory limit plus the stored bytes, until the sandbox is gone.
 pub async fn follow(core: Arc<Core>) {
     let limits = core.limits();
     let (Some(memory), Some(disk), true) = (limits.memory, limits.disk, core.stats.is_some()) else { return };
     let mut bound = Bound::new(memory.as_bytes(), disk.as_bytes());
     let mut gone = core.gone.clone();
     while !core.is_closed() {
-        let busy = core.runs_something();
+        let busy = core.is_busy();
         if busy {
             step(&core, &mut bound).await;
         }
@@ -74,13 +74,13 @@ async fn step(core: &Arc<Core>, bound: &mut Bound) {
     let Some(bytes) = bound.next(stored) else { return };
     let set = move |core: &Core| core.stats.as_ref().is_some_and(|stats| stats.bound_memory(bytes).is_ok());
     if bytes >= bound.bytes {
-        // Where it cannot be raised, files count as memory.
+        // If it cannot be raised, files count as memory.
         if set(core) {
             bound.bytes = bytes;
         }
         return;
     }
-    // The kernel takes its time to make a group smaller.
+    // The kernel needs time to shrink a group.
     let lowering = Arc::clone(core);
     match tokio::task::spawn_blocking(move || set(&lowering)).await {
         Ok(true) => bound.bytes = bytes,
@@ -89,14 +89,14 @@ async fn step(core: &Arc<Core>, bound: &mut Bound) {
     }
 }
 
-/// Bytes stored in the sandbox's tmpfs that are charged to its group. What cannot be read counts as none.
+/// Returns the bytes in the sandbox's tmpfs that are charged to its group. Unreadable values count as none.
 fn stored(core: &Core) -> Option<u64> {
     let disk = rustix::fs::fstatvfs(core.code()).ok()?;
     let stored = disk.f_blocks.saturating_sub(disk.f_bfree).saturating_mul(disk.f_frsize);
     if stored < SMALL {
         return Some(stored);
     }
-    // What the owner stored is charged to the owner.
+    // Files that the owner stored are charged to the owner.
     Some(stored.min(core.stats.as_ref()?.shared_memory().unwrap_or(0)))
 }
 

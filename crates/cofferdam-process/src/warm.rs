@@ -1,9 +1,9 @@
-//! A sandbox that waits for its request, walls up, empty.
+//! A prepared sandbox: isolated and empty, without a request.
 //!
-//! What the owner keeps (wall time, CPU time where a control group counts it, tenant, labels) is the claim's by itself.
-//! Memory, processes and disk are bounds that the launcher can change while nothing runs inside. What was built into the
-//! sandbox is fixed: its root, its workspace's kind and access, a share of the processors, and every limit that an init
-//! inherits to its programs where there are no control groups.
+//! Limits that the owner enforces (wall time, and CPU time if a control group counts it), the tenant and the labels are
+//! those of the claim. The launcher can change limits on memory, processes and disk while no program runs. Other
+//! settings are fixed: the root, the kind and access of the workspace, a share of the processors, and, without control
+//! groups, every limit that programs inherit from the init.
 
 use std::sync::Arc;
 
@@ -13,114 +13,118 @@ use cofferdam_contract::{Error, ErrorKind, Limits, Posture, Result, Retry, Sandb
 use crate::backend::check;
 use crate::client::Launcher;
 use crate::protocol::Create;
-use crate::raw::Raw;
-use crate::sandbox::Made;
+use crate::raw::PendingSandbox;
+use crate::sandbox::SandboxInputs;
 
-/// A process sandbox without a request.
+/// A prepared process sandbox.
 #[derive(Debug)]
-pub struct ProcessWarm {
-    /// `None` once it was claimed or closed.
-    raw: Option<Raw>,
+pub struct PreparedSandbox {
+    /// The sandbox. `None` once it was claimed or closed.
+    pending: Option<PendingSandbox>,
     template: Spec,
-    /// What was measured when it was made, held against the template.
+    /// The posture of its measurements for the template.
     posture: Posture,
-    /// Whether control groups bound memory and processes, so that the bounds can be changed from outside.
+    /// True if control groups limit memory and processes, so that the limits can be changed from outside.
     has_groups: bool,
 }
 
-impl ProcessWarm {
-    /// Has one made. Fails where a sandbox for the template itself would be refused.
-    pub async fn make(launcher: Arc<Launcher>, create: Create, made: Made) -> Result<Self> {
+impl PreparedSandbox {
+    /// Prepares a sandbox. Fails if a sandbox for the template itself would be refused.
+    pub async fn prepare(launcher: Arc<Launcher>, create: Create, inputs: SandboxInputs) -> Result<Self> {
         let has_groups = launcher.ready().await?.cgroup_version > 0;
-        let template = made.spec.clone();
-        let raw = Raw::make(launcher, create, made).await?;
-        let posture = raw.posture(&template);
+        let template = inputs.spec.clone();
+        let pending = PendingSandbox::create(launcher, create, inputs).await?;
+        let posture = pending.posture(&template);
         if let Err(error) = posture.require(template.allow_weaker()) {
-            return Err(error.with_failed_close(raw.close().await));
+            return Err(error.with_failed_close(pending.close().await));
         }
-        Ok(Self { raw: Some(raw), template, posture, has_groups })
+        Ok(Self { pending: Some(pending), template, posture, has_groups })
     }
 }
 
 #[async_trait]
-impl Warm for ProcessWarm {
+impl Warm for PreparedSandbox {
     fn made_for(&self) -> &Spec {
         &self.template
     }
 
     fn fits(&self, spec: &Spec) -> bool {
-        fits(&self.template, spec, self.has_groups)
+        is_compatible(&self.template, spec, self.has_groups)
     }
 
     fn is_alive(&self) -> bool {
-        self.raw.as_ref().is_some_and(Raw::is_alive)
+        self.pending.as_ref().is_some_and(PendingSandbox::is_alive)
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
         if !self.fits(&spec) {
-            return Err(Error::invalid("claim", "the spec asks for what is fixed in a sandbox made ahead"));
+            return Err(Error::invalid("claim", "the spec differs from the template in a fixed setting")
+                .with_remedy("create the sandbox on request"));
         }
-        let died = || {
-            Error::new(ErrorKind::Unavailable, "claim", "the sandbox died while it waited").with_retry(Retry::MayHelp)
-        };
-        let mut raw = self.raw.take().filter(Raw::is_alive).ok_or_else(died)?;
-        if let Err(error) = raw.adapt(&spec).await {
-            // A sandbox that is made for these bounds may well fit into them where this one does not.
-            return Err(error.with_retry(Retry::MayHelp).with_failed_close(raw.close().await));
+        let died =
+            || Error::new(ErrorKind::Unavailable, "claim", "the prepared sandbox has ended").with_retry(Retry::MayHelp);
+        let mut pending = self.pending.take().filter(PendingSandbox::is_alive).ok_or_else(died)?;
+        if let Err(error) = pending.adapt(&spec).await {
+            // A sandbox that is created with these limits may work, even though this one cannot be changed.
+            return Err(error.with_retry(Retry::MayHelp).with_failed_close(pending.close().await));
         }
-        // What bounds it is as it was measured, unless it was just changed.
+        // The measured limits still apply, unless they were just changed.
         let accepted = if spec.limits() == self.template.limits() {
-            raw.accept_with(spec, self.posture.clone()).await?
+            pending.accept_with(spec, self.posture.clone()).await?
         } else {
-            raw.accept(spec).await?
+            pending.accept(spec).await?
         };
         Ok(Arc::new(accepted))
     }
 
     async fn close(mut self: Box<Self>) -> Result<()> {
-        match self.raw.take() {
-            Some(raw) => raw.close().await,
+        match self.pending.take() {
+            Some(pending) => pending.close().await,
             None => Ok(()),
         }
     }
 }
 
-/// Whether a sandbox made for `template` can still become what `spec` asks for.
-fn fits(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
+/// Returns true if a sandbox prepared for `template` can be used for `spec`.
+fn is_compatible(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
-    // Names and permissions: nothing was built from the template's.
+    // Names and permissions do not affect the prepared sandbox.
     let (_, _, _) = (tenant, labels, allow_weaker);
-    // This backend has none of its own, and ignores those of others.
+    // This backend has no attributes of its own, and ignores those of others.
     let _ = attributes;
     matches!(workspace, Workspace::Private { .. })
         && workspace == template.workspace()
         && root == template.root()
         && directories == template.directories()
         && network == template.network()
-        && limits_fit(template.limits(), limits, has_groups)
+        && are_limits_compatible(template.limits(), limits, has_groups)
 }
 
-fn limits_fit(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
+fn are_limits_compatible(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // The owner's own clock.
+    // The owner enforces it.
     let _ = wall_time;
-    // A bound that is there can be tightened. The size of a file was bounded for the template's, and cannot be raised.
-    let bound_fits = match (template.disk, disk) {
-        (Some(made), Some(asked)) => *asked <= made,
-        (made, asked) => made == *asked,
+    // An existing limit can be lowered. The maximum file size was set for the template, and cannot be raised.
+    let is_disk_compatible = match (template.disk, disk) {
+        (Some(prepared), Some(asked)) => *asked <= prepared,
+        (prepared, asked) => prepared == *asked,
     };
-    // The limit of a single process was inherited from the template: it must not strike before the one that was asked.
-    let cpu_fits = match (template.cpu_time, cpu_time) {
+    // A process inherits its limit from the template: it must not take effect before the requested limit.
+    let is_cpu_time_compatible = match (template.cpu_time, cpu_time) {
         (None, None) => true,
         (None, Some(_)) => has_groups,
-        (Some(made), Some(asked)) => made == *asked || has_groups && made > *asked,
+        (Some(prepared), Some(asked)) => prepared == *asked || has_groups && prepared > *asked,
         (Some(_), None) => false,
     };
-    let groups_fit = has_groups || (memory == &template.memory && pids == &template.pids);
-    // The filter that asks for each process is in the template or is not.
-    bound_fits && cpu_fits && groups_fit && *cpus == template.cpus && *processes == template.processes
+    let are_groups_compatible = has_groups || (memory == &template.memory && pids == &template.pids);
+    // The filter that reports each new process is part of the template or not.
+    is_disk_compatible
+        && is_cpu_time_compatible
+        && are_groups_compatible
+        && *cpus == template.cpus
+        && *processes == template.processes
 }
 
 #[cfg(test)]
@@ -150,9 +154,9 @@ mod tests {
             Spec::builder().tenant(TenantId::new("other").unwrap()).label("a", "b").build().unwrap(),
         ];
         for spec in &late {
-            assert!(fits(&template, spec, true), "{spec:?}");
+            assert!(is_compatible(&template, spec, true), "{spec:?}");
         }
-        let without_groups: Vec<bool> = late.iter().map(|spec| fits(&template, spec, false)).collect();
+        let without_groups: Vec<bool> = late.iter().map(|spec| is_compatible(&template, spec, false)).collect();
         assert_eq!(without_groups, [true, false, false, false, true, false, true]);
     }
 
@@ -171,9 +175,9 @@ mod tests {
                 .unwrap(),
         ];
         for spec in &fixed {
-            assert!(!fits(&template, spec, true), "{spec:?}");
+            assert!(!is_compatible(&template, spec, true), "{spec:?}");
         }
         let unbounded = with(|limits| limits.disk = None);
-        assert!(!fits(&unbounded, &template, true));
+        assert!(!is_compatible(&unbounded, &template, true));
     }
 }

@@ -24,10 +24,13 @@ const CLAUSES: &[&str] = &["What", "Who", "Whether", "How", "Where", "Which"];
 /// Documents that quote other projects or record past decisions.
 const QUOTING: &[&str] = &["docs/past-escapes.md", "docs/adr"];
 /// Lines that name a Unix user: a file, and a part of the line.
-const UNIX_USERS: &[(&str, &str)] =
-    &[("cofferdam-debian/src/skeleton.rs", "etc/passwd"), ("cofferdam-debian/tests/suite/real.rs", "getent passwd")];
+const UNIX_USERS: &[(&str, &str)] = &[
+    ("cofferdam-debian/src/skeleton.rs", "etc/passwd"),
+    ("cofferdam-debian/tests/suite/real.rs", "getent passwd"),
+    ("cofferdam-process/src/launcher/template.rs", "etc/passwd"),
+];
 /// Paths whose text does not follow the rules yet. Remove a path once it does.
-const PENDING: &[&str] = &["CHANGELOG.md", "crates/cofferdam-linux", "crates/cofferdam-process"];
+const PENDING: &[&str] = &["CHANGELOG.md"];
 
 /// Returns breaches in Rust files and Markdown documents.
 pub fn check(sources: &[Source]) -> Vec<String> {
@@ -257,7 +260,7 @@ mod tests {
 
     #[test]
     fn pending_paths_are_skipped_by_whole_components() {
-        assert_eq!(count("crates/cofferdam-linux/src/a.rs", "const PATIENCE: u64 = 1;"), 0);
-        assert_eq!(count("crates/cofferdam-daemon/src/a.rs", "const PATIENCE: u64 = 1;"), 1);
+        assert_eq!(count("CHANGELOG.md", &format!("{}.", PRONOUNS[0])), 0);
+        assert_eq!(count("CHANGELOG.md.md", &format!("{}.", PRONOUNS[0])), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Files below a directory: one step at a time, never through a link.
+//! Access to files below a directory, one step at a time, never through a link.
 
 use super::{EINVAL, Fd, Res, call, checked, number, retried};
 
@@ -19,19 +19,19 @@ const AT_SYMLINK_NOFOLLOW: usize = 0x100;
 const AT_REMOVEDIR: usize = 0x200;
 const AT_EMPTY_PATH: usize = 0x1000;
 
-/// What kind of file a mode says.
+/// The bits of a mode that contain the file type.
 pub const S_IFMT: u32 = 0o170_000;
 pub const S_IFSOCK: u32 = 0o140_000;
 pub const S_IFDIR: u32 = 0o040_000;
 pub const S_IFREG: u32 = 0o100_000;
 pub const S_IFLNK: u32 = 0o120_000;
 
-/// A name that ends with a NUL, as every call here needs.
+/// Returns the address of a NUL-terminated name, as every call here needs.
 fn named(name: &[u8]) -> Res<usize> {
     if name.last() == Some(&0) { Ok(name.as_ptr() as usize) } else { Err(EINVAL) }
 }
 
-/// Opens a name in a directory. A terminal never becomes this process's own.
+/// Opens a name in a directory. A terminal never becomes this process's controlling terminal.
 pub fn open_at(directory: i32, name: &[u8], flags: usize, mode: u32) -> Res<Fd> {
     let flags = flags | O_CLOEXEC | O_NOCTTY;
     let arguments = [directory as usize, named(name)?, flags, mode as usize, 0, 0];
@@ -39,7 +39,7 @@ pub fn open_at(directory: i32, name: &[u8], flags: usize, mode: u32) -> Res<Fd> 
     retried(|| unsafe { checked(call(number::OPENAT, arguments)) }).map(|fd| Fd::own(fd as i32))
 }
 
-/// What is known of a file.
+/// The metadata of a file.
 #[derive(Clone, Copy, Default)]
 pub struct Stat {
     pub mode: u32,
@@ -48,11 +48,12 @@ pub struct Stat {
     pub size: u64,
     pub seconds: i64,
     pub nanoseconds: u32,
-    /// Major and minor number of the device that holds it.
+    /// The major and minor number of the device that contains the file.
     pub device: (u32, u32),
 }
 
-/// Looks at a name in a directory, or with an empty name at the descriptor itself. Links are not followed.
+/// Reads the metadata of a name in a directory, or with an empty name that of the descriptor itself. Links are not
+/// followed.
 pub fn stat_at(directory: i32, name: &[u8]) -> Res<Stat> {
     const BASIC: usize = 0x7ff;
     let mut found = [0u64; 32];
@@ -74,7 +75,7 @@ pub fn stat_at(directory: i32, name: &[u8]) -> Res<Stat> {
     })
 }
 
-/// Where a link points; as much as fits.
+/// Reads the target of a link, as much as fits.
 pub fn read_link<'a>(directory: i32, name: &[u8], into: &'a mut [u8]) -> Res<&'a [u8]> {
     let arguments = [directory as usize, named(name)?, into.as_mut_ptr() as usize, into.len(), 0, 0];
     // SAFETY: the name ends with a NUL, the buffer has the length that is passed.
@@ -82,33 +83,33 @@ pub fn read_link<'a>(directory: i32, name: &[u8], into: &'a mut [u8]) -> Res<&'a
     Ok(into.get(..length).unwrap_or_default())
 }
 
-/// Makes a directory.
+/// Creates a directory.
 pub fn make_directory(directory: i32, name: &[u8], mode: u32) -> Res<()> {
     // SAFETY: the name ends with a NUL.
     unsafe { checked(call(number::MKDIRAT, [directory as usize, named(name)?, mode as usize, 0, 0, 0])) }.map(drop)
 }
 
-/// Makes a symbolic link.
+/// Creates a symbolic link.
 pub fn make_symlink(target: &[u8], directory: i32, name: &[u8]) -> Res<()> {
     // SAFETY: both names end with a NUL.
     unsafe { checked(call(number::SYMLINKAT, [named(target)?, directory as usize, named(name)?, 0, 0, 0])) }.map(drop)
 }
 
-/// Gives a file one more name. Links are not followed.
+/// Creates a hard link. Links are not followed.
 pub fn make_link(from: i32, old: &[u8], to: i32, new: &[u8]) -> Res<()> {
     let arguments = [from as usize, named(old)?, to as usize, named(new)?, 0, 0];
     // SAFETY: both names end with a NUL.
     unsafe { checked(call(number::LINKAT, arguments)) }.map(drop)
 }
 
-/// Renames; what had the new name is gone.
+/// Renames a file and replaces a file with the new name.
 pub fn rename(from: i32, old: &[u8], to: i32, new: &[u8]) -> Res<()> {
     let arguments = [from as usize, named(old)?, to as usize, named(new)?, 0, 0];
     // SAFETY: both names end with a NUL.
     unsafe { checked(call(number::RENAMEAT2, arguments)) }.map(drop)
 }
 
-/// Removes a name that is no directory's.
+/// Removes a name that is not a directory.
 pub fn unlink(directory: i32, name: &[u8]) -> Res<()> {
     // SAFETY: the name ends with a NUL.
     unsafe { checked(call(number::UNLINKAT, [directory as usize, named(name)?, 0, 0, 0, 0])) }.map(drop)
@@ -148,14 +149,14 @@ pub fn write(fd: i32, bytes: &[u8]) -> Res<usize> {
     retried(|| unsafe { checked(call(number::WRITE, arguments)) })
 }
 
-/// Goes to a place in a file, or in a directory to one that its entries named.
-pub fn seek(file: &Fd, place: u64) -> Res<()> {
+/// Seeks to an offset in a file, or in a directory to an offset that its entries contain.
+pub fn seek(file: &Fd, offset: u64) -> Res<()> {
     const SEEK_SET: usize = 0;
     // SAFETY: plain numbers.
-    unsafe { checked(call(number::LSEEK, [file.raw(), place as usize, SEEK_SET, 0, 0, 0])) }.map(drop)
+    unsafe { checked(call(number::LSEEK, [file.raw(), offset as usize, SEEK_SET, 0, 0, 0])) }.map(drop)
 }
 
-/// A new pipe: to read from, to write to.
+/// Creates a pipe. Returns the end for reading and the end for writing.
 pub fn pipe() -> Res<(Fd, Fd)> {
     let mut fds = [0i32; 2];
     // SAFETY: the kernel writes two descriptors.
@@ -163,7 +164,7 @@ pub fn pipe() -> Res<(Fd, Fd)> {
     Ok((Fd::own(fds[0]), Fd::own(fds[1])))
 }
 
-/// Makes reads and writes give EAGAIN rather than wait.
+/// Makes a descriptor non-blocking: reads and writes return EAGAIN rather than wait.
 pub fn set_nonblocking(fd: i32) -> Res<()> {
     const F_GETFL: usize = 3;
     const F_SETFL: usize = 4;
@@ -174,7 +175,7 @@ pub fn set_nonblocking(fd: i32) -> Res<()> {
     }
 }
 
-/// What a file system holds: its kind, and in bytes and files what there is room for and what is free.
+/// The capacity of a file system: its type, and the total and free bytes and files.
 #[derive(Clone, Copy, Default)]
 pub struct Room {
     pub kind: u64,
@@ -184,7 +185,7 @@ pub struct Room {
     pub files_free: u64,
 }
 
-/// Looks at the file system of a path that ends with a NUL.
+/// Reads the capacity of the file system at a NUL-terminated path.
 pub fn room(path: &[u8]) -> Res<Room> {
     let mut found = [0u64; 16];
     let arguments = [named(path)?, found.as_mut_ptr() as usize, 0, 0, 0, 0];

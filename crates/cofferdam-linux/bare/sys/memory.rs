@@ -1,4 +1,4 @@
-//! The memory functions that compiled code calls, a stretch of mapped memory, and memory that is handed out once.
+//! Memory functions that compiled code calls, a memory mapping, and static memory that can be taken once.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, length: usize) -
     unsafe { memcmp(one, other, length) }
 }
 
-/// Named by tables of the precompiled core library. Nothing unwinds here, so that nobody calls it.
+/// A symbol that tables of the precompiled core library need. Nothing unwinds here, so it is never called.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
@@ -78,45 +78,45 @@ const PROT_WRITE: usize = 2;
 const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 0x20;
 
-/// Memory that is given back when it is dropped.
+/// Mapped memory that is unmapped when it is dropped.
 pub struct Mapping {
     address: usize,
     length: usize,
 }
 
 impl Mapping {
-    /// New memory, all zero.
+    /// Maps new memory, all zero.
     pub fn anonymous(length: usize) -> Res<Self> {
         Self::new(length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, usize::MAX)
     }
 
-    /// A file's contents, to be read, of at most `most` bytes.
-    pub fn file(fd: &Fd, most: usize) -> Res<Self> {
+    /// Maps a file's contents for reading, of at most `max` bytes.
+    pub fn file(fd: &Fd, max: usize) -> Res<Self> {
         const SEEK_END: usize = 2;
         // SAFETY: plain numbers.
         let length = unsafe { checked(super::call(number::LSEEK, [fd.raw(), 0, SEEK_END, 0, 0, 0])) }?;
-        if length > most {
+        if length > max {
             return Err(super::EBADMSG);
         }
         Self::new(length, PROT_READ, MAP_PRIVATE, fd.raw())
     }
 
     fn new(length: usize, protection: usize, flags: usize, fd: usize) -> Res<Self> {
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let address = unsafe { checked(super::call(number::MMAP, [0, length, protection, flags, fd, 0])) }?;
         Ok(Self { address, length })
     }
 
-    /// What is there.
+    /// Returns the contents.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped, readable and initialised, as long as `self` lives.
         unsafe { core::slice::from_raw_parts(self.address as *const u8, self.length) }
     }
 
-    /// What is there, of anonymous memory.
+    /// Returns the contents of anonymous memory for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: mapped and initialised as long as `self` lives, which nobody else refers to; only `file` maps without
-        // the right to write, and its callers ask for `bytes`.
+        // SAFETY: mapped and initialised as long as `self` lives, and there is no other reference to it; only `file`
+        // maps without the right to write, and its callers use `bytes`.
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 }
@@ -128,26 +128,26 @@ impl Drop for Mapping {
     }
 }
 
-/// Memory of the program itself that is handed out once. Zeroed, it takes no room in the file, and none in memory until
-/// it is used.
+/// Static memory that can be taken once. Zeroed, it takes no space in the program's file, and no memory until it is
+/// used.
 pub struct Once<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `take` gives one reference, ever.
+// SAFETY: `take` returns only one reference.
 unsafe impl<T> Sync for Once<T> {}
 
 impl<T> Once<T> {
-    /// Holds `value`.
+    /// Wraps `value`.
     pub const fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// The memory, for the first who asks.
-    #[expect(clippy::mut_from_ref, reason = "it is given once")]
+    /// Returns the memory to the first caller, and `None` to others.
+    #[expect(clippy::mut_from_ref, reason = "it is returned once")]
     pub fn take(&'static self) -> Option<&'static mut T> {
-        // There is one thread, so that a load and a store do; a swap may need a library on some processors.
+        // There is one thread, so a load and a store suffice; a swap may need a library on some processors.
         if self.taken.load(Ordering::Relaxed) {
             return None;
         }

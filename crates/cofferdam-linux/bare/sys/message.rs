@@ -1,8 +1,8 @@
-//! Whole messages with descriptors.
+//! Messages with descriptors over sockets.
 
 use super::{EBADF, EBADMSG, Fd, Res, call, checked, number, retried};
 
-/// The most descriptors in one message.
+/// The maximum of descriptors in one message.
 pub const MAX_FDS: usize = 8;
 const SOL_SOCKET: u32 = 1;
 const SCM_RIGHTS: u32 = 1;
@@ -33,10 +33,10 @@ struct Control {
     fds: [i32; MAX_FDS],
 }
 
-/// Bytes of a control message before its descriptors.
+/// The number of bytes of a control message before its descriptors.
 const CONTROL_HEAD: usize = 16;
 
-/// Descriptors that came with a message. What is not taken is closed.
+/// Descriptors that came with a message. They are closed unless they are taken.
 #[derive(Default)]
 pub struct Fds {
     list: [Option<Fd>; MAX_FDS],
@@ -48,7 +48,7 @@ impl Fds {
         self.list.iter_mut().find_map(Option::take).ok_or(EBADF)
     }
 
-    /// The numbers of the three that there are; an error when there are more or fewer.
+    /// Returns the numbers of exactly three descriptors, or an error if there are more or fewer.
     pub fn three(&self) -> Res<[i32; 3]> {
         let mut numbers = self.list.iter().flatten().map(Fd::number);
         match (numbers.next(), numbers.next(), numbers.next(), numbers.next()) {
@@ -58,7 +58,7 @@ impl Fds {
     }
 }
 
-/// The length of the next message, which stays where it is. 0 when the other end is closed; EAGAIN when there is none.
+/// Returns the length of the next message without receiving it: 0 if the other end is closed, EAGAIN if there is none.
 pub fn next_length(socket: i32) -> Res<usize> {
     let mut byte = 0u8;
     let flags = MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT;
@@ -67,7 +67,7 @@ pub fn next_length(socket: i32) -> Res<usize> {
     retried(|| unsafe { checked(call(number::RECVFROM, arguments)) })
 }
 
-/// Receives one message. Length 0 means that the other end is closed; a message that does not fit is an error.
+/// Receives one message. Length 0 means that the other end is closed. A message that does not fit is an error.
 pub fn receive(socket: i32, into: &mut [u8]) -> Res<(usize, Fds)> {
     let vector = [into.as_mut_ptr() as usize, into.len()];
     let mut control = Control::default();
@@ -97,7 +97,7 @@ pub fn receive(socket: i32, into: &mut [u8]) -> Res<(usize, Fds)> {
     Ok((length, fds))
 }
 
-/// Sends the parts as one message; EAGAIN rather than wait.
+/// Sends the parts as one message. Returns EAGAIN rather than wait.
 pub fn send(socket: i32, parts: [&[u8]; 3], fds: &[i32]) -> Res<()> {
     let vectors = parts.map(|part| [part.as_ptr() as usize, part.len()]);
     let mut control = Control { level: SOL_SOCKET, kind: SCM_RIGHTS, ..Control::default() };

@@ -1,4 +1,4 @@
-//! The system calls, wrapped so that the rest of the program needs no unsafe code. Failures are error numbers.
+//! Wrapped system calls, so that the rest of the program needs no unsafe code. Failures are error numbers.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -48,13 +48,13 @@ pub const EBADMSG: i32 = 74;
 pub const EPIPE: i32 = 32;
 pub const ECONNRESET: i32 = 104;
 
-/// Stands for the working directory.
+/// The descriptor that means the working directory.
 pub const AT_FDCWD: i32 = -100;
 const O_CLOEXEC: usize = 0o2_000_000;
 const O_NOCTTY: usize = 0o400;
 const O_RDWR: usize = 2;
 
-/// The calls put errors into the last page of numbers.
+/// System calls return errors as the last page of numbers.
 fn checked(result: isize) -> Res<usize> {
     if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
 }
@@ -72,12 +72,12 @@ fn retried(mut attempt: impl FnMut() -> Res<usize>) -> Res<usize> {
 pub struct Fd(i32);
 
 impl Fd {
-    /// Takes a descriptor over.
+    /// Takes ownership of a descriptor.
     pub fn own(fd: i32) -> Self {
         Self(fd)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(&self) -> i32 {
         self.0
     }
@@ -89,7 +89,7 @@ impl Fd {
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: plain numbers; nobody uses the descriptor afterwards.
+        // SAFETY: plain numbers; the descriptor is not used afterwards.
         unsafe { call(number::CLOSE, [self.raw(), 0, 0, 0, 0, 0]) };
     }
 }
@@ -132,13 +132,13 @@ pub fn read_all(fd: i32, into: &mut [u8]) -> Res<usize> {
     Ok(length)
 }
 
-/// The start of a file, as much as fits; nothing if it cannot be read. The path ends with a NUL.
+/// Returns the start of a file, as much as fits, or nothing if it cannot be read. The path ends with a NUL.
 pub fn read_file<'a>(path: &[u8], into: &'a mut [u8]) -> &'a [u8] {
     let length = open(path, 0).and_then(|file| read_all(file.number(), into)).unwrap_or(0);
     into.get(..length).unwrap_or_default()
 }
 
-/// Entries of a directory, in the kernel's format; nothing at the end.
+/// Returns entries of a directory in the kernel's format, or nothing at its end.
 pub fn entries<'a>(directory: &Fd, into: &'a mut [u8]) -> Res<&'a [u8]> {
     let arguments = [directory.raw(), into.as_mut_ptr() as usize, into.len(), 0, 0, 0];
     // SAFETY: the buffer has the length that is passed.
@@ -152,28 +152,28 @@ pub fn duplicate_to(fd: i32, target: i32) -> Res<()> {
     unsafe { checked(call(number::DUP3, [fd as usize, target as usize, 0, 0, 0, 0])) }.map(drop)
 }
 
-/// One more descriptor for what a descriptor stands for. Programs that are executed do not get it.
+/// Duplicates a descriptor. Executed programs do not inherit the copy.
 pub fn duplicate(fd: &Fd) -> Res<Fd> {
     duplicate_number(fd.number())
 }
 
-/// The same for a descriptor that nobody owns.
+/// Duplicates a descriptor without an owner.
 pub fn duplicate_number(fd: i32) -> Res<Fd> {
     duplicate_from(fd, 3)
 }
 
-/// As [`duplicate`], with a number that is at least `least`.
-pub fn duplicate_above(fd: &Fd, least: usize) -> Res<Fd> {
-    duplicate_from(fd.number(), least)
+/// Duplicates a descriptor to a number that is at least `min`.
+pub fn duplicate_above(fd: &Fd, min: usize) -> Res<Fd> {
+    duplicate_from(fd.number(), min)
 }
 
-fn duplicate_from(fd: i32, least: usize) -> Res<Fd> {
+fn duplicate_from(fd: i32, min: usize) -> Res<Fd> {
     const F_DUPFD_CLOEXEC: usize = 1030;
     // SAFETY: plain numbers; the descriptor is new.
-    unsafe { checked(call(number::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, least, 0, 0, 0])) }.map(|fd| Fd(fd as i32))
+    unsafe { checked(call(number::FCNTL, [fd as usize, F_DUPFD_CLOEXEC, min, 0, 0, 0])) }.map(|fd| Fd(fd as i32))
 }
 
-/// Closes a range of descriptors that nobody uses any more.
+/// Closes a range of descriptors that are not used any more.
 pub fn close_range(first: i32, last: i32) {
     if first <= last {
         // SAFETY: plain numbers, the caller's promise.
@@ -181,14 +181,14 @@ pub fn close_range(first: i32, last: i32) {
     }
 }
 
-/// Bytes in use of the file system at a path that ends with a NUL.
+/// Returns the used bytes of the file system at a NUL-terminated path.
 pub fn used_bytes(path: &[u8]) -> Res<u64> {
     let found = statfs(path)?;
     let size = if found.fragment_size > 0 { found.fragment_size } else { found.block_size };
     Ok(found.blocks.saturating_sub(found.free).saturating_mul(size as u64))
 }
 
-/// Files of the file system at a path that ends with a NUL.
+/// Returns the number of files of the file system at a NUL-terminated path.
 pub fn used_files(path: &[u8]) -> Res<u64> {
     let found = statfs(path)?;
     Ok(found.files.saturating_sub(found.free_files))
@@ -225,11 +225,11 @@ const TIOCGPTN: usize = 0x8004_5430;
 const TIOCSPTLCK: usize = 0x4004_5431;
 
 fn ioctl(fd: i32, request: usize, argument: usize) -> Res<usize> {
-    // SAFETY: every caller in this module passes what the request takes.
+    // SAFETY: every caller in this module passes the argument that the request requires.
     unsafe { checked(call(number::IOCTL, [fd as usize, request, argument, 0, 0, 0])) }
 }
 
-/// Unlocks a new terminal by its controlling end, and gives its number.
+/// Unlocks a new terminal by its controlling end. Returns its number.
 pub fn unlock_terminal(master: &Fd) -> Res<u32> {
     let (unlocked, mut terminal) = (0i32, 0u32);
     ioctl(master.0, TIOCSPTLCK, &raw const unlocked as usize)?;
@@ -248,14 +248,14 @@ pub fn control_terminal() -> Res<()> {
     ioctl(0, TIOCSCTTY, 0).map(drop)
 }
 
-/// What can be waited for on a descriptor.
+/// A condition to wait for on a descriptor.
 #[derive(Clone, Copy)]
 pub enum Ready {
     Read = 1,
     Write = 4,
 }
 
-/// A descriptor and what it is waited for; the kernel's `pollfd`. Negative descriptors are ignored.
+/// A descriptor and the condition to wait for; the kernel's `pollfd`. Negative descriptors are ignored.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct PollFd {
@@ -265,23 +265,24 @@ pub struct PollFd {
 }
 
 impl PollFd {
-    /// Waits for nothing.
+    /// An entry that is ignored.
     pub const NONE: Self = Self { fd: -1, events: 0, found: 0 };
-    /// To be replaced before it is used. Of zeros, so that a list of them takes no room in a program's file.
+    /// A placeholder that must be replaced before use. It is all zero, so that a list takes no space in a program's
+    /// file.
     pub const UNSET: Self = Self { fd: 0, events: 0, found: 0 };
 
-    /// Waits for this.
+    /// Creates an entry for a descriptor and a condition.
     pub fn new(fd: i32, ready: Ready) -> Self {
         Self { fd, events: ready as i16, found: 0 }
     }
 
-    /// Whether it is ready, or broken.
+    /// Returns true if the descriptor is ready or broken.
     pub fn is_ready(&self) -> bool {
         self.found != 0
     }
 }
 
-/// Waits until one of the descriptors is ready, or for so many microseconds.
+/// Waits until one of the descriptors is ready, at most for the given microseconds.
 pub fn poll(fds: &mut [PollFd], micros: Option<u64>) -> Res<()> {
     let time = micros.map(|micros| [micros / 1_000_000, micros % 1_000_000 * 1000]);
     let limit = time.as_ref().map_or(0, |time| time.as_ptr() as usize);
@@ -290,7 +291,7 @@ pub fn poll(fds: &mut [PollFd], micros: Option<u64>) -> Res<()> {
     retried(|| unsafe { checked(call(number::PPOLL, arguments)) }).map(drop)
 }
 
-/// Waits until one of two descriptors is ready, or for so many microseconds. Says which.
+/// Waits until one of two descriptors is ready, at most for the given microseconds. Returns which ones are ready.
 pub fn wait(fds: [(i32, Ready); 2], micros: Option<u64>) -> Res<[bool; 2]> {
     let mut polled = fds.map(|(fd, ready)| PollFd::new(fd, ready));
     poll(&mut polled, micros)?;

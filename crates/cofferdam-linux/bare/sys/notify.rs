@@ -1,8 +1,8 @@
-//! The listener of a filter of system calls: which call waits, and its answer.
+//! The listener of a seccomp filter: received calls and their answers.
 
 use super::{Fd, Res, call, checked, ioctl, number, retried};
 
-/// The structures that these requests take: `struct seccomp_notif` and `struct seccomp_notif_resp`.
+/// Requests with the structures `struct seccomp_notif` and `struct seccomp_notif_resp`.
 const RECEIVE: usize = 0xc050_2100;
 const SEND: usize = 0xc018_2101;
 const SET_FLAGS: usize = 0x4008_2104;
@@ -34,27 +34,27 @@ struct Response {
 
 const _: () = assert!(size_of::<Notification>() == 80 && size_of::<Response>() == 24);
 
-/// Wakes the tasks that wait on the processor of this process, where the kernel can: it waits itself right after an answer.
+/// Lets answers wake tasks on the processor of this process, if the kernel can: it waits itself right after an answer.
 pub fn wake_on_same_processor(listener: i32) {
     let _ = ioctl(listener, SET_FLAGS, SYNC_WAKE_UP);
 }
 
-/// Returns the next call. To be used when the listener is readable; ENOENT when the task was killed since.
+/// Returns the next call, once the listener is readable. Returns ENOENT if the task was killed meanwhile.
 pub fn notification(listener: i32) -> Res<Notification> {
-    // The kernel wants zeros.
+    // The kernel requires zeros.
     let mut found = Notification::default();
     retried(|| ioctl(listener, RECEIVE, &raw mut found as usize))?;
     Ok(found)
 }
 
-/// What becomes of a call.
+/// The answer to a call.
 #[derive(Clone, Copy)]
 pub enum Reply {
-    /// The kernel makes it.
+    /// The kernel executes the call.
     Continue,
-    /// It is not made, and returns 0.
+    /// The call is not executed, and returns 0.
     Succeed,
-    /// It is not made, and fails with this error.
+    /// The call is not executed, and fails with this error.
     Fail(i32),
 }
 
@@ -75,14 +75,14 @@ pub fn open_process(pid: i32) -> Res<Fd> {
     unsafe { checked(call(number::PIDFD_OPEN, [pid as usize, 0, 0, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
 }
 
-/// Returns a copy of a process's descriptor. The filter lets this call through with the key, which the kernel does not read.
+/// Returns a copy of a process's descriptor. The filter allows this call with the key, which the kernel ignores.
 pub fn take_descriptor(process: &Fd, descriptor: i32, key: u64) -> Res<Fd> {
     let arguments = [process.number() as usize, descriptor as usize, 0, 0, 0, key as usize];
     // SAFETY: plain numbers; the descriptor is new.
     unsafe { checked(call(number::PIDFD_GETFD, arguments)) }.map(|fd| Fd::own(fd as i32))
 }
 
-/// Listens on a socket. The filter lets this call through with the key, which the kernel does not read.
+/// Listens on a socket. The filter allows this call with the key, which the kernel ignores.
 pub fn listen(socket: &Fd, backlog: usize, key: u64) -> Res<()> {
     // SAFETY: plain numbers.
     unsafe { checked(call(number::LISTEN, [socket.number() as usize, backlog, 0, 0, 0, key as usize])) }.map(drop)

@@ -1,4 +1,4 @@
-//! The calling process, its children, and others of the sandbox.
+//! The calling process, its children, and other processes of the sandbox.
 
 use super::{EINVAL, Fd, Res, call, checked, clone, number, retried};
 
@@ -9,10 +9,10 @@ pub const SIGCONT: i32 = 18;
 const SIGPIPE: usize = 13;
 const SIGCHLD: usize = 17;
 const RLIMIT_RTTIME: usize = 15;
-/// The kernel's size of a set of signals.
+/// The size of the kernel's signal set.
 const SIGNALS: usize = 8;
 
-/// The calling process, and its user and group.
+/// Returns the calling process's id, user and group.
 pub fn identity() -> (i32, u32, u32) {
     // SAFETY: the calls take nothing and cannot fail.
     let id = |number| unsafe { call(number, [0; 6]) };
@@ -24,7 +24,8 @@ fn prctl(option: usize, argument: usize) -> Res<usize> {
     unsafe { checked(call(number::PRCTL, [option, argument, 0, 0, 0, 0])) }
 }
 
-/// Hides this process's memory and files from others of the same user, and dies with the parent.
+/// Hides this process's memory and files from other processes of the same user, and requests a kill at the end of its
+/// parent.
 pub fn withdraw() -> Res<()> {
     const PR_SET_PDEATHSIG: usize = 1;
     const PR_SET_DUMPABLE: usize = 4;
@@ -34,7 +35,7 @@ pub fn withdraw() -> Res<()> {
     prctl(PR_SET_NAME, c"cofferdam-init".as_ptr() as usize).map(drop)
 }
 
-/// Gives up gaining privileges by executing, for good, and hides this process's memory.
+/// Sets no_new_privs, which is irreversible, and hides this process's memory.
 pub fn renounce(name: &core::ffi::CStr) -> Res<()> {
     const PR_SET_DUMPABLE: usize = 4;
     const PR_SET_NAME: usize = 15;
@@ -44,14 +45,14 @@ pub fn renounce(name: &core::ffi::CStr) -> Res<()> {
     prctl(PR_SET_NAME, name.as_ptr() as usize).map(drop)
 }
 
-/// Whether privileges cannot be gained by executing, and whether a filter of system calls is on.
+/// Returns whether no_new_privs is set, and whether a seccomp filter is installed.
 pub fn confinement() -> (bool, bool) {
     const PR_GET_SECCOMP: usize = 21;
     const PR_GET_NO_NEW_PRIVS: usize = 39;
     (prctl(PR_GET_NO_NEW_PRIVS, 0) == Ok(1), prctl(PR_GET_SECCOMP, 0) == Ok(2))
 }
 
-/// Effective, permitted and inheritable capabilities.
+/// Returns the effective, permitted and inheritable capabilities.
 pub fn capabilities() -> Res<[u64; 3]> {
     let header = [0x2008_0522u32, 0];
     let mut data = [[0u32; 3]; 2];
@@ -77,7 +78,7 @@ fn set_signal_mask(mask: u64) -> Res<()> {
     unsafe { checked(call(number::RT_SIGPROCMASK, arguments)) }.map(drop)
 }
 
-/// Blocks SIGCHLD and SIGPIPE, and nothing else, and gives a non-blocking descriptor that becomes readable when a child ends.
+/// Blocks exactly SIGCHLD and SIGPIPE. Returns a non-blocking descriptor that becomes readable when a child ends.
 pub fn child_signal() -> Res<Fd> {
     const CLOEXEC_NONBLOCK: usize = 0o2_004_000;
     let mask = 1u64 << (SIGCHLD - 1);
@@ -87,7 +88,7 @@ pub fn child_signal() -> Res<Fd> {
     unsafe { checked(call(number::SIGNALFD4, arguments)) }.map(|fd| Fd::own(fd as i32))
 }
 
-/// Microseconds of a clock that never goes back.
+/// Returns the microseconds of a monotonic clock.
 pub fn now_micros() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0u64; 2];
@@ -96,7 +97,7 @@ pub fn now_micros() -> u64 {
     time[0] * 1_000_000 + time[1] / 1000
 }
 
-/// Processors that this process may use; 0 when it cannot be told.
+/// Returns the number of processors that this process may use, or 0 if it is unknown.
 pub fn processors() -> u64 {
     let mut set = [0u64; 16];
     let arguments = [0, size_of_val(&set), set.as_mut_ptr() as usize, 0, 0, 0];
@@ -128,9 +129,9 @@ pub struct Reaped {
     pub pid: i32,
     /// The raw wait status.
     pub status: i32,
-    /// The largest resident size of it and its reaped children, in bytes.
+    /// The largest resident size of the child and its reaped children, in bytes.
     pub peak_bytes: u64,
-    /// CPU microseconds of it and its reaped children.
+    /// The CPU time of the child and its reaped children, in microseconds.
     pub cpu_micros: u64,
 }
 
@@ -151,7 +152,7 @@ pub fn reap() -> Option<Reaped> {
     Some(Reaped { pid: pid as i32, status, peak_bytes, cpu_micros })
 }
 
-/// Waits until a child ends, and gives its raw wait status; `None` where there is no child any more.
+/// Waits until a child ends. Returns its raw wait status, or `None` if there are no children.
 pub fn wait_for_any() -> Option<i32> {
     let mut status = 0i32;
     // SAFETY: the status is the kernel's to write.
@@ -165,14 +166,14 @@ pub fn reap_ended(pid: i32) {
     unsafe { call(number::WAIT4, [pid as usize, 0, WALL, 0, 0, 0]) };
 }
 
-/// Whether there is any child, ended ones included.
+/// Returns true if there is any child, including ended ones.
 pub fn has_children() -> bool {
     const P_ALL: usize = 0;
     // SAFETY: nothing is written without a structure; the child stays as it is.
     unsafe { checked(call(number::WAITID, [P_ALL, 0, 0, WEXITED | WNOHANG | WNOWAIT | WALL, 0, 0])) }.is_ok()
 }
 
-/// CPU microseconds of all children that were reaped.
+/// Returns the CPU time of all reaped children in microseconds.
 pub fn reaped_cpu_micros() -> u64 {
     let mut usage = Usage::default();
     // SAFETY: the structure is the kernel's.
@@ -180,13 +181,13 @@ pub fn reaped_cpu_micros() -> u64 {
     usage.micros()
 }
 
-/// Signals a process, or with -1 everything in the sandbox but this process.
+/// Signals a process, or with -1 all processes of the sandbox except this one.
 pub fn kill(pid: i32, signal: i32) {
-    // SAFETY: plain numbers. One that has gone meanwhile is as good as signalled.
+    // SAFETY: plain numbers. A process that has ended needs no signal.
     unsafe { call(number::KILL, [pid as usize, signal as usize, 0, 0, 0, 0]) };
 }
 
-/// The mark of a process.
+/// Returns the exec tag of a process.
 pub fn mark_of(pid: i32) -> Option<u64> {
     let mut limit = [0u64; 2];
     let arguments = [pid as usize, RLIMIT_RTTIME, 0, limit.as_mut_ptr() as usize, 0, 0];
@@ -194,21 +195,22 @@ pub fn mark_of(pid: i32) -> Option<u64> {
     unsafe { checked(call(number::PRLIMIT64, arguments)) }.ok().map(|_| limit[0])
 }
 
-/// Marks the calling process, by the two arguments that only this program knows.
-pub fn set_mark((process, resource): (u64, u64), mark: u64) -> Res<()> {
-    let limit = [mark; 2];
+/// Sets the exec tag of the calling process, by the two arguments that only this program knows.
+pub fn set_mark((process, resource): (u64, u64), tag: u64) -> Res<()> {
+    let limit = [tag; 2];
     let arguments = [process as usize, resource as usize, limit.as_ptr() as usize, 0, 0, 0];
     // SAFETY: the structure is the kernel's, which writes to no memory.
     unsafe { checked(call(number::PRLIMIT64, arguments)) }.map(drop)
 }
 
-/// Bounds the descriptors that this process, and what it starts, may have open.
+/// Limits the open descriptors of this process and its children.
 ///
-/// The kernel also takes this limit for the descriptors that a user's processes have sent and nobody has received yet:
-/// what a program may send is to leave room for what an init of the same user has to send.
-pub fn set_open_files(most: u64) -> Res<()> {
+///
+/// The kernel also applies this limit to descriptors in flight of all processes of a user. So programs get a limit that
+/// leaves space for descriptors that an init of the same user sends.
+pub fn set_open_files(max: u64) -> Res<()> {
     const RLIMIT_NOFILE: usize = 7;
-    let limit = [most; 2];
+    let limit = [max; 2];
     // SAFETY: the structure is the kernel's, which writes to no memory.
     unsafe { checked(call(number::PRLIMIT64, [0, RLIMIT_NOFILE, limit.as_ptr() as usize, 0, 0, 0])) }.map(drop)
 }
@@ -223,18 +225,19 @@ pub fn lead_session() -> Res<()> {
     Ok(())
 }
 
-/// Blocks no signal.
+/// Unblocks all signals.
 pub fn unblock_signals() -> Res<()> {
     set_signal_mask(0)
 }
 
-/// Enters the directory whose name, with a NUL at its end, is at an address that [`super::super::plan`] made.
+/// Enters the directory with the NUL-terminated name at an address that [`super::super::plan`] returned.
 pub fn enter_directory(name: usize) -> Res<()> {
     // SAFETY: the area that holds the name outlives its use.
     unsafe { checked(call(number::CHDIR, [name, 0, 0, 0, 0, 0])) }.map(drop)
 }
 
-/// Executes a file with the lists at these addresses, which [`super::super::plan`] made. Gives why it could not.
+/// Executes a file with the lists at these addresses, which [`super::super::plan`] returned. Returns the error number
+/// if it fails.
 pub fn execute(file: &[u8], argv: usize, env: usize) -> i32 {
     if !file.contains(&0) {
         return EINVAL;
@@ -246,7 +249,7 @@ pub fn execute(file: &[u8], argv: usize, env: usize) -> i32 {
     }
 }
 
-/// Room for the few frames between `clone` and `execve`.
+/// A stack for the few frames between `clone` and `execve`.
 #[repr(C, align(16))]
 pub struct Stack([u8; 8192]);
 
@@ -254,36 +257,36 @@ impl Stack {
     pub const NEW: Self = Self([0; 8192]);
 }
 
-/// Returns the key in one piece, which lets calls of this process's own through the filter, of the parts that set a mark.
+/// Returns the key for the filter of system calls in one piece, from the parts that set a tag.
 pub const fn whole_key((process, resource): (u64, u64)) -> u64 {
     process | resource >> 32
 }
 
-/// Runs `body` in a new process that borrows this one's memory, while this one waits for it to execute a program or to
-/// end. If `body` returns, the process ends. Where the filter limits processes, it lets this call through with the key, which
-/// the kernel does not read.
+/// Runs `body` in a new process that borrows this one's memory, while this one waits until it executes a program or
+/// ends. If `body` returns, the process ends. If the filter limits processes, it allows this call with the key, which
+/// the kernel ignores.
 pub fn spawn<F: FnMut()>(stack: &mut Stack, key: u64, body: &mut F) -> Res<i32> {
     const CLONE_VM: usize = 0x100;
     const CLONE_VFORK: usize = 0x4000;
     extern "C" fn run<F: FnMut()>(body: usize) -> ! {
-        // SAFETY: `spawn` passes the address of a closure that nobody touches meanwhile.
+        // SAFETY: `spawn` passes the address of a closure that is not used elsewhere meanwhile.
         unsafe { (*(body as *mut F))() };
         exit(127)
     }
     let top = stack.0.as_mut_ptr_range().end as usize;
     let flags = CLONE_VM | CLONE_VFORK | SIGCHLD;
-    // SAFETY: with CLONE_VFORK this process waits, so that stack and closure outlive the child's use of them, and are
-    // used by nobody else; `run` does not return.
+    // SAFETY: with CLONE_VFORK this process waits, so that stack and closure outlive the child's use of them and have
+    // no other user; `run` does not return.
     let result = unsafe { clone([flags, key as usize], top, run::<F>, &raw mut *body as usize) };
     checked(result).map(|pid| pid as i32)
 }
 
-/// Runs `body` in a new process with a copy of this one's memory, as process 1 of a new pid namespace. If `body` returns,
-/// the process ends.
+/// Runs `body` in a new process with a copy of this one's memory, as process 1 of a new pid namespace. If `body`
+/// returns, the process ends.
 pub fn spawn_apart<F: FnMut()>(stack: &mut [Stack], body: &mut F) -> Res<i32> {
     const CLONE_NEWPID: usize = 0x2000_0000;
     extern "C" fn run<F: FnMut()>(body: usize) -> ! {
-        // SAFETY: `spawn_apart` passes the address of a closure, of which this process has a copy of its own.
+        // SAFETY: `spawn_apart` passes the address of a closure, of which this process has its own copy.
         unsafe { (*(body as *mut F))() };
         exit(127)
     }

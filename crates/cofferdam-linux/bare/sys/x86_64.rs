@@ -12,11 +12,11 @@ global_asm!(
     enter = sym crate::enter,
 );
 
-/// One system call. Negative results are error numbers.
+/// Makes a system call. Negative results are error numbers.
 ///
 /// # Safety
 ///
-/// What the arguments point to must be as the call expects it.
+/// Memory that the arguments point to must be as the call expects it.
 pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result;
@@ -33,7 +33,7 @@ pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// `clone` with a stack of the child's own, on which it runs `body(argument)`. The key is for the filter of system calls only.
+/// Calls `clone` with a stack for the child, on which it runs `body(argument)`. Only the filter of system calls reads the key.
 ///
 /// # Safety
 ///
@@ -63,7 +63,7 @@ pub unsafe fn clone([flags, key]: [usize; 2], top: usize, body: extern "C" fn(us
     result
 }
 
-/// Numbers of the calls.
+/// System call numbers.
 pub mod number {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
@@ -142,5 +142,5 @@ pub mod number {
     pub const LANDLOCK_RESTRICT_SELF: usize = 446;
 }
 
-/// What `open` calls a directory here.
+/// The `open` flag for a directory.
 pub const O_DIRECTORY: usize = 0o200_000;

@@ -1,4 +1,5 @@
-//! The control groups of a container, which an engine made: read from outside, and emptied whatever its process 1 does.
+//! The control groups of a container, which an engine created: read from outside, and emptied regardless of its process
+//! 1.
 
 use std::fs;
 use std::io;
@@ -13,15 +14,16 @@ use super::place::{self, Mounted};
 use super::{SOCKETS_V1, Stats, Version, read, socket_share, write_text};
 use crate::process;
 
-/// Processes that are listed in one round.
+/// The maximum of processes that are listed in one round.
 const MAX_LISTED: usize = 1 << 16;
-/// Rounds in which processes are killed, and the time between two: one that has just been killed needs a processor to end.
+/// The number of rounds in which processes are killed, and the time between them: a killed process needs a processor to
+/// end.
 const KILL_ROUNDS: usize = 500;
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
-/// The least number of characters of a name that stands for one container and nothing else.
+/// The minimum length of a name that identifies a single container.
 const MIN_NAME: usize = 32;
-/// How deep below a mount groups are looked for, and how many directories are read: a rootless Podman of a user's systemd puts
-/// them at the fifth level.
+/// The maximum depth below a mount to search groups, and the maximum of directories to read: a rootless Podman of a
+/// user's systemd creates them at the fifth level.
 const MAX_DEPTH: usize = 6;
 const MAX_SEARCHED: usize = 20_000;
 /// The kernel rounds limits on memory down by less than this.
@@ -39,9 +41,9 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Finds the groups of the container by that name, of which this is a process. The number may be of another process-id
-    /// namespace: where the process is in no group of that name, groups of that name are looked for below the mounts.
-    /// `NotFound` where there are none.
+    /// Finds the groups of the container with that name and this process. The id may be of another pid namespace: if
+    /// the process is in no group of that name, groups of that name are searched for below the mounts. Returns
+    /// `NotFound` if there are none.
     pub fn of(pid: i32, name: &str) -> io::Result<Self> {
         if name.len() < MIN_NAME || name.contains(['/', '.']) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -64,13 +66,14 @@ impl Foreign {
         Ok(Self { name: name.to_owned(), version, stats: Stats::new(version, copies, &layout), dirs })
     }
 
-    /// What they count.
+    /// Returns the use and the limits of the groups.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Bounds what TCP and UDP buffers hold besides this limit on memory, where the groups are of version 1, which counts them
-    /// apart. Returns the bound as it reads back; `None` where the groups have another limit, or the caller may not.
+    /// Limits TCP and UDP buffers besides this limit on memory, if the groups are of version 1, which counts them
+    /// separately. Returns the limit that was read back, or `None` if the groups have another memory limit or the
+    /// caller lacks permission.
     pub fn bound_sockets(&self, memory: u64) -> Option<u64> {
         let number = |dir: &OwnedFd, name: &str| read(dir.as_fd(), name).ok()?.trim().parse::<u64>().ok();
         let has_limit = |limit: u64| limit <= memory && memory - limit < LIMIT_ROUNDING;
@@ -80,8 +83,8 @@ impl Foreign {
         number(dir, SOCKETS_V1)
     }
 
-    /// Gives their processes as much of the processors as there is, so that those that were killed can end. Where the
-    /// caller may not, nothing changes.
+    /// Gives the processes the maximum share of processors, so that killed ones can end. Does nothing if the caller
+    /// lacks permission.
     pub fn raise(&self) {
         for dir in &self.dirs {
             match self.version {
@@ -97,8 +100,8 @@ impl Foreign {
         }
     }
 
-    /// Kills every process in them, process 1 of the container like any other, until none is left; `false` where some are
-    /// left, or the caller may not. Blocks its thread.
+    /// Kills all processes in the groups, including the container's process 1, until none is left. Returns false if
+    /// some are left or the caller lacks permission. Blocks its thread.
     pub fn kill(&self) -> bool {
         self.raise();
         for _ in 0..KILL_ROUNDS {
@@ -116,17 +119,17 @@ impl Foreign {
         false
     }
 
-    /// Kills a process that is in the groups; `false` where that is not permitted.
+    /// Kills a process in the groups. Returns false if that is not permitted.
     fn kill_member(&self, pid: i32) -> bool {
-        // Another process may have its number by now: what the descriptor stands for is looked at once more.
+        // The process id may have been reused: check the process of the descriptor once more.
         let Ok(descriptor) = process::pidfd(pid) else { return true };
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         !groups.contains(&self.name) || process::kill_by_pidfd(descriptor.as_fd()).is_ok()
     }
 }
 
-/// The directories of a container's groups, and the controllers of each: those of version 1 that are of use, or that of
-/// version 2.
+/// Returns the directories of a container's groups, and the controllers of each: the used ones of version 1, or the one
+/// of version 2.
 fn groups(mounts: &[Mounted], theirs: &str, name: &str, unified: bool) -> Vec<(Vec<String>, PathBuf)> {
     let mut found: Vec<(Vec<String>, PathBuf)> = Vec::new();
     for line in theirs.lines() {
@@ -146,7 +149,7 @@ fn groups(mounts: &[Mounted], theirs: &str, name: &str, unified: bool) -> Vec<(V
     found
 }
 
-/// The same by the name alone, wherever the engine was told to put its groups.
+/// Finds the directories by the name alone, wherever the engine is configured to create its groups.
 fn named(mounts: &[Mounted], name: &str, unified: bool) -> Vec<(Vec<String>, PathBuf)> {
     let of_kind = mounts.iter().filter(|mount| mount.unified == unified);
     let found = of_kind.filter_map(|mount| {
@@ -156,8 +159,8 @@ fn named(mounts: &[Mounted], name: &str, unified: bool) -> Vec<(Vec<String>, Pat
     found.collect()
 }
 
-/// Looks for a group whose directory has this name in its own, the nearest to the mount first. Directories of other users do
-/// not count: a user may have been given groups, and call them anything.
+/// Searches a group whose directory name contains this name, nearest to the mount first. Directories of other users do
+/// not count: a user may have delegated groups and can name them freely.
 fn search(mount: &Path, name: &str) -> Option<PathBuf> {
     let mut level = vec![mount.to_owned()];
     let mut budget = MAX_SEARCHED;
@@ -178,12 +181,12 @@ fn search(mount: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns whether root or this user owns an entry.
+/// Returns true if root or this user owns an entry.
 fn is_trusted(entry: &fs::DirEntry) -> bool {
     entry.metadata().is_ok_and(|meta| [0, rustix::process::geteuid().as_raw()].contains(&meta.uid()))
 }
 
-/// A path, without its first slash, up to the part that has this name in it.
+/// Returns a path without its leading slash, up to the component that contains this name.
 fn up_to(path: &str, name: &str) -> Option<PathBuf> {
     let mut found = PathBuf::new();
     for part in Path::new(path).components().skip_while(|part| *part == Component::RootDir) {

@@ -1,8 +1,8 @@
-//! Control groups, version 2 where controllers are delegated to us, else version 1.
+//! Control groups: version 2 if controllers are delegated to this process, else version 1.
 //!
-//! Each owner (a process that makes sandboxes) has one group, in it one group a sandbox; an owner of a single sandbox
-//! puts it into its own group. An owner's name says which process it is, so that a later owner can tell what a killed
-//! one left and sweep exactly that. Groups that others made are never touched.
+//! Each owner (a process that creates sandboxes) has one group, with one child group for each sandbox. An owner of a
+//! single sandbox puts it into its own group. An owner's name identifies its process, so that a later owner can find
+//! and remove the groups of a killed one. Groups of other programs are never touched.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -24,35 +24,35 @@ pub use stats::Stats;
 use stats::{field, has_file};
 use text::{write, write_if_present, write_text};
 
-/// What the names of owners' groups begin with.
+/// The prefix of the names of owners' groups.
 const PREFIX: &str = "cofferdam-";
-/// Times that removing an owner's group is tried, a millisecond apart: its last tasks may still be leaving.
-const REMOVALS: usize = 1000;
-/// Empty groups kept for use again.
+/// The number of attempts to remove an owner's group, a millisecond apart: its last tasks may still be leaving.
+const REMOVE_ATTEMPTS: usize = 1000;
+/// The maximum of empty groups that are kept for reuse.
 const MAX_SPARE: usize = 64;
-/// The last user may still be reading a group's counters for this long after its processes have ended.
-const STILL_READ: Duration = Duration::from_millis(50);
-/// A group to which more than this is still charged is not used again.
-const MAX_LEFT: u64 = 16 << 20;
-/// The file of version 1 that bounds TCP and UDP buffers, in bytes.
+/// The time after the end of a group's processes in which the last user may still read its counters.
+const READ_GRACE_PERIOD: Duration = Duration::from_millis(50);
+/// The maximum of bytes that may still be charged to a group that is reused.
+const MAX_REMAINING: u64 = 16 << 20;
+/// The file of version 1 that limits TCP and UDP buffers, in bytes.
 pub const SOCKETS_V1: &str = "memory.kmem.tcp.limit_in_bytes";
 const MIN_SOCKETS: u64 = 1 << 20;
 const MAX_SOCKETS: u64 = 16 << 20;
-/// The most groups above one another that are looked at.
-const MAX_GROUPS_ABOVE: usize = 64;
+/// The maximum of ancestor groups that are inspected.
+const MAX_ANCESTORS: usize = 64;
 const CPU_PERIOD_MICROS: u64 = 100_000;
 
-/// Which version of control groups.
+/// The version of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy a controller.
+    /// One hierarchy per controller.
     V1,
     /// The unified hierarchy.
     V2,
 }
 
 impl Version {
-    /// As used in messages.
+    /// Returns the name for messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "cgroup v1",
@@ -61,51 +61,51 @@ impl Version {
     }
 }
 
-/// Values for one group; `None` sets no bound.
+/// Limits of one group. `None` sets no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bounds {
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: Option<u64>,
-    /// Tasks.
+    /// The number of tasks.
     pub tasks: Option<u64>,
-    /// Thousandths of a processor.
+    /// The share of processors in thousandths of one.
     pub cpu_millis: Option<u64>,
 }
 
-/// Where groups can be made, for one owner.
+/// The groups of one owner.
 #[derive(Debug)]
 pub struct Owner {
     version: Version,
     hierarchies: Vec<Hierarchy>,
-    /// Groups that stand empty and may be used again (version 1, where making one means many steps).
+    /// Empty groups for reuse (with version 1, where creating a group takes many steps).
     spare: Vec<Group>,
-    /// Groups that were given back and not yet looked at, and since when.
+    /// Released groups that were not inspected yet, with the time of their release.
     used: Vec<(Instant, Group)>,
-    made: u64,
+    created: u64,
     share: Share,
 }
 
-/// How many groups an owner is going to make.
+/// The number of groups that an owner creates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// One after the other, and several at once.
+    /// Many, several of them at the same time.
     Many,
-    /// One, which then is the owner's own.
+    /// A single one, which is the owner's own group.
     Single,
 }
 
 #[derive(Debug)]
 struct Hierarchy {
     controllers: Vec<String>,
-    /// The group that the owner's is in. Descriptors work on after the owner has left the host's mounts.
+    /// The parent of the owner's group. Descriptors stay valid after the owner has left the host's mounts.
     parent: OwnedFd,
     /// The owner's name.
     name: String,
-    /// The owner's group, once there is need for one.
+    /// The owner's group, created on first use.
     dir: OnceCell<OwnedFd>,
 }
 
-/// One sandbox's group: a directory in each hierarchy.
+/// The group of a sandbox: a directory in each hierarchy.
 #[derive(Debug)]
 pub struct Group {
     name: String,
@@ -113,25 +113,25 @@ pub struct Group {
     dirs: Vec<(usize, OwnedFd)>,
     base: Base,
     join_files: Vec<OwnedFd>,
-    /// What was written last: nobody else writes there.
+    /// The limits that were written last. No other program writes them.
     bounds: Option<Bounds>,
 }
 
-/// What a group that is used again had counted before.
+/// The counters of a reused group before its current use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Base {
     /// Kills for memory.
     pub memory_kills: u64,
     /// Forks refused.
     pub forks_refused: u64,
-    /// Bytes in use: cached files that the last user read first.
+    /// Used bytes: cached files that the last user read first.
     pub memory: u64,
 }
 
 impl Owner {
-    /// Makes this process's own group, or says for each way why it does not work.
-    /// It is made below the groups that this process is in, so that their bounds hold for its sandboxes, too.
-    /// Processes that are not of `family` stay where they are.
+    /// Creates this process's own group, or returns the reason why each way fails. The group is created below the
+    /// groups of this process, so that their limits apply to its sandboxes as well. Processes that are not of `family`
+    /// are not moved.
     pub fn new(share: Share, family: Family) -> Result<Self, String> {
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let mounts = mounts(&own).map_err(|error| error.to_string())?;
@@ -152,22 +152,22 @@ impl Owner {
         Err(reasons.join("; "))
     }
 
-    /// Which version the groups have.
+    /// Returns the version of the groups.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Whether groups that were released are used again rather than removed.
+    /// Returns true if released groups are reused rather than removed.
     pub fn keeps_groups(&self) -> bool {
         self.version == Version::V1
     }
 
-    /// The controllers of each hierarchy, in the order of a group's directories.
+    /// Returns the controllers of each hierarchy, in the order of a group's directories.
     pub fn layout(&self) -> Vec<Vec<String>> {
         self.hierarchies.iter().map(|hierarchy| hierarchy.controllers.clone()).collect()
     }
 
-    /// Whether the kernel counts swap, so that a bound on memory holds for it, too.
+    /// Returns true if the kernel counts swap, so that a limit on memory includes it.
     pub fn counts_swap(&self) -> bool {
         let file = match self.version {
             Version::V1 => "memory.memsw.limit_in_bytes",
@@ -176,19 +176,19 @@ impl Owner {
         self.hierarchies.iter().any(|hierarchy| hierarchy.dir.get().is_some_and(|dir| read(dir.as_fd(), file).is_ok()))
     }
 
-    /// Whether CPU time is counted.
+    /// Returns true if CPU time is counted.
     pub fn counts_cpu(&self) -> bool {
         self.version == Version::V2 || self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpuacct"))
     }
 
-    /// Whether processor shares can be bounded.
+    /// Returns true if processor shares can be limited.
     pub fn has_cpu(&self) -> bool {
         self.hierarchies.iter().any(|hierarchy| hierarchy.has("cpu"))
     }
 
-    /// A group with these bounds, all written and accepted, in which nothing is and of which nobody else knows.
+    /// Returns a group with these limits, all written and accepted. It is empty and has no other user.
     pub fn make(&mut self, bounds: Bounds) -> io::Result<Group> {
-        if self.share == Share::Single && self.made > 0 {
+        if self.share == Share::Single && self.created > 0 {
             return Err(io::Error::from(io::ErrorKind::QuotaExceeded));
         }
         if bounds.cpu_millis.is_none() {
@@ -208,17 +208,17 @@ impl Owner {
                 }
             }
         }
-        self.made += 1;
+        self.created += 1;
         let mut group = Group {
-            name: format!("s{}", self.made),
+            name: format!("s{}", self.created),
             version: self.version,
             dirs: Vec::with_capacity(4),
             base: Base::default(),
             join_files: Vec::new(),
             bounds: None,
         };
-        let made = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
-        match made {
+        let created = self.fill(&mut group, bounds).and_then(|()| self.bound(&group, bounds));
+        match created {
             Ok(()) => {
                 group.bounds = Some(bounds);
                 Ok(group)
@@ -230,7 +230,7 @@ impl Owner {
         }
     }
 
-    /// Gives a group other bounds, which must not bound processors.
+    /// Changes the limits of a group. The new ones must not limit processors.
     pub fn rebind(&self, group: &mut Group, bounds: Bounds) -> io::Result<()> {
         if group.bounds != Some(bounds) {
             group.bounds = None;
@@ -261,8 +261,8 @@ impl Owner {
         group.dirs.iter().try_for_each(|(index, dir)| self.hierarchies[*index].bound(self.version, dir.as_fd(), bounds))
     }
 
-    /// Takes a group back whose processes have ended: keeps it to be used again, or removes it. Gives it back, to be
-    /// tried again later, while tasks are still leaving it.
+    /// Releases a group whose processes have ended: keeps it for reuse, or removes it. Returns the group for a later
+    /// attempt while tasks are still leaving it.
     pub fn release(&mut self, group: Box<Group>) -> Result<(), Box<Group>> {
         if self.keeps_groups() && self.used.len() + self.spare.len() < MAX_SPARE {
             self.used.push((Instant::now(), *group));
@@ -271,16 +271,16 @@ impl Owner {
         self.remove(&group).map_err(|_| group)
     }
 
-    /// Whether [`Self::tidy`] has something to do.
+    /// Returns true if [`Self::tidy`] has work to do.
     pub fn is_untidy(&self) -> bool {
         !self.used.is_empty()
     }
 
-    /// Makes groups that were given back as good as new, or removes them, but for those that came just now. For when
-    /// nothing else is to be done.
+    /// Resets released groups for reuse, or removes them, except those that were released just now. Call it in idle
+    /// time.
     pub fn tidy(&mut self) {
         for (since, mut group) in std::mem::take(&mut self.used) {
-            if since.elapsed() < STILL_READ {
+            if since.elapsed() < READ_GRACE_PERIOD {
                 self.used.push((since, group));
                 continue;
             }
@@ -288,7 +288,7 @@ impl Owner {
             let layout = self.layout();
             match if has_cpu_bound { Ok(false) } else { group.reset(&layout) } {
                 Ok(true) => {
-                    // The last user's owner may have moved the bound on memory.
+                    // The owner may have changed the memory limit for the last user.
                     let bounds = group.bounds.take();
                     if bounds.is_some_and(|bounds| self.bound(&group, bounds).is_ok()) {
                         group.bounds = bounds;
@@ -301,7 +301,7 @@ impl Owner {
         }
     }
 
-    /// The directory of a group in which its tasks are counted.
+    /// Returns the directory of a group in which its tasks are counted.
     pub fn counting_dir<'a>(&self, group: &'a Group) -> Option<BorrowedFd<'a>> {
         let found = group.dirs.iter().find(|(index, _)| self.hierarchies[*index].has("pids"));
         found.map(|(_, dir)| dir.as_fd())
@@ -310,7 +310,7 @@ impl Owner {
     /// Removes an empty group. Fails with `ResourceBusy` while tasks are still leaving it.
     fn remove(&self, group: &Group) -> io::Result<()> {
         if self.share == Share::Single {
-            // It goes with the owner.
+            // It is removed with the owner.
             return Ok(());
         }
         let mut result = Ok(());
@@ -328,7 +328,7 @@ impl Owner {
         result
     }
 
-    /// Removes a group for good, and kills what is still in it.
+    /// Removes a group, and kills all processes in it.
     pub fn discard(&mut self, group: &Group) -> io::Result<()> {
         if self.share == Share::Many {
             for (index, _) in &group.dirs {
@@ -338,8 +338,8 @@ impl Owner {
         self.remove(group)
     }
 
-    /// Removes what owners left that were killed; `proc` is the proc file system that this process is in. Done by
-    /// [`Self::new`] for an owner of many, while one of a single sandbox has a better time for it.
+    /// Removes the groups of killed owners. `proc` is the proc file system of this process. [`Self::new`] does this for
+    /// an owner of many groups. An owner of a single sandbox calls it at a better time.
     pub fn sweep(&self, proc: BorrowedFd<'_>) {
         for hierarchy in &self.hierarchies {
             place::sweep(hierarchy.parent.as_fd(), &hierarchy.name, proc);
@@ -371,7 +371,7 @@ impl Hierarchy {
         open_dir(owner, name)
     }
 
-    /// The owner's group, made if it is not there.
+    /// Returns the owner's group, and creates it if necessary.
     fn dir(&self) -> io::Result<BorrowedFd<'_>> {
         if self.dir.get().is_none() {
             match rustix::fs::mkdirat(&self.parent, self.name.as_str(), Mode::from_raw_mode(0o755)) {
@@ -385,7 +385,7 @@ impl Hierarchy {
 
     /// Removes the owner's group, once its last tasks have left it.
     fn remove(&self) {
-        for _ in 0..REMOVALS {
+        for _ in 0..REMOVE_ATTEMPTS {
             match rustix::fs::unlinkat(&self.parent, self.name.as_str(), rustix::fs::AtFlags::REMOVEDIR) {
                 Err(rustix::io::Errno::BUSY) => std::thread::sleep(Duration::from_millis(1)),
                 _ => return,
@@ -418,7 +418,7 @@ impl Hierarchy {
                 Version::V1 => {
                     write(dir, "cpu.cfs_period_us", CPU_PERIOD_MICROS)?;
                     match write(dir, "cpu.cfs_quota_us", quota) {
-                        // More than a group above has, which bounds this one in any case.
+                        // This is more than an ancestor group has, which limits this one in any case.
                         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                             let above = quota_above(dir).ok_or(error)?;
                             write(dir, "cpu.cfs_quota_us", quota.min(above))?;
@@ -433,8 +433,8 @@ impl Hierarchy {
     }
 }
 
-/// Writes memory, and memory with swap where the kernel counts it. The first may never be above the second, so that
-/// their order depends on what stood there.
+/// Writes the limit on memory, and that on memory with swap if the kernel counts it. The first may never exceed the
+/// second, so their order depends on the current values.
 fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
     let text = bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
     if write_text(dir, "memory.limit_in_bytes", &text).is_ok() {
@@ -444,34 +444,35 @@ fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
     write_text(dir, "memory.limit_in_bytes", &text)
 }
 
-/// Bounds what TCP and UDP buffers hold, which version 1 counts apart from everything else, and only where they are bounded.
+/// Limits TCP and UDP buffers, which version 1 counts separately, and only if they are limited.
 fn bound_sockets_v1(dir: BorrowedFd<'_>, memory: Option<u64>) -> io::Result<()> {
     let text = memory.map_or_else(|| "-1".to_owned(), |memory| socket_share(memory).to_string());
     write_text(dir, SOCKETS_V1, &text)
 }
 
-/// Bytes that the buffers of TCP and UDP may hold besides this limit on memory, where version 1 counts them apart.
+/// Returns the limit in bytes on TCP and UDP buffers besides this limit on memory, if version 1 counts them separately.
 #[must_use]
 pub fn socket_share(memory: u64) -> u64 {
     (memory / 8).clamp(MIN_SOCKETS, MAX_SOCKETS)
 }
 
-/// The least quota of the groups above one of version 1, for our period; `None` if none of them has one.
+/// Returns the lowest quota of the ancestors of a group of version 1, converted to [`CPU_PERIOD_MICROS`], or `None` if
+/// none of them has one.
 fn quota_above(dir: BorrowedFd<'_>) -> Option<u64> {
     let number = |name: &str| read(dir, name).ok()?.trim().parse::<i64>().ok();
-    let mut least = None;
+    let mut lowest = None;
     let mut above = String::new();
-    for _ in 0..MAX_GROUPS_ABOVE {
+    for _ in 0..MAX_ANCESTORS {
         above.push_str("../");
         let Some(quota) = number(&format!("{above}cpu.cfs_quota_us")) else { break };
         let period = number(&format!("{above}cpu.cfs_period_us")).and_then(|period| u64::try_from(period).ok());
-        // None is -1.
+        // -1 means no quota.
         if let (Ok(quota), Some(period)) = (u64::try_from(quota), period) {
             let quota = quota.saturating_mul(CPU_PERIOD_MICROS) / period.max(1);
-            least = Some(least.map_or(quota, |least: u64| least.min(quota)));
+            lowest = Some(lowest.map_or(quota, |lowest: u64| lowest.min(quota)));
         }
     }
-    least
+    lowest
 }
 
 fn or_max(value: Option<u64>) -> String {
@@ -479,27 +480,27 @@ fn or_max(value: Option<u64>) -> String {
 }
 
 impl Group {
-    /// What it had counted before.
+    /// Returns the counters from before the current use.
     pub fn base(&self) -> Base {
         self.base
     }
 
-    /// Makes an empty version 1 group as good as new; `false` when too much is left of it. An error while it is not
+    /// Resets an empty version 1 group. Returns false if too much is still charged to it, and an error while it is not
     /// empty.
     fn reset(&mut self, layout: &[Vec<String>]) -> io::Result<bool> {
-        let place = |name: &str| {
+        let directory = |name: &str| {
             let found = self.dirs.iter().find(|(index, _)| has_file(&layout[*index], name));
             found.map(|(_, dir)| dir.as_fd()).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
         };
         let number = |name: &str| -> io::Result<u64> {
-            read(place(name)?, name)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+            read(directory(name)?, name)?.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
         };
-        let event = |file: &str, name: &str| field(&read(place(file).ok()?, file).ok()?, name);
+        let event = |file: &str, name: &str| field(&read(directory(file).ok()?, file).ok()?, name);
         if number("pids.current")? > 0 {
             return Err(io::Error::from(io::ErrorKind::ResourceBusy));
         }
         for counter in ["memory.max_usage_in_bytes", "cpuacct.usage"] {
-            write_if_present(place(counter)?, counter, "0")?;
+            write_if_present(directory(counter)?, counter, "0")?;
         }
         let base = Base {
             memory_kills: event("memory.oom_control", "oom_kill").unwrap_or(0),
@@ -507,15 +508,15 @@ impl Group {
             memory: number("memory.usage_in_bytes")?,
         };
         self.base = base;
-        Ok(base.memory <= MAX_LEFT)
+        Ok(base.memory <= MAX_REMAINING)
     }
 
-    /// The directories, to be read by [`Stats`].
+    /// Returns the directories for [`Stats`].
     pub fn dirs(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.dirs.iter().map(|(_, dir)| dir.as_fd())
     }
 
-    /// For version 2: the descriptor that makes `clone3` start a child inside the group.
+    /// Returns the descriptor with which `clone3` starts a child inside the group (version 2).
     pub fn clone_target(&self) -> Option<BorrowedFd<'_>> {
         match self.version {
             Version::V1 => None,
@@ -523,7 +524,7 @@ impl Group {
         }
     }
 
-    /// Files to which a process with a single thread writes `0` to put itself into the group, whichever version it has.
+    /// Returns files to which a process with a single thread writes `0` to join the group, with either version.
     pub fn entrances(&self) -> io::Result<Vec<OwnedFd>> {
         match self.version {
             Version::V1 => self.join_files.iter().map(OwnedFd::try_clone).collect(),
@@ -534,20 +535,20 @@ impl Group {
         }
     }
 
-    /// For version 1: descriptors to which a single-threaded process writes `0` to move itself. Moving another
+    /// Returns descriptors to which a single-threaded process writes `0` to join the group (version 1). Moving another
     /// process, or a process with threads, costs milliseconds.
     pub fn join_files(&self) -> &[OwnedFd] {
         &self.join_files
     }
 }
 
-/// Returns whether a process in the groups `own` is under no bound that one in the groups `other` is not under; both are the text
-/// of `/proc/PID/cgroup`.
+/// Returns true if a process in the groups `own` has no limit that one in the groups `other` does not have. Both are
+/// the text of `/proc/PID/cgroup`.
 pub fn is_bounded_no_more(own: &str, other: &str) -> bool {
     place::is_bounded_no_more(own, other)
 }
 
-/// Tasks in the group of this directory, where the kernel counts them; 0 when it cannot be told.
+/// Returns the number of tasks in the group of this directory if the kernel counts them, or 0 if it is unknown.
 pub fn members(dir: BorrowedFd<'_>) -> u64 {
     read(dir, "pids.current").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
@@ -565,9 +566,9 @@ fn open(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     Ok(openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Reads a file of a group from its start, which gives what it says now.
+/// Reads a file of a group from its start, which returns its current contents.
 fn read_again(file: BorrowedFd<'_>) -> io::Result<String> {
-    // These files give everything that fits at once, and most are short: one call.
+    // These files return as much as fits at once, and most are short: one call is enough.
     let mut buffer = [0; 4096];
     let length = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer, 0))?;
     if length == buffer.len() {

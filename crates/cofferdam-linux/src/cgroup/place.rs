@@ -1,4 +1,5 @@
-//! Where groups can be made: which hierarchies there are, which part of them is ours, what killed owners left there.
+//! The choice of groups in which an owner's group is created: the mounted hierarchies, this process's groups in them,
+//! and the removal of groups of killed owners.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -20,17 +21,17 @@ use unified::Change;
 pub use unified::Family;
 pub(super) use unified::v2_parents;
 
-/// Controllers of version 1 that are of use.
+/// The controllers of version 1 that are used.
 const WANTED: [&str; 4] = ["memory", "pids", "cpuacct", "cpu"];
 
-/// Times that removing a group is tried whose processes are ending, two milliseconds apart: the threads of a monitor may take a
-/// while on a busy machine.
-const SWEEPS: usize = 250;
+/// The number of attempts to remove a group whose processes are ending, two milliseconds apart: the threads of a VMM
+/// may take a while on a busy host.
+const SWEEP_ATTEMPTS: usize = 250;
 
-/// The most groups above one another that are looked at.
+/// The maximum depth of groups that are inspected.
 const MAX_DEPTH: usize = 64;
 
-/// A place where the owner's group may be made: one directory a hierarchy.
+/// A candidate for the parent of the owner's group: one directory for each hierarchy.
 pub(super) struct Parents {
     version: Version,
     dirs: Vec<(Vec<String>, PathBuf)>,
@@ -39,7 +40,8 @@ pub(super) struct Parents {
 
 impl Parents {
     pub(super) fn open(self, name: &str, share: Share, family: Family) -> Result<Owner, String> {
-        // A controller that an owner's group passes on cannot be taken away from it: the kernel refuses that to systemd, too.
+        // A controller that an owner's group enables for its children cannot be disabled above it: the kernel refuses
+        // that to systemd as well.
         let is_pinned = self.version == Version::V2 && self.change == Change::Nothing;
         let share = if is_pinned { Share::Many } else { share };
         let mut owner = Owner {
@@ -47,14 +49,14 @@ impl Parents {
             hierarchies: Vec::new(),
             spare: Vec::new(),
             used: Vec::new(),
-            made: 0,
+            created: 0,
             share,
         };
         for (controllers, parent) in self.dirs {
             let prepared = match self.change {
                 Change::Nothing => Ok(()),
                 Change::Controllers => unified::enable(&parent, &controllers),
-                Change::Processes => unified::make_room(&parent, &controllers, family),
+                Change::Processes => unified::move_processes(&parent, &controllers, family),
             };
             if let Err(error) = prepared {
                 return Err(format!("{} at {}: {error}", self.version.as_str(), parent.display()));
@@ -94,7 +96,8 @@ fn open_hierarchy(
         dir: OnceCell::new(),
         controllers,
     };
-    // A single sandbox may have no bound on processors; then there is nothing to make where only that can be had.
+    // A single sandbox may have no limit on processors. Then no group is created in a hierarchy with only that
+    // controller.
     if share == Share::Many || hierarchy.controllers != ["cpu"] {
         hierarchy.dir()?;
     }
@@ -108,7 +111,7 @@ fn open_hierarchy(
     Ok(hierarchy)
 }
 
-/// `cofferdam-<pid namespace>-<pid>-<start time>` of this process.
+/// Returns `cofferdam-<pid namespace>-<pid>-<start time>` of this process.
 pub(super) fn owner_name() -> io::Result<String> {
     let pid = std::process::id();
     Ok(format!("{PREFIX}{}-{pid}-{}", pid_namespace()?, start_time(pid)?))
@@ -127,14 +130,14 @@ fn life(stat: &str) -> io::Result<Life> {
     Life::parse(stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Process-id namespace, process and start time, as an owner's name tells them.
+/// Returns pid namespace, process id and start time from an owner's name.
 fn named_owner(name: &str) -> Option<[u64; 3]> {
     let numbers: Result<Vec<u64>, _> = name.strip_prefix(PREFIX)?.split('-').map(str::parse).collect();
     numbers.ok()?.try_into().ok()
 }
 
-/// When a process started; `None` if there is none of this number, or only what is left of one that ended: a killed owner
-/// stays in the table of processes until its parent asks about it, which may be never. `proc` is the proc file system.
+/// Returns the start time of a process. Returns `None` if it does not exist or has ended: a killed owner stays in the
+/// process table until its parent reaps it, which may be never. `proc` is the proc file system.
 fn started(proc: BorrowedFd<'_>, pid: u64) -> io::Result<Option<u64>> {
     let file = match openat(proc, format!("{pid}/stat"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(None),
@@ -146,8 +149,9 @@ fn started(proc: BorrowedFd<'_>, pid: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Removes what owners left that were killed. Only those of this pid namespace can be judged, so only those are.
-/// `own` is the name of a living owner: where even that cannot be seen in `proc`, nothing is known of the others.
+/// Removes the groups of killed owners. Only owners of this pid namespace can be identified, so only their groups are
+/// removed. `own` is the name of a living owner: if even that is not visible in `proc`, nothing is known about the
+/// others.
 pub(super) fn sweep(parent: BorrowedFd<'_>, own: &str, proc: BorrowedFd<'_>) {
     let Some([namespace, own_pid, own_start]) = named_owner(own) else { return };
     if !matches!(started(proc, own_pid), Ok(Some(start)) if start == own_start) {
@@ -162,7 +166,7 @@ pub(super) fn sweep(parent: BorrowedFd<'_>, own: &str, proc: BorrowedFd<'_>) {
     }
 }
 
-/// The names of the directories in one; none of what cannot be read.
+/// Returns the names of the directories in a directory, or none if it cannot be read.
 fn directories(dir: BorrowedFd<'_>) -> Vec<CString> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(entries) = openat(dir, ".", flags, Mode::empty()).and_then(Dir::new) else { return Vec::new() };
@@ -179,16 +183,17 @@ fn sweep_owner(parent: BorrowedFd<'_>, name: &CStr) {
     sweep_group(parent, name);
 }
 
-/// Removes a group of a living owner's, with all that is in it.
+/// Removes a group of a living owner, with all processes in it.
 pub(super) fn sweep_named(parent: BorrowedFd<'_>, name: &str) {
     if let Ok(name) = CString::new(name) {
         sweep_group(parent, &name);
     }
 }
 
-/// Its processes died with their owner; should one be left, it is in a group that only we make.
+/// Removes a group. Its processes were killed with their owner. Any that remains is in a group that only owners create,
+/// and is killed.
 fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
-    for _ in 0..SWEEPS {
+    for _ in 0..SWEEP_ATTEMPTS {
         match rustix::fs::unlinkat(parent, name, rustix::fs::AtFlags::REMOVEDIR) {
             Err(Errno::BUSY) => {}
             _ => return,
@@ -204,17 +209,18 @@ fn sweep_group(parent: BorrowedFd<'_>, name: &CStr) {
     }
 }
 
-/// A control group file system that is mounted.
+/// A mounted control group file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mounted {
     pub(super) point: PathBuf,
-    /// The group that is seen at the mount point.
+    /// The group at the mount point.
     pub(super) root: PathBuf,
     pub(super) unified: bool,
     pub(super) options: Vec<String>,
 }
 
-/// What is mounted. The kernel takes long to write down every mount, so the usual places are looked at first.
+/// Returns the mounted control group file systems. The kernel takes long to list all mounts, so the usual paths are
+/// tried first.
 pub(super) fn mounts(own: &str) -> io::Result<Vec<Mounted>> {
     match usual_mounts(own, kind_at) {
         Some(mounts) => Ok(mounts),
@@ -222,13 +228,14 @@ pub(super) fn mounts(own: &str) -> io::Result<Vec<Mounted>> {
     }
 }
 
-/// Version 2 at its place; or each hierarchy of version 1 that we want where its name says. `None` if anything is
-/// elsewhere. `kind` tells what is mounted at a path: version 2 or not, if any control groups.
+/// Returns version 2 at its usual path, or each needed hierarchy of version 1 at the path of its name. Returns `None`
+/// if any is elsewhere. `kind` returns the file system at a path: version 2 or not, if it is a control group file
+/// system.
 fn usual_mounts(own: &str, kind: impl Fn(&Path) -> Option<bool>) -> Option<Vec<Mounted>> {
     let top = Path::new("/sys/fs/cgroup");
     if kind(top) == Some(true) {
         let mount = Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() };
-        let group = mount.seen(own_groups(own).get("")?)?;
+        let group = mount.path_of(own_groups(own).get("")?)?;
         return (kind(&group) == Some(true)).then(|| vec![mount]);
     }
     let mut found = Vec::new();
@@ -237,7 +244,7 @@ fn usual_mounts(own: &str, kind: impl Fn(&Path) -> Option<bool>) -> Option<Vec<M
         if options.iter().any(|option| WANTED.contains(&option.as_str())) {
             let point = top.join(controllers);
             let mount = Mounted { point, root: "/".into(), unified: false, options };
-            if kind(&mount.point) != Some(false) || kind(&mount.seen(group)?) != Some(false) {
+            if kind(&mount.point) != Some(false) || kind(&mount.path_of(group)?) != Some(false) {
                 return None;
             }
             found.push(mount);
@@ -274,7 +281,7 @@ fn mounted(mountinfo: &str) -> Vec<Mounted> {
     mountinfo.lines().filter_map(parse).collect()
 }
 
-/// This process's own group in each hierarchy: controllers (empty for version 2) to path.
+/// Returns this process's own group in each hierarchy: controllers (empty for version 2) to path.
 fn own_groups(own: &str) -> BTreeMap<String, String> {
     let mut groups = BTreeMap::new();
     for (controllers, path) in own.lines().filter_map(controllers_and_group) {
@@ -285,23 +292,23 @@ fn own_groups(own: &str) -> BTreeMap<String, String> {
     groups
 }
 
-/// A line of `/proc/PID/cgroup`.
+/// Parses a line of `/proc/PID/cgroup`.
 fn controllers_and_group(line: &str) -> Option<(&str, &str)> {
     let mut parts = line.splitn(3, ':').skip(1);
     Some((parts.next()?, parts.next()?))
 }
 
 impl Mounted {
-    /// Where a group is seen; `None` if it lies outside of what is mounted here.
-    fn seen(&self, group: &str) -> Option<PathBuf> {
+    /// Returns the path of a group, or `None` if it is outside of the mounted part.
+    fn path_of(&self, group: &str) -> Option<PathBuf> {
         let below = Path::new(group).strip_prefix(&self.root).ok()?;
         let plain = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
         plain.then(|| if below.as_os_str().is_empty() { self.point.clone() } else { self.point.join(below) })
     }
 }
 
-/// Whether a process in the groups `own` is under no bound that one in the groups `other` is not under. Both are the text of
-/// `/proc/PID/cgroup`; what cannot be told counts as a bound.
+/// Returns true if a process in the groups `own` has no limit that one in the groups `other` does not have. Both are
+/// the text of `/proc/PID/cgroup`. An unknown setting counts as a limit.
 pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
     if own == other {
         return true;
@@ -311,14 +318,17 @@ pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
     own.lines().filter_map(controllers_and_group).all(|(controllers, group)| {
         match others.get(controllers) {
             Some(theirs) if *theirs == group => true,
-            // Hierarchies without controllers bound nothing.
+            // Hierarchies without controllers set no limits.
             _ if controllers.starts_with("name=") => true,
             Some(theirs) if controllers.is_empty() => {
                 let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return false };
                 let above = Path::new(group).ancestors().take(MAX_DEPTH);
                 let mut apart = above.take_while(|above| !Path::new(theirs).starts_with(above));
                 apart.all(|group| {
-                    group.to_str().and_then(|group| mount.seen(group)).is_some_and(|group| !unified::is_bounded(&group))
+                    group
+                        .to_str()
+                        .and_then(|group| mount.path_of(group))
+                        .is_some_and(|group| !unified::is_bounded(&group))
                 })
             }
             _ => false,
@@ -326,7 +336,7 @@ pub(super) fn is_bounded_no_more(own: &str, other: &str) -> bool {
     })
 }
 
-/// The groups of version 1 that this process is in, so that whatever bounds it bounds its sandboxes.
+/// Returns the groups of version 1 of this process, so that its own limits apply to its sandboxes.
 pub(super) fn v1_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
     let groups = own_groups(own);
     let mut dirs = Vec::new();
@@ -337,10 +347,11 @@ pub(super) fn v1_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
         if dirs.iter().any(|(known, _): &(Vec<String>, PathBuf)| known.contains(first)) {
             continue;
         }
-        let Some(place) = groups.get(first).and_then(|group| mount.seen(group)) else { continue };
-        dirs.push((controllers, place));
+        let Some(path) = groups.get(first).and_then(|group| mount.path_of(group)) else { continue };
+        dirs.push((controllers, path));
     }
-    // Groups without a bound on processors leave this one out; what a group has must be the front of the layout.
+    // Groups without a limit on processors omit this hierarchy. The directories of a group must be a prefix of the
+    // layout.
     dirs.sort_by_key(|(controllers, _)| *controllers == ["cpu"]);
     if dirs.is_empty() { Vec::new() } else { vec![Parents { version: Version::V1, dirs, change: Change::Nothing }] }
 }

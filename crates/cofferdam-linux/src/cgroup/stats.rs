@@ -1,4 +1,4 @@
-//! What a group has used and what bounds it, read back from the kernel.
+//! The use and the limits of a group, read back from the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,25 +6,25 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{Version, open, read_again};
 
-/// Bytes of a process's number and the end of its line.
+/// The maximum size of a line with a process id.
 const MAX_NUMBER: usize = 11;
-/// Processes of a group that are looked at to see how they are listed.
-const LOOKED_AT: usize = 8;
+/// The number of processes that are inspected to see how a group lists them.
+const INSPECTED: usize = 8;
 
-/// What a group has used, read through its directories.
+/// The use of a group, read through its directories.
 #[derive(Debug)]
 pub struct Stats {
     version: Version,
-    /// A directory of each hierarchy, and the controllers there.
+    /// The directory in each hierarchy, and the controllers there.
     dirs: Vec<(OwnedFd, Vec<String>)>,
-    /// Files that were read before, by name: reading one again costs a fraction of opening it. There are as many as
+    /// Files that were read before, by name: reading a file again costs a fraction of opening it. There are as many as
     /// this type has methods.
     files: Mutex<Vec<(&'static str, OwnedFd)>>,
 }
 
 impl Stats {
-    /// Reads through these directories, as [`Group::dirs`](super::Group::dirs) gave them, in hierarchies as
-    /// [`Owner::layout`](super::Owner::layout) gave them.
+    /// Creates the reader of these directories, as [`Group::dirs`](super::Group::dirs) returned them, in hierarchies as
+    /// [`Owner::layout`](super::Owner::layout) returned them.
     pub fn new(version: Version, dirs: Vec<OwnedFd>, layout: &[Vec<String>]) -> Self {
         Self { version, dirs: dirs.into_iter().zip(layout.iter().cloned()).collect(), files: Mutex::default() }
     }
@@ -57,7 +57,7 @@ impl Stats {
         self.read(v1, v2)?.trim().parse().ok()
     }
 
-    /// CPU microseconds used.
+    /// Returns the used CPU time in microseconds.
     pub fn cpu_micros(&self) -> Option<u64> {
         match self.version {
             Version::V1 => Some(self.number("cpuacct.usage", "")? / 1000),
@@ -65,47 +65,47 @@ impl Stats {
         }
     }
 
-    /// Some of the processes whose CPU time is counted, by their numbers as the caller sees them: at most `most`.
-    pub fn processes(&self, most: usize) -> Vec<i32> {
-        // One that the caller does not see is 0.
-        self.listed(most).unwrap_or_default().into_iter().filter(|pid| *pid > 0).collect()
+    /// Returns some of the processes whose CPU time is counted, by their ids in the caller's namespace, at most `max`.
+    pub fn processes(&self, max: usize) -> Vec<i32> {
+        // A process that the caller cannot see is listed as 0.
+        self.listed(max).unwrap_or_default().into_iter().filter(|pid| *pid > 0).collect()
     }
 
-    /// Whether the group's processes are listed, and none of those that are there now is one that the caller does not see.
+    /// Returns true if the group's processes can be listed, and the caller can see all of them.
     pub fn lists_processes(&self) -> bool {
-        self.listed(LOOKED_AT).is_some_and(|pids| pids.iter().all(|pid| *pid > 0))
+        self.listed(INSPECTED).is_some_and(|pids| pids.iter().all(|pid| *pid > 0))
     }
 
-    fn listed(&self, most: usize) -> Option<Vec<i32>> {
+    fn listed(&self, max: usize) -> Option<Vec<i32>> {
         let counting = match self.version {
             Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, "cpuacct.usage")),
             Version::V2 => self.dirs.first(),
         };
         let file = counting.and_then(|(dir, _)| open(dir.as_fd(), "cgroup.procs").ok())?;
-        let mut text = vec![0; most.saturating_mul(MAX_NUMBER)];
+        let mut text = vec![0; max.saturating_mul(MAX_NUMBER)];
         let length = rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut text[..], 0)).ok()?;
         // The last line may be cut.
         let lines = text[..length].split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
         let numbers = lines.filter_map(|line| std::str::from_utf8(line).ok()?.trim().parse().ok());
-        Some(numbers.take(most).collect())
+        Some(numbers.take(max).collect())
     }
 
-    /// Bytes in use.
+    /// Returns the used memory in bytes.
     pub fn memory(&self) -> Option<u64> {
         self.number("memory.usage_in_bytes", "memory.current")
     }
 
-    /// The most bytes used at once.
+    /// Returns the peak of used memory in bytes.
     pub fn peak_memory(&self) -> Option<u64> {
         self.number("memory.max_usage_in_bytes", "memory.peak")
     }
 
-    /// Bytes of tmpfs files and other shared memory that are charged to the group.
+    /// Returns the bytes of tmpfs files and other shared memory that are charged to the group.
     pub fn shared_memory(&self) -> Option<u64> {
         field(&self.read("memory.stat", "memory.stat")?, "shmem")
     }
 
-    /// Sets the bound on memory. Fails where it is below what the group uses and cannot give back.
+    /// Sets the limit on memory. Fails if the group uses more and cannot free it.
     pub fn bound_memory(&self, bytes: u64) -> io::Result<()> {
         let (dir, _) = match self.version {
             Version::V1 => self.dirs.iter().find(|(_, controllers)| has_file(controllers, "memory.stat")),
@@ -118,12 +118,12 @@ impl Stats {
         }
     }
 
-    /// The bound on memory, in bytes.
+    /// Returns the limit on memory in bytes.
     pub fn memory_bound(&self) -> Option<u64> {
         self.number("memory.limit_in_bytes", "memory.max")
     }
 
-    /// The bound on what TCP and UDP buffers hold, in bytes, where they are counted apart from everything else.
+    /// Returns the limit on TCP and UDP buffers in bytes, if they are counted separately.
     pub fn sockets_bound(&self) -> Option<u64> {
         match self.version {
             Version::V1 => self.number(super::SOCKETS_V1, ""),
@@ -131,29 +131,29 @@ impl Stats {
         }
     }
 
-    /// How often the kernel killed a process for memory.
+    /// Returns the number of processes that the kernel killed for memory.
     pub fn memory_kills(&self) -> u64 {
         let text = self.read("memory.oom_control", "memory.events");
         text.and_then(|text| field(&text, "oom_kill")).unwrap_or(0)
     }
 
-    /// Tasks alive.
+    /// Returns the number of living tasks.
     pub fn tasks(&self) -> Option<u64> {
         self.number("pids.current", "pids.current")
     }
 
-    /// The bound on tasks.
+    /// Returns the limit on tasks.
     pub fn tasks_bound(&self) -> Option<u64> {
         self.number("pids.max", "pids.max")
     }
 
-    /// How often a fork was refused.
+    /// Returns the number of refused forks.
     pub fn forks_refused(&self) -> u64 {
         let text = self.read("pids.events", "pids.events");
         text.and_then(|text| field(&text, "max")).unwrap_or(0)
     }
 
-    /// The bound on processor share, in thousandths.
+    /// Returns the limit on the processor share in thousandths.
     pub fn cpu_millis(&self) -> Option<u64> {
         match self.version {
             Version::V1 => {
@@ -170,7 +170,7 @@ impl Stats {
     }
 }
 
-/// Whether a file of version 1, named after its controller, belongs to a hierarchy of these.
+/// Returns true if a file of version 1, named after its controller, belongs to a hierarchy with these controllers.
 pub(super) fn has_file(controllers: &[String], name: &str) -> bool {
     name.split('.').next().is_some_and(|prefix| controllers.iter().any(|controller| controller == prefix))
 }

@@ -1,4 +1,4 @@
-//! Writes files of control groups.
+//! Functions that write files of control groups.
 
 use std::fs;
 use std::io::{self, Write};

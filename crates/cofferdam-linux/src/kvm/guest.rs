@@ -12,24 +12,24 @@ use super::Spin;
 use super::stop::{self, Stop};
 
 const MEMORY: usize = 64 * 1024;
-/// Three levels of page tables, one page each. They map the first 2 MiB to themselves.
+/// Three levels of page tables, one page each. They identity-map the first 2 MiB.
 const TABLES: [u64; 3] = [0x1000, 0x2000, 0x3000];
 const PROGRAM_AT: u64 = 0x4000;
 const STACK_TOP: u64 = 0x8000;
 /// `dec ecx`, `jnz` back to it, `hlt`.
 const PROGRAM: [u8; 5] = [0xff, 0xc9, 0x75, 0xfc, 0xf4];
 
-/// In a table of pages: there, may be written; a page of 2 MiB.
+/// Bits of a page table entry: present and writable; a page of 2 MiB.
 const PRESENT: u64 = 0b11;
 const LARGE: u64 = 1 << 7;
-/// Control registers: protection and paging; extended addresses; long mode, on and in use.
+/// Control registers: protected mode and paging; physical address extension; long mode, enabled and active.
 const CR0: u64 = 1 | 1 << 31;
 const CR4: u64 = 1 << 5;
 const EFER: u64 = 1 << 8 | 1 << 10;
-/// The one flag that is always set.
+/// The flag that is always set.
 const FLAGS: u64 = 0b10;
 
-/// Memory of a guest.
+/// The memory of a guest.
 struct Memory(NonNull<u8>);
 
 impl Memory {
@@ -53,12 +53,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this size; the machine that used it is dropped before it.
+        // SAFETY: mapped in `new` with this size; the VM that used it is dropped before it.
         unsafe { libc::munmap(self.0.as_ptr().cast(), MEMORY) };
     }
 }
 
-/// A machine. The order is that in which its parts are dropped.
+/// A VM. The fields are in the order in which they must be dropped.
 struct Guest {
     vcpu: VcpuFd,
     _vm: VmFd,
@@ -80,7 +80,7 @@ impl Guest {
             memory_size: MEMORY as u64,
             userspace_addr: memory.0.as_ptr() as u64,
         };
-        // SAFETY: the mapping has this size, and is dropped after the machine.
+        // SAFETY: the mapping has this size, and is dropped after the VM.
         unsafe { vm.set_user_memory_region(region)? };
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
@@ -94,7 +94,7 @@ impl Guest {
     }
 }
 
-/// The registers of 64-bit ring 0, on top of those after a reset.
+/// Returns the registers of 64-bit ring 0, based on those after a reset.
 fn long_mode(mut sregs: kvm_sregs) -> kvm_sregs {
     let flat = kvm_segment { limit: u32::MAX, present: 1, s: 1, g: 1, ..kvm_segment::default() };
     let data = kvm_segment { selector: 0x18, type_: 0b0011, db: 1, ..flat };
@@ -109,7 +109,7 @@ fn long_mode(mut sregs: kvm_sregs) -> kvm_sregs {
     sregs
 }
 
-/// Makes a guest and runs it until it halts or is stopped. Changes the signals of the calling thread, which is to end
+/// Creates a guest and runs it until it halts or is stopped. Changes the signals of the calling thread, which must end
 /// afterwards.
 pub(super) fn count_down(kvm: &Kvm, rounds: u32, stop: &Stop) -> io::Result<Spin> {
     stop::block()?;
@@ -117,15 +117,15 @@ pub(super) fn count_down(kvm: &Kvm, rounds: u32, stop: &Stop) -> io::Result<Spin
     let begun = own_time();
     loop {
         let used = || own_time().saturating_sub(begun);
-        if stop.is_told() {
+        if stop.is_requested() {
             return Ok(Spin::Stopped(used()));
         }
         match guest.vcpu.run() {
             Ok(VcpuExit::Hlt) => break,
             Ok(other) => return Ok(Spin::Strange(format!("{other:?}"))),
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                if !stop.is_told() {
-                    stop::forget();
+                if !stop.is_requested() {
+                    stop::discard();
                 }
             }
             Err(error) => return Err(error.into()),
@@ -140,7 +140,7 @@ pub(super) fn count_down(kvm: &Kvm, rounds: u32, stop: &Stop) -> io::Result<Spin
     }
 }
 
-/// Processor time of the calling thread, that of its guest included: other programs do not lengthen it.
+/// Returns the processor time of the calling thread, including that of its guest. It does not depend on other programs.
 fn own_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,6 +1,6 @@
-//! One tiny guest under `/dev/kvm`: it counts down in ring 0 and halts, and is stopped from outside if it does not.
+//! A tiny guest under `/dev/kvm`. It counts down in ring 0 and halts, and is stopped from outside if it does not.
 //!
-//! What its time means is its callers' business.
+//! The callers decide what its time means.
 
 use std::io;
 use std::path::Path;
@@ -13,20 +13,20 @@ mod guest;
 #[cfg(target_arch = "x86_64")]
 mod stop;
 
-/// The device, open.
+/// The open device.
 #[derive(Debug)]
 pub struct Device(Kvm);
 
-/// How a guest ended.
+/// The end of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Spin {
     /// It counted to the end, with this much processor time.
     Halted(Duration),
-    /// It was stopped at the limit, after this much processor time.
+    /// It was stopped at the time limit, after this much processor time.
     Stopped(Duration),
-    /// It did not even stop: its thread is left behind, and may never end.
+    /// It could not be stopped: its thread is left behind, and may never end.
     Abandoned,
-    /// It ended in another way than its program can.
+    /// It ended in a way that its program cannot.
     Strange(String),
 }
 
@@ -38,31 +38,31 @@ impl Device {
         Ok(Self(Kvm::new_with_path(path)?))
     }
 
-    /// The version of the interface. It has been 12 since 2007 and will stay.
+    /// Returns the version of the interface. It has been 12 since 2007 and will stay.
     pub fn api_version(&self) -> i32 {
         self.0.get_api_version()
     }
 
-    /// Runs a guest that counts down from `rounds`, in a thread of its own, and gives back within `limit` and a second,
-    /// whatever the guest does. The error is the first call that the kernel refused.
+    /// Runs a guest that counts down from `rounds`, in its own thread. Returns within `limit` and one second, whatever
+    /// the guest does. The error is that of the first call that the kernel refused.
     #[cfg(target_arch = "x86_64")]
     pub fn spin(self, rounds: u32, limit: Duration) -> io::Result<Spin> {
-        // Time that a guest has to stop when it is told to.
-        const GRACE: Duration = Duration::from_secs(1);
+        // Time for a guest to stop.
+        const STOP_TIMEOUT: Duration = Duration::from_secs(1);
         let (report, reports) = std::sync::mpsc::channel();
         let stop = stop::Stop::new();
-        let told = stop.clone();
+        let request = stop.clone();
         let thread = std::thread::Builder::new().name("kvm-probe".to_owned()).spawn(move || {
-            // Nobody listens any more when it was abandoned.
-            let _ = report.send(guest::count_down(&self.0, rounds, &told));
+            // There is no receiver any more if it was abandoned.
+            let _ = report.send(guest::count_down(&self.0, rounds, &request));
         })?;
         if let Ok(outcome) = reports.recv_timeout(limit) {
             return outcome;
         }
         let begun = std::time::Instant::now();
-        while begun.elapsed() < GRACE {
-            // Again and again: a thread that has hardly begun would not notice the first.
-            stop.tell(&thread);
+        while begun.elapsed() < STOP_TIMEOUT {
+            // Repeat the request: a thread that has just started would miss the first one.
+            stop.request(&thread);
             if let Ok(outcome) = reports.recv_timeout(Duration::from_millis(10)) {
                 return outcome;
             }
@@ -70,7 +70,7 @@ impl Device {
         Ok(Spin::Abandoned)
     }
 
-    /// There is no guest for this processor yet.
+    /// Fails: there is no guest for this architecture yet.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn spin(self, _rounds: u32, _limit: Duration) -> io::Result<Spin> {
         Err(io::ErrorKind::Unsupported.into())

@@ -1,7 +1,7 @@
-//! Stopping a guest from another thread, without a signal handler.
+//! A way to stop a guest from another thread, without a signal handler.
 //!
-//! The guest's thread blocks one signal always; the kernel unblocks it only while the guest runs. So it is never
-//! delivered: the guest just stops running. Every other signal waits meanwhile.
+//! The guest's thread always blocks one signal. The kernel unblocks it only while the guest runs. So it is never
+//! delivered: it only stops the guest. Every other signal waits meanwhile.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -13,19 +13,19 @@ use std::thread::JoinHandle;
 
 use crate::sys::check_int;
 
-/// Does nothing in a process that has no handler for it.
+/// A signal that does nothing in a process without a handler for it.
 const SIGNAL: libc::c_int = libc::SIGURG;
 /// `_IOW(0xae, 0x8b, struct kvm_signal_mask)`.
 const KVM_SET_SIGNAL_MASK: u32 = 0x4004_ae8b;
 
-/// `struct kvm_signal_mask` with the kernel's set of signals behind it.
+/// `struct kvm_signal_mask`, followed by the kernel's signal set.
 #[repr(C)]
 struct SignalMask {
     length: u32,
     blocked: [u8; 8],
 }
 
-/// Whether a guest is to stop.
+/// A stop request to a guest.
 #[derive(Debug, Clone)]
 pub(super) struct Stop(Arc<AtomicBool>);
 
@@ -34,14 +34,14 @@ impl Stop {
         Self(Arc::new(AtomicBool::new(false)))
     }
 
-    /// Tells the thread of a guest to stop it.
-    pub(super) fn tell<T>(&self, thread: &JoinHandle<T>) {
+    /// Requests that the thread of a guest stops it.
+    pub(super) fn request<T>(&self, thread: &JoinHandle<T>) {
         self.0.store(true, Ordering::SeqCst);
-        // SAFETY: the handle keeps the number valid; a thread that has ended is passed over.
+        // SAFETY: the handle keeps the id valid; a thread that has ended is skipped.
         unsafe { libc::pthread_kill(thread.as_pthread_t() as libc::pthread_t, SIGNAL) };
     }
 
-    pub(super) fn is_told(&self) -> bool {
+    pub(super) fn is_requested(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -56,7 +56,7 @@ pub(super) fn block() -> io::Result<()> {
     }
 }
 
-/// Has the kernel unblock the signal, and nothing else, while this processor of a guest runs.
+/// Makes the kernel unblock the signal, and nothing else, while this virtual processor runs.
 pub(super) fn unblock_while_running(vcpu: BorrowedFd<'_>) -> io::Result<()> {
     let blocked = !(1_u64 << (SIGNAL - 1));
     let mask = SignalMask { length: 8, blocked: blocked.to_ne_bytes() };
@@ -64,11 +64,11 @@ pub(super) fn unblock_while_running(vcpu: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { check_int(libc::ioctl(vcpu.as_raw_fd(), KVM_SET_SIGNAL_MASK as _, &mask)).map(drop) }
 }
 
-/// Takes a signal of somebody else's away, which would stop the guest for ever.
-pub(super) fn forget() {
+/// Discards a pending signal of another sender, which would stop the guest for ever.
+pub(super) fn discard() {
     let set = only_the_signal();
     let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: both structures live through the call, which waits for nothing.
+    // SAFETY: both structures live through the call, which does not wait.
     unsafe { libc::sigtimedwait(&set, ptr::null_mut(), &at_once) };
 }
 

@@ -1,4 +1,4 @@
-//! The architectures that the allowlist is compiled for: their audit constants and their system-call numbers.
+//! The architectures of the allowlist: their audit constants and system call numbers.
 use syscalls::{aarch64, x86_64};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -17,13 +17,13 @@ impl Arch {
     /// All architectures that have a table.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
-    /// The architecture that this program was built for.
+    /// Returns the architecture that this program was built for.
     #[must_use]
     pub const fn native() -> Self {
         if cfg!(target_arch = "x86_64") { Self::X86_64 } else { Self::Aarch64 }
     }
 
-    /// The `AUDIT_ARCH_*` constant that the kernel puts into `seccomp_data.arch` for this architecture's own ABI.
+    /// Returns the `AUDIT_ARCH_*` constant in `seccomp_data.arch` for this architecture's own ABI.
     #[must_use]
     pub const fn audit(self) -> u32 {
         match self {
@@ -32,7 +32,7 @@ impl Arch {
         }
     }
 
-    /// The bit in a system call's number that selects another ABI under the same audit constant.
+    /// Returns the bit in a system call's number that selects another ABI with the same audit constant.
     pub(super) const fn foreign_abi_bit(self) -> Option<u32> {
         match self {
             Self::X86_64 => Some(0x4000_0000), // __X32_SYSCALL_BIT
@@ -40,7 +40,7 @@ impl Arch {
         }
     }
 
-    /// The name of system call `number`, if there is one.
+    /// Returns the name of system call `number`, if there is one.
     pub(super) fn name(self, number: u32) -> Option<&'static str> {
         let number = number as usize;
         match self {
@@ -49,9 +49,10 @@ impl Arch {
         }
     }
 
-    /// All numbers from 0 to the newest known one, with the name of those that are system calls.
+    /// Returns all numbers from 0 to the newest known one, with the name if they are system calls.
     ///
-    /// `Sysno::iter` would do, but leaves out the newest call (syscalls 0.8.1).
+    ///
+    /// `Sysno::iter` omits the newest call (syscalls 0.8.1).
     pub(super) fn table(self) -> impl Iterator<Item = (u32, Option<&'static str>)> {
         let newest = match self {
             Self::X86_64 => x86_64::Sysno::last().id(),

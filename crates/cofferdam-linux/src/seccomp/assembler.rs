@@ -1,8 +1,8 @@
 //! Classic BPF, written from the end of the program to its beginning.
 //!
-//! Jumps only go forward, and a conditional one reaches 255 instructions at most. Written backwards, every target is
-//! known when a jump to it is made; where one has fallen out of reach, a copy (of a return) or a plain jump with its
-//! 32-bit offset is put within reach first. It knows nothing of system calls.
+//! Jumps only go forward, and a conditional one reaches at most 255 instructions. Written backwards, every target is
+//! known when a jump to it is written. If a target is out of reach, a copy (of a return) or a plain jump with its
+//! 32-bit offset is written within reach first. The module knows nothing of system calls.
 use std::collections::HashMap;
 
 use super::checks::ITSELF;
@@ -13,17 +13,17 @@ const JUMP: u16 = 0x05; // BPF_JMP | BPF_JA
 const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 
-/// One classic BPF instruction, laid out as the kernel's `sock_filter`.
+/// A classic BPF instruction, laid out as the kernel's `sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// Operation.
+    /// The operation.
     pub code: u16,
-    /// How many instructions a conditional jump skips when its test holds.
+    /// The number of instructions that a conditional jump skips if its test holds.
     pub jt: u8,
-    /// How many it skips when not.
+    /// The number of instructions that it skips otherwise.
     pub jf: u8,
-    /// Operand.
+    /// The operand.
     pub k: u32,
 }
 
@@ -35,13 +35,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// The number of instructions.
+    /// Returns the number of instructions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.instructions.len()
     }
 
-    /// The instructions as the kernel reads them.
+    /// Returns the instructions in the kernel's format.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let bytes = |it: &Instruction| {
@@ -51,8 +51,8 @@ impl Program {
         self.instructions.iter().flat_map(bytes).collect()
     }
 
-    /// Names the process that a program of [`compile_lone`](super::compile_lone) is for, by its number as it sees it. Does not
-    /// allocate, so that the process may do it itself before it executes anything.
+    /// Sets the process of a program of [`compile_lone`](super::compile_lone), by its own process id. Does not
+    /// allocate, so that the process may call it itself before it executes a program.
     pub fn belongs_to(&mut self, process: u32) {
         for it in &mut self.instructions {
             if it.code == EQUAL && it.k == ITSELF {
@@ -61,7 +61,7 @@ impl Program {
         }
     }
 
-    /// Whether there are none; a compiled program has some.
+    /// Returns true if there are no instructions. A compiled program has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.instructions.is_empty()
@@ -76,7 +76,7 @@ pub(super) enum Condition {
     AnyBit(u32),
 }
 
-/// Where a jump goes.
+/// The target of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Target {
     /// The end of the filter, with this value.
@@ -88,21 +88,21 @@ pub(super) enum Target {
 /// The highest value of `jt` and `jf`.
 const REACH: usize = u8::MAX as usize;
 
-/// A program in the making, last instruction first.
+/// A program under construction, last instruction first.
 #[derive(Default)]
 pub(super) struct Assembler {
     reversed: Vec<Instruction>,
-    /// The copy or trampoline nearest to the beginning, for each target that has one.
+    /// The copy or trampoline nearest to the beginning for each target that has one.
     nearest: HashMap<Target, usize>,
 }
 
 impl Assembler {
-    /// Goes to `yes` or `no` by a test of the accumulator.
+    /// Writes a branch to `yes` or `no` by a test of the accumulator.
     pub fn branch(&mut self, condition: Condition, yes: Target, no: Target) -> Target {
         if yes == no {
             return yes;
         }
-        // Each placement may write one instruction, and so push the other target one further away.
+        // Each placement may write one instruction, and so increase the distance of the other target by one.
         let yes = self.place(yes, REACH - 1);
         let no = self.place(no, REACH);
         let (code, k) = match condition {
@@ -114,17 +114,17 @@ impl Assembler {
         self.push(Instruction { code, jt, jf, k })
     }
 
-    /// Loads the word at `offset` of the data into the accumulator, then goes on at `next`.
+    /// Writes a load of the word at `offset` of the data into the accumulator, followed by `next`.
     pub fn load(&mut self, offset: u32, next: Target) -> Target {
         self.fall_through(LOAD_WORD, offset, next)
     }
 
-    /// Masks the accumulator, then goes on at `next`.
+    /// Writes a mask of the accumulator, followed by `next`.
     pub fn mask(&mut self, mask: u32, next: Target) -> Target {
         self.fall_through(AND, mask, next)
     }
 
-    /// The program that starts with what was written last.
+    /// Returns the program, which starts with the instruction that was written last.
     pub fn finish(mut self) -> Program {
         self.reversed.reverse();
         Program { instructions: self.reversed }
@@ -135,7 +135,7 @@ impl Assembler {
         self.push(Instruction { code, jt: 0, jf: 0, k })
     }
 
-    /// The position of `target`, or of a stand-in for it, that the next instruction can reach.
+    /// Returns the position of `target`, or of a stand-in for it, within reach of the next instruction.
     fn place(&mut self, target: Target, reach: usize) -> usize {
         let known = match (self.nearest.get(&target), target) {
             (Some(&position), _) | (None, Target::At(position)) => Some(position),
@@ -158,7 +158,7 @@ impl Assembler {
         self.emit(Instruction { code: JUMP, jt: 0, jf: 0, k })
     }
 
-    /// How many instructions lie between the next one to be written and the one at `position`.
+    /// Returns the number of instructions between the next one to be written and the one at `position`.
     fn distance(&self, position: usize) -> usize {
         self.reversed.len() - 1 - position
     }

@@ -1,4 +1,4 @@
-//! The verdicts that look at arguments. The numbers below are the same on x86_64 and aarch64.
+//! Verdicts that depend on arguments. The numbers below are the same on x86_64 and aarch64.
 use super::rule::{Action, Case, Test, Verdict, any_bit, errno, field_one_of, one_of};
 
 pub(super) const EPERM: Action = errno(libc::EPERM);
@@ -11,7 +11,7 @@ const EAFNOSUPPORT: Action = errno(libc::EAFNOSUPPORT);
 const EPROTONOSUPPORT: Action = errno(libc::EPROTONOSUPPORT);
 const PRETEND: Action = errno(0);
 
-/// Allowed but for the cases listed.
+/// Creates a verdict that allows a call except in the listed cases.
 const fn allow_except(cases: &'static [Case]) -> Verdict {
     Verdict::ByArguments { cases, otherwise: Action::Allow }
 }
@@ -20,7 +20,7 @@ const fn case(then: Action, when: &'static [Test]) -> Case {
     Case { when, then }
 }
 
-// Namespaces. clone() keeps the exit signal in the low byte, so CLONE_NEWTIME (0x80) cannot be asked of it.
+// Namespaces. clone() has the exit signal in the low byte, so CLONE_NEWTIME (0x80) cannot be requested from it.
 const CLONE_NEWNS: u32 = 0x0002_0000;
 const CLONE_NEWCGROUP: u32 = 0x0200_0000;
 const CLONE_NEWUTS: u32 = 0x0400_0000;
@@ -31,11 +31,11 @@ const CLONE_NEWNET: u32 = 0x4000_0000;
 const NEW_NAMESPACE: u32 =
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET;
 
-/// A thread with descriptors of its own, which no listing of its process shows.
+/// A thread with its own descriptors, which no listing of its process shows.
 const CLONE_FILES: u32 = 0x0000_0400;
 const CLONE_THREAD: u32 = 0x0001_0000;
-/// Threads share their descriptors, and processes do not. Locks of a file belong to a table of descriptors, but are listed with
-/// the process that took them: a table that outlives that process would hold locks that nothing lists.
+/// Threads must share their descriptors, and processes must not. File locks belong to a descriptor table, but are
+/// listed with the process that took them: a table that outlives that process would have locks that are not listed.
 const DESCRIPTORS_AND_THREADS_APART: Case =
     case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD, CLONE_FILES])]);
 
@@ -46,7 +46,7 @@ pub(super) const CLOSE_RANGE: Verdict = allow_except(&[case(EINVAL, &[any_bit(2,
 const NEW_NAMESPACES: Case = case(EPERM, &[any_bit(0, NEW_NAMESPACE)]);
 
 pub(super) const CLONE: Verdict = allow_except(&[NEW_NAMESPACES, DESCRIPTORS_AND_THREADS_APART]);
-/// The same, with notifications of processes and none of threads.
+/// The verdict on `clone` with notifications of processes but not of threads.
 pub(super) const CLONE_IN_QUOTA: Verdict = Verdict::ByArguments {
     cases: &[NEW_NAMESPACES, DESCRIPTORS_AND_THREADS_APART, case(Action::Allow, &[any_bit(0, CLONE_THREAD)])],
     otherwise: Action::Notify,
@@ -93,8 +93,8 @@ const TIOCLINUX: u32 = 0x541c;
 const TIOCCONS: u32 = 0x541d;
 const TIOCSETD: u32 = 0x5423;
 
-// Requests to file systems, by the letter that stands in their second byte: flags and quotas of inodes, encryption, maps
-// of the disk, subvolumes, freezing. Reading an inode's flags and copying by reference are what programs use.
+// Requests to file systems, by the letter in their second byte: flags and quotas of inodes, encryption, maps of the
+// disk, subvolumes, freezing. Programs need to read an inode's flags and to copy by reference.
 const IOCTL_TYPE: u32 = 0xff00;
 const FILE_SYSTEM_TYPES: &[u32] = &[0x5800, 0x6600, 0x9400];
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
@@ -102,7 +102,7 @@ const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
 const FICLONE: u32 = 0x4004_9409;
 const FICLONERANGE: u32 = 0x4020_940d;
 const FIDEDUPERANGE: u32 = 0xc018_9436;
-/// Maps a file's blocks; has a number of its own.
+/// The request for a file's block map, which has a number of its own.
 const FIBMAP: u32 = 1;
 
 const FILE_SYSTEM_READS: Case =
@@ -115,14 +115,14 @@ pub(super) const IOCTL: Verdict = allow_except(&[
     case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIBMAP])]),
 ]);
 
-// Whom a descriptor's signals go to: any process of the same user.
+// The target of a descriptor's signals: any process of the same user.
 const F_SETOWN: u32 = 8;
 const F_SETOWN_EX: u32 = 15;
 const FIOSETOWN: u32 = 0x8901;
 const SIOCSPGRP: u32 = 0x8902;
 
-// What a descriptor, also one that can only be read, does to everyone who uses the same file. A lease stops them until it
-// is given up, a hint is the file's own.
+// Commands with which a descriptor, even a read-only one, affects all users of the same file. A lease stops them until
+// it is released, and a hint belongs to the file.
 const F_SETLEASE: u32 = 1024;
 const F_NOTIFY: u32 = 1026;
 const F_SET_RW_HINT: u32 = 1036;
@@ -140,7 +140,7 @@ pub(super) const IOCTL_WITHOUT_OWNERS: Verdict = allow_except(&[
     case(EPERM, &[one_of(1, &[TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, FIBMAP, FIOSETOWN, SIOCSPGRP])]),
 ]);
 
-/// Stands for the process that a program is for, until that is known; larger than any process's number.
+/// A placeholder for the process of a program, larger than any process id.
 pub(super) const ITSELF: u32 = 0x7fff_ff17;
 
 pub(super) const TO_ITSELF: Verdict =
@@ -149,17 +149,18 @@ pub(super) const TO_ITSELF: Verdict =
 // File modes.
 const SET_ID_BITS: u32 = 0o6000;
 const O_CREAT: u32 = 0o100;
-/// The bit of O_TMPFILE's own; the rest of O_TMPFILE is O_DIRECTORY, whose value differs between architectures.
+/// The bit that only O_TMPFILE has. The rest of O_TMPFILE is O_DIRECTORY, whose value differs between architectures.
 const O_TMPFILE_BIT: u32 = 0o20_000_000;
 const S_IFMT: u32 = 0o170_000;
 const S_IFCHR: u32 = 0o020_000;
 const S_IFBLK: u32 = 0o060_000;
 
-/// No set-user-id or set-group-id bit in a mode that is argument 1.
+/// Refuses a set-user-id or set-group-id bit in a mode that is argument 1.
 pub(super) const MODE_IN_1: Verdict = allow_except(&[case(EPERM, &[any_bit(1, SET_ID_BITS)])]);
-/// The same where the mode is argument 2.
+/// Refuses such a bit in a mode that is argument 2.
 pub(super) const MODE_IN_2: Verdict = allow_except(&[case(EPERM, &[any_bit(2, SET_ID_BITS)])]);
-/// The mode counts only when a file may be made: the kernel ignores it else, and callers leave garbage there.
+/// Checks the mode only if the call may create a file: the kernel ignores it otherwise, and callers leave garbage
+/// there.
 pub(super) const OPEN: Verdict =
     allow_except(&[case(EPERM, &[any_bit(1, O_CREAT | O_TMPFILE_BIT), any_bit(2, SET_ID_BITS)])]);
 pub(super) const OPENAT: Verdict =
@@ -177,7 +178,7 @@ const RENAME_WHITEOUT: u32 = 4;
 
 pub(super) const RENAMEAT2: Verdict = allow_except(&[case(EPERM, &[any_bit(4, RENAME_WHITEOUT)])]);
 
-// Watching what others do with a file, and the page cache that all share.
+// Watching others' use of a file, and the shared page cache.
 const IN_ACCESS: u32 = 0x01;
 const IN_CLOSE_NOWRITE: u32 = 0x10;
 const IN_OPEN: u32 = 0x20;
@@ -196,7 +197,7 @@ const PR_SCHED_CORE: u32 = 62;
 const PR_SET_MEMORY_MERGE: u32 = 67;
 
 const PR_SET_SECCOMP: u32 = 22;
-/// The size of the table of a process's locks, which may be made as large as memory is.
+/// Sets the size of a process's futex hash table, which may be as large as memory.
 const PR_FUTEX_HASH: u32 = 78;
 
 const NOT_ONESELF: Case = case(EPERM, &[one_of(0, &[PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE])]);
@@ -215,22 +216,23 @@ pub(super) const PERSONALITY: Verdict = Verdict::ByArguments {
     otherwise: EPERM,
 };
 
-// Process 1 of a sandbox keeps its limits and has the guests' user. The kernel shields it against signals from inside its
-// namespace, but not against a scheduling class in which it never runs. Numbers are those of the sandbox's namespace.
+// Process 1 of a sandbox keeps its limits and has the guests' user. The kernel shields it against signals from inside
+// its namespace, but not against a scheduling class in which it never runs. Process ids are those of the sandbox's
+// namespace.
 const INIT: u32 = 1;
 const PRIO_PROCESS: u32 = 0;
 const IOPRIO_WHO_PROCESS: u32 = 1;
 const OWN: u32 = 0;
 
-/// Argument 0, a process or thread, is not process 1.
+/// Refuses process 1 as argument 0, a process or thread.
 pub(super) const NOT_INIT: Verdict = allow_except(&[case(EPERM, &[one_of(0, &[INIT])])]);
-/// Neither argument 0, a process, nor argument 1, a thread, is process 1.
+/// Refuses process 1 as argument 0, a process, or argument 1, a thread.
 pub(super) const NOT_INIT_OR_ITS_THREAD: Verdict =
     allow_except(&[case(EPERM, &[one_of(0, &[INIT])]), case(EPERM, &[one_of(1, &[INIT])])]);
-/// Scheduling of the caller only, by the number that stands for it.
+/// Allows scheduling of the caller only, by the number 0.
 pub(super) const SCHEDULE_OWN: Verdict =
     Verdict::ByArguments { cases: &[case(Action::Allow, &[one_of(0, &[OWN])])], otherwise: EPERM };
-/// The same where argument 0 says what argument 1 is a number of: a process, a group or a user.
+/// Allows the same if argument 0 is the kind of argument 1: a process, a group or a user.
 pub(super) const PRIORITY_OWN: Verdict = Verdict::ByArguments {
     cases: &[case(Action::Allow, &[one_of(0, &[PRIO_PROCESS]), one_of(1, &[OWN])])],
     otherwise: EPERM,
@@ -239,18 +241,19 @@ pub(super) const IO_PRIORITY_OWN: Verdict = Verdict::ByArguments {
     cases: &[case(Action::Allow, &[one_of(0, &[IOPRIO_WHO_PROCESS]), one_of(1, &[OWN])])],
     otherwise: EPERM,
 };
-/// glibc binds a new thread by its number before it runs, and gives no thread where that fails: it stays unbound.
+/// glibc binds a new thread by its id before it runs, and fails to create the thread if that fails. So the call seems
+/// to succeed, and the thread stays unbound.
 pub(super) const AFFINITY_OWN: Verdict = Verdict::ByArguments {
     cases: &[case(Action::Allow, &[one_of(0, &[OWN])]), case(EPERM, &[one_of(0, &[INIT])])],
     otherwise: PRETEND,
 };
 
-// Resource limits. RLIMIT_RTTIME is the unforgeable mark of which exec a process belongs to; a soft RLIMIT_CORE of
-// exactly 1 stops core dumps into a pipe, and programs that lower it to 0 would unknowingly start them again.
+// Resource limits. RLIMIT_RTTIME is the unforgeable exec tag. A soft RLIMIT_CORE of exactly 1 stops core dumps into a
+// pipe, and programs that lower it to 0 would unknowingly enable them again.
 const RLIMIT_CORE: u32 = 4;
 pub(super) const RLIMIT_RTTIME: u32 = 15;
 
-/// Another process may be the init, which has the same user: without descriptors it could not find what to kill.
+/// Another process may be the init, which has the same user: without descriptors it could not find processes to kill.
 const OTHERS_LIMITS: Case = case(EPERM, &[Test::NotNull { argument: 0 }, Test::NotNull { argument: 2 }]);
 
 pub(super) const SETRLIMIT: Verdict =
@@ -261,13 +264,13 @@ pub(super) const PRLIMIT: Verdict = allow_except(&[
     case(PRETEND, &[one_of(1, &[RLIMIT_CORE]), Test::NotNull { argument: 2 }]),
 ]);
 
-// What makes objects in the kernel that no memory limit counts; see `Options::quotas`.
+// Calls that create kernel objects without a memory limit; see `Options::quotas`.
 const F_SETLK: u32 = 6;
 const F_SETLKW: u32 = 7;
 const F_OFD_SETLK: u32 = 37;
 const F_OFD_SETLKW: u32 = 38;
 
-/// Locks and unlocks ranges of files: an unlock may split a range.
+/// Commands that lock and unlock ranges of files. An unlock may split a range.
 pub(super) const FCNTL_IN_QUOTA: Verdict =
     allow_except(&[case(Action::Notify, &[one_of(1, &[F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW])])]);
 pub(super) const SOCKET_IN_QUOTA: Verdict = allow_except(&[case(Action::Notify, &[one_of(0, &[AF_NETLINK])])]);
@@ -276,8 +279,8 @@ pub(super) const LISTEN_IN_QUOTA: Verdict = Verdict::Always(Action::Notify);
 const SECCOMP_SET_MODE_FILTER: u32 = 1;
 const SECCOMP_FILTER_FLAG_NEW_LISTENER: u32 = 8;
 
-/// A listener of a guest's own would be asked instead of the sandbox's. The kernel allows one listener; so does this, on
-/// kernels that should allow more.
+/// A guest's own listener would get the notifications instead of the sandbox's. The kernel allows one listener, and so
+/// does this filter on kernels that may allow more.
 pub(super) const SECCOMP_IN_QUOTA: Verdict = allow_except(&[case(
     errno(libc::EBUSY),
     &[one_of(0, &[SECCOMP_SET_MODE_FILTER]), any_bit(1, SECCOMP_FILTER_FLAG_NEW_LISTENER)],
@@ -294,19 +297,19 @@ const SO_RCVBUFFORCE: u32 = 33;
 pub(super) const FCNTL_WITHOUT_PIPE_SIZE: Verdict =
     allow_except(&[SHARED_FILE, case(EPERM, &[one_of(1, &[F_SETPIPE_SZ])])]);
 const SO_ZEROCOPY: u32 = 60;
-// Memberships of multicast groups, which the kernel keeps for the network and charges to nobody. A sandbox has its loopback
-// only, on which there is nothing to receive.
+// Memberships of multicast groups, which the kernel keeps for the network and does not charge. A sandbox has only its
+// loopback interface, which receives nothing.
 const SOL_IP: u32 = 0;
 const SOL_IPV6: u32 = 41;
 const SOL_UDP: u32 = 17;
 const IP_MEMBERSHIPS: &[u32] = &[35, 39, 41, 42, 46, 48];
 const IPV6_MEMBERSHIPS: &[u32] = &[20, 27, 42, 46, 48];
-/// Labels of flows come from a table that the whole machine shares.
+/// Flow labels come from a table that the whole host shares.
 const IPV6_FLOWLABEL_MGR: u32 = 32;
-/// Keeps what was not sent yet in buffers that no limit on sockets counts.
+/// Keeps unsent data in buffers that no limit on sockets counts.
 const UDP_CORK: u32 = 1;
 
-/// More is to come: a datagram waits in its sender until it does.
+/// Announces more data: a datagram waits in its sender for it.
 const MSG_MORE: u32 = 0x8000;
 const SPLICE_F_MORE: u32 = 4;
 
@@ -319,8 +322,8 @@ const MEMBERSHIPS_6: Case = case(ENODEV, &[one_of(1, &[SOL_IPV6]), one_of(2, IPV
 const FLOW_LABELS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, &[IPV6_FLOWLABEL_MGR])]);
 const CORK: Case = case(PRETEND, &[one_of(1, &[SOL_UDP]), one_of(2, &[UDP_CORK])]);
 
-/// A listening socket gives its size to connections that wait to be accepted, and netlink fills a buffer of this size: the
-/// kernel charges neither.
+/// A listening socket passes its size on to connections that wait to be accepted, and netlink fills a buffer of this
+/// size. The kernel charges neither.
 const RECEIVE_BUFFER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_RCVBUF, SO_RCVBUFFORCE])]);
 
 pub(super) const SETSOCKOPT: Verdict = allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER]);

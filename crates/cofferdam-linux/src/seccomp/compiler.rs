@@ -1,12 +1,12 @@
-//! From the allowlist to a program:
+//! Compilation of the allowlist to a program:
 //!
 //! ```text
 //! wrong audit arch, foreign ABI bit -> kill
 //! number -> binary tree over ranges of equal verdict -> return, or the checks of the arguments -> return
 //! ```
 //!
-//! A list of comparisons would be longer and slower to install: the kernel runs a new filter once for each number
-//! that it knows. What the verdicts are is not decided here.
+//! A list of comparisons would be longer and slower to install: the kernel runs a new filter once for each number that
+//! it knows. The verdicts are not decided here.
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
 use super::checks::{PRLIMIT, RLIMIT_RTTIME};
@@ -28,7 +28,7 @@ struct Range {
     verdict: Verdict,
 }
 
-/// A range and where its calls go.
+/// A range and the target of its calls.
 #[derive(Clone, Copy)]
 struct Leaf {
     start: u32,
@@ -39,20 +39,21 @@ pub(super) fn compile(arch: Arch, options: &Options) -> Program {
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, |name| verdict(name, options))))
 }
 
-/// The whole list, for a process among others.
+/// Compiles the whole list for a process beside others.
 pub(super) fn compile_lone(arch: Arch) -> Program {
     let verdict = |name: &str| lone(name).unwrap_or_else(|| verdict(name, &Options::default()));
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
 }
 
-/// The whole list, but for what is used to build sandboxes, which is allowed.
+/// Compiles the whole list, except that calls which build sandboxes are allowed.
 pub(super) fn compile_early(arch: Arch, options: &Options) -> Program {
     let verdict = |name: &str| if is_for_building(name) { ALLOWED } else { verdict(name, options) };
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
 }
 
-/// Only what is used to build sandboxes, as the whole list has it, and the notifications of quotas. The early part judges everything else, foreign ABIs
-/// included: the kernel asks all filters of a process and obeys the strictest.
+/// Compiles only calls that build sandboxes, with the verdicts of the whole list, and the notifications of quotas. The
+/// early part decides about all other calls, including those of foreign ABIs: the kernel runs all filters of a process
+/// and obeys the strictest.
 pub(super) fn compile_late(arch: Arch, options: &Options) -> Program {
     let verdict = |name: &str| match in_quota(name, options) {
         Some(verdict) => verdict,
@@ -66,7 +67,7 @@ pub(super) fn compile_late(arch: Arch, options: &Options) -> Program {
     assembler.finish()
 }
 
-/// The search through these ranges, behind the walls against foreign ABIs.
+/// Writes the search through these ranges, after the checks against foreign ABIs.
 fn guarded(arch: Arch, ranges: &[Range]) -> Program {
     let mut assembler = Assembler::default();
     let leaves = checks(&mut assembler, ranges);
@@ -81,7 +82,7 @@ fn guarded(arch: Arch, ranges: &[Range]) -> Program {
     assembler.finish()
 }
 
-/// All numbers, as ranges whose neighbours differ. The first one starts at 0, the last one has no end.
+/// Returns all numbers as ranges whose neighbours differ. The first one starts at 0, and the last one has no end.
 fn ranges<'a>(arch: Arch, verdict: impl Fn(Option<&'a str>) -> Verdict) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     let mut end = 0;
@@ -94,7 +95,7 @@ fn ranges<'a>(arch: Arch, verdict: impl Fn(Option<&'a str>) -> Verdict) -> Vec<R
     ranges
 }
 
-/// Writes the argument checks, each once, and says where each range's calls go.
+/// Writes the argument checks, each once. Returns the target of each range.
 fn checks(assembler: &mut Assembler, ranges: &[Range]) -> Vec<Leaf> {
     let mut written: Vec<(Verdict, Target)> = Vec::new();
     let mut leaf = |range: &Range| {
@@ -120,7 +121,7 @@ fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
                 assembler.load(word, branch)
             })
         }
-        Verdict::Marking(key) => {
+        Verdict::Tagging(key) => {
             let otherwise = check(assembler, PRLIMIT);
             let tests = [(low(1), RLIMIT_RTTIME), (high(1), key.resource_half), (high(0), key.process_half)];
             tests.into_iter().rev().fold(returns(Action::Allow), |yes, (word, value)| {
@@ -131,7 +132,7 @@ fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
     }
 }
 
-/// To the case's action when all its tests hold, else on to `next`.
+/// Writes a case: jumps to its action if all its tests hold, else to `next`.
 fn check_case(assembler: &mut Assembler, case: &Case, next: Target) -> Target {
     case.when.iter().rev().fold(returns(case.then), |yes, test| check_test(assembler, test, yes, next))
 }
@@ -159,11 +160,11 @@ fn check_test(assembler: &mut Assembler, test: &Test, yes: Target, no: Target) -
     }
 }
 
-/// The search for the range of the number in the accumulator.
+/// Writes the search for the range of the number in the accumulator.
 fn tree(assembler: &mut Assembler, leaves: &[Leaf]) -> Target {
     match leaves {
         [only] => only.target,
-        // A call with a verdict of its own among others: one comparison instead of two.
+        // A call with its own verdict between equal ones: one comparison instead of two.
         [before, own, after] if before.target == after.target && after.start - own.start == 1 => {
             assembler.branch(Condition::Equal(own.start), own.target, before.target)
         }

@@ -1,4 +1,4 @@
-//! Which verdict a system call gets: the allowlist, what the options change, and what is not on the list.
+//! The verdicts on system calls: the allowlist, changes by options, and calls that are not on the list.
 use std::fmt;
 
 use super::arch::Arch;
@@ -12,14 +12,14 @@ use super::rules::RULES;
 
 /// A known call that the allowlist does not name.
 pub(super) const UNLISTED: Verdict = Verdict::Always(EPERM);
-const WHY_UNLISTED: &str = "not on the list: obsolete, of another architecture, or nobody has shown a need for it";
-/// A number that is no call, or one newer than our tables: programs then do without it, as on an older kernel.
+const WHY_UNLISTED: &str = "not on the list: obsolete, of another architecture, or without a known need";
+/// A number that is no call, or one newer than these tables: programs then avoid it, as on an older kernel.
 pub(super) const UNKNOWN: Verdict = Verdict::Always(ENOSYS);
 
-/// A call that a stage leaves to the other one.
+/// The verdict on a call that a stage leaves to the other one.
 pub(super) const ALLOWED: Verdict = Verdict::Always(Action::Allow);
 
-/// What builds sandboxes and is no guest's business, or is not with all arguments.
+/// Calls that build sandboxes and are forbidden to guests, entirely or with some arguments.
 const FOR_BUILDING: &[&str] = &[
     "clone",
     "clone3",
@@ -41,15 +41,16 @@ const FOR_BUILDING: &[&str] = &[
     "unshare",
 ];
 
-/// Whether the early stage allows a call, and the late one judges it.
+/// Returns true if the early stage allows a call, and the late one restricts it.
 pub(super) fn is_for_building(name: &str) -> bool {
     FOR_BUILDING.contains(&name)
 }
 
-/// Returns the verdict of the late stage on a call that makes kernel objects which no memory limit counts. What the rest of the
-/// allowlist refuses stays refused: the kernel obeys an error before a notification.
+/// Returns the verdict of the late stage on a call that creates kernel objects without a memory limit. Calls that the
+/// rest of the allowlist refuses stay refused: an error has precedence over a notification.
 ///
-/// An init that answers the notifications, and so cannot wait for an answer, makes these calls with its key.
+///
+/// The init answers the notifications, so it cannot wait for an answer itself. It makes these calls with its key.
 pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
     let keyed = |with, without: &'static Verdict| match options.mark_key {
         Some(key) => Verdict::Keyed { key, with, without },
@@ -68,11 +69,12 @@ pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
     }
 }
 
-/// A random number that a call must carry to set a mark.
+/// A random number that a call must contain to set an exec tag.
 ///
-/// `prlimit64` takes a process and a resource of 32 bits each in registers of 64. The kernel drops the upper halves, but
-/// a filter sees them: the key travels there. Nobody inside can read the filter, nor the memory of an init, and there
-/// are too many keys to try.
+///
+/// `prlimit64` takes a process and a resource of 32 bits each in registers of 64. The kernel ignores the upper halves,
+/// but a filter sees them: they contain the key. No guest can read the filter or the memory of an init, and there are
+/// too many keys to try.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct MarkKey {
     pub(super) process_half: u32,
@@ -80,10 +82,10 @@ pub struct MarkKey {
 }
 
 impl MarkKey {
-    /// A key from 64 random bits.
+    /// Creates a key from 64 random bits.
     #[must_use]
     pub fn new(random: u64) -> Self {
-        // No half is ever zero: that is what every other call carries there.
+        // No half is ever zero: every other call has zero there.
         Self { process_half: (random >> 32) as u32 | 1, resource_half: random as u32 | 1 }
     }
 
@@ -93,7 +95,7 @@ impl MarkKey {
         u64::from(self.process_half) << 32 | u64::from(self.resource_half)
     }
 
-    /// What `prlimit64` takes as process and resource, to mark the caller.
+    /// Returns the process and resource arguments of `prlimit64` that tag the caller.
     #[must_use]
     pub fn arguments(self) -> (u64, u64) {
         let resource = u64::from(super::checks::RLIMIT_RTTIME);
@@ -107,39 +109,40 @@ impl fmt::Debug for MarkKey {
     }
 }
 
-/// What differs from the allowlist: refusals for hosts where nothing else bounds what these calls get hold of, what a
-/// sandbox's own init needs, and what is harmless where the kernel is the guest's own.
+/// Changes to the allowlist: refusals for hosts where nothing else limits these calls, calls that a sandbox's own init
+/// needs, and calls that are harmless if the guest has its own kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Refuse `memfd_create`, whose memory is charged to nobody where there is no memory cgroup.
+    /// Refuse `memfd_create`, whose memory is not charged without a memory cgroup.
     pub deny_memfd: bool,
     /// Refuse SysV shared memory and shared anonymous mappings, which outlive or escape a limit on address space.
     pub deny_shared_memory: bool,
-    /// Refuse what holds memory in the kernel that no process shows: SysV semaphores and messages, filters of the guest's
-    /// own, and pages that pipes and sockets only refer to, which may belong to larger ones.
+    /// Refuse calls that allocate kernel memory which no process shows: SysV semaphores and messages, filters of the
+    /// guest's own, and pages that pipes and sockets only refer to, which may belong to larger ones.
     pub deny_kernel_memory: bool,
-    /// Refuse `sched_setaffinity`, where a share of the processors is enforced by affinity.
+    /// Refuse `sched_setaffinity`, if a share of the processors is enforced by affinity.
     pub deny_affinity: bool,
-    /// Keep pipes and socket buffers at their default sizes, where each descriptor counts as holding one: setting the
-    /// size of a pipe is refused, setting that of a socket's buffers does nothing.
+    /// Keep pipes and socket buffers at their default sizes, if each descriptor is charged with one: setting the size
+    /// of a pipe is refused, and setting that of a socket's buffers does nothing.
     pub deny_large_buffers: bool,
-    /// Let inotify report opens and reads, where no file is shared with anything outside: in a virtual machine.
+    /// Let inotify report opens and reads, if no file is shared with the host: in a VM.
     pub watch_reads: bool,
-    /// Notify the filter's listener of file locks, netlink sockets and listening sockets, which it lets continue up to a
-    /// quota. Only the late stage does: [`compile`](super::compile) ignores it.
+    /// Notify the filter's listener of file locks, netlink sockets and listening sockets, which it allows up to a
+    /// quota. This affects only the late stage: [`compile`](super::compile) ignores it.
     pub quotas: bool,
-    /// Notify the filter's listener of new processes, but not of new threads. With `quotas` only, and in the late stage.
+    /// Notify the filter's listener of new processes, but not of new threads. It requires `quotas`, and affects only
+    /// the late stage.
     pub count_processes: bool,
-    /// Let RLIMIT_RTTIME be set by who knows the key: an init, which marks with it what each exec starts.
+    /// Allow to set RLIMIT_RTTIME with the key: an init tags the processes of each exec with it.
     pub mark_key: Option<MarkKey>,
 }
 
-/// The verdict on a system call that exists on some architecture.
+/// Returns the verdict on a system call that exists on some architecture.
 pub(super) fn verdict(name: &str, options: &Options) -> Verdict {
     changed_by_option(name, options).or(rule(name).map(|rule| rule.verdict)).unwrap_or(UNLISTED)
 }
 
-/// The verdict on a call for a process that others of the host stand beside, where it differs.
+/// Returns the verdict on a call for a process beside others of the host, if it differs.
 pub(super) fn lone(name: &str) -> Option<Verdict> {
     match name {
         "kill" | "tgkill" => Some(TO_ITSELF),
@@ -153,7 +156,7 @@ pub(super) fn lone(name: &str) -> Option<Verdict> {
     }
 }
 
-/// The allowlist as it applies to `arch` without options, in the order of the calls' numbers: name, verdict, reason.
+/// Returns the allowlist of `arch` without options, in the order of the calls' numbers: name, verdict, reason.
 pub fn describe(arch: Arch) -> impl Iterator<Item = (&'static str, String, &'static str)> {
     arch.table().filter_map(|(_, name)| name).map(|name| {
         let (verdict, why) = rule(name).map_or((UNLISTED, WHY_UNLISTED), |rule| (rule.verdict, rule.why));
@@ -170,12 +173,12 @@ fn changed_by_option(name: &str, options: &Options) -> Option<Verdict> {
         "setsockopt" if options.deny_large_buffers => Some(SETSOCKOPT_WITHOUT_BUFFERS),
         "inotify_add_watch" if options.watch_reads => Some(ALLOWED),
         "msgget" | "semget" if options.deny_kernel_memory => Some(Verdict::Always(EPERM)),
-        // Programs take these for an old kernel, and do without.
+        // Programs treat this as an old kernel, and avoid these calls.
         "seccomp" | "sendfile" | "splice" | "tee" | "vmsplice" if options.deny_kernel_memory => {
             Some(Verdict::Always(EINVAL))
         }
         "prctl" if options.deny_kernel_memory => Some(PRCTL_WITHOUT_FILTERS),
-        "prlimit64" => options.mark_key.map(Verdict::Marking),
+        "prlimit64" => options.mark_key.map(Verdict::Tagging),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,
     }

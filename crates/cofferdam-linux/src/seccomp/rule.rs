@@ -1,13 +1,13 @@
-//! The words that the allowlist is written in: rules, verdicts, and tests of a call's arguments.
+//! The types of the allowlist: rules, verdicts, and tests of a call's arguments.
 //!
-//! A test looks at the low 32 bits of an argument unless it says otherwise: the kernel itself truncates `int`
-//! arguments, so a filter that compared all 64 bits could be passed by setting a high one.
+//! A test uses the low 32 bits of an argument unless it documents otherwise: the kernel itself truncates `int`
+//! arguments, so a filter that compared all 64 bits could be bypassed by setting a high one.
 use std::fmt;
 
 use super::checks::PRLIMIT;
 use super::policy::MarkKey;
 
-/// What happens to one system call, and why.
+/// The verdict on a system call, with its reason.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
     pub name: &'static str,
@@ -15,27 +15,27 @@ pub(super) struct Rule {
     pub why: &'static str,
 }
 
-/// What happens to a system call.
+/// The verdict on a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The same for all arguments.
     Always(Action),
-    /// The first case whose tests all hold decides, `otherwise` when none does.
+    /// The action of the first case whose tests all hold, or `otherwise`.
     ByArguments { cases: &'static [Case], otherwise: Action },
-    /// `prlimit64` as the allowlist has it, and setting a mark with the key.
-    Marking(MarkKey),
-    /// The verdict `with` the key in the sixth argument, of calls that have fewer, and the one `without` it.
+    /// The allowlist's verdict on `prlimit64`, except that an exec tag can be set with the key.
+    Tagging(MarkKey),
+    /// The verdict `with` the key in the sixth argument, for calls that have fewer, and the verdict `without` it.
     Keyed { key: MarkKey, with: &'static Verdict, without: &'static Verdict },
 }
 
-/// One line of a verdict that depends on arguments.
+/// A case of a verdict that depends on arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub when: &'static [Test],
     pub then: Action,
 }
 
-/// A question about one argument, counted from 0.
+/// A test of one argument, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     /// The low 32 bits, after masking, are one of `values`.
@@ -46,19 +46,19 @@ pub(super) enum Test {
     NotNull { argument: u8 },
 }
 
-/// How a call ends that does not go on to be tested.
+/// The final action on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Allow,
-    /// The call is not made and fails with this error; with 0 it is not made and seems to succeed.
+    /// The call is not executed and fails with this error. With 0 it seems to succeed.
     Errno(u16),
-    /// The call waits until the process that holds the filter's listener lets it continue or fail.
+    /// The call waits until the owner of the filter's listener lets it continue or fail.
     Notify,
     KillProcess,
 }
 
 impl Action {
-    /// The value that a filter returns to the kernel.
+    /// Returns the filter's return value to the kernel.
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::Allow => 0x7fff_0000,
@@ -74,17 +74,17 @@ pub(super) const fn errno(errno: i32) -> Action {
     Action::Errno(errno as u16)
 }
 
-/// A test that an argument is one of a few values.
+/// Creates a test that an argument is one of a few values.
 pub(super) const fn one_of(argument: u8, values: &'static [u32]) -> Test {
     Test::OneOf { argument, mask: u32::MAX, values }
 }
 
-/// A test that a field of an argument is one of a few values.
+/// Creates a test that a field of an argument is one of a few values.
 pub(super) const fn field_one_of(argument: u8, mask: u32, values: &'static [u32]) -> Test {
     Test::OneOf { argument, mask, values }
 }
 
-/// A test that an argument has any of a few bits.
+/// Creates a test that an argument has any of a few bits.
 pub(super) const fn any_bit(argument: u8, mask: u32) -> Test {
     Test::AnyBit { argument, mask }
 }
@@ -94,7 +94,7 @@ impl fmt::Display for Verdict {
         match self {
             Self::Always(action) => action.fmt(f),
             Self::Keyed { with, without, .. } => write!(f, "with the key {with}; else {without}"),
-            Self::Marking(_) => write!(f, "allow marking with the key; else {PRLIMIT}"),
+            Self::Tagging(_) => write!(f, "allow tagging with the key; else {PRLIMIT}"),
             Self::ByArguments { cases, otherwise } => {
                 for case in *cases {
                     write!(f, "{case}; ")?;

@@ -1,7 +1,7 @@
-//! The allowlist: one entry for each system call that somebody has thought about, sorted by name.
+//! The allowlist: one entry for each evaluated system call, sorted by name.
 //!
-//! A name counts on every architecture that has such a call. A known call without an entry fails with EPERM: leaving
-//! one out is safe, so that entries which refuse are here for their reasons only.
+//! A name applies to every architecture with such a call. A known call without an entry fails with EPERM. So omitting
+//! one is safe, and entries that refuse only document their reasons.
 use super::checks::*;
 use super::rule::{Action, Rule, Verdict};
 
@@ -24,7 +24,7 @@ const fn refuse(name: &'static str, why: &'static str) -> Rule {
 
 pub(super) static RULES: &[Rule] = &[
     refuse("_sysctl", "kernel settings; removed from newer kernels"),
-    allow("accept", "takes a connection on a socket that the sandbox made"),
+    allow("accept", "accepts a connection on a socket of the sandbox"),
     allow("accept4", "the same with flags; what libraries call"),
     allow("access", "asks for permissions of a path"),
     refuse("acct", "process accounting of the host"),
@@ -35,7 +35,7 @@ pub(super) static RULES: &[Rule] = &[
     allow("bind", "gives an address to a socket; reaches only the sandbox's own network namespace"),
     refuse("bpf", "programs in the kernel; many escapes began here"),
     allow("brk", "the heap"),
-    nosys("cachestat", "older kernels answer for files that the caller may only read: what others have used of them"),
+    nosys("cachestat", "older kernels answer for files that the caller may only read: reveals which parts others use"),
     allow("capget", "reads capabilities, which are none"),
     allow("capset", "can only drop capabilities"),
     allow("chdir", "working directory"),
@@ -45,7 +45,7 @@ pub(super) static RULES: &[Rule] = &[
         "no set-id files: on a host's workspace they would be another user's rights, root's at worst",
     ),
     allow("chown", "bounded by having no capabilities"),
-    refuse("chroot", "can be used to leave a root directory, and nobody inside needs it"),
+    refuse("chroot", "can be used to leave a root directory, and guests do not need it"),
     refuse("clock_adjtime", "the host's clock"),
     allow("clock_getres", "reads a clock's resolution"),
     allow("clock_gettime", "reads a clock; the fallback of the vDSO"),
@@ -55,7 +55,7 @@ pub(super) static RULES: &[Rule] = &[
         "clone",
         CLONE,
         "threads and processes, but no new namespaces: those open kernel code that ordinary users do not reach; nor \
-         threads with descriptors of their own and processes that share some, which nothing shows",
+         threads with their own descriptors and processes that share some, which no listing shows",
     ),
     nosys("clone3", "flags are in memory where a filter cannot see them; libcs fall back to clone"),
     allow("close", "descriptors"),
@@ -88,8 +88,8 @@ pub(super) static RULES: &[Rule] = &[
     allow("faccessat2", "the same with flags; what glibc calls"),
     check("fadvise64", FADVISE, "advice on reading, but none that drops a shared file from the page cache"),
     allow("fallocate", "reserves space, which the disk limit counts"),
-    refuse("fanotify_init", "sees and holds up other processes' file accesses"),
-    refuse("fanotify_mark", "sees and holds up other processes' file accesses"),
+    refuse("fanotify_init", "sees and delays other processes' file accesses"),
+    refuse("fanotify_mark", "sees and delays other processes' file accesses"),
     allow("fchdir", "working directory"),
     check("fchmod", MODE_IN_1, "permissions, but not set-id bits"),
     check("fchmodat", MODE_IN_2, "permissions, but not set-id bits"),
@@ -99,7 +99,7 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "fcntl",
         FCNTL,
-        "descriptor flags and file locks, but no leases and directory signals: those hold up or watch others' use of a file",
+        "descriptor flags and file locks, but no leases and directory signals: those delay or reveal others' file use",
     ),
     allow("fdatasync", "durability"),
     allow("fgetxattr", "extended attributes"),
@@ -190,7 +190,7 @@ pub(super) static RULES: &[Rule] = &[
     refuse("kexec_file_load", "another kernel"),
     refuse("kexec_load", "another kernel"),
     refuse("keyctl", "kernel keyrings are not namespaced"),
-    check("kill", NOT_INIT, "signals; the process namespace and Landlock bound whom they reach, never process 1"),
+    check("kill", NOT_INIT, "signals; the pid namespace and Landlock limit the targets, never process 1"),
     allow("landlock_add_rule", "a program may restrict itself further"),
     allow("landlock_create_ruleset", "a program may restrict itself further"),
     allow("landlock_restrict_self", "a program may restrict itself further"),
@@ -211,12 +211,12 @@ pub(super) static RULES: &[Rule] = &[
     refuse("lsm_list_modules", "security modules of the host"),
     refuse("lsm_set_self_attr", "security modules of the host"),
     allow("lstat", "file metadata"),
-    check("madvise", MADVISE, "advice on memory, but not merging equal pages, which tells what other processes hold"),
+    check("madvise", MADVISE, "advice on memory, but not merging equal pages, which reveals others' memory"),
     allow("map_shadow_stack", "return-address protection of a thread's own stack"),
     refuse("mbind", "placement of memory on the host's nodes"),
     allow("membarrier", "memory barriers between a process's own threads; runtimes use it"),
     check("memfd_create", MEMFD_CREATE, "files in memory, but not of huge pages, which no memory limit counts"),
-    refuse("memfd_secret", "memory that the host cannot look into"),
+    refuse("memfd_secret", "memory that the host cannot inspect"),
     refuse("migrate_pages", "placement of other processes' memory"),
     allow("mincore", "which own pages are resident; libunwind probes addresses so"),
     check("mkdir", MODE_IN_1, "directories, but not with set-id bits"),
@@ -231,7 +231,7 @@ pub(super) static RULES: &[Rule] = &[
     refuse("mount", "mounts"),
     refuse("mount_setattr", "mounts"),
     refuse("move_mount", "mounts"),
-    refuse("move_pages", "placement of other processes' memory, and tells who shares a page"),
+    refuse("move_pages", "placement of other processes' memory, and reveals shared pages"),
     allow("mprotect", "memory; every loader needs it"),
     allow("mq_getsetattr", "message queues of the sandbox's own IPC namespace"),
     allow("mq_notify", "message queues of the sandbox's own IPC namespace"),
@@ -264,11 +264,11 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "personality",
         PERSONALITY,
-        "asking and the default are fine; others switch off address randomisation or emulate old systems",
+        "queries and the default are allowed; others disable address randomisation or emulate old systems",
     ),
     refuse("pidfd_getfd", "takes descriptors out of other processes"),
     allow("pidfd_open", "a handle on a process that the caller can see already; the kernel shields process 1"),
-    allow("pidfd_send_signal", "signals without the race on process numbers"),
+    allow("pidfd_send_signal", "signals without the race on process ids"),
     allow("pipe", "pipes"),
     allow("pipe2", "pipes"),
     refuse("pivot_root", "mounts"),
@@ -284,11 +284,11 @@ pub(super) static RULES: &[Rule] = &[
     ),
     allow("pread64", "input"),
     allow("preadv", "input"),
-    check("preadv2", PREADV2, "input, but not only from the page cache, which tells what others have read"),
+    check("preadv2", PREADV2, "input, but not only from the page cache, which reveals what others have read"),
     check(
         "prlimit64",
         PRLIMIT,
-        "limits, but not the two that Cofferdam relies on: real-time seconds mark an exec, core size stops dumps",
+        "limits, but not the two that Cofferdam relies on: real-time seconds tag an exec, core size stops dumps",
     ),
     refuse("process_madvise", "advice on other processes' memory"),
     refuse("process_mrelease", "reaps other processes' memory"),
@@ -373,7 +373,7 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "setrlimit",
         SETRLIMIT,
-        "limits, but not the two that Cofferdam relies on: real-time seconds mark an exec, core size stops dumps",
+        "limits, but not the two that Cofferdam relies on: real-time seconds tag an exec, core size stops dumps",
     ),
     allow("setsid", "job control"),
     check(
@@ -417,7 +417,7 @@ pub(super) static RULES: &[Rule] = &[
     nosys("syncfs", "would write out a whole file system of the host; programs fall back to fsync"),
     refuse("sysfs", "lists file systems of the kernel; superseded by /proc"),
     allow("sysinfo", "memory and load figures"),
-    refuse("syslog", "the kernel's log, with its addresses and the neighbours' doings"),
+    refuse("syslog", "the kernel's log, with addresses and activity of other tenants"),
     allow("tee", "copying between pipes"),
     check("tgkill", NOT_INIT_OR_ITS_THREAD, "signals a thread; abort(3) and Go's preemption"),
     allow("time", "reads the clock"),

@@ -1,12 +1,12 @@
-//! A stock of cells: what every sandbox needs and no request has a say in.
+//! A pool of prepared namespaces: what every sandbox needs, independent of its request.
 //!
-//! A cell is a network namespace, an IPC namespace, a mount namespace with the template's root, terminals and writable directories, and a
-//! set of Landlock rules for them. Making one is most of the kernel's work on a sandbox, and so is taking it down. So a
-//! process of its own makes them ahead of time, a few at most, hands them over as descriptors, and drops them when they
-//! are used up. Each is used by one sandbox, once.
+//! Each entry has a network namespace, an IPC namespace, a mount namespace with the template's root, terminals and
+//! writable directories, and a set of Landlock rules for them. To create and remove these is most of the kernel's work
+//! on a sandbox. So a worker process creates a few in advance, hands them over as descriptors, and drops them after
+//! use. Each is used by one sandbox, once.
 //!
 //! ```text
-//! launcher --Make--> maker --cell--> launcher --setns--> sandbox --gone--> launcher --Drop--> maker
+//! launcher --Create--> worker --namespaces--> launcher --setns--> sandbox --gone--> launcher --Drop--> worker
 //! ```
 
 use std::ffi::{CStr, CString};
@@ -23,63 +23,63 @@ use rustix::fs::{Mode, OFlags};
 
 use super::template::{Covered, Template};
 
-/// Cells kept ready.
-const STOCK: usize = 8;
-/// Time to wait for one that is being made.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Files that fit into a sandbox without a disk limit are bounded by this.
+/// The maximum of prepared namespaces.
+const POOL_SIZE: usize = 8;
+/// Time to wait for namespaces that the worker is creating.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum of files in a sandbox without a disk limit.
 const MAX_FILES: u64 = 1 << 20;
 const MIN_FILES: u64 = 1024;
-const MAKE: u8 = b'+';
-const DROP: u8 = b'-';
+const CREATE: u8 = b'+';
+const RELEASE: u8 = b'-';
 
-/// What every sandbox needs.
+/// Prepared namespaces for one sandbox.
 #[derive(Debug)]
-pub struct Cell {
-    /// With only a loopback interface, which is up.
+pub struct PreparedNamespaces {
+    /// A network namespace with only a loopback interface, which is up.
     pub network: OwnedFd,
-    /// Without any object in it.
+    /// An empty IPC namespace.
     pub ipc: OwnedFd,
-    /// The template's root with terminals and the writable directories, but without `/proc`. `None` where the template's
-    /// own namespace became the cell's: the sandbox is in it from the start, and there will be no other.
+    /// A mount namespace with the template's root, terminals and the writable directories, but without `/proc`. `None`
+    /// if the sandbox uses the template's own namespace, which it then is in from the start.
     pub mounts: Option<OwnedFd>,
-    /// The file system of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts.
+    /// The file system that contains `/tmp`, `/dev/shm`, `/code` and a private workspace.
     pub own: OwnedFd,
-    /// Landlock rules for all of it but `/proc` and the workspace; `None` on a kernel without Landlock.
+    /// Landlock rules for all of it except `/proc` and the workspace. `None` on a kernel without Landlock.
     pub rules: Option<OwnedFd>,
-    /// Bytes that fit into the writable directories. At first always a limit: one can be lifted later, but not set where
-    /// there is none.
+    /// The maximum size in bytes of the writable directories. It is always set at first: a limit can be removed later,
+    /// but not added.
     pub disk: Option<u64>,
 }
 
-/// What cells are made from.
+/// The template, and the Landlock version for which rules are created.
 #[derive(Debug, Clone, Copy)]
-pub struct Mould<'a> {
+pub struct TemplateView<'a> {
     pub template: &'a Template,
     pub landlock_abi: u32,
 }
 
-/// The launcher's side of the stock.
+/// The launcher's side of the pool.
 #[derive(Debug)]
-pub struct Cells {
-    maker: Option<OwnedFd>,
-    /// Taken, and not yet asked for again.
-    owed: usize,
-    /// The first network, if there is no stock.
+pub struct NamespacePool {
+    worker: Option<OwnedFd>,
+    /// The number of entries that were taken and not requested again yet.
+    missing: usize,
+    /// The first network, if there is no worker.
     network: Option<Network>,
-    /// Where there will be one sandbox only: what was made for it.
-    single: Option<Option<Furniture>>,
+    /// For a launcher of a single sandbox: the mounts that were created for it.
+    single: Option<Option<SandboxMounts>>,
 }
 
-/// What a sandbox has of its own below the template's root.
+/// The sandbox's own mounts below the template's root.
 #[derive(Debug)]
-pub struct Furniture {
+pub struct SandboxMounts {
     own: OwnedFd,
     rules: Option<OwnedFd>,
     disk: u64,
 }
 
-/// The part of a cell that depends on nothing at all.
+/// The namespaces that do not depend on the template.
 #[derive(Debug)]
 pub struct Network {
     network: OwnedFd,
@@ -87,110 +87,112 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes both namespaces; the calling thread stays in them.
-    pub fn make(proc: BorrowedFd<'_>) -> io::Result<Self> {
+    /// Creates both namespaces. The calling thread stays in them.
+    pub fn create(proc: BorrowedFd<'_>) -> io::Result<Self> {
         namespace::unshare(namespace::kind::NET | namespace::kind::IPC)?;
         namespace::loopback_up()?;
         Ok(Self { network: namespace::open_own(proc, "net")?, ipc: namespace::open_own(proc, "ipc")? })
     }
 }
 
-impl Cells {
-    /// No stock, and at most one sandbox, which is in the template's own mount namespace.
-    pub fn single(network: Option<Network>, furniture: Option<Furniture>) -> Self {
-        Self { maker: None, owed: 0, network, single: Some(furniture) }
+impl NamespacePool {
+    /// Creates a pool without a worker for at most one sandbox, which is in the template's own mount namespace.
+    pub fn single(network: Option<Network>, own_mounts: Option<SandboxMounts>) -> Self {
+        Self { worker: None, missing: 0, network, single: Some(own_mounts) }
     }
 
-    /// No stock, but perhaps the network for the first.
+    /// Creates a pool without a worker, perhaps with the network for the first sandbox.
     pub fn on_demand(network: Option<Network>) -> Self {
-        Self { maker: None, owed: 0, network, single: None }
+        Self { worker: None, missing: 0, network, single: None }
     }
 
-    /// Starts the maker, and has it make cells with this disk limit.
-    pub fn stock(mould: Mould<'_>, disk: u64) -> io::Result<Self> {
+    /// Starts the worker and requests namespaces with this disk limit.
+    pub fn with_worker(view: TemplateView<'_>, disk: u64) -> io::Result<Self> {
         let (ours, theirs) = message::pair()?;
         match spawn::fork(0, None, None)? {
             Fork::Child => {
-                let Ok(home) = mould.template.home() else { process::exit_now(71) };
-                let (proc, home) = (mould.template.host_proc().as_raw_fd(), home.as_raw_fd());
-                process::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd(), proc, home]);
-                process::set_name(c"cofferdam-cells");
+                let Ok(mount_namespace) = view.template.mount_namespace() else { process::exit_now(71) };
+                let (proc, mount_namespace) = (view.template.host_proc().as_raw_fd(), mount_namespace.as_raw_fd());
+                process::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd(), proc, mount_namespace]);
+                process::set_name(c"cofferdam-ns");
                 let _ = process::die_with_parent();
-                let _ = serve(theirs.as_fd(), mould);
+                let _ = serve(theirs.as_fd(), view);
                 process::exit_now(0)
             }
             Fork::Parent(_) => {
-                let mut cells = Self { maker: Some(ours), owed: STOCK, network: None, single: None };
-                cells.restock(disk);
-                Ok(cells)
+                let mut pool = Self { worker: Some(ours), missing: POOL_SIZE, network: None, single: None };
+                pool.refill(disk);
+                Ok(pool)
             }
         }
     }
 
-    /// A cell that nothing was ever in. Without a maker, the calling process makes it, and stays in its network and IPC
-    /// namespace.
-    pub fn take(&mut self, mould: Mould<'_>, disk: u64) -> io::Result<Cell> {
-        if let Some(maker) = &self.maker {
-            match from_stock(maker.as_fd()) {
-                Ok(cell) => {
-                    self.owed += 1;
-                    if self.owed >= STOCK / 2 {
-                        self.restock(disk);
+    /// Returns unused namespaces. Without a worker, the calling process creates them, and stays in the network and IPC
+    /// namespaces.
+    pub fn take(&mut self, view: TemplateView<'_>, disk: u64) -> io::Result<PreparedNamespaces> {
+        if let Some(worker) = &self.worker {
+            match receive_namespaces(worker.as_fd()) {
+                Ok(prepared) => {
+                    self.missing += 1;
+                    if self.missing >= POOL_SIZE / 2 {
+                        self.refill(disk);
                     }
-                    return Ok(cell);
+                    return Ok(prepared);
                 }
-                Err(_) => self.maker = None,
+                Err(_) => self.worker = None,
             }
         }
-        let network = self.network.take().map_or_else(|| Network::make(mould.template.host_proc()), Ok)?;
+        let network = self.network.take().map_or_else(|| Network::create(view.template.host_proc()), Ok)?;
         match &mut self.single {
-            Some(furniture) => make_of_template(mould, disk, network, furniture.take()),
-            None => make(mould, disk, network),
+            Some(own_mounts) => create_in_template(view, disk, network, own_mounts.take()),
+            None => create(view, disk, network),
         }
     }
 
-    /// Has the maker take down a cell in which nothing lives any more.
-    pub fn dispose(&self, cell: Cell) {
-        if let Some(maker) = &self.maker {
-            // Where it cannot be handed over, it is dropped here.
-            let fds: Vec<_> = [&cell.network, &cell.ipc].into_iter().chain(&cell.mounts).map(AsFd::as_fd).collect();
-            let _ = message::send(maker.as_fd(), &[DROP], &fds);
+    /// Lets the worker remove namespaces in which no process remains.
+    pub fn dispose(&self, prepared: PreparedNamespaces) {
+        if let Some(worker) = &self.worker {
+            // If the worker cannot receive them, they are dropped here.
+            let fds: Vec<_> =
+                [&prepared.network, &prepared.ipc].into_iter().chain(&prepared.mounts).map(AsFd::as_fd).collect();
+            let _ = message::send(worker.as_fd(), &[RELEASE], &fds);
         }
     }
 
-    /// Ends the maker; the caller reaps it.
+    /// Ends the worker. The caller reaps it.
     pub fn stop(&mut self) {
-        self.maker = None;
+        self.worker = None;
     }
 
-    /// Whether there is anything to make. It waits until nothing else is wanted: making one right away would hold up the
-    /// very sandbox that took it.
+    /// Returns true if entries are missing. The launcher requests them when it is idle: an earlier request would delay
+    /// the sandbox that took the last entry.
     pub fn is_short(&self) -> bool {
-        self.owed > 0
+        self.missing > 0
     }
 
-    /// Asks the maker for what was taken.
-    pub fn restock(&mut self, disk: u64) {
-        let mut order = [MAKE; 9];
-        order[1..].copy_from_slice(&disk.to_le_bytes());
-        for _ in 0..std::mem::take(&mut self.owed) {
-            // A maker that is gone is noticed when a cell is wanted.
-            if let Some(maker) = &self.maker {
-                let _ = message::send(maker.as_fd(), &order, &[]);
+    /// Requests as many entries as were taken.
+    pub fn refill(&mut self, disk: u64) {
+        let mut request = [CREATE; 9];
+        request[1..].copy_from_slice(&disk.to_le_bytes());
+        for _ in 0..std::mem::take(&mut self.missing) {
+            // If the worker has ended, the next `take` notices it.
+            if let Some(worker) = &self.worker {
+                let _ = message::send(worker.as_fd(), &request, &[]);
             }
         }
     }
 }
 
-impl Cell {
-    fn new(network: Network, mounts: Option<OwnedFd>, furniture: Furniture) -> Self {
-        let (Network { network, ipc }, Furniture { own, rules, disk }) = (network, furniture);
+impl PreparedNamespaces {
+    fn new(network: Network, mounts: Option<OwnedFd>, own_mounts: SandboxMounts) -> Self {
+        let (Network { network, ipc }, SandboxMounts { own, rules, disk }) = (network, own_mounts);
         Self { network, ipc, mounts, own, rules, disk: Some(disk) }
     }
 
-    /// Bounds the writable directories, if they do not have this bound. Who has another copy of the cell says so there.
+    /// Sets the size of the writable directories, unless they have it. A caller with another copy of the namespaces
+    /// must update `disk` there.
     ///
-    /// Fails where there is less room than is in use, and where there was no limit before.
+    /// Fails if more is in use, or if there was no limit before.
     pub fn resize(&self, disk: Option<u64>) -> io::Result<()> {
         if self.disk == disk {
             return Ok(());
@@ -200,15 +202,15 @@ impl Cell {
     }
 }
 
-fn from_stock(maker: BorrowedFd<'_>) -> io::Result<Cell> {
+fn receive_namespaces(worker: BorrowedFd<'_>) -> io::Result<PreparedNamespaces> {
     let mut buffer = [0; 8];
-    if !message::wait_readable(maker, Some(PATIENCE))? {
+    if !message::wait_readable(worker, Some(CREATE_TIMEOUT))? {
         return Err(io::Error::from(io::ErrorKind::TimedOut));
     }
-    let (length, fds) = message::receive(maker, &mut buffer)?;
+    let (length, fds) = message::receive(worker, &mut buffer)?;
     let mut fds = fds.into_iter();
     match (length, fds.next(), fds.next(), fds.next(), fds.next()) {
-        (8, Some(network), Some(ipc), Some(mounts), Some(own)) => Ok(Cell {
+        (8, Some(network), Some(ipc), Some(mounts), Some(own)) => Ok(PreparedNamespaces {
             network,
             ipc,
             mounts: Some(mounts),
@@ -220,60 +222,66 @@ fn from_stock(maker: BorrowedFd<'_>) -> io::Result<Cell> {
     }
 }
 
-/// The maker's life: one order after the other, until the launcher is gone or something fails.
-fn serve(launcher: BorrowedFd<'_>, mould: Mould<'_>) -> io::Result<()> {
+/// Serves requests in the worker, one after the other, until the launcher has ended or a step fails.
+fn serve(launcher: BorrowedFd<'_>, view: TemplateView<'_>) -> io::Result<()> {
     let mut buffer = [0; 16];
     loop {
         message::wait_readable(launcher, None)?;
         let (length, fds) = message::receive(launcher, &mut buffer)?;
         match (buffer[..length].first(), buffer[..length].get(1..9).map(<[u8; 8]>::try_from)) {
-            (Some(&MAKE), Some(Ok(disk))) => {
-                let cell = make(mould, u64::from_le_bytes(disk), Network::make(mould.template.host_proc())?)?;
-                let mut fds: Vec<_> = [&cell.network, &cell.ipc].map(AsFd::as_fd).to_vec();
-                fds.extend(cell.mounts.iter().chain([&cell.own]).map(AsFd::as_fd));
-                fds.extend(cell.rules.iter().map(AsFd::as_fd));
+            (Some(&CREATE), Some(Ok(disk))) => {
+                let prepared = create(view, u64::from_le_bytes(disk), Network::create(view.template.host_proc())?)?;
+                let mut fds: Vec<_> = [&prepared.network, &prepared.ipc].map(AsFd::as_fd).to_vec();
+                fds.extend(prepared.mounts.iter().chain([&prepared.own]).map(AsFd::as_fd));
+                fds.extend(prepared.rules.iter().map(AsFd::as_fd));
                 message::send(launcher, &disk, &fds)?;
             }
-            (Some(&DROP), _) => drop(fds),
+            (Some(&RELEASE), _) => drop(fds),
             _ => return Ok(()),
         }
     }
 }
 
-/// Makes the only cell there will be: the template needs no copy.
-fn make_of_template(mould: Mould<'_>, disk: u64, network: Network, furniture: Option<Furniture>) -> io::Result<Cell> {
-    let furniture = furniture.map_or_else(|| Furniture::make(mould, disk), Ok)?;
-    Ok(Cell::new(network, None, furniture))
+/// Creates the only namespaces of a launcher. The template needs no copy for them.
+fn create_in_template(
+    view: TemplateView<'_>,
+    disk: u64,
+    network: Network,
+    own_mounts: Option<SandboxMounts>,
+) -> io::Result<PreparedNamespaces> {
+    let own_mounts = own_mounts.map_or_else(|| SandboxMounts::create(view, disk), Ok)?;
+    Ok(PreparedNamespaces::new(network, None, own_mounts))
 }
 
-fn make(mould: Mould<'_>, disk: u64, network: Network) -> io::Result<Cell> {
-    let (proc, home) = (mould.template.host_proc(), mould.template.home()?);
+fn create(view: TemplateView<'_>, disk: u64, network: Network) -> io::Result<PreparedNamespaces> {
+    let (proc, mount_namespace) = (view.template.host_proc(), view.template.mount_namespace()?);
     namespace::unshare(namespace::kind::MOUNT)?;
-    let cell = Furniture::make(mould, disk)
-        .and_then(|furniture| Ok(Cell::new(network, Some(namespace::open_own(proc, "mnt")?), furniture)));
-    // What is not in the template's namespace can make no further cell, and no sandbox.
-    if namespace::join(home, namespace::kind::MOUNT).is_err() {
+    let prepared = SandboxMounts::create(view, disk).and_then(|own_mounts| {
+        Ok(PreparedNamespaces::new(network, Some(namespace::open_own(proc, "mnt")?), own_mounts))
+    });
+    // Outside the template's namespace, the process can create no further namespaces and no sandbox.
+    if namespace::join(mount_namespace, namespace::kind::MOUNT).is_err() {
         process::exit_now(71);
     }
-    cell
+    prepared
 }
 
-impl Furniture {
-    /// Adds to the root of the calling process what each sandbox has of its own, and makes rules for it.
-    pub fn make(mould: Mould<'_>, disk: u64) -> io::Result<Self> {
+impl SandboxMounts {
+    /// Mounts the sandbox's own file systems in the root of the calling process, and creates rules for the root.
+    pub fn create(view: TemplateView<'_>, disk: u64) -> io::Result<Self> {
         let terminals = [(c"ptmxmode", c"0666"), (c"mode", c"0620"), (c"max", c"64")];
         let terminals = mount::new_filesystem(c"devpts", &terminals, attr::NOSUID | attr::NOEXEC)?;
         mount::attach(terminals.as_fd(), mount::cwd(), c"/dev/pts")?;
-        let own = mount_own(disk, mould.template.covered())?;
-        let rules = if mould.landlock_abi > 0 { Some(rules(mould)?.into_fd()) } else { None };
+        let own = mount_own(disk, view.template.covered())?;
+        let rules = if view.landlock_abi > 0 { Some(rules(view)?.into_fd()) } else { None };
         Ok(Self { own, rules, disk })
     }
 }
 
-/// Mounts one tmpfs, of which `/tmp`, `/dev/shm`, `/code` and a private workspace are parts, so that one size bounds them
+/// Mounts one tmpfs that contains `/tmp`, `/dev/shm`, `/code` and a private workspace, so that one size limits them
 /// all.
 fn mount_own(disk: u64, covered: &[Covered]) -> io::Result<OwnedFd> {
-    // While it can still be reached.
+    // Copy these mounts before `/tmp` covers them.
     let trees = covered.iter().map(|part| {
         let path = CString::new(part.path.as_os_str().as_bytes())?;
         let tree = match &part.link {
@@ -286,7 +294,7 @@ fn mount_own(disk: u64, covered: &[Covered]) -> io::Result<OwnedFd> {
     let (size, files) = bounds(Some(disk));
     let options = [(c"size", size.as_c_str()), (c"nr_inodes", files.as_c_str()), (c"mode", c"0755")];
     let own = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV)?;
-    // It is covered by the workspace at the end; until then its parts can be copied from here.
+    // The workspace covers it in the end. Until then, its parts can be copied from here.
     mount::attach(own.as_fd(), mount::cwd(), c"/workspace")?;
     for (name, mode, target, attributes) in [
         (c"tmp", 0o1777, c"/tmp", 0),
@@ -307,7 +315,7 @@ fn mount_own(disk: u64, covered: &[Covered]) -> io::Result<OwnedFd> {
     Ok(own)
 }
 
-/// Shows a part of an interpreter in the sandbox's own `/tmp`, where the host has it.
+/// Shows a part of an interpreter in the sandbox's own `/tmp`, at its path on the host.
 fn show_again(part: &Covered, path: &CStr, tree: Option<&OwnedFd>) -> io::Result<()> {
     if let Some(parent) = part.path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -327,18 +335,18 @@ fn show_again(part: &Covered, path: &CStr, tree: Option<&OwnedFd>) -> io::Result
     }
 }
 
-/// Size and number of files, as a tmpfs takes them; 0 is no bound.
+/// Returns the size and the number of files as options of a tmpfs; 0 means no limit.
 fn bounds(disk: Option<u64>) -> (CString, CString) {
     let files = disk.map_or(MAX_FILES, |bytes| (bytes / 8192).clamp(MIN_FILES, MAX_FILES));
     let text = |number: u64| CString::new(number.to_string()).unwrap_or_default();
     (text(disk.unwrap_or(0)), text(files))
 }
 
-fn rules(mould: Mould<'_>) -> io::Result<Ruleset> {
-    let rules = Ruleset::new(mould.landlock_abi)?;
+fn rules(view: TemplateView<'_>) -> io::Result<Ruleset> {
+    let rules = Ruleset::new(view.landlock_abi)?;
     allow(&rules, c"/", access::READ_DIR)?;
-    for (path, is_directory) in mould.template.programs() {
-        // The kernel takes no right to list for a file.
+    for (path, is_directory) in view.template.programs() {
+        // The kernel accepts no right to list for a file.
         allow(&rules, path, access::EXECUTE | if *is_directory { access::READ } else { access::READ_FILE })?;
     }
     allow(&rules, c"/code", access::READ | access::EXECUTE)?;
@@ -347,15 +355,15 @@ fn rules(mould: Mould<'_>) -> io::Result<Ruleset> {
     for path in [c"/dev/pts", c"/dev/null", c"/dev/full", c"/dev/random", c"/dev/urandom", c"/dev/tty"] {
         allow(&rules, path, if path == c"/dev/pts" { devices } else { devices & !access::READ_DIR })?;
     }
-    // Opened for writing it could be mapped: memory that stays when no process has it mapped any more.
+    // Do not allow writes to /dev/zero: it could then be mapped as memory that stays when no process maps it any more.
     allow(&rules, c"/dev", access::READ)?;
     allow(&rules, c"/dev/shm", access::ALL)?;
     allow(&rules, c"/tmp", access::ALL)?;
     Ok(rules)
 }
 
-/// Adds a rule for what is at `path` now.
+/// Adds a rule for the file that is at `path` now.
 pub fn allow(rules: &Ruleset, path: &CStr, rights: u64) -> io::Result<()> {
-    let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    rules.allow(place.as_fd(), rights)
+    let target = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    rules.allow(target.as_fd(), rights)
 }

@@ -1,15 +1,14 @@
-//! From a new child to an init behind walls: the steps that a new sandbox takes, in the order that makes each possible
-//! and none reversible.
+//! The steps from a new child to an isolated init. Each step is irreversible, and their order makes each possible.
 //!
 //! ```text
-//! control group -> network and mounts of its cell -> /proc -> workspace -> limits -> user -> user namespace
-//!   -> capabilities -> no_new_privs -> Landlock -> seccomp -> measure -> execute the init, which says Ready
+//! control group -> prepared network and mounts -> /proc -> workspace -> limits -> user -> user namespace
+//!   -> capabilities -> no_new_privs -> Landlock -> seccomp -> measure -> execute the init, which sends Ready
 //! ```
 //!
-//! The user namespace comes last of the namespaces, so that the sandbox owns none of the others.
+//! The user namespace is created after the other namespaces, so that the sandbox owns none of them.
 //!
 //! All of this may run in the launcher's own memory, while the launcher waits. So nothing here outlives the return from
-//! [`NewSandbox::prepare`], what is the launcher's is only read, and nothing reads what others can write.
+//! [`NewSandbox::prepare`], the launcher's data is only read, and nothing reads data that other processes can write.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -22,40 +21,41 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid};
 use cofferdam_linux::{caps, cgroup, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
-use super::cells::{self, Cell};
+use super::cells::{self, PreparedNamespaces};
 use super::init::InitProgram;
-use super::init::handover::{Handover, MAX_BYTES, MAX_FDS, Measured};
+use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
 use super::template::Template;
-use super::{Filters, Identity, Named, PATIENCE, PID_SPACE, Step, evidence, network};
+use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
-/// Open descriptors of one program.
+/// The maximum of open descriptors of one program.
 const MAX_OPEN_FILES: u64 = 4096;
-/// The same where the init itself watches memory: each may hold some in the kernel that no process is charged for. Also
-/// where sandboxes run as the caller: the kernel compares what all processes of that user have sent with this limit of the
-/// sender, and the caller's own programs have a limit of 1024 by default.
+/// The same if the init itself watches memory: each descriptor may hold kernel memory that is charged to no process. It
+/// also applies if sandboxes run as the caller: the kernel compares the descriptors in flight of all processes of that
+/// user with this limit of the sender, and the caller's own programs have a limit of 1024 by default.
 const MAX_SHARED_OPEN_FILES: u64 = 512;
 const LOCKED_MEMORY: u64 = 8 << 20;
-/// A quarter of what a user has by default, for sandboxes of the same user share that.
+/// A quarter of a user's default, because sandboxes of the same user share it.
 const MESSAGE_QUEUE_BYTES: u64 = 200 << 10;
 const PENDING_SIGNALS: u64 = 1024;
-/// How much larger than all stored bytes a file may look. Programs that fill the disk meet ENOSPC before this limit.
+/// The largest difference between a file's size and all stored bytes. Programs that fill the disk get ENOSPC before
+/// this limit.
 const FILE_SIZE_SLACK: u64 = 1 << 20;
 const OPEN_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// What a new sandbox is made from, and what is asked of it.
+/// The request for a new sandbox and the resources for it.
 pub struct Setup<'a> {
-    pub cell: &'a Cell,
+    pub prepared: &'a PreparedNamespaces,
     pub join_files: &'a [OwnedFd],
     pub groups: &'a [BorrowedFd<'a>],
-    /// The one of them in which tasks are counted.
+    /// The one of `groups` in which tasks are counted.
     pub counting_dir: Option<BorrowedFd<'a>>,
     pub group_base: Base,
     pub identity: Identity,
     pub facts: &'a HostFacts,
-    /// Holds the child's number outside.
+    /// Contains the child's process id outside.
     pub outside_pid: &'a SharedPid,
     pub template: &'a Template,
     pub filters: &'a Filters,
@@ -63,34 +63,34 @@ pub struct Setup<'a> {
     pub control: BorrowedFd<'a>,
     /// A detached mount of the host directory that becomes the workspace.
     pub workspace: Option<&'a OwnedFd>,
-    /// What becomes process 1.
+    /// The program that becomes process 1.
     pub init: &'a InitProgram,
     pub watch_bounds: WatchBounds,
 }
 
-/// How many of the host's counts of watches a sandbox may have. The kernel keeps them for a user: where sandboxes run as
-/// the caller, they share them.
+/// The share of the host's inotify limits that a sandbox gets. The kernel counts for each user: if sandboxes run as the
+/// caller, they share the limits.
 #[derive(Debug, Clone, Copy)]
 pub struct WatchBounds {
     instances: u64,
     watches: u64,
-    /// Bytes that the unread events of one instance may hold.
+    /// The maximum size in bytes of the unread events of one instance.
     queue: u64,
 }
 
-/// What an event with a long name takes in the kernel.
+/// The kernel memory of an event with a long name.
 const WATCH_EVENT_BYTES: u64 = 512;
-/// Instances that a sandbox may have however little memory it has: a watcher, and one in a program that it starts.
+/// The minimum of instances with any memory limit: one for a watcher, and one for a program that it starts.
 const MIN_WATCH_INSTANCES: u64 = 2;
 
 impl WatchBounds {
-    /// Reads what the host gives a user, and takes an eighth of it.
+    /// Reads the host's limits for a user, and takes an eighth of them.
     pub fn read() -> Self {
         let setting = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/inotify/{name}")).unwrap_or_default();
             text.trim().parse::<u64>().ok()
         };
-        let share = |name, least, most| (setting(name).unwrap_or(0) / 8).clamp(least, most);
+        let share = |name, min, max| (setting(name).unwrap_or(0) / 8).clamp(min, max);
         Self {
             instances: share("max_user_instances", 4, 64),
             watches: share("max_user_watches", 1024, 65_536),
@@ -98,40 +98,41 @@ impl WatchBounds {
         }
     }
 
-    /// Returns how many instances a sandbox may have whose memory is limited to so many bytes and whose events are charged
-    /// to no control group: as many as fill an eighth of the limit with events that nothing reads.
+    /// Returns the maximum of instances for a sandbox with this memory limit, if events are charged to no control
+    /// group: so many that their unread events fill an eighth of the limit.
     fn instances_within(&self, memory: u64) -> u64 {
         let fitting = (memory / 8).checked_div(self.queue).unwrap_or(u64::MAX);
         self.instances.min(fitting.max(MIN_WATCH_INSTANCES))
     }
 }
 
-/// What the host gets to work with the sandbox's files, and what must not be closed before the walls are measured.
-struct Rooms {
+/// Descriptors for the host and the init, which must stay open until the sandbox is measured, with facts that only this
+/// phase can find.
+struct Handles {
     workspace: OwnedFd,
     code: OwnedFd,
     quotas: QuotaFds,
-    /// True where the kernel bounds the queues of listening sockets.
+    /// True if the kernel limits the queues of listening sockets.
     backlog_bounded: bool,
-    /// Tasks in the control group.
+    /// The number of tasks in the control group.
     members: u64,
-    /// The user that the sandbox is outside.
+    /// The user id of the sandbox outside its user namespace.
     outside_uid: u32,
 }
 
-/// What the init keeps its quotas with.
+/// Descriptors that the init needs to enforce quotas.
 struct QuotaFds {
     listener: OwnedFd,
     locks: OwnedFd,
 }
 
-/// A new child: builds the walls around itself, then becomes process 1.
+/// A new child, which isolates itself and then becomes process 1.
 pub struct NewSandbox<'a>(pub Setup<'a>);
 
 impl spawn::Child for NewSandbox<'_> {
     fn prepare(&mut self) -> Result<RawFd, i32> {
         let setup = &self.0;
-        match build(setup).and_then(|rooms| hand_over(setup, rooms)) {
+        match build(setup).and_then(|handles| handoff(setup, handles)) {
             Ok(()) => Ok(setup.init.raw()),
             Err(failure) => Err(self.fail(failure)),
         }
@@ -144,63 +145,64 @@ impl spawn::Child for NewSandbox<'_> {
 }
 
 impl NewSandbox<'_> {
-    /// Tells the host, and gives the exit code.
+    /// Sends the failure to the host and returns the exit code.
     fn fail(&self, failure: Failure) -> i32 {
-        let _ = protocol::send(self.0.control, &Event::Failed(failure), &[], PATIENCE);
+        let _ = protocol::send(self.0.control, &Event::Failed(failure), &[], SEND_TIMEOUT);
         1
     }
 }
 
-fn build(setup: &Setup<'_>) -> Step<Rooms> {
+fn build(setup: &Setup<'_>) -> Step<Handles> {
     let ids = outside_ids(setup)?;
-    let members = lay_ground(setup)?;
+    let members = enter_namespaces(setup)?;
     let proc = mount_proc(setup)?;
     let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
-    let (workspace, code) = settle_in(setup, ids, &proc)?;
+    let (workspace, code) = mount_workspace(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
-    // The mount of /proc that guests see covers it.
+    // Open it now: the mount of /proc that guests see covers it.
     let locks =
         openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
     let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
-    Ok(Rooms { workspace, code, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
+    Ok(Handles { workspace, code, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
 }
 
-/// Leaves the launcher's surroundings. Gives the number of tasks in the control group.
-fn lay_ground(setup: &Setup<'_>) -> Step<u64> {
-    let cell = setup.cell;
-    // First of all: a core file is written by killing whatever shares the memory.
-    // A limit of exactly 1 byte also stops cores that go to a pipe; the seccomp list keeps it so.
+/// Closes inherited descriptors, then enters the control group and the prepared namespaces. Returns the number of tasks
+/// in the control group.
+fn enter_namespaces(setup: &Setup<'_>) -> Step<u64> {
+    let prepared = setup.prepared;
+    // This comes first: to write a core file, the kernel kills all processes that share the memory. A limit of exactly
+    // 1 byte also prevents cores that go to a pipe. The seccomp filter prevents changes of it.
     process::set_limit(Resource::CORE, 1).step("forbid core files")?;
     let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
-    keep.extend([&cell.network, &cell.ipc, &cell.own].map(AsRawFd::as_raw_fd));
-    keep.extend(cell.mounts.iter().chain(&cell.rules).chain(setup.workspace).map(AsRawFd::as_raw_fd));
+    keep.extend([&prepared.network, &prepared.ipc, &prepared.own].map(AsRawFd::as_raw_fd));
+    keep.extend(prepared.mounts.iter().chain(&prepared.rules).chain(setup.workspace).map(AsRawFd::as_raw_fd));
     keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
     keep.extend(setup.groups.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
     process::set_name(c"cofferdam-init");
-    // Its own files in /proc are needed until the last wall is up; no guest exists before that.
+    // Later steps need the child's own files in /proc. No guest exists before isolation is complete.
     process::set_dumpable(DumpableState::Yes).step("open own proc files")?;
     for file in setup.join_files {
         rustix::io::write(file, b"0").step("join the control group")?;
     }
     let members = setup.counting_dir.map_or(0, cgroup::members);
-    namespace::unshare(namespace::kind::CGROUP).step("make a cgroup namespace")?;
-    namespace::join(cell.network.as_fd(), namespace::kind::NET).step("join the network namespace")?;
-    namespace::join(cell.ipc.as_fd(), namespace::kind::IPC).step("join the IPC namespace")?;
-    if let Some(mounts) = &cell.mounts {
+    namespace::unshare(namespace::kind::CGROUP).step("create a cgroup namespace")?;
+    namespace::join(prepared.network.as_fd(), namespace::kind::NET).step("join the network namespace")?;
+    namespace::join(prepared.ipc.as_fd(), namespace::kind::IPC).step("join the IPC namespace")?;
+    if let Some(mounts) = &prepared.mounts {
         namespace::join(mounts.as_fd(), namespace::kind::MOUNT).step("join the mount namespace")?;
     }
     namespace::set_hostname("sandbox").step("set the host name")?;
     Ok(members)
 }
 
-/// The kernel's user and group of this sandbox.
+/// Returns the user and group of this sandbox outside its user namespace.
 fn outside_ids(setup: &Setup<'_>) -> Step<(u32, u32)> {
     match setup.identity {
         Identity::Unique { first, count } => {
             let pid = setup.outside_pid.get() as u32;
             let id = first + pid % count;
-            // Process numbers that differ may give the same id only where there are fewer ids than numbers.
+            // Different process ids can give the same user id only if there are fewer user ids than process ids.
             let mut others = (pid % count..PID_SPACE).step_by(count as usize).filter(|other| *other != pid);
             if others.any(|other| runs_as(setup.template.host_proc(), other, id)) {
                 let step = "find a user id that no other sandbox has (try again, or map more ids)".to_owned();
@@ -213,7 +215,7 @@ fn outside_ids(setup: &Setup<'_>) -> Step<(u32, u32)> {
     }
 }
 
-/// Returns whether a process exists and has this user id. One that cannot be read counts as having it.
+/// Returns true if a process exists and has this user id, or if its status cannot be read.
 fn runs_as(host_proc: BorrowedFd<'_>, pid: u32, id: u32) -> bool {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let Ok(status) = openat(host_proc, format!("{pid}/status"), flags, Mode::empty()) else { return false };
@@ -224,8 +226,8 @@ fn runs_as(host_proc: BorrowedFd<'_>, pid: u32, id: u32) -> bool {
     ids.is_none_or(|ids| ids.split_whitespace().any(|other| other.parse() == Ok(id)))
 }
 
-/// Mounts `/proc`, masked and read-only, and gives a writable way to it for the steps that follow: a mount that the
-/// read-only one covers.
+/// Mounts `/proc`, masked and read-only. Returns a writable mount of it for the next steps, which the read-only one
+/// covers.
 fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
     let flags = attr::NOSUID | attr::NODEV | attr::NOEXEC;
     let writable = mount::new_filesystem(c"proc", &[], flags).step("mount proc")?;
@@ -237,7 +239,7 @@ fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
         for path in paths {
             let cover = mount::clone_tree(mount::cwd(), cover, Depth::Single).step("copy a cover")?;
             match mount::attach(cover.as_fd(), mount::cwd(), path) {
-                // Some files of /proc exist for root's eyes only.
+                // Only root can see some files of /proc.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 other => other.step("cover a file of /proc")?,
             }
@@ -246,11 +248,11 @@ fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
     Ok(writable)
 }
 
-/// Fits the cell's writable directories to the request and puts the workspace in its place. Gives the workspace and the
-/// directory for scripts.
-fn settle_in(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(OwnedFd, OwnedFd)> {
-    let (create, own) = (setup.create, &setup.cell.own);
-    setup.cell.resize(create.disk).step("bound the sandbox's tmpfs")?;
+/// Sets the size of the writable directories and mounts the workspace. Returns the workspace and the directory for
+/// scripts.
+fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(OwnedFd, OwnedFd)> {
+    let (create, own) = (setup.create, &setup.prepared.own);
+    setup.prepared.resize(create.disk).step("set the size of the sandbox's tmpfs")?;
     let code = openat(own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
     let read_only = if create.read_only { attr::RDONLY } else { 0 };
     if let (WorkspacePlan::HostDir { uid, gid, .. }, Some(tree)) = (&create.workspace, setup.workspace) {
@@ -271,17 +273,19 @@ fn settle_in(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(OwnedF
     Ok((openat(own, "workspace", OPEN_DIR, Mode::empty()).step("open the workspace")?, code))
 }
 
-/// Makes a host directory's owner appear as the sandbox's user, and what that user makes belong to the owner.
+/// Maps owners on the workspace mount: the host directory's owner appears as the sandbox's user, and new files of that
+/// user belong to the owner.
 fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd) -> Step<()> {
-    let (ready, ready_writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("make a pipe")?;
-    let helper = match spawn::fork(namespace::kind::USER, None, None).step("make a user namespace for the workspace")? {
-        Fork::Child => {
-            drop(ready_writer);
-            let _ = rustix::io::read(&ready, &mut [0u8; 1]);
-            process::exit_now(0)
-        }
-        Fork::Parent(pid) => pid,
-    };
+    let (ready, ready_writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("create a pipe")?;
+    let helper =
+        match spawn::fork(namespace::kind::USER, None, None).step("create a user namespace for the workspace")? {
+            Fork::Child => {
+                drop(ready_writer);
+                let _ = rustix::io::read(&ready, &mut [0u8; 1]);
+                process::exit_now(0)
+            }
+            Fork::Parent(pid) => pid,
+        };
     let dir = helper.to_string();
     let mapped = namespace::map_ids(proc.as_fd(), &dir, owner, ids)
         .step("map the workspace's owner")
@@ -307,7 +311,7 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
         process::cap_limit(resource, value).step("set a limit")?;
     }
     if let Some(bytes) = create.disk {
-        process::cap_limit(Resource::FILE_SIZE, file_size(create, bytes)).step("limit the size of a file")?;
+        process::cap_limit(Resource::FILE_SIZE, file_size(create, bytes)).step("limit the size of files")?;
     }
     if let Some(micros) = create.cpu_micros {
         process::cap_limit(Resource::CPU, micros.div_ceil(1_000_000) + 1).step("limit CPU time")?;
@@ -329,59 +333,61 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
 fn file_size(create: &Create, disk: u64) -> u64 {
     match create.workspace {
         WorkspacePlan::HostDir { .. } if !create.read_only => disk,
-        // A tmpfs bounds what is stored: programs are to meet its ENOSPC and not a signal. Memory files count as memory.
+        // The tmpfs limits what is stored: programs must get its ENOSPC rather than a signal. Files in memory count as
+        // memory.
         _ => disk.max(create.memory.unwrap_or(0)).saturating_add(FILE_SIZE_SLACK),
     }
 }
 
-/// Returns how many descriptors a program may have open.
+/// Returns the maximum of open descriptors of a program.
 fn open_files(setup: &Setup<'_>) -> u64 {
     let shared = setup.groups.is_empty() || matches!(setup.identity, Identity::Caller);
-    let most = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
-    // Well below the init's, which has to send some while programs send theirs.
-    most.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
+    let max = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
+    // This is well below the init's limit: the init has to send descriptors while programs send theirs.
+    max.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
 }
 
-/// Bounds what the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The kernel reads the
-/// limit of each namespace on the way up.
+/// Limits objects that the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The
+/// kernel checks the limit of each namespace on the way up.
 fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
     let bounds = setup.watch_bounds;
     let instances = match setup.create.memory.filter(|_| setup.groups.is_empty()) {
         Some(memory) => bounds.instances_within(memory),
         None => bounds.instances,
     };
-    for (name, most) in [
+    for (name, max) in [
         ("inotify_instances", instances),
         ("inotify_watches", bounds.watches),
-        // What the filter of system calls refuses besides.
+        // The system-call filter refuses these as well.
         ("fanotify_groups", 0),
         ("user_namespaces", 0),
     ] {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let file = match openat(proc, format!("sys/user/max_{name}"), flags, Mode::empty()) {
-            // A kernel without this kind of thing.
+            // The kernel has no such objects.
             Err(rustix::io::Errno::NOENT) => continue,
-            other => other.step("open a bound of the user namespace")?,
+            other => other.step("open a limit of the user namespace")?,
         };
-        rustix::io::write(&file, format!("{most}\n").as_bytes()).step("bound what the user namespace may have")?;
+        rustix::io::write(&file, format!("{max}\n").as_bytes()).step("set a limit of the user namespace")?;
     }
     Ok(())
 }
 
-/// Gives up every right. Returns the user that the sandbox is outside its user namespace, and the listener of its filter:
-/// from here on, no call may be made that the filter asks about.
+/// Gives up all privileges. Returns the sandbox's user id outside its user namespace, and the listener of its filter.
+/// After this, no call is allowed that the filter reports to the listener.
 fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(u32, OwnedFd)> {
     if let Identity::Unique { .. } = setup.identity {
         process::become_user(ids.0, ids.1).step("become the sandbox's user")?;
     }
     process::set_dumpable(DumpableState::Yes).step("open own maps")?;
     let outside_uid = rustix::process::getuid().as_raw();
-    namespace::unshare(namespace::kind::USER).step("make the sandbox's user namespace")?;
+    namespace::unshare(namespace::kind::USER).step("create the sandbox's user namespace")?;
     namespace::map_ids(proc.as_fd(), "self", (INSIDE_ID, INSIDE_ID), ids).step("map the sandbox's user")?;
     process::become_user_inside(INSIDE_ID).step("take the sandbox's user")?;
     if let Some(tasks) = setup.create.tasks.filter(|_| setup.groups.is_empty()) {
-        // The init counts as well. The kernel counts by user and user namespace, and each sandbox has its own; set any
-        // earlier, the limit would also hold for what the user runs outside of this namespace.
+        // The init counts as well. The kernel counts for each user and user namespace, and each sandbox has its own
+        // namespace. If it were set earlier, the limit would also apply to processes of the user outside of this
+        // namespace.
         process::cap_limit(Resource::TASKS, tasks + 1).step("limit processes")?;
     }
     bound_user_counts(setup, proc)?;
@@ -389,12 +395,12 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     process::die_with_parent().step("die with the launcher")?;
     caps::drop_all().step("drop capabilities")?;
     process::set_no_new_privileges().step("set no_new_privs")?;
-    if let Some(rules) = &setup.cell.rules {
+    if let Some(rules) = &setup.prepared.rules {
         restrict_paths(setup, rules).step("enforce Landlock")?;
     }
-    // The other, longer part of the filter is the launcher's, and came with the clone.
-    // Where another program has a listener on this process already, as some container managers do, this fails with EBUSY.
-    let counting = setup.create.processes.map(|_| setup.filters.late_counting_processes());
+    // The longer part of the filter is inherited from the launcher. This fails with EBUSY if another program already
+    // has a listener on this process, as some container managers do.
+    let counting = setup.create.processes.map(|_| setup.filters.late_with_process_limit());
     let listener = seccomp::install_with_listener(counting.as_ref().unwrap_or(&setup.filters.late))
         .step("install the seccomp filter with a listener")?;
     rustix::process::chdir("/").step("enter the root")?;
@@ -410,44 +416,44 @@ fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
     rules.enforce()
 }
 
-/// Measures the sandbox, and leaves to the init what it needs: numbers and evidence in a pipe, the descriptors open.
-fn hand_over(setup: &Setup<'_>, rooms: Rooms) -> Step<()> {
+/// Measures the sandbox and leaves to the init what it needs: numbers and evidence in a pipe, and open descriptors.
+fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
     let create = setup.create;
     let watching = setup.groups.is_empty() && (create.memory.is_some() || create.cpu_micros.is_some());
     let own_root = setup.template.has_own_root();
     let mut evidence = evidence::collect(watching, create.probe, own_root, create.read_only);
     let base = setup.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
-    evidence.members = rooms.members;
-    evidence.outside_uid = rooms.outside_uid;
+    evidence.members = handles.members;
+    evidence.outside_uid = handles.outside_uid;
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;
-    let QuotaFds { listener, locks } = rooms.quotas;
-    let numbers = Handover {
+    let QuotaFds { listener, locks } = handles.quotas;
+    let numbers = Handoff {
         listener: listener.into_raw_fd(),
         locks: locks.into_raw_fd(),
-        backlog_unbounded: !rooms.backlog_bounded,
+        backlog_unbounded: !handles.backlog_bounded,
         ..numbers(setup, watching, &evidence)
     };
-    let (handover, mut keep) = keep_open(setup, numbers, [own, rooms.workspace, rooms.code])?;
-    pass_on(&handover, &evidence).step("hand over to the init")?;
+    let (handoff, mut keep) = keep_open(setup, numbers, [own, handles.workspace, handles.code])?;
+    write_handoff(&handoff, &evidence).step("pass the handoff to the init")?;
     process::close_all_but(&mut keep);
     Ok(())
 }
 
-fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
+fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
     let create = setup.create;
-    Handover {
-        mark: setup.filters.mark_key.arguments(),
+    Handoff {
+        tag: setup.filters.mark_key.arguments(),
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),
         max_processes: create.processes,
         open_files: open_files(setup),
-        // Without a disk limit nothing else bounds them.
+        // Without a disk limit, nothing else limits them.
         counts_files: create.disk.is_none(),
-        as_expected: match &create.expected {
-            Some(Expected::Same(other)) => evidence.is_as(other),
-            Some(Expected::Whole) => evidence.is_whole(create, setup.facts),
+        matches_expected: match &create.expected {
+            Some(Expected::Same(other)) => evidence.matches(other),
+            Some(Expected::Complete) => evidence.is_complete(create, setup.facts),
             None => false,
         },
         measured: Measured {
@@ -455,36 +461,36 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handover {
             no_new_privileges: evidence.no_new_privileges,
             seccomp: evidence.seccomp,
         },
-        ..Handover::default()
+        ..Handoff::default()
     }
 }
 
-/// Lets the init inherit what it is to send with the evidence, and its socket. Gives also everything that must not be
-/// closed.
-fn keep_open(setup: &Setup<'_>, mut handover: Handover, own: [OwnedFd; 3]) -> Step<(Handover, [RawFd; MAX_FDS + 7])> {
+/// Lets the init inherit its socket and the descriptors that it sends with the evidence. Returns also all descriptors
+/// to keep open.
+fn keep_open(setup: &Setup<'_>, mut handoff: Handoff, own: [OwnedFd; 3]) -> Step<(Handoff, [RawFd; MAX_FDS + 7])> {
     let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
     let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);
-    for (slot, fd) in handover.fds.iter_mut().zip(sent) {
+    for (slot, fd) in handoff.fds.iter_mut().zip(sent) {
         *slot = fd;
-        handover.fd_count += 1;
+        handoff.fd_count += 1;
     }
     let mut keep = [0; MAX_FDS + 7];
-    let inherited = [handover.control, handover.listener, handover.locks];
+    let inherited = [handoff.control, handoff.listener, handoff.locks];
     let fixed = inherited.into_iter().chain([0, 1, 2, setup.init.raw()]);
-    let kept = handover.fds[..handover.fd_count].iter().copied().chain(fixed);
+    let kept = handoff.fds[..handoff.fd_count].iter().copied().chain(fixed);
     for (slot, fd) in keep.iter_mut().zip(kept) {
         *slot = fd;
     }
-    for fd in handover.fds[..handover.fd_count].iter().chain(&inherited) {
-        process::keep_on_exec(*fd).step("keep a descriptor for the init")?;
+    for fd in handoff.fds[..handoff.fd_count].iter().chain(&inherited) {
+        process::keep_on_exec(*fd).step("keep a descriptor open for the init")?;
     }
-    Ok((handover, keep))
+    Ok((handoff, keep))
 }
 
-/// Puts the hand-over into a pipe that nobody else has, for the key of the marks is a secret. The init reads it as its
-/// standard input.
-fn pass_on(handover: &Handover, evidence: &Evidence) -> io::Result<()> {
-    let body = postcard::to_extend(evidence, handover.encode().to_vec()).map_err(io::Error::other)?;
+/// Writes the handoff to a pipe that no other process has, because the key of the exec tags is secret. The init reads
+/// it as its standard input.
+fn write_handoff(handoff: &Handoff, evidence: &Evidence) -> io::Result<()> {
+    let body = postcard::to_extend(evidence, handoff.encode().to_vec()).map_err(io::Error::other)?;
     let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
     let (reader, writer) = rustix::pipe::pipe_with(flags)?;
     if body.len() > MAX_BYTES || rustix::io::write(&writer, &body)? != body.len() {

@@ -1,4 +1,4 @@
-//! Measuring the walls from inside, after they are up: reads back what can be read, tries what must be refused.
+//! Measurements from inside an isolated sandbox: settings are read back, and operations that must be refused are tried.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,13 +10,13 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::template::LANDLOCK_PROBE;
-use crate::protocol::{Evidence, NAMESPACES, Walls};
+use crate::protocol::{Evidence, NAMESPACES, Probes};
 
-/// Directories of a host that no sandbox may see with anything in them.
+/// Directories of a host whose contents no sandbox may see.
 const FORBIDDEN: &[&str] =
     &["/root", "/home", "/var", "/boot", "/mnt", "/media", "/srv", "/sys", "/run", "/etc/shadow"];
 
-/// The identities of a process's namespaces, in the order of [`NAMESPACES`].
+/// Returns the identities of a process's namespaces, in the order of [`NAMESPACES`].
 pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut found = [0; 7];
@@ -26,8 +26,8 @@ pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
     Ok(found)
 }
 
-/// Measures the calling process, but for what could only be seen on the way: its user outside, its control group. What
-/// cannot be read counts as not enforced.
+/// Measures the calling process, except what only earlier steps could find: its user id outside and its control group.
+/// A setting that cannot be read counts as not enforced.
 pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> Evidence {
     let sets = caps::read();
     let disk = rustix::fs::statvfs("/tmp");
@@ -39,8 +39,8 @@ pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> 
         capabilities: sets.map(|sets| [sets.effective, sets.permitted, sets.inheritable]).unwrap_or([u64::MAX; 3]),
         no_new_privileges: process::no_new_privileges(),
         seccomp: process::seccomp_filtered(),
-        walls: probe.then(|| walls(own_root)),
-        // Nothing is written to a workspace that may be written to: it may be the caller's own.
+        probes: probe.then(|| probe_isolation(own_root)),
+        // Nothing is written to a writable workspace, which may be the caller's own directory.
         workspace_read_only: read_only && refuses_writes("/workspace"),
         disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
         disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
@@ -57,10 +57,10 @@ pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> 
     }
 }
 
-fn walls(own_root: bool) -> Walls {
-    // What another root shows is its maker's choice.
+fn probe_isolation(own_root: bool) -> Probes {
+    // The contents of another root are the choice of its author.
     let forbidden = if own_root { &[] } else { FORBIDDEN };
-    Walls {
+    Probes {
         namespaces: namespaces("/proc/self/ns").unwrap_or_default(),
         calls_let_through: probe::forbidden_calls_let_through().map(str::to_owned).collect(),
         bounding: caps::bounding(),
@@ -75,7 +75,7 @@ fn opens(path: &str) -> Result<(), Errno> {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(drop)
 }
 
-/// Tries to make a file there. Where that works, the file is removed again.
+/// Returns true if the file system refuses a new file in the directory. Removes the file if it was created.
 fn refuses_writes(dir: &str) -> bool {
     let path = format!("{dir}/.cofferdam-write-probe");
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -84,19 +84,19 @@ fn refuses_writes(dir: &str) -> bool {
             let _ = rustix::fs::unlinkat(rustix::fs::CWD, path.as_str(), AtFlags::empty());
             false
         }
-        // No room is not a wall.
+        // A full file system is no protection.
         Err(error) => matches!(error, Errno::ROFS | Errno::ACCESS | Errno::PERM | Errno::NOENT),
     }
 }
 
-/// Whether something of the host can be seen there: a file, or a directory with entries. Parents of interpreters that
-/// live in a home directory exist, but hold nothing but the way to them.
+/// Returns true if a file of the host, or a directory with entries, is visible at the path. Parents of interpreters in
+/// a home directory exist, but contain only the path to them.
 fn visible(path: &str) -> bool {
     let Ok(meta) = Path::new(path).metadata() else { return false };
     if !meta.is_dir() {
         return true;
     }
-    // Every directory of the template itself lies on the template's device.
+    // All directories of the template itself are on the template's device.
     Path::new("/").metadata().is_ok_and(|root| root.dev() != meta.dev())
 }
 

@@ -1,7 +1,7 @@
-//! The program that every sandbox's first process executes: carried inside this one, written to a file in memory once.
+//! The program of every sandbox's first process: embedded in this one, and written to a file in memory once.
 //!
-//! Its sources are in the crate's `init` directory; the build compiles them apart from everything else, because they
-//! use no library. What both sides of the hand-over must agree on is compiled into both.
+//! Its sources are in the crate's `init` directory. The build compiles them separately, because they use no library.
+//! The format of the handoff is compiled into both sides.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -11,29 +11,29 @@ use cofferdam_linux::mount;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 
-#[cfg_attr(not(test), expect(dead_code, reason = "each side of the hand-over uses its half"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "each side of the handoff uses its half"))]
 #[path = "../../init/handover.rs"]
 pub mod handover;
 
-/// What the kernel shows of its command line.
+/// The name that the kernel shows for the process.
 pub const NAME: &std::ffi::CStr = c"cofferdam-init";
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cofferdam-init"));
-/// Nobody may read it. Its contents are no secret: but the kernel hides the memory of who executes what he may not
-/// read, so that an init is not dumpable from its first instruction on.
+/// The mode forbids all users to read the file. Its contents are no secret, but the kernel makes a process that
+/// executes an unreadable file not dumpable, from its first instruction on.
 const EXECUTE_ONLY: Mode = Mode::from_raw_mode(0o111);
 
-/// The program, ready to be executed.
+/// The program, as an executable file.
 #[derive(Debug)]
 pub struct InitProgram {
     file: OwnedFd,
-    /// Whether Landlock judges it. Files in memory belong to no file system that it knows of.
+    /// True if Landlock applies to the file. It does not know file systems of files in memory.
     on_a_mount: bool,
 }
 
 impl InitProgram {
-    /// Writes it: to a file in memory, or where the machine forbids to execute those, to a file on a file system of
-    /// its own, which is attached nowhere. To be called before a filter forbids files in memory.
+    /// Writes the program to a file in memory. If the host forbids to execute those, writes it to a file on its own
+    /// file system, which is attached nowhere. Call this before a filter forbids files in memory.
     pub fn new() -> io::Result<Self> {
         match in_memory() {
             Ok(file) => Ok(Self { file, on_a_mount: false }),
@@ -41,14 +41,14 @@ impl InitProgram {
         }
     }
 
-    /// For execution.
+    /// Returns the descriptor to execute.
     pub fn raw(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Allows its execution, where that needs a rule. Nothing in a sandbox has a name for it.
+    /// Adds a Landlock rule that allows to execute the program, if that is needed. No path in a sandbox leads to it.
     pub fn allow_in(&self, rules: &Ruleset) -> io::Result<()> {
-        // To execute counts as reading, too.
+        // Execution counts as reading as well.
         let rights = access::EXECUTE | access::READ_FILE;
         if self.on_a_mount { rules.allow(self.file.as_fd(), rights) } else { Ok(()) }
     }
@@ -56,7 +56,7 @@ impl InitProgram {
 
 fn in_memory() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Kernels before 6.3 do not know the flag, and all their files in memory can be executed.
+    // Kernels before 6.3 do not know the flag. There, all files in memory can be executed.
     let file = match rustix::fs::memfd_create(NAME, flags | MemfdFlags::EXEC) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(NAME, flags)?,
         other => other?,
@@ -72,7 +72,7 @@ fn on_a_mount() -> io::Result<OwnedFd> {
     let mount = mount::new_filesystem(c"tmpfs", &options, mount::attr::NOSUID | mount::attr::NODEV)?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let writable = rustix::fs::openat(&mount, "init", flags, Mode::RUSR)?;
-    // What somebody can write to cannot be executed: opened once more, and closed.
+    // A file that is open for writing cannot be executed: open it again for reading and close the first descriptor.
     let file = rustix::fs::openat(&mount, "init", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     fill(writable.as_fd())?;
     drop(writable);

@@ -1,9 +1,9 @@
-//! The parts of the init that need no kernel, tested here: the init itself is a program without a test harness. What it
-//! reads and writes is compared with what its owner writes and reads.
+//! Tests of those parts of the init that need no kernel: the init itself is a program without a test harness. They
+//! compare what the init reads and writes with what its owner writes and reads.
 
 use proptest::prelude::*;
 
-use super::handover::{Handover, MAX_FDS, Measured};
+use super::handover::{Handoff, MAX_FDS, Measured};
 use super::{PROGRAM, in_memory, on_a_mount};
 use crate::protocol::{self, Evidence};
 
@@ -35,8 +35,8 @@ fn the_program_is_small_and_not_writable() {
 
 #[test]
 fn a_handover_is_read_back() {
-    let handover = Handover {
-        mark: (1 << 32, u64::MAX),
+    let handoff = Handoff {
+        tag: (1 << 32, u64::MAX),
         control: 7,
         listener: 8,
         locks: 9,
@@ -48,15 +48,15 @@ fn a_handover_is_read_back() {
         backlog_unbounded: true,
         open_files: 512,
         counts_files: true,
-        as_expected: true,
+        matches_expected: true,
         measured: Measured { capabilities: [1, 2, 3], no_new_privileges: true, seccomp: false },
     };
-    let mut bytes = handover.encode().to_vec();
+    let mut bytes = handoff.encode().to_vec();
     bytes.extend_from_slice(b"evidence");
-    assert_eq!(Handover::decode(&bytes), Some((handover, &b"evidence"[..])));
-    assert_eq!(Handover::decode(&bytes[..100]), None);
-    let too_many = Handover { fd_count: MAX_FDS + 1, ..handover };
-    assert_eq!(Handover::decode(&too_many.encode()), None);
+    assert_eq!(Handoff::decode(&bytes), Some((handoff, &b"evidence"[..])));
+    assert_eq!(Handoff::decode(&bytes[..100]), None);
+    let too_many = Handoff { fd_count: MAX_FDS + 1, ..handoff };
+    assert_eq!(Handoff::decode(&too_many.encode()), None);
 }
 
 #[test]
@@ -69,8 +69,8 @@ fn both_sides_agree_on_sizes() {
 fn long_messages_are_marked_as_the_init_expects() {
     use std::os::fd::AsFd;
     let (owner, init) = cofferdam_linux::message::pair().unwrap();
-    for (length, mark) in [(10, wire::INLINE), (100_000, wire::IN_MEMORY_FILE)] {
-        let order = protocol::Order::Start(protocol::Start {
+    for (length, marker) in [(10, wire::INLINE), (100_000, wire::IN_MEMORY_FILE)] {
+        let request = protocol::Request::Start(protocol::Start {
             exec: 1,
             argv: vec!["x".repeat(length)],
             env: Vec::new(),
@@ -79,24 +79,24 @@ fn long_messages_are_marked_as_the_init_expects() {
             if_expected: false,
             last: false,
         });
-        protocol::send(owner.as_fd(), &order, &[], std::time::Duration::from_secs(1)).unwrap();
+        protocol::send(owner.as_fd(), &request, &[], std::time::Duration::from_secs(1)).unwrap();
         let mut buffer = vec![0; wire::MAX_INLINE];
         let (length, fds) = cofferdam_linux::message::receive(init.as_fd(), &mut buffer).unwrap();
         assert_eq!(
             (buffer[0], length == 1, fds.len() == 1),
-            (mark, mark == wire::IN_MEMORY_FILE, mark != wire::INLINE)
+            (marker, marker == wire::IN_MEMORY_FILE, marker != wire::INLINE)
         );
     }
 }
 
-/// What the init makes of an order, put back into the owner's words.
-fn as_owner(order: wire::Order<'_>) -> protocol::Order {
+/// Converts a request, as the init decodes it, to the owner's type.
+fn as_owner(request: wire::Request<'_>) -> protocol::Request {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    match order {
-        wire::Order::Signal { exec, kill } => protocol::Order::Signal { exec, kill },
-        wire::Order::Start(start) => {
+    match request {
+        wire::Request::Signal { exec, kill } => protocol::Request::Signal { exec, kill },
+        wire::Request::Start(start) => {
             let env: Vec<String> = start.env.iter().map(text).collect();
-            protocol::Order::Start(protocol::Start {
+            protocol::Request::Start(protocol::Start {
                 exec: start.exec,
                 argv: start.argv.iter().map(text).collect(),
                 env: env.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect(),
@@ -141,8 +141,8 @@ fn failures() -> impl Strategy<Value = (protocol::NotStarted, wire::NotStarted)>
         .prop_map(|((owner, step), errno)| (owner, wire::NotStarted { step, errno }))
 }
 
-/// What the owner makes of an event.
-fn told(event: wire::Event) -> protocol::Event {
+/// Decodes an event of the init as the owner does.
+fn decoded(event: wire::Event) -> protocol::Event {
     let message = event.encode();
     let (&first, body) = message.bytes().split_first().unwrap();
     assert_eq!(first, wire::INLINE);
@@ -153,28 +153,28 @@ proptest! {
     /// Promise (Process isolation): The init decodes exactly the messages of its owner.
     #[test]
     fn the_init_reads_what_the_owner_writes(start in starts(), exec: u64, kill: bool) {
-        for order in [protocol::Order::Start(start), protocol::Order::Signal { exec, kill }] {
-            let body = body(&order);
-            prop_assert_eq!(as_owner(wire::order(&body).unwrap()), order);
-            // Neither more nor less than a whole message.
-            prop_assert_eq!(wire::order(&body[..body.len() - 1]), None);
+        for request in [protocol::Request::Start(start), protocol::Request::Signal { exec, kill }] {
+            let body = body(&request);
+            prop_assert_eq!(as_owner(wire::request(&body).unwrap()), request);
+            // A message that is too short or too long is refused.
+            prop_assert_eq!(wire::request(&body[..body.len() - 1]), None);
             let longer = [&body[..], &[0]].concat();
-            prop_assert_eq!(wire::order(&longer), None);
+            prop_assert_eq!(wire::request(&longer), None);
         }
     }
 
     /// Promise (Process isolation): The init refuses the messages that its owner would refuse.
     #[test]
     fn the_init_refuses_what_the_owner_would_refuse(body in prop::collection::vec(any::<u8>(), 0..40)) {
-        match (wire::order(&body), protocol::decode::<protocol::Order>(&body)) {
-            (Some(order), Ok(expected)) => prop_assert_eq!(as_owner(order), expected),
+        match (wire::request(&body), protocol::decode::<protocol::Request>(&body)) {
+            (Some(request), Ok(expected)) => prop_assert_eq!(as_owner(request), expected),
             (None, Err(_)) => {}
-            // The owner's strings are UTF-8; the init passes bytes on as they are.
-            (Some(wire::Order::Start(start)), Err(_)) => {
+            // The owner's strings are UTF-8. The init passes bytes on unchanged.
+            (Some(wire::Request::Start(start)), Err(_)) => {
                 let mut texts = start.argv.iter().chain(start.env.iter()).chain([start.directory]);
                 prop_assert!(texts.any(|text| std::str::from_utf8(text).is_err()));
             }
-            (order, expected) => prop_assert!(false, "{:?} {:?}", order, expected),
+            (request, expected) => prop_assert!(false, "{:?} {:?}", request, expected),
         }
     }
 
@@ -184,16 +184,16 @@ proptest! {
         exec: u64, status: i32, peak_bytes: u64, cpu_micros: u64, memory: bool, (reason, failure) in failures(),
     ) {
         let errno = failure.errno;
-        prop_assert_eq!(told(wire::Event::Started { exec }), protocol::Event::Started { exec });
+        prop_assert_eq!(decoded(wire::Event::Started { exec }), protocol::Event::Started { exec });
         prop_assert_eq!(
-            told(wire::Event::NotStarted { exec, failure }),
+            decoded(wire::Event::NotStarted { exec, failure }),
             protocol::Event::NotStarted { exec, reason, errno }
         );
         prop_assert_eq!(
-            told(wire::Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused: exec }),
+            decoded(wire::Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused: exec }),
             protocol::Event::Ended { exec, status, peak_bytes, cpu_micros, processes_refused: exec }
         );
-        prop_assert_eq!(told(wire::Event::LimitPassed { memory }), protocol::Event::LimitPassed { memory });
+        prop_assert_eq!(decoded(wire::Event::LimitPassed { memory }), protocol::Event::LimitPassed { memory });
         for (ours, theirs) in [(None, None), (Some(Ok(())), Some(Ok(()))), (Some(Err(failure)), Some(Err((reason, errno))))] {
             let evidence = Evidence { disk_bytes: cpu_micros, ..Evidence::default() };
             let (head, tail) = wire::ready(ours);
@@ -207,15 +207,15 @@ proptest! {
     /// Promise (Process isolation): The init receives arguments and environment in the layout of execve.
     #[test]
     fn an_order_is_laid_out_as_execve_takes_it(start in starts()) {
-        let body = body(&protocol::Order::Start(start.clone()));
-        let Some(wire::Order::Start(order)) = wire::order(&body) else { panic!("not a start") };
-        let mut area = vec![0u64; plan::room(&order).div_ceil(8)];
+        let body = body(&protocol::Request::Start(start.clone()));
+        let Some(wire::Request::Start(request)) = wire::request(&body) else { panic!("not a start") };
+        let mut area = vec![0u64; plan::room(&request).div_ceil(8)];
         let mut area: Vec<u8> = area.iter_mut().flat_map(|word| word.to_ne_bytes()).collect();
-        area.truncate(plan::room(&order));
+        area.truncate(plan::room(&request));
         let has_nul = start.argv.iter().chain([&start.directory]).any(|text| text.contains('\0'))
             || start.env.iter().any(|(name, value)| name.contains('\0') || value.contains('\0'));
         let base = area.as_ptr() as usize;
-        let Some(laid) = plan::lay(&order, &mut area) else {
+        let Some(laid) = plan::lay(&request, &mut area) else {
             prop_assert!(has_nul);
             return Ok(());
         };
@@ -233,10 +233,10 @@ proptest! {
         let env: Vec<String> = start.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         prop_assert_eq!(list(laid.env), env);
         prop_assert_eq!(text(laid.directory), start.directory.clone());
-        // What is left takes every candidate.
+        // The remaining space holds every candidate.
         let mut candidate = vec![0; area.len() - laid.used];
         let mut found = Vec::new();
-        if let Some(mut candidates) = plan::Candidates::of(&order) {
+        if let Some(mut candidates) = plan::Candidates::of(&request) {
             while candidates.next(&mut candidate) {
                 found.push(candidate[..candidate.iter().position(|&byte| byte == 0).unwrap()].to_vec());
             }
@@ -245,7 +245,7 @@ proptest! {
     }
 }
 
-/// The files that a program's name may mean, told simply.
+/// Returns the files that a program's name may mean, by a simple implementation.
 fn candidates(start: &protocol::Start) -> Vec<Vec<u8>> {
     let Some(program) = start.argv.first() else { return Vec::new() };
     if program.contains('/') {
@@ -273,9 +273,9 @@ fn programs_are_looked_for_in_the_path() {
         ("sh", ":/a:", vec!["/a/sh"]),
         ("./sh", "/a", vec!["./sh"]),
     ] {
-        let body = body(&protocol::Order::Start(start(program, path)));
-        let Some(wire::Order::Start(order)) = wire::order(&body) else { panic!("not a start") };
-        let mut candidates = plan::Candidates::of(&order).unwrap();
+        let body = body(&protocol::Request::Start(start(program, path)));
+        let Some(wire::Request::Start(request)) = wire::request(&body) else { panic!("not a start") };
+        let mut candidates = plan::Candidates::of(&request).unwrap();
         let mut buffer = [0; 64];
         for expected in expected {
             assert!(candidates.next(&mut buffer));

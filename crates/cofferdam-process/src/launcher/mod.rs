@@ -1,12 +1,12 @@
-//! The launcher: one small, single-threaded process for each kind of root file system. It holds the template of that
-//! root, makes sandboxes, and removes what is left of each.
+//! The launcher: a small, single-threaded process for each kind of root file system. It holds the template of that
+//! root, creates sandboxes, and removes what remains of each.
 //!
 //! ```text
-//! started --Configure--> template built --Hello--> serving --owner gone--> everything killed, removed, ended
+//! started --Configure--> template built --Hello--> serving --owner gone--> all sandboxes killed and removed, exit
 //! ```
 //!
-//! It dies with its owner, because the owner's end of its socket closes; and every init dies with it, because each
-//! asked the kernel for that.
+//! It ends with its owner, because the owner's end of its socket closes. Each init ends with the launcher, because each
+//! has asked the kernel for a parent-death signal.
 
 mod cells;
 mod create;
@@ -26,30 +26,30 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Adapt, Ask, Create, Failure, Hello, HostFacts};
-use cells::{Cell, Cells, Mould};
+use crate::protocol::{self, Adapt, Create, Failure, Hello, HostFacts, LauncherRequest};
+use cells::{NamespacePool, PreparedNamespaces, TemplateView};
 use init::InitProgram;
 pub use start::{Origin, main};
 use template::Template;
 
-/// How long the launcher waits for its owner's socket to drain.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// A launcher that nobody asked for anything for this long has time for chores.
-const IDLE: Duration = Duration::from_millis(3);
-/// Makes the kernel choose sandboxes first when the machine runs out of memory: inherited by all of them. The launcher
-/// itself is smaller than any guest worth choosing.
+/// Time to wait for space in a full socket.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without a request after which the launcher does maintenance.
+const IDLE_INTERVAL: Duration = Duration::from_millis(3);
+/// The out-of-memory score, which all sandboxes inherit: the kernel kills them first when the host runs out of memory.
+/// The launcher itself is smaller than any guest worth killing.
 const OOM_SCORE: &str = "800";
-/// The first of the user ids that sandboxes run as when the launcher is root: a range that no distribution hands out.
+/// The first user id for sandboxes if the launcher is root, in a range that no distribution assigns.
 const FIRST_UID: u32 = 0x7000_0000;
-/// Process numbers are below this on every kernel.
+/// Process ids are below this on every kernel.
 const PID_SPACE: u32 = 1 << 22;
-/// The disk limit that the first cells are made for: the default.
-const USUAL_DISK: u64 = 1 << 30;
+/// The disk limit of the first prepared namespaces: the default of a spec.
+const DEFAULT_DISK: u64 = 1 << 30;
 
 /// A step that failed.
 type Step<T> = Result<T, Failure>;
 
-/// Names the step of an error.
+/// Adds the name of the failed step to an error.
 trait Named<T> {
     fn step(self, step: &str) -> Step<T>;
 }
@@ -65,17 +65,17 @@ impl<T, E: Into<io::Error>> Named<T> for Result<T, E> {
     }
 }
 
-/// Who the sandboxes run as.
+/// The users that sandboxes run as.
 #[derive(Debug, Clone, Copy)]
 enum Identity {
-    /// The launcher is root: each sandbox gets a user id of its own, the first one plus its process number.
+    /// The launcher is root: each sandbox gets its own user id, `first` plus its process id modulo `count`.
     Unique { first: u32, count: u32 },
-    /// The launcher is an ordinary user in a user namespace of its own: sandboxes run as that user.
+    /// The launcher is an ordinary user in its own user namespace. Sandboxes run as that user.
     Caller,
 }
 
 impl Identity {
-    /// Whether the launcher has the privileges of root.
+    /// Returns true if the launcher has the privileges of root.
     fn is_privileged(self) -> bool {
         matches!(self, Self::Unique { .. })
     }
@@ -83,24 +83,24 @@ impl Identity {
 
 struct Launcher {
     socket: OwnedFd,
-    /// Whether it has told its owner what it found.
-    greeted: bool,
+    /// True once [`Hello`] was sent.
+    hello_sent: bool,
     children: OwnedFd,
     template: Template,
     owner: Option<Owner>,
     identity: Identity,
     facts: HostFacts,
     filters: Filters,
-    cells: Cells,
-    nursery: Nursery,
+    pool: NamespacePool,
+    child_resources: ChildResources,
     live: Vec<Live>,
-    /// The disk limit that was asked for last: cells are made with it, so that they need not be changed.
+    /// The disk limit of the last request. Namespaces are prepared with it, so that they need no change later.
     last_disk: u64,
-    /// Whether there will be one sandbox only.
+    /// True if the launcher creates a single sandbox.
     single: bool,
 }
 
-/// Compiled once. The launcher itself is under the early part, so that every fork has it from the start.
+/// Filters, compiled once. The launcher itself is under the early part, so every fork has it from the start.
 struct Filters {
     late: seccomp::Program,
     mark_key: seccomp::MarkKey,
@@ -108,102 +108,102 @@ struct Filters {
 }
 
 impl Filters {
-    /// Compiles the late part for a sandbox whose processes are counted.
-    fn late_counting_processes(&self) -> seccomp::Program {
+    /// Compiles the late part for a sandbox with a limit on processes.
+    fn late_with_process_limit(&self) -> seccomp::Program {
         let options = seccomp::Options { count_processes: true, ..self.options };
         seccomp::compile_stages(seccomp::Arch::native(), &options).1
     }
 }
 
-/// Filters that are not on anything yet.
-struct Drafts {
-    /// Whether control groups count what sandboxes use; if not, more is refused.
-    counted: bool,
+/// Compiled filters that are not installed yet.
+struct CompiledFilters {
+    /// True if control groups account for what sandboxes use. Otherwise the filter refuses more calls.
+    has_accounting: bool,
     early: seccomp::Program,
     filters: Filters,
 }
 
-impl Drafts {
-    fn new(counted: bool) -> io::Result<Self> {
+impl CompiledFilters {
+    fn new(has_accounting: bool) -> io::Result<Self> {
         let arch = seccomp::Arch::native();
         let mark_key = seccomp::MarkKey::new(process::random()?);
         let options = seccomp::Options {
-            deny_memfd: !counted,
-            deny_shared_memory: !counted,
-            deny_kernel_memory: !counted,
-            deny_affinity: !counted,
-            deny_large_buffers: !counted,
+            deny_memfd: !has_accounting,
+            deny_shared_memory: !has_accounting,
+            deny_kernel_memory: !has_accounting,
+            deny_affinity: !has_accounting,
+            deny_large_buffers: !has_accounting,
             watch_reads: false,
             quotas: true,
             count_processes: false,
             mark_key: Some(mark_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);
-        Ok(Self { counted, early, filters: Filters { late, mark_key, options } })
+        Ok(Self { has_accounting, early, filters: Filters { late, mark_key, options } })
     }
 
-    /// Puts the early part on the launcher.
-    fn raise(self) -> io::Result<Filters> {
+    /// Installs the early part on the launcher.
+    fn install(self) -> io::Result<Filters> {
         seccomp::install(&self.early)?;
         Ok(self.filters)
     }
 }
 
-/// What children begin with.
-struct Nursery {
+/// Resources that all children share.
+struct ChildResources {
     init: InitProgram,
     watch_bounds: create::WatchBounds,
     stack: Stack,
-    /// The number of the child that was made last.
+    /// The process id of the last child.
     pid: SharedPid,
 }
 
-impl Nursery {
+impl ChildResources {
     fn new() -> io::Result<Self> {
         let watch_bounds = create::WatchBounds::read();
         Ok(Self { init: InitProgram::new()?, watch_bounds, stack: Stack::new()?, pid: SharedPid::new()? })
     }
 }
 
-/// A sandbox that is not yet wholly gone.
+/// A sandbox that is not completely removed yet.
 struct Live {
     serial: u64,
     pid: i32,
     group: Option<Box<Group>>,
     reaped: bool,
-    /// The init's end of its socket. Closing it tells the owner that nothing is left.
+    /// The init's end of its socket. Once it is closed, the owner knows that nothing remains.
     gone: Option<OwnedFd>,
-    /// Kept so that taking it down holds up neither the init's end nor the word of it.
-    cell: Option<Cell>,
+    /// Kept here so that its removal delays neither the end of the init nor the report of it.
+    prepared: Option<PreparedNamespaces>,
 }
 
 impl Launcher {
     fn serve(&mut self) -> i32 {
-        // A request that came before the greeting is not held up by it.
-        let asked_already = self.single && message::wait_readable(&self.socket, Some(Duration::ZERO)).unwrap_or(false);
-        if !asked_already && self.greet().is_err() {
+        // Answer a request that came before the hello first.
+        let has_request = self.single && message::wait_readable(&self.socket, Some(Duration::ZERO)).unwrap_or(false);
+        if !has_request && self.send_hello().is_err() {
             return self.end();
         }
         loop {
             let leaving = self.live.iter().any(|live| live.reaped);
             let leave = leaving.then_some(Duration::from_millis(1));
-            let chores = self.chores_after();
-            let timeout = leave.into_iter().chain(chores).min();
+            let maintenance = self.maintenance_interval();
+            let timeout = leave.into_iter().chain(maintenance).min();
             let Ok((requests, ended)) = self.wait(timeout) else { break };
-            if !requests && !ended && chores.is_some() {
-                self.do_chores();
+            if !requests && !ended && maintenance.is_some() {
+                self.maintain();
             }
             if ended || leaving {
-                self.collect();
+                self.reap_ended();
             }
             if requests {
-                match protocol::receive::<Ask>(self.socket.as_fd()) {
-                    Ok(Some((Ask::Create(create), fds))) => self.create(&create, fds),
-                    Ok(Some((Ask::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
+                match protocol::receive::<LauncherRequest>(self.socket.as_fd()) {
+                    Ok(Some((LauncherRequest::Create(create), fds))) => self.create(&create, fds),
+                    Ok(Some((LauncherRequest::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
                 }
-                if self.greet().is_err() {
+                if self.send_hello().is_err() {
                     break;
                 }
             }
@@ -211,31 +211,31 @@ impl Launcher {
         self.end()
     }
 
-    /// Says hello, once.
-    fn greet(&mut self) -> io::Result<()> {
-        if std::mem::replace(&mut self.greeted, true) {
+    /// Sends [`Hello`] if it was not sent yet.
+    fn send_hello(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.hello_sent, true) {
             return Ok(());
         }
-        protocol::send(self.socket.as_fd(), &Hello::Ready(self.facts.clone()), &[], PATIENCE)
+        protocol::send(self.socket.as_fd(), &Hello::Ready(self.facts.clone()), &[], SEND_TIMEOUT)
     }
 
-    /// When to do what can wait, if there is anything.
-    fn chores_after(&self) -> Option<Duration> {
+    /// Returns the idle time after which maintenance is due, if there is any.
+    fn maintenance_interval(&self) -> Option<Duration> {
         let untidy = self.owner.as_ref().is_some_and(Owner::is_untidy);
-        (self.cells.is_short() || untidy).then_some(IDLE)
+        (self.pool.is_short() || untidy).then_some(IDLE_INTERVAL)
     }
 
-    fn do_chores(&mut self) {
-        self.cells.restock(self.last_disk);
+    fn maintain(&mut self) {
+        self.pool.refill(self.last_disk);
         if let Some(owner) = &mut self.owner {
             owner.tidy();
         }
     }
 
-    /// Takes back a group that nothing was put into.
-    fn take_back(&mut self, group: Option<Box<Group>>) {
+    /// Releases a group that no process has joined.
+    fn release_unused(&mut self, group: Option<Box<Group>>) {
         if let (Some(owner), Some(group)) = (&mut self.owner, group) {
-            // It is empty, so that it can neither be busy nor be wanted.
+            // It is empty, so it cannot be busy.
             let _ = owner.release(group);
         }
     }
@@ -251,47 +251,47 @@ impl Launcher {
     fn create(&mut self, create: &Create, fds: Vec<OwnedFd>) {
         let Ok([control]) = <[OwnedFd; 1]>::try_from(fds) else { return };
         if let Err((control, failure)) = self.try_create(create, control) {
-            let _ = protocol::send(control.as_fd(), &protocol::Event::Failed(failure), &[], PATIENCE);
+            let _ = protocol::send(control.as_fd(), &protocol::Event::Failed(failure), &[], SEND_TIMEOUT);
         }
     }
 
     fn try_create(&mut self, create: &Create, control: OwnedFd) -> Result<(), (OwnedFd, Failure)> {
-        let (workspace, mut cell, group) = match self.gather(create) {
+        let (workspace, mut prepared, group) = match self.obtain_parts(create) {
             Ok(parts) => parts,
             Err(failure) => return Err((control, failure)),
         };
-        match self.make_child(create, &cell, group.as_deref(), &control, workspace.as_ref()) {
+        match self.create_child(create, &prepared, group.as_deref(), &control, workspace.as_ref()) {
             Ok(pid) => {
-                cell.rules = None;
-                // The child has bounded it so.
-                cell.disk = create.disk;
-                // What holds a host's directory must end with the init: its owner may want to unmount it.
-                let cell = match workspace.is_none() && !self.single {
-                    true => Some(cell),
-                    false => self.settle(cell),
+                prepared.rules = None;
+                // The child has set this limit.
+                prepared.disk = create.disk;
+                // A mount of a host directory must end with the init: its owner may want to unmount it.
+                let prepared = match workspace.is_none() && !self.single {
+                    true => Some(prepared),
+                    false => self.release_early(prepared),
                 };
                 let serial = create.serial;
-                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), cell });
+                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), prepared });
                 Ok(())
             }
             Err(failure) => {
-                self.take_back(group);
-                self.cells.dispose(cell);
+                self.release_unused(group);
+                self.pool.dispose(prepared);
                 Err((control, failure))
             }
         }
     }
 
-    /// Parts with what is not to outlive the init. A launcher of a single sandbox needs no more now, and what it still
-    /// held would hold up the end: the kernel takes a network namespace apart in a thread of its own, which is in the
-    /// way of whatever is still to be done. So the owner keeps that, in a message that nobody reads, until it ends.
-    fn settle(&mut self, cell: Cell) -> Option<Cell> {
+    /// Releases what must not outlive the init. A launcher of a single sandbox needs no more of it now, and would delay
+    /// its end: the kernel removes a network namespace in a kernel thread, which blocks other work. The owner keeps the
+    /// namespace until it exits itself, in a message that it never reads.
+    fn release_early(&mut self, prepared: PreparedNamespaces) -> Option<PreparedNamespaces> {
         if self.single {
-            // Nothing may come before the greeting.
-            let _ = self.greet();
-            let _ = message::send(self.socket.as_fd(), b"n", &[cell.network.as_fd()]);
+            // The hello must be the first message.
+            let _ = self.send_hello();
+            let _ = message::send(self.socket.as_fd(), b"n", &[prepared.network.as_fd()]);
             self.template.leave();
-            // While the program runs, nobody waits for this process.
+            // While the program runs, the launcher is idle.
             if let Some(owner) = &self.owner {
                 owner.sweep(self.template.host_proc());
             }
@@ -300,9 +300,9 @@ impl Launcher {
     }
 
     fn adapt(&mut self, adapt: &Adapt, fds: Vec<OwnedFd>) {
-        let answer = self.try_adapt(adapt);
+        let response = self.try_adapt(adapt);
         if let Ok([socket]) = <[OwnedFd; 1]>::try_from(fds) {
-            let _ = protocol::send(socket.as_fd(), &answer, &[], PATIENCE);
+            let _ = protocol::send(socket.as_fd(), &response, &[], SEND_TIMEOUT);
         }
     }
 
@@ -310,48 +310,51 @@ impl Launcher {
         let missing = |what: &str| Failure { step: format!("find {what} of the sandbox"), errno: libc::ENOENT };
         let found = self.live.iter_mut().find(|live| live.serial == adapt.serial && !live.reaped);
         let live = found.ok_or_else(|| missing("the processes"))?;
-        let cell = live.cell.as_mut().ok_or_else(|| missing("the tmpfs"))?;
-        cell.resize(adapt.disk).step("bound the sandbox's tmpfs")?;
-        cell.disk = adapt.disk;
+        let prepared = live.prepared.as_mut().ok_or_else(|| missing("the tmpfs"))?;
+        prepared.resize(adapt.disk).step("set the size of the sandbox's tmpfs")?;
+        prepared.disk = adapt.disk;
         match (&self.owner, &mut live.group) {
             (Some(owner), Some(group)) => {
                 let tasks = adapt.tasks.map(|tasks| tasks + 1);
-                owner.rebind(group, Bounds { memory: adapt.memory, tasks, cpu_millis: None }).step("set the bounds")
+                owner
+                    .rebind(group, Bounds { memory: adapt.memory, tasks, cpu_millis: None })
+                    .step("set the control group's limits")
             }
             _ => Ok(()),
         }
     }
 
-    /// Everything that a sandbox is made from.
-    fn gather(&mut self, create: &Create) -> Step<(Option<OwnedFd>, Cell, Option<Box<Group>>)> {
+    /// Obtains the workspace, the namespaces and the control group of a new sandbox.
+    fn obtain_parts(&mut self, create: &Create) -> Step<(Option<OwnedFd>, PreparedNamespaces, Option<Box<Group>>)> {
         let workspace = self.template.open_workspace(&create.workspace, self.identity)?;
-        self.last_disk = create.disk.unwrap_or(USUAL_DISK);
-        let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
-        let cell = self.cells.take(mould, self.last_disk).step("make a cell")?;
+        self.last_disk = create.disk.unwrap_or(DEFAULT_DISK);
+        let view = TemplateView { template: &self.template, landlock_abi: self.facts.landlock_abi };
+        let prepared = self.pool.take(view, self.last_disk).step("create namespaces")?;
         let bounds = Bounds {
             memory: create.memory,
-            // The init is a task, too.
+            // The init is a task as well.
             tasks: create.tasks.map(|tasks| tasks + 1),
             cpu_millis: create.cpu_millis.filter(|_| self.owner.as_ref().is_some_and(Owner::has_cpu)),
         };
         let owner = self.owner.as_mut();
-        let group = owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("make a control group")?;
-        Ok((workspace, cell, group))
+        let group = owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("create a control group")?;
+        Ok((workspace, prepared, group))
     }
 
-    /// Makes the child that builds the sandbox and becomes its init. Gives its number once it is the init, or has failed.
-    fn make_child(
+    /// Creates the child that isolates itself and becomes the init. Returns its process id once it is the init or has
+    /// failed.
+    fn create_child(
         &mut self,
         create: &Create,
-        cell: &Cell,
+        prepared: &PreparedNamespaces,
         group: Option<&Group>,
         control: &OwnedFd,
         workspace: Option<&OwnedFd>,
     ) -> Step<i32> {
-        let Nursery { init, watch_bounds, stack, pid } = &mut self.nursery;
+        let ChildResources { init, watch_bounds, stack, pid } = &mut self.child_resources;
         let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
         let mut child = create::NewSandbox(create::Setup {
-            cell,
+            prepared,
             join_files: group.map_or(&[], Group::join_files),
             groups: &groups,
             counting_dir: self.owner.as_ref().zip(group).and_then(|(owner, group)| owner.counting_dir(group)),
@@ -369,27 +372,27 @@ impl Launcher {
         });
         let kinds = namespace::kind::PID | namespace::kind::UTS;
         if let Some(target) = group.and_then(Group::clone_target) {
-            // Version 2 lets a process be born in its group, or be moved at the cost of milliseconds. What is born there
-            // gets a copy of this memory: everything that it uses is charged to the group, and the kernel may kill it
-            // for that at any time, in the middle of anything.
+            // With version 2, a process starts in its group, or is moved there at the cost of milliseconds. A process
+            // that starts there gets a copy of this memory: all that it uses is charged to the group, and the kernel
+            // may kill it for that at any time.
             return match spawn::fork(kinds, Some(target), Some(pid)).step("fork into new namespaces")? {
                 Fork::Child => spawn::live(&mut child, init::NAME),
                 Fork::Parent(pid) => Ok(pid),
             };
         }
-        let made = spawn::borrow(stack, kinds, pid, &mut child, init::NAME);
-        // The child made it dumpable for a while, to open its own files in /proc.
+        let created = spawn::borrow(stack, kinds, pid, &mut child, init::NAME);
+        // The child made the shared memory dumpable for a while, to open its own files in /proc.
         let hidden = process::set_dumpable(process::DumpableState::No);
-        let (pid, orderly) = made.step("make a process in new namespaces")?;
-        if !orderly || hidden.is_err() {
-            // Somebody killed the child, and it may have been changing anything of this memory. All sandboxes end.
+        let (pid, consistent) = created.step("create a process in new namespaces")?;
+        if !consistent || hidden.is_err() {
+            // The child was killed, perhaps while it changed shared memory. All sandboxes end.
             process::exit_now(72);
         }
         Ok(pid)
     }
 
-    /// Reaps inits that have ended and removes what is left of them.
-    fn collect(&mut self) {
+    /// Reaps ended inits and removes what remains of them.
+    fn reap_ended(&mut self) {
         let mut buffer = [0u8; 512];
         while rustix::io::read(&self.children, &mut buffer).is_ok() {}
         while let Ok(Some(reaped)) = process::reap() {
@@ -397,14 +400,14 @@ impl Launcher {
                 live.reaped = true;
             }
         }
-        let (owner, cells) = (&mut self.owner, &self.cells);
+        let (owner, pool) = (&mut self.owner, &self.pool);
         self.live.retain_mut(|live| {
             if !live.reaped {
                 return true;
             }
-            let cell = live.cell.take();
+            let prepared = live.prepared.take();
             if owner.as_ref().is_some_and(Owner::keeps_groups) {
-                // The group stays with the launcher; everything else died with the init.
+                // The launcher keeps the group. Everything else ended with the init.
                 live.gone = None;
             }
             let left = match (owner.as_mut(), live.group.take()) {
@@ -420,8 +423,8 @@ impl Launcher {
             if !left {
                 live.gone = None;
             }
-            if let Some(cell) = cell {
-                cells.dispose(cell);
+            if let Some(prepared) = prepared {
+                pool.dispose(prepared);
             }
             left
         });
@@ -431,10 +434,10 @@ impl Launcher {
         for live in self.live.iter().filter(|live| !live.reaped) {
             let _ = process::kill(live.pid, libc::SIGKILL);
         }
-        self.cells.stop();
-        // Everything is killed or ends by itself; what remains is the kernel's work.
+        self.pool.stop();
+        // All processes are killed or end by themselves; the rest is the kernel's work.
         for _ in 0..10_000 {
-            self.collect();
+            self.reap_ended();
             if self.live.is_empty() && !process::has_children() {
                 break;
             }
@@ -447,8 +450,8 @@ impl Launcher {
     }
 }
 
-/// Makes the launcher the master of the namespaces that it forks sandboxes into.
-fn enter_namespaces() -> Step<Identity> {
+/// Enters the launcher's own namespaces, in which it has the rights to create those of sandboxes.
+fn enter_own_namespaces() -> Step<Identity> {
     use namespace::kind;
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();
@@ -459,17 +462,17 @@ fn enter_namespaces() -> Step<Identity> {
         match namespace::unshare(kind::MOUNT) {
             Ok(()) => return Ok(Identity::Unique { first, count }),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                // Root without the right to mount: become somebody else first, so that no sandbox runs as root.
+                // Root without the right to mount: become another user first, so that no sandbox runs as root.
                 let own = first + std::process::id() % count;
                 process::become_user(own, own).step("stop being root")?;
                 process::set_dumpable(process::DumpableState::Yes).step("open own maps")?;
                 return enter_user_namespace(own, own);
             }
-            Err(error) => return Err(error).step("make a mount namespace"),
+            Err(error) => return Err(error).step("create a mount namespace"),
         }
     }
     if uid == 0 && is_root_outside() {
-        // There is nobody else to be here, and no sandbox may run as root.
+        // There is no other user id here, and no sandbox may run as root.
         return Err(Failure {
             step: "find a user id that is not root's in this user namespace".into(),
             errno: libc::EPERM,
@@ -479,7 +482,7 @@ fn enter_namespaces() -> Step<Identity> {
     enter_user_namespace(uid, gid)
 }
 
-/// Whether root of this user namespace is root of the one around it. What cannot be read counts as yes.
+/// Returns true if root of this user namespace is root of the parent namespace, or if this cannot be determined.
 fn is_root_outside() -> bool {
     let text = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let outside = text.lines().find_map(|line| {
@@ -494,14 +497,15 @@ fn enter_user_namespace(uid: u32, gid: u32) -> Step<Identity> {
     let proc =
         rustix::fs::open("/proc", rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())
             .step("open /proc")?;
-    namespace::unshare(kind::USER).step("make a user namespace")?;
+    namespace::unshare(kind::USER).step("create a user namespace")?;
     namespace::map_ids(proc.as_fd(), "self", (0, 0), (uid, gid)).step("map the caller's user id")?;
     process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
-    namespace::unshare(kind::MOUNT).step("make a mount namespace")?;
+    namespace::unshare(kind::MOUNT).step("create a mount namespace")?;
     Ok(Identity::Caller)
 }
 
-/// User ids that can be handed out here: ours where the map has them, else the upper half of the largest extent.
+/// Returns a range of user ids for sandboxes: the usual range if it is mapped, else the upper half of the largest
+/// extent.
 fn uid_range() -> Option<(u32, u32)> {
     let text = std::fs::read_to_string("/proc/self/uid_map").ok()?;
     let extents: Vec<(u64, u64)> = text

@@ -1,8 +1,8 @@
-//! Bounds on the kernel memory that connections of a sandbox's own network may hold.
+//! Limits on the kernel memory that connections of a sandbox's own network may hold.
 //!
-//! The kernel charges a connection to a control group only once it is accepted, and to nothing where there is no group. So
-//! a listening socket gets a short queue, and a connection small buffers. The network is a loopback only: short queues and
-//! small buffers cost little there.
+//! The kernel charges a connection to a control group only once it is accepted, and to nothing if there is no group. So
+//! a listening socket gets a short queue, and a connection small buffers. Short queues and small buffers cost little on
+//! the network's only interface, the loopback.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// Settings of a network namespace, with the highest values that a sandbox gets. A host's lower ones stay.
+/// Settings of a network namespace, with their highest values for a sandbox. Lower values of the host stay.
 const SETTINGS: [(&str, &[u64]); 4] = [
     ("core/somaxconn", &[16]),
     ("ipv4/tcp_rmem", &[4096, 65_536, 131_072]),
@@ -19,11 +19,11 @@ const SETTINGS: [(&str, &[u64]); 4] = [
     ("ipv4/tcp_max_tw_buckets", &[1024]),
 ];
 
-/// Older kernels (seen: 6.1) show no setting of this directory in the network namespace of an ordinary user.
+/// Older kernels (seen: 6.1) hide settings of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
 
-/// Bounds the network namespace that the calling process is in, by a writable proc file system. Returns false where the kernel
-/// hides the setting for the length of queues there: the init then shortens each.
+/// Limits the network namespace of the calling process through a writable proc file system. Returns false if the kernel
+/// hides the setting for the length of queues: the init then shortens each queue.
 pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
     let mut whole = true;
     for (name, highest) in SETTINGS {

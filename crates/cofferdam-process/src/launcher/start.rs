@@ -1,11 +1,11 @@
-//! How a launcher begins: what it does before it knows what it is for, what it prepares then, and its greeting.
+//! The start of a launcher: preparations before its configuration is known, preparations after it, and the hello.
 //!
 //! ```text
-//! begun --Configure--> template -----------------+--> Hello --> serving
-//!   \-- thread: network --Configure--> groups --/
+//! started --Configure--> template ----------------+--> Hello --> serving
+//!    \-- thread: network --Configure--> groups --/
 //! ```
 //!
-//! The thread has ended before anything is forked.
+//! The thread has ended before any process is forked.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,51 +18,52 @@ use cofferdam_linux::process::Resource;
 use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
-use super::cells::{self, Cells, Mould};
-use super::template::{Foundation, Template};
+use super::cells::{self, NamespacePool, TemplateView};
+use super::template::{Template, TemplateBuilder};
 use super::{
-    Drafts, Filters, Identity, Launcher, Named, Nursery, OOM_SCORE, PATIENCE, Step, USUAL_DISK, enter_namespaces,
-    evidence,
+    ChildResources, CompiledFilters, DEFAULT_DISK, Filters, Identity, Launcher, Named, OOM_SCORE, SEND_TIMEOUT, Step,
+    enter_own_namespaces, evidence,
 };
-use crate::protocol::{self, Ask, Configure, Hello, HostFacts};
+use crate::protocol::{self, Configure, Hello, HostFacts, LauncherRequest};
 
-/// The stack that programs usually have.
-const USUAL_STACK: u64 = 8 << 20;
-/// Stack of a thread that makes a few system calls.
+/// The usual limit of a program's stack.
+const DEFAULT_STACK: u64 = 8 << 20;
+/// The stack size of a thread that makes a few system calls.
 const THREAD_STACK: usize = 128 * 1024;
 
-/// How the launcher's process came into being.
+/// The origin of the launcher's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The program was executed once more.
     Executed,
-    /// It is a fork of its owner, which makes a single sandbox with it, and will say later what it is to prepare.
+    /// The launcher is a fork of its owner, which creates a single sandbox with it, and configures it later.
     Forked,
 }
 
-/// The launcher's life, from its entry to its exit code.
+/// Runs the launcher. Returns its exit code.
 pub fn main(origin: Origin) -> i32 {
     std::panic::set_hook(Box::new(|_| {}));
     let Some(socket) = set_up_descriptors() else { return 64 };
-    let begun = Begun::new(origin, &socket);
-    // The owner of a fork may have to look for a while what it wants; should it end, its socket closes.
-    let patience = (origin == Origin::Executed).then_some(PATIENCE);
-    let configure = match wait_for_message::<Configure>(&socket, patience) {
+    let started = Started::new(origin, &socket);
+    // The owner of a fork may need a while to determine the configuration. If the owner ends, its socket closes.
+    let timeout = (origin == Origin::Executed).then_some(SEND_TIMEOUT);
+    let configure = match wait_for_message::<Configure>(&socket, timeout) {
         Ok(Some((configure, _))) => configure,
         Ok(None) | Err(_) => return 65,
     };
-    match begun.and_then(|begun| begun.prepare(&configure)).and_then(|prepared| prepared.finish(&configure)) {
-        Ok((prepared, filters, cells)) => prepared.launcher(socket, filters, cells).serve(),
+    match started.and_then(|started| started.prepare(&configure)).and_then(|prepared| prepared.finish(&configure)) {
+        Ok((prepared, filters, pool)) => prepared.launcher(socket, filters, pool).serve(),
         Err(failure) => {
-            let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], PATIENCE);
-            // A request may be on its way; an end that leaves it unread would take the failure's message with it.
-            while matches!(wait_for_message::<Ask>(&socket, Some(PATIENCE)), Ok(Some(_))) {}
+            let _ = protocol::send(socket.as_fd(), &Hello::Failed(failure), &[], SEND_TIMEOUT);
+            // A request may be on its way. If the launcher ended with an unread request, the failure's message would be
+            // lost.
+            while matches!(wait_for_message::<LauncherRequest>(&socket, Some(SEND_TIMEOUT)), Ok(Some(_))) {}
             1
         }
     }
 }
 
-/// Descriptor 0 is the socket; it moves up, and 0, 1 and 2 become the null device.
+/// Moves the socket from descriptor 0 to a higher one, and makes 0, 1 and 2 the null device.
 fn set_up_descriptors() -> Option<OwnedFd> {
     process::close_all_but(&mut [0, 1, 2]);
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).ok()?;
@@ -76,45 +77,45 @@ fn set_up_descriptors() -> Option<OwnedFd> {
 
 fn wait_for_message<T: serde::de::DeserializeOwned>(
     socket: &OwnedFd,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    if !message::wait_readable(socket, patience)? {
+    if !message::wait_readable(socket, timeout)? {
         return Err(io::Error::from(io::ErrorKind::TimedOut));
     }
     protocol::receive(socket.as_fd())
 }
 
-/// A launcher that has its place, and does not know yet what for.
-struct Begun {
+/// A launcher in its own namespaces, which has no configuration yet.
+struct Started {
     origin: Origin,
     children: OwnedFd,
     namespaces: [u64; 7],
     identity: Identity,
-    nursery: Nursery,
-    ground: Ground,
-    side: Option<Side>,
+    child_resources: ChildResources,
+    base: TemplateBase,
+    background: Option<Background>,
 }
 
-/// What the template will stand on.
-enum Ground {
-    /// Bare: groups are to be looked for while the host's mounts are in sight.
-    Bare(OwnedFd, Option<OwnedFd>),
-    /// Built on already, as most who fork a launcher want it.
-    Begun(Foundation),
+/// The state of the template before the configuration arrives.
+enum TemplateBase {
+    /// Nothing is built: control groups are searched for first, while the host's mounts are visible.
+    Empty(OwnedFd, Option<OwnedFd>),
+    /// Built for the host's programs, which most owners of a forked launcher want.
+    Built(TemplateBuilder),
 }
 
-impl Begun {
+impl Started {
     fn new(origin: Origin, socket: &OwnedFd) -> Step<Self> {
         process::set_name(c"cofferdam");
-        // What is made for sandboxes has the mode that is asked for.
+        // Files for sandboxes get exactly the requested mode.
         rustix::process::umask(Mode::empty());
         std::fs::write("/proc/self/oom_score_adj", OOM_SCORE).step("raise the out-of-memory score")?;
         process::set_dumpable(process::DumpableState::No).step("hide the launcher's memory")?;
         process::schedule_as_ordinary().step("give up real-time scheduling")?;
-        // One without a limit would lay out programs' memory the old way, at addresses that are easy to guess.
+        // Without a limit, the kernel uses the legacy layout of memory, with addresses that are easy to guess.
         let stack = process::limit_of(0, Resource::STACK).step("read the stack's limit")?;
-        process::set_soft_limit(Resource::STACK, stack.min(USUAL_STACK)).step("limit the stack")?;
-        // For what it sends while guests of the same user send theirs.
+        process::set_soft_limit(Resource::STACK, stack.min(DEFAULT_STACK)).step("limit the stack")?;
+        // The launcher sends descriptors while guests of the same user send theirs.
         process::set_soft_limit(Resource::OPEN_FILES, u64::MAX).step("raise the limit of open files")?;
         let children = process::child_signal().step("watch for children")?;
         let namespaces = evidence::namespaces("/proc/self/ns").step("read own namespaces (is /proc mounted?)")?;
@@ -124,74 +125,74 @@ impl Begun {
             Origin::Executed => None,
             Origin::Forked => namespace::open_own(host_proc.as_fd(), "mnt").ok(),
         };
-        let identity = enter_namespaces()?;
-        let side = match origin {
+        let identity = enter_own_namespaces()?;
+        let background = match origin {
             Origin::Executed => None,
-            // Until the owner waits, the other processor is better left to it.
-            Origin::Forked => Side::begin(&host_proc, outside.as_ref(), identity, Share::Single, Some(socket)),
+            // Until the owner waits, leave the other processor to it.
+            Origin::Forked => Background::begin(&host_proc, outside.as_ref(), identity, Share::Single, Some(socket)),
         };
-        // A shell has what it starts in the background ignore the keys of a terminal, and so would every guest.
+        // A shell lets background programs ignore the keys of a terminal, and every guest would inherit that.
         process::default_signals();
         process::own_session();
         // Kernels without keyrings have nothing to hide.
         let _ = process::new_session_keyring();
-        let nursery = Nursery::new().step("prepare for children")?;
-        let ground = match &side {
-            None => Ground::Bare(host_proc, outside),
+        let child_resources = ChildResources::new().step("prepare resources for children")?;
+        let base = match &background {
+            None => TemplateBase::Empty(host_proc, outside),
             Some(_) => {
-                let mut foundation = Foundation::lay(host_proc, outside, identity.is_privileged())?;
-                foundation.guess();
-                Ground::Begun(foundation)
+                let mut builder = TemplateBuilder::new(host_proc, outside, identity.is_privileged())?;
+                builder.build_default();
+                TemplateBase::Built(builder)
             }
         };
-        Ok(Self { origin, children, namespaces, identity, nursery, ground, side })
+        Ok(Self { origin, children, namespaces, identity, child_resources, base, background })
     }
 
-    /// Makes what every sandbox of this launcher needs.
+    /// Prepares what every sandbox of this launcher needs.
     fn prepare(self, configure: &Configure) -> Step<Prepared> {
-        let Self { origin, children, namespaces, identity, nursery, ground, side } = self;
+        let Self { origin, children, namespaces, identity, child_resources, base, background } = self;
         let privileged = identity.is_privileged();
-        if let Some(side) = &side {
-            let _ = side.configure.send(configure.use_cgroups);
+        if let Some(background) = &background {
+            let _ = background.configure.send(configure.use_cgroups);
         }
-        let (foundation, side, found) = match ground {
-            Ground::Begun(foundation) => (Ok(foundation), side, None),
-            Ground::Bare(host_proc, outside) => {
+        let (builder, background, found) = match base {
+            TemplateBase::Built(builder) => (Ok(builder), background, None),
+            TemplateBase::Empty(host_proc, outside) => {
                 let share = if origin == Origin::Forked { Share::Single } else { Share::Many };
-                let side = match configure.prepare_ahead {
+                let background = match configure.prepare_ahead {
                     true => None,
-                    false => Side::begin(&host_proc, outside.as_ref(), identity, share, None),
+                    false => Background::begin(&host_proc, outside.as_ref(), identity, share, None),
                 };
-                // While the host's mounts are still to be seen, and as the user that will make the groups.
-                let found = match &side {
-                    Some(side) => {
-                        let _ = side.configure.send(configure.use_cgroups);
+                // Search while the host's mounts are visible, and as the user that will create the groups.
+                let found = match &background {
+                    Some(background) => {
+                        let _ = background.configure.send(configure.use_cgroups);
                         None
                     }
                     None => Some(find_owner(configure.use_cgroups, share)),
                 };
-                (Foundation::lay(host_proc, outside, privileged), side, found)
+                (TemplateBuilder::new(host_proc, outside, privileged), background, found)
             }
         };
         let landlock_abi = landlock::abi();
-        let made = foundation.and_then(|foundation| {
-            let template = foundation.finish(configure)?;
-            let mould = Mould { template: &template, landlock_abi };
-            let furniture = (origin == Origin::Forked).then(|| cells::Furniture::make(mould, USUAL_DISK));
-            Ok((template, furniture.transpose().step("furnish the template")?))
+        let built = builder.and_then(|builder| {
+            let template = builder.finish(configure)?;
+            let view = TemplateView { template: &template, landlock_abi };
+            let own_mounts = (origin == Origin::Forked).then(|| cells::SandboxMounts::create(view, DEFAULT_DISK));
+            Ok((template, own_mounts.transpose().step("mount the sandbox's own file systems")?))
         });
-        // As it will most likely be; whether it is turns out when the other thread is done.
-        let drafts = Drafts::new(configure.use_cgroups);
-        let (network, owner) = match (side, found) {
-            (Some(side), _) => side.finish(),
-            (None, found) => (None, found.unwrap_or_else(|| Err("not looked for".to_owned()))),
+        // Compile for the likely case. The other thread reports later whether it holds.
+        let compiled = CompiledFilters::new(configure.use_cgroups);
+        let (network, owner) = match (background, found) {
+            (Some(background), _) => background.finish(),
+            (None, found) => (None, found.unwrap_or_else(|| Err("not searched for".to_owned()))),
         };
         let (owner, cgroup_reason) = match owner {
             Ok(owner) => (Some(owner), String::new()),
             Err(reason) => (None, reason),
         };
-        let (template, furniture) = match made {
-            Ok(made) => made,
+        let (template, own_mounts) = match built {
+            Ok(built) => built,
             Err(failure) => {
                 owner.into_iter().for_each(Owner::close);
                 return Err(failure);
@@ -202,8 +203,8 @@ impl Begun {
                 Version::V1 => 1,
                 Version::V2 => 2,
             }),
-            shown: template.sights().shown.clone(),
-            hidden: template.sights().hidden.clone(),
+            shown: template.host_paths().shown.clone(),
+            hidden: template.host_paths().hidden.clone(),
             cgroup_layout: owner.as_ref().map(Owner::layout).unwrap_or_default(),
             cgroup_reason,
             cgroup_counts: owner.as_ref().map_or((false, false), |owner| (owner.counts_swap(), owner.counts_cpu())),
@@ -212,20 +213,31 @@ impl Begun {
             privileged,
             namespaces,
         };
-        Ok(Prepared { origin, template, owner, identity, children, nursery, network, furniture, drafts, facts })
+        Ok(Prepared {
+            origin,
+            template,
+            owner,
+            identity,
+            children,
+            child_resources,
+            network,
+            own_mounts,
+            compiled,
+            facts,
+        })
     }
 }
 
-/// A thread that makes a network namespace, and then looks for a place for control groups. Both take long, and a
-/// single sandbox has nothing else to wait for. It sees the host's mounts throughout: either the launcher makes itself a
-/// namespace that the thread is not in, or the thread goes back to the one that the launcher came from.
-struct Side {
+/// A thread that creates a network namespace and then searches for a control group. Both take long, and the creation of
+/// a single sandbox waits only for them. The thread sees the host's mounts throughout: either the launcher enters a
+/// namespace without the thread, or the thread returns to the launcher's original namespace.
+struct Background {
     configure: SyncSender<bool>,
     thread: JoinHandle<(Option<cells::Network>, Result<Owner, String>)>,
 }
 
-impl Side {
-    /// Begins, if a thread can be had; it sets to work once something has come by `start`, or at once.
+impl Background {
+    /// Starts the thread, if possible. It begins its work once `start` is readable, or at once.
     fn begin(
         host_proc: &OwnedFd,
         outside: Option<&OwnedFd>,
@@ -244,7 +256,7 @@ impl Side {
             if let Some(start) = &start {
                 let _ = message::wait_readable(start, None);
             }
-            let network = cells::Network::make(proc.as_fd()).ok();
+            let network = cells::Network::create(proc.as_fd()).ok();
             let use_cgroups = configured.recv().unwrap_or(false);
             let returned = outside.map_or(Ok(()), |outside| {
                 namespace::unshare(namespace::kind::FILE_SYSTEM_VIEW)?;
@@ -257,14 +269,14 @@ impl Side {
             (network, owner)
         };
         let thread = Builder::new().stack_size(THREAD_STACK).spawn(run).ok()?;
-        // Both have work from here on.
+        // Both threads have work from here on.
         process::keep_thread_elsewhere(&thread);
         Some(Self { configure, thread })
     }
 
-    /// Waits for it. A network that could not be made is tried again when it is wanted, and then says why.
+    /// Waits for the thread. A network that could not be created is tried again later, and then reports its error.
     fn finish(self) -> (Option<cells::Network>, Result<Owner, String>) {
-        self.thread.join().unwrap_or_else(|_| (None, Err("looking for them failed".to_owned())))
+        self.thread.join().unwrap_or_else(|_| (None, Err("the search for a control group failed".to_owned())))
     }
 }
 
@@ -272,25 +284,25 @@ fn find_owner(use_cgroups: bool, share: Share) -> Result<Owner, String> {
     if use_cgroups { Owner::new(share, Family::Parent) } else { Err("switched off".to_owned()) }
 }
 
-/// A launcher that could serve.
+/// A prepared launcher.
 struct Prepared {
     origin: Origin,
     template: Template,
     owner: Option<Owner>,
     identity: Identity,
     children: OwnedFd,
-    nursery: Nursery,
+    child_resources: ChildResources,
     network: Option<cells::Network>,
-    furniture: Option<cells::Furniture>,
-    drafts: io::Result<Drafts>,
+    own_mounts: Option<cells::SandboxMounts>,
+    compiled: io::Result<CompiledFilters>,
     facts: HostFacts,
 }
 
 impl Prepared {
-    /// Puts itself under the filter. A launcher that fails in this leaves nothing behind.
-    fn finish(mut self, configure: &Configure) -> Step<(Self, Filters, Cells)> {
-        match self.raise_filters().and_then(|filters| Ok((filters, self.make_cells(configure)?))) {
-            Ok((filters, cells)) => Ok((self, filters, cells)),
+    /// Installs the filter on the launcher. Leaves nothing behind if that fails.
+    fn finish(mut self, configure: &Configure) -> Step<(Self, Filters, NamespacePool)> {
+        match self.install_filters().and_then(|filters| Ok((filters, self.create_pool(configure)?))) {
+            Ok((filters, pool)) => Ok((self, filters, pool)),
             Err(failure) => {
                 self.owner.into_iter().for_each(Owner::close);
                 Err(failure)
@@ -298,41 +310,41 @@ impl Prepared {
         }
     }
 
-    fn raise_filters(&mut self) -> Step<Filters> {
-        let counted = self.owner.is_some();
-        let drafts = std::mem::replace(&mut self.drafts, Err(io::ErrorKind::NotFound.into()));
-        let drafts = match drafts {
-            Ok(drafts) if drafts.counted == counted => Ok(drafts),
-            _ => Drafts::new(counted),
+    fn install_filters(&mut self) -> Step<Filters> {
+        let has_accounting = self.owner.is_some();
+        let compiled = std::mem::replace(&mut self.compiled, Err(io::ErrorKind::NotFound.into()));
+        let compiled = match compiled {
+            Ok(compiled) if compiled.has_accounting == has_accounting => Ok(compiled),
+            _ => CompiledFilters::new(has_accounting),
         };
-        drafts.and_then(Drafts::raise).step("put the system-call filter on the launcher")
+        compiled.and_then(CompiledFilters::install).step("install the system-call filter on the launcher")
     }
 
-    fn make_cells(&mut self, configure: &Configure) -> Step<Cells> {
-        let mould = Mould { template: &self.template, landlock_abi: self.facts.landlock_abi };
-        let cells = match (self.origin, configure.prepare_ahead) {
-            (Origin::Forked, _) => Ok(Cells::single(self.network.take(), self.furniture.take())),
-            (Origin::Executed, false) => Ok(Cells::on_demand(self.network.take())),
-            (Origin::Executed, true) => Cells::stock(mould, USUAL_DISK),
+    fn create_pool(&mut self, configure: &Configure) -> Step<NamespacePool> {
+        let view = TemplateView { template: &self.template, landlock_abi: self.facts.landlock_abi };
+        let pool = match (self.origin, configure.prepare_ahead) {
+            (Origin::Forked, _) => Ok(NamespacePool::single(self.network.take(), self.own_mounts.take())),
+            (Origin::Executed, false) => Ok(NamespacePool::on_demand(self.network.take())),
+            (Origin::Executed, true) => NamespacePool::with_worker(view, DEFAULT_DISK),
         };
-        cells.step("start the maker of cells")
+        pool.step("start the worker that creates namespaces")
     }
 
-    fn launcher(self, socket: OwnedFd, filters: Filters, cells: Cells) -> Launcher {
+    fn launcher(self, socket: OwnedFd, filters: Filters, pool: NamespacePool) -> Launcher {
         Launcher {
             socket,
-            greeted: false,
+            hello_sent: false,
             children: self.children,
             template: self.template,
             owner: self.owner,
             identity: self.identity,
             facts: self.facts,
             filters,
-            cells,
-            nursery: self.nursery,
+            pool,
+            child_resources: self.child_resources,
             live: Vec::new(),
             single: self.origin == Origin::Forked,
-            last_disk: USUAL_DISK,
+            last_disk: DEFAULT_DISK,
         }
     }
 }

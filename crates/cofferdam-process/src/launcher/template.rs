@@ -1,5 +1,5 @@
-//! The template: a mount namespace whose root shows what every sandbox of this launcher sees, all of it read-only.
-//! A sandbox gets a copy with its own namespace and adds only what is its own.
+//! The template: a mount namespace with the root that every sandbox of this launcher sees, all of it read-only. A
+//! sandbox gets a copy in its own namespace and adds only its own mounts.
 
 mod host_files;
 
@@ -19,14 +19,14 @@ use host_files::{python_settings, read_once};
 
 use crate::protocol::{Configure, Failure, RootPlan, WorkspacePlan};
 
-/// A file that nothing but Landlock forbids to read; see `evidence.rs`.
+/// A file that only Landlock forbids to read; see `evidence.rs`.
 pub const LANDLOCK_PROBE: &str = "/.landlock-probe";
-/// Where the template is built before it becomes the root.
-const BUILD_ON: &str = "/proc";
+/// The mount point of the template until it becomes the root.
+const BUILD_MOUNT_POINT: &str = "/proc";
 const READ_ONLY: u64 = attr::RDONLY | attr::NOSUID | attr::NODEV;
-/// Files larger than this are bound rather than copied: a mount is copied for each sandbox.
+/// The maximum size of a file that is copied. Larger files are bind-mounted, and a mount is copied for each sandbox.
 const COPY_LIMIT: u64 = 1 << 20;
-/// The same where there is a single sandbox, and the copy would be for that one.
+/// The same limit for a launcher of a single sandbox, which alone uses the copy.
 const SINGLE_COPY_LIMIT: u64 = 16 << 10;
 /// Top-level directories of the host that programs need.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -53,10 +53,10 @@ const ETC_FILES: &[&str] = &[
 ];
 /// Directories of `/etc` that programs need and that hold no secret.
 const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];
-/// Files of `/proc` that are covered: what container runtimes cover, and what else tells who the host is or what it does. What
-/// only the machine's root may read is not repeated here: no sandbox runs as that user. What programs need stays: `cpuinfo`,
-/// `meminfo`, `stat`, `loadavg`, `uptime`, `version`, `cgroups`, `filesystems`; so does what only names hardware and drivers, for
-/// each cover takes time.
+/// Files of `/proc` that are covered: those that container runtimes cover, and others that identify the host or reveal
+/// its activity. Files that only the host's root may read are not repeated here, because no sandbox runs as that user.
+/// Files that programs need stay visible: `cpuinfo`, `meminfo`, `stat`, `loadavg`, `uptime`, `version`, `cgroups`,
+/// `filesystems`. So do files that only name hardware and drivers, because each cover takes time.
 const MASKED_FILES: &[&str] = &[
     "buddyinfo",
     "cmdline",
@@ -86,80 +86,81 @@ const MASKED_DIRS: &[&str] = &["acpi", "asound", "fs", "pressure", "scsi"];
 /// Device nodes, with their numbers.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
-/// Where each sandbox has a directory of its own in which parts of interpreters are shown all the same.
+/// A directory that each sandbox has of its own, in which parts of interpreters are shown again.
 const TMP: &str = "/tmp";
-/// What another root's own top level must not provide, because the sandbox does.
+/// Top-level entries that a caller's root cannot provide, because the sandbox does.
 const OWN: &[&str] = &["proc", "sys", "dev", "tmp", "workspace", "code", "run"];
 
-/// The template, and what the launcher kept of the host.
+/// The template, and descriptors of the host that the launcher needs.
 #[derive(Debug)]
 pub struct Template {
     host_proc: OwnedFd,
     /// The host's mount namespace and the template's, until it is left.
     mounts: Option<(OwnedFd, OwnedFd)>,
-    /// The namespace to leave for.
+    /// The namespace that [`Template::leave`] returns to.
     outside: Option<OwnedFd>,
-    /// Paths inside, each to be readable and executable, and whether it is a directory.
+    /// Readable and executable paths inside, with true for a directory.
     programs: Vec<(CString, bool)>,
-    /// Files and directories of `/proc` that exist on this kernel and are to be covered.
+    /// Files of `/proc` that exist on this kernel and must be covered.
     masked_files: Vec<CString>,
     masked_dirs: Vec<CString>,
     own_root: bool,
-    sights: Sights,
+    host_paths: HostPaths,
 }
 
-/// What of the host is shown besides the system's own directories.
+/// Paths of the host that are visible besides the system's own directories.
 #[derive(Debug, Clone, Default)]
-pub struct Sights {
-    /// Files and directories that are.
+pub struct HostPaths {
+    /// Visible files and directories.
     pub shown: Vec<PathBuf>,
-    /// Those that were to be shown and are not.
+    /// Files and directories that were requested and are not visible.
     pub hidden: Vec<PathBuf>,
-    /// Parts below `/tmp`, over which each sandbox mounts a directory of its own.
+    /// Parts below `/tmp`, which each sandbox covers with its own directory.
     covered: Vec<Covered>,
 }
 
-/// Something below a directory that each sandbox has of its own, to be shown there again.
+/// A file or directory below `/tmp` that is shown again in each sandbox's own `/tmp`.
 #[derive(Debug, Clone)]
 pub struct Covered {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Where it leads if it is a link, which then is made again.
+    /// Its target if it is a link. The link is then created again.
     pub link: Option<PathBuf>,
 }
 
-/// What a template needs before it is known what it will show.
-pub struct Foundation {
+/// A template under construction, for which no configuration is needed yet.
+pub struct TemplateBuilder {
     host_proc: OwnedFd,
     host_mounts: OwnedFd,
     outside: Option<OwnedFd>,
-    /// The proc file system, to be kept in sight.
+    /// A mount of the proc file system, which must stay visible.
     proc: Option<OwnedFd>,
     masked_files: Vec<CString>,
     masked_dirs: Vec<CString>,
     build: Build,
-    /// What came of building on the host's programs before anybody asked for it.
-    guess: Option<Step<()>>,
+    /// The result of a build with the host's programs before the configuration arrived.
+    default_build: Option<Step<()>>,
 }
 
-impl Foundation {
-    /// Lays it. The launcher must have a mount namespace of its own already. `host_proc` is the host's proc file system,
-    /// `outside` the mount namespace for [`Template::leave`].
-    pub fn lay(host_proc: OwnedFd, outside: Option<OwnedFd>, privileged: bool) -> Step<Self> {
-        // With a way back, the host's mounts need no second namespace to stay visible in.
+impl TemplateBuilder {
+    /// Prepares the mounts. The launcher must be in its own mount namespace already. `host_proc` is the host's proc
+    /// file system, `outside` the mount namespace for [`Template::leave`].
+    pub fn new(host_proc: OwnedFd, outside: Option<OwnedFd>, privileged: bool) -> Step<Self> {
+        // If the launcher can return, the host's mounts need no second namespace.
         let host_mounts = match outside.as_ref().filter(|_| privileged) {
             Some(outside) => outside.try_clone().step("keep the host's mount namespace")?,
             None => {
                 mount::set_propagation(mount::SLAVE).step("separate the mounts from the host's")?;
                 let own = namespace::open_own(host_proc.as_fd(), "mnt").step("open own mount namespace")?;
-                namespace::unshare(namespace::kind::MOUNT).step("make the template's mount namespace")?;
+                namespace::unshare(namespace::kind::MOUNT).step("create the template's mount namespace")?;
                 own
             }
         };
         let masked_files = existing(MASKED_FILES, false);
         let masked_dirs = existing(MASKED_DIRS, true);
         mount::set_propagation(mount::PRIVATE).step("separate the template's mounts")?;
-        // The proc file system must stay visible somewhere, else the kernel lets an ordinary user mount no other.
+        // The proc file system must stay visible somewhere, else the kernel forbids an ordinary user to mount another
+        // one.
         let proc = if privileged {
             None
         } else {
@@ -168,24 +169,24 @@ impl Foundation {
                 .ok()
         };
         let build = Build::new(if outside.is_some() { SINGLE_COPY_LIMIT } else { COPY_LIMIT })?;
-        Ok(Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, guess: None })
+        Ok(Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, default_build: None })
     }
 
-    /// Builds on the host's programs, which is what is asked for most of the time. Where it was not, nothing of it is
-    /// left in the template.
-    pub fn guess(&mut self) {
-        self.guess = Some(self.build.host_root());
+    /// Builds a root with the host's programs, the usual configuration. If the configuration differs, nothing of it
+    /// stays in the template.
+    pub fn build_default(&mut self) {
+        self.default_build = Some(self.build.host_root());
     }
 
-    /// Builds what was asked for, and makes it the launcher's root.
+    /// Builds the configured root and makes it the launcher's root.
     pub fn finish(mut self, configure: &Configure) -> Step<Template> {
-        let guess = self.guess.take();
-        match (&configure.root, guess) {
-            (None, Some(made)) => made?,
+        let default_build = self.default_build.take();
+        match (&configure.root, default_build) {
+            (None, Some(built)) => built?,
             (None, None) => self.build.host_root()?,
-            (Some(root), guess) => {
-                if guess.is_some() {
-                    // It comes on top of the other, which goes with everything else that lies below the new root.
+            (Some(root), default_build) => {
+                if default_build.is_some() {
+                    // Mount it over the first one, which disappears with everything below the new root.
                     self.build = Build::new(self.build.copy_limit)?;
                 }
                 self.build.directory_root(root)?;
@@ -193,7 +194,7 @@ impl Foundation {
         }
         self.build.rest(configure)?;
         let Self { host_proc, host_mounts, outside, proc, masked_files, masked_dirs, build, .. } = self;
-        let Build { root, programs, sights, .. } = build;
+        let Build { root, programs, host_paths, .. } = build;
         if let Some(proc) = proc {
             mount::attach(proc.as_fd(), root.as_fd(), c"proc").step("attach /proc")?;
         }
@@ -202,16 +203,16 @@ impl Foundation {
         mount::add_attributes(root.as_fd(), Depth::Single, attr::RDONLY).step("make the template read-only")?;
         let own_root = configure.root.is_some();
         let mounts = Some((host_mounts, template_mounts));
-        Ok(Template { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root, sights })
+        Ok(Template { host_proc, mounts, outside, programs, masked_files, masked_dirs, own_root, host_paths })
     }
 }
 
-/// Those entries of `/proc` that exist on this kernel.
+/// Returns the entries of `/proc` that exist on this kernel.
 fn existing(names: &[&str], dirs: bool) -> Vec<CString> {
     names
         .iter()
         .map(|name| Path::new("/proc").join(name))
-        // What only root may read stays so: no sandbox runs as that user.
+        // Skip files that only root may read: no sandbox runs as that user.
         .filter(|path| {
             path.symlink_metadata().is_ok_and(|meta| meta.is_dir() == dirs && meta.permissions().mode() & 0o004 != 0)
         })
@@ -220,8 +221,8 @@ fn existing(names: &[&str], dirs: bool) -> Vec<CString> {
 }
 
 impl Template {
-    /// Gives the template up, so that nothing of it is left to be taken apart when the launcher ends. An ordinary user
-    /// may not go back to where it came from, and stays.
+    /// Leaves the template, so that the kernel need not remove its mounts when the launcher ends. An ordinary user may
+    /// not return to the original namespace, and stays.
     pub fn leave(&mut self) {
         self.mounts = None;
         if let Some(outside) = self.outside.take() {
@@ -229,61 +230,59 @@ impl Template {
         }
     }
 
-    /// The proc file system of the host.
+    /// Returns the proc file system of the host.
     pub fn host_proc(&self) -> BorrowedFd<'_> {
         self.host_proc.as_fd()
     }
 
-    /// The template's mount namespace, until it is left.
-    pub fn home(&self) -> io::Result<BorrowedFd<'_>> {
+    /// Returns the template's mount namespace, or an error after [`Template::leave`].
+    pub fn mount_namespace(&self) -> io::Result<BorrowedFd<'_>> {
         let mounts = self.mounts.as_ref().map(|(_, template)| template.as_fd());
         mounts.ok_or_else(|| io::Error::from_raw_os_error(libc::ESTALE))
     }
 
-    /// Whether the root is a directory that the caller named.
+    /// Returns true if the caller named the directory of the root.
     pub fn has_own_root(&self) -> bool {
         self.own_root
     }
 
-    /// What of the host is shown besides the system's own directories.
-    pub fn sights(&self) -> &Sights {
-        &self.sights
+    /// Returns the paths of the host that are visible besides the system's own directories.
+    pub fn host_paths(&self) -> &HostPaths {
+        &self.host_paths
     }
 
-    /// What each sandbox has to show again below its own `/tmp`.
+    /// Returns the parts that each sandbox shows again below its own `/tmp`.
     pub fn covered(&self) -> &[Covered] {
-        &self.sights.covered
+        &self.host_paths.covered
     }
 
-    /// Paths that hold programs.
     pub fn programs(&self) -> &[(CString, bool)] {
         &self.programs
     }
 
-    /// Files of `/proc` to cover.
     pub fn masked_files(&self) -> &[CString] {
         &self.masked_files
     }
 
-    /// Directories of `/proc` to cover.
     pub fn masked_dirs(&self) -> &[CString] {
         &self.masked_dirs
     }
 
-    /// A detached mount of a host directory, if it still is the one that the caller named.
+    /// Returns a detached mount of a host directory. Fails if the path leads to another directory than the caller
+    /// named.
     pub fn open_workspace(&self, plan: &WorkspacePlan, identity: Identity) -> Step<Option<OwnedFd>> {
         let WorkspacePlan::HostDir { path, device, inode, uid, gid } = plan else { return Ok(None) };
         let Some((host_mounts, template_mounts)) = &self.mounts else {
-            return Err(Failure { step: "find the host's mounts, which were left".into(), errno: libc::ESTALE });
+            return Err(Failure { step: "enter the host's mount namespace again".into(), errno: libc::ESTALE });
         };
-        namespace::join(host_mounts.as_fd(), namespace::kind::MOUNT).step("look at the host's mounts")?;
-        // In a user namespace of the launcher's own, owners have other numbers, and are not used.
+        namespace::join(host_mounts.as_fd(), namespace::kind::MOUNT).step("enter the host's mount namespace")?;
+        // In the launcher's own user namespace, owners have other ids, and are not used.
         let owner = identity.is_privileged().then_some((*uid, *gid));
         let opened = open_same("workspace", path, (*device, *inode), owner).and_then(|directory| {
             mount::clone_tree(directory.as_fd(), c"", Depth::Recursive)
                 .step("copy the mount of the workspace directory")
         });
-        // Without the template there is nothing this launcher could still do safely.
+        // Outside the template, this launcher can do nothing safely.
         if namespace::join(template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
             cofferdam_linux::process::exit_now(71);
         }
@@ -291,11 +290,11 @@ impl Template {
     }
 }
 
-/// Opens the directory that the host opened: in the launcher's mount namespace only its path leads to it. Another
-/// directory is refused, also one with the same number that another user has made in its place.
+/// Opens the directory that the host opened: in the launcher's mount namespace, only its path leads to it. Refuses any
+/// other directory, also one with the same inode that another user has created in its place.
 fn open_same(what: &str, path: &Path, identity: (u64, u64), owner: Option<(u32, u32)>) -> Step<OwnedFd> {
     let directory = named::open(path).step(&format!("open the {what} directory"))?;
-    let stat = rustix::fs::fstat(&directory).step(&format!("look at the {what} directory"))?;
+    let stat = rustix::fs::fstat(&directory).step(&format!("inspect the {what} directory"))?;
     let same_owner = owner.is_none_or(|owner| owner == (stat.st_uid, stat.st_gid));
     if (stat.st_dev, stat.st_ino) != identity || !same_owner {
         return Err(Failure { step: format!("find the {what} directory again"), errno: libc::ESTALE });
@@ -311,24 +310,24 @@ struct Build {
     root: OwnedFd,
     copy_limit: u64,
     programs: Vec<(CString, bool)>,
-    sights: Sights,
+    host_paths: HostPaths,
 }
 
 impl Build {
     fn new(copy_limit: u64) -> Step<Self> {
         let options = [(c"size", c"8m"), (c"nr_inodes", c"65536"), (c"mode", c"0755")];
-        let root = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV).step("make a tmpfs")?;
-        mount::attach(root.as_fd(), mount::cwd(), &c_path(Path::new(BUILD_ON))).step("attach the template")?;
-        Ok(Self { root, copy_limit, programs: Vec::new(), sights: Sights::default() })
+        let root = mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NODEV).step("create a tmpfs")?;
+        mount::attach(root.as_fd(), mount::cwd(), &c_path(Path::new(BUILD_MOUNT_POINT))).step("attach the template")?;
+        Ok(Self { root, copy_limit, programs: Vec::new(), host_paths: HostPaths::default() })
     }
 
     fn directory(&self, path: &Path) -> Step<()> {
-        let mut place = PathBuf::new();
+        let mut created = PathBuf::new();
         for part in path.components().filter(|part| matches!(part, Component::Normal(_))) {
-            place.push(part);
-            match rustix::fs::mkdirat(&self.root, &place, Mode::from_raw_mode(0o755)) {
+            created.push(part);
+            match rustix::fs::mkdirat(&self.root, &created, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                other => other.step(&format!("make the directory {}", place.display()))?,
+                other => other.step(&format!("create the directory {}", created.display()))?,
             }
         }
         Ok(())
@@ -337,30 +336,30 @@ impl Build {
     fn file(&self, path: &str, contents: &[u8]) -> Step<()> {
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.root, path, flags, Mode::from_raw_mode(0o444));
-        let file = file.step(&format!("make the file {path}"))?;
-        std::fs::File::from(file).write_all(contents).step(&format!("fill the file {path}"))
+        let file = file.step(&format!("create the file {path}"))?;
+        std::fs::File::from(file).write_all(contents).step(&format!("write the file {path}"))
     }
 
     fn symlink(&self, target: &Path, path: &Path) -> Step<()> {
         match rustix::fs::symlinkat(target, &self.root, path) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-            other => other.step(&format!("make the link {}", path.display())),
+            other => other.step(&format!("create the link {}", path.display())),
         }
     }
 
-    /// Shows a host file or directory at `inside`, with these attributes.
+    /// Mounts a host file or directory at `inside`, with these attributes.
     fn bind(&self, source: &Path, inside: &Path, attributes: u64) -> Step<()> {
         let tree = mount::clone_tree(mount::cwd(), &c_path(source), Depth::Recursive)
             .step(&format!("copy the mount of {}", source.display()))?;
         self.attach(&tree, source, inside, attributes).map(drop)
     }
 
-    /// Attaches the detached mount of a file or directory, which errors call `source`, at `inside`. Returns whether it is
-    /// a directory.
+    /// Attaches the detached mount of a file or directory at `inside`. Errors name it by `source`. Returns true for a
+    /// directory.
     fn attach(&self, tree: &OwnedFd, source: &Path, inside: &Path, attributes: u64) -> Step<bool> {
         let name = |what: &str| format!("{what} {}", source.display());
         let inside = inside.strip_prefix("/").unwrap_or(inside);
-        let stat = rustix::fs::fstat(tree).step(&name("look at"))?;
+        let stat = rustix::fs::fstat(tree).step(&name("inspect"))?;
         let is_directory = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
         if is_directory {
             self.directory(inside)?;
@@ -375,15 +374,15 @@ impl Build {
         Ok(is_directory)
     }
 
-    /// Shows what is at `name` in a directory, read-only, as a place for programs.
+    /// Mounts the entry `name` of a directory read-only, as a path with programs.
     fn program(&mut self, above: BorrowedFd<'_>, name: &CStr, source: &Path, inside: &Path) -> Step<()> {
         let tree = mount::clone_tree(above, name, Depth::Recursive)
             .step(&format!("copy the mount of {}", source.display()))?;
-        let stat = rustix::fs::fstat(&tree).step(&format!("look at {}", source.display()))?;
+        let stat = rustix::fs::fstat(&tree).step(&format!("inspect {}", source.display()))?;
         let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
         if !kind.is_dir() && !kind.is_file() {
-            // It was exchanged since it was looked at.
-            return Err(Failure { step: format!("show {}", source.display()), errno: libc::ESTALE });
+            // It was replaced since it was inspected.
+            return Err(Failure { step: format!("mount {}", source.display()), errno: libc::ESTALE });
         }
         let is_directory = self.attach(&tree, source, inside, READ_ONLY)?;
         self.programs.push((c_path(inside), is_directory));
@@ -396,7 +395,7 @@ impl Build {
         Ok(())
     }
 
-    /// A top-level entry as the source has it: a link stays a link.
+    /// Adds a top-level entry of the source. A link stays a link.
     fn top_level(&mut self, source: &Path, inside: &Path) -> Step<()> {
         if let Ok(target) = std::fs::read_link(source) {
             return self.symlink(&target, inside.strip_prefix("/").unwrap_or(inside));
@@ -432,7 +431,8 @@ impl Build {
         self.file("etc/hostname", b"sandbox\n")
     }
 
-    /// A small file is copied, so that it costs no mount; a link is copied as a link, a large file is bound.
+    /// Adds a file: a small file is copied to avoid a mount, a link is copied as a link, and a large file is
+    /// bind-mounted.
     fn copy(&self, path: &Path) -> Step<()> {
         let inside = path.strip_prefix("/").unwrap_or(path);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -444,9 +444,9 @@ impl Build {
             }
             Err(_) => return Ok(()),
         };
-        let stat = rustix::fs::fstat(&file).step("look at a file of /etc")?;
+        let stat = rustix::fs::fstat(&file).step("inspect a file of /etc")?;
         let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-        // Only what everybody may read on the host: a secret by mistake stays out.
+        // Only files that every user of the host may read: a secret stays out even if it has such a name by mistake.
         if !is_file || stat.st_mode & 0o004 == 0 {
             return Ok(());
         }
@@ -460,8 +460,8 @@ impl Build {
         }
     }
 
-    /// Shows the top level of a root file system of the caller's. Each entry is found beneath the directory that was
-    /// opened, so that a change of its path leads nowhere else.
+    /// Mounts the top level of a caller's root file system. Each entry is resolved beneath the opened directory, so a
+    /// change of its path has no effect.
     fn directory_root(&mut self, root: &RootPlan) -> Step<()> {
         let reading = format!("read the root directory {}", root.path.display());
         let directory = open_same("root", &root.path, (root.device, root.inode), None)?;
@@ -487,24 +487,24 @@ impl Build {
         Ok(())
     }
 
-    /// Shows a directory or file of the host that a configuration names, at the same path.
+    /// Mounts a configured directory or file of the host read-only at the same path.
     fn read_only(&mut self, path: &Path) -> Step<()> {
         let opened = named::open(path).step(&format!("open {}", path.display()))?;
         self.program(opened.as_fd(), c"", path, path)
     }
 
-    /// What was asked for besides the root, and what every sandbox has.
+    /// Adds the configured paths and the directories of every sandbox.
     fn rest(&mut self, configure: &Configure) -> Step<()> {
         for path in &configure.read_only {
             self.read_only(path)?;
-            self.sights.shown.push(path.clone());
+            self.host_paths.shown.push(path.clone());
         }
-        self.sights.hidden.clone_from(&configure.hidden);
+        self.host_paths.hidden.clone_from(&configure.hidden);
         for path in &configure.interpreters {
             match self.part(path) {
-                Ok(()) => self.sights.shown.push(path.clone()),
+                Ok(()) => self.host_paths.shown.push(path.clone()),
                 Err(failure) if matches!(failure.errno, libc::EACCES | libc::ENOENT) => {
-                    self.sights.hidden.push(path.clone());
+                    self.host_paths.hidden.push(path.clone());
                 }
                 Err(failure) => return Err(failure),
             }
@@ -512,7 +512,7 @@ impl Build {
         self.common()
     }
 
-    /// Shows a part of an interpreter's prefix. A link into its own directory stays a link.
+    /// Mounts a part of an interpreter's prefix. A link into its own directory stays a link.
     fn part(&mut self, path: &Path) -> Step<()> {
         let target = std::fs::read_link(path).ok();
         let link =
@@ -524,17 +524,17 @@ impl Build {
                 }
                 self.symlink(target, inside)?;
             }
-            // A rule would be for what is covered; the rule for `/tmp` holds for all that is mounted there.
+            // A rule would apply to the covered path. The rule for `/tmp` applies to everything that is mounted there.
             _ if path.starts_with(TMP) => self.bind(path, path, READ_ONLY)?,
             _ => self.read_only(path)?,
         }
         if path.starts_with(TMP) {
-            self.sights.covered.push(Covered { path: path.to_owned(), link });
+            self.host_paths.covered.push(Covered { path: path.to_owned(), link });
         }
         Ok(())
     }
 
-    /// What every sandbox has, whatever its root.
+    /// Adds the directories and devices that every sandbox has, with any root.
     fn common(&mut self) -> Step<()> {
         for directory in ["proc", "sys", "dev/pts", "dev/shm", "tmp", "workspace", "code", "run"] {
             self.directory(Path::new(directory))?;
@@ -559,26 +559,26 @@ impl Build {
 }
 
 impl Build {
-    /// Device nodes: made anew where that is allowed, on one mount for all; else each is bound from the host.
+    /// Adds device nodes: creates them on one mount if that is allowed, else binds each from the host.
     fn devices(&self) -> Step<Option<OwnedFd>> {
         let numbers = DEVICES.map(|(name, major, minor)| (name, rustix::fs::makedev(major, minor)));
         let options = [(c"size", c"64k"), (c"mode", c"0755")];
         let dev =
-            mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NOEXEC).step("make a tmpfs for /dev")?;
-        let made = numbers.iter().try_for_each(|(name, number)| {
+            mount::new_filesystem(c"tmpfs", &options, attr::NOSUID | attr::NOEXEC).step("create a tmpfs for /dev")?;
+        let created = numbers.iter().try_for_each(|(name, number)| {
             let kind = rustix::fs::FileType::CharacterDevice;
             rustix::fs::mknodat(&dev, *name, kind, Mode::from_raw_mode(0o666), *number)?;
-            // A file system that forbids devices makes them all the same.
+            // `mknod` succeeds even on a file system that forbids devices.
             rustix::fs::openat(&dev, *name, OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())
                 .map(drop)
                 .or_else(
-                    // Nobody's controlling terminal.
+                    // No process has it as its controlling terminal.
                     |error| if error == rustix::io::Errno::NXIO { Ok(()) } else { Err(error) },
                 )
         });
-        if made.is_ok() {
+        if created.is_ok() {
             for directory in ["pts", "shm"] {
-                rustix::fs::mkdirat(&dev, directory, Mode::from_raw_mode(0o755)).step("make a directory in /dev")?;
+                rustix::fs::mkdirat(&dev, directory, Mode::from_raw_mode(0o755)).step("create a directory in /dev")?;
             }
             mount::attach(dev.as_fd(), self.root.as_fd(), c"dev").step("attach /dev")?;
             return Ok(Some(dev));

@@ -26,14 +26,14 @@ fn facts() -> HostFacts {
 }
 
 fn evidence() -> Evidence {
-    let walls = Walls { namespaces: [2; 7], landlock_denies: true, root_read_only: true, ..Walls::default() };
+    let probes = Probes { namespaces: [2; 7], landlock_denies: true, root_read_only: true, ..Probes::default() };
     Evidence {
         pid: 1,
         ids: (1000, 1000),
         outside_uid: 77,
         no_new_privileges: true,
         seccomp: true,
-        walls: Some(walls),
+        probes: Some(probes),
         disk_bytes: 64 * MIB,
         disk_files: 1024,
         process_limits: [u64::MAX; 4],
@@ -43,12 +43,12 @@ fn evidence() -> Evidence {
     }
 }
 
-/// A sandbox that was asked for, what came of it, and what the host says of it.
+/// A requested sandbox, its measurements and the facts about the host.
 #[derive(Debug, Clone)]
 struct Case {
     limits: Limits,
     read_only: bool,
-    lent: bool,
+    mounted: bool,
     facts: HostFacts,
     evidence: Evidence,
 }
@@ -57,7 +57,7 @@ impl Case {
     fn create(&self) -> Create {
         Create {
             serial: 1,
-            workspace: match self.lent {
+            workspace: match self.mounted {
                 true => WorkspacePlan::HostDir { path: "/d".into(), device: 1, inode: 1, uid: 1, gid: 1 },
                 false => WorkspacePlan::Private,
             },
@@ -73,10 +73,10 @@ impl Case {
         }
     }
 
-    /// Whether the posture asks for nothing more, where the control group has the bounds that were written.
-    fn is_enough(&self) -> bool {
+    /// Returns true if the posture is sufficient, provided that the control group has the limits that were set.
+    fn is_sufficient(&self) -> bool {
         let access = if self.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let workspace = match self.lent {
+        let workspace = match self.mounted {
             true => Workspace::HostDir { path: "/d".into(), access },
             false => Workspace::Private { access },
         };
@@ -89,10 +89,10 @@ impl Case {
             cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
             apart: true,
         };
-        let walls = self.evidence.walls.clone().unwrap_or_default();
+        let probes = self.evidence.probes.clone().unwrap_or_default();
         let Self { facts, evidence, .. } = self;
         let group = (facts.cgroup_version != 0).then_some(&bounds);
-        posture(&Measured { spec: &spec, facts, evidence, walls: &walls, group }).require(&BTreeSet::new()).is_ok()
+        posture(&Measured { spec: &spec, facts, evidence, probes: &probes, group }).require(&BTreeSet::new()).is_ok()
     }
 }
 
@@ -106,7 +106,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     })
 }
 
-/// What could be wrong with a sandbox, one thing each.
+/// Flaws of a sandbox, one each.
 const FLAWS: [fn(&mut Case); 24] = [
     |case| case.evidence.pid = 2,
     |case| case.evidence.ids.0 = 0,
@@ -114,7 +114,7 @@ const FLAWS: [fn(&mut Case); 24] = [
     |case| case.evidence.capabilities[1] = 1,
     |case| case.evidence.no_new_privileges = false,
     |case| case.evidence.seccomp = false,
-    |case| case.evidence.walls = None,
+    |case| case.evidence.probes = None,
     |case| case.evidence.workspace_read_only ^= true,
     |case| case.evidence.disk_bytes = 0,
     |case| case.evidence.disk_bytes = 1 << 40,
@@ -123,20 +123,20 @@ const FLAWS: [fn(&mut Case); 24] = [
     |case| case.facts.cgroup_version = 0,
     |case| case.facts.cgroup_counts.1 = false,
     |case| case.facts.namespaces[3] = 2,
-    |case| case.walls(|walls| walls.namespaces[5] = 0),
-    |case| case.walls(|walls| walls.calls_let_through.push("bpf".to_owned())),
-    |case| case.walls(|walls| walls.bounding = 1),
-    |case| case.walls(|walls| walls.landlock_denies = false),
-    |case| case.walls(|walls| walls.root_read_only = false),
-    |case| case.walls(|walls| walls.paths_visible.push("/home".to_owned())),
-    |case| case.walls(|walls| walls.interfaces = 1),
+    |case| case.probes(|probes| probes.namespaces[5] = 0),
+    |case| case.probes(|probes| probes.calls_let_through.push("bpf".to_owned())),
+    |case| case.probes(|probes| probes.bounding = 1),
+    |case| case.probes(|probes| probes.landlock_denies = false),
+    |case| case.probes(|probes| probes.root_read_only = false),
+    |case| case.probes(|probes| probes.paths_visible.push("/home".to_owned())),
+    |case| case.probes(|probes| probes.interfaces = 1),
     |case| case.facts.landlock_abi = 0,
     |case| case.facts.privileged = false,
 ];
 
 impl Case {
-    fn walls(&mut self, change: impl Fn(&mut Walls)) {
-        self.evidence.walls.iter_mut().for_each(change);
+    fn probes(&mut self, change: impl Fn(&mut Probes)) {
+        self.evidence.probes.iter_mut().for_each(change);
     }
 }
 
@@ -147,24 +147,24 @@ proptest! {
     fn what_starts_before_it_is_judged_is_never_judged_too_weak(
         limits in limits(),
         read_only: bool,
-        lent: bool,
+        mounted: bool,
         flaws in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     ) {
         let evidence = Evidence { workspace_read_only: read_only, ..evidence() };
-        let mut case = Case { limits, read_only, lent, facts: facts(), evidence };
+        let mut case = Case { limits, read_only, mounted, facts: facts(), evidence };
         if let Some(disk) = case.limits.disk {
             case.evidence.disk_bytes = disk.as_bytes();
         }
         let sound = case.clone();
         // A writable directory of the host cannot be sized.
-        let unsized_disk = lent && !read_only && sound.limits.disk.is_some();
-        prop_assert_eq!(sound.is_enough(), !unsized_disk);
-        prop_assert_eq!(sound.evidence.is_whole(&sound.create(), &sound.facts), !unsized_disk);
+        let unsized_disk = mounted && !read_only && sound.limits.disk.is_some();
+        prop_assert_eq!(sound.is_sufficient(), !unsized_disk);
+        prop_assert_eq!(sound.evidence.is_complete(&sound.create(), &sound.facts), !unsized_disk);
         for flaw in flaws {
             FLAWS[flaw.index(FLAWS.len())](&mut case);
         }
-        let whole = case.evidence.is_whole(&case.create(), &case.facts);
-        prop_assert!(!whole || case.is_enough(), "{case:?}");
+        let whole = case.evidence.is_complete(&case.create(), &case.facts);
+        prop_assert!(!whole || case.is_sufficient(), "{case:?}");
     }
 }
 
@@ -173,8 +173,13 @@ fn execs_that_cannot_be_told_apart_are_said_not_to_be() {
     let (spec, facts, evidence) = (Spec::default(), facts(), evidence());
     for apart in [true, false] {
         let group = GroupBounds { version: "cgroup v2", apart, ..GroupBounds::default() };
-        let measured =
-            Measured { spec: &spec, facts: &facts, evidence: &evidence, walls: &Walls::default(), group: Some(&group) };
+        let measured = Measured {
+            spec: &spec,
+            facts: &facts,
+            evidence: &evidence,
+            probes: &Probes::default(),
+            group: Some(&group),
+        };
         let row = cpu_time(&measured, spec.limits()).mechanism;
         assert!(row.contains("cgroup v2 counts CPU time"), "{row}");
         assert_eq!(row.ends_with("; execs are not told apart"), !apart, "{row}");
@@ -187,9 +192,9 @@ fn a_missing_wall_is_never_whole() {
     let limits = Limits::default();
     for (index, flaw) in FLAWS.iter().enumerate().take(22) {
         let mut case =
-            Case { limits: limits.clone(), read_only: false, lent: false, facts: facts(), evidence: evidence() };
-        assert!(case.evidence.is_whole(&case.create(), &case.facts));
+            Case { limits: limits.clone(), read_only: false, mounted: false, facts: facts(), evidence: evidence() };
+        assert!(case.evidence.is_complete(&case.create(), &case.facts));
         flaw(&mut case);
-        assert!(!case.evidence.is_whole(&case.create(), &case.facts), "flaw {index}");
+        assert!(!case.evidence.is_complete(&case.create(), &case.facts), "flaw {index}");
     }
 }

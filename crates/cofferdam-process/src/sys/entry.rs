@@ -1,15 +1,15 @@
-//! How the launcher comes into being: the program that uses this library is executed once more, and before its `main`
-//! runs, this entry sees its own name in `argv[0]` and becomes the launcher instead.
+//! The entry point of the launcher: the program that uses this library is executed again, and before its `main` runs,
+//! this function recognises the launcher's name in `argv[0]` and runs the launcher instead.
 //!
-//! So nothing needs to be installed or called, the launcher always is of the same version as its owner, and it starts
-//! with an empty memory and environment: no secret of the owner can leak into a sandbox through it. (The C part of
-//! runc enters containers from such a constructor, too.)
+//! So nothing needs to be installed or called, and the launcher always has the version of its owner. It starts with an
+//! empty memory and environment, so no secret of the owner can leak into a sandbox through it. (The C part of runc uses
+//! such a constructor as well.)
 
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::launcher::Origin;
 
-/// `argv[0]` of a launcher.
+/// The `argv[0]` of a launcher.
 pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
 
 #[used]
@@ -17,7 +17,7 @@ pub const LAUNCHER_NAME: &str = "cofferdam-launcher";
 static ENTRY: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = enter;
 
 extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *const c_char) {
-    // Not every C library passes arguments to what runs before `main`.
+    // Not every C library passes arguments to constructors.
     #[cfg(target_env = "musl")]
     let (argc, argv) = {
         let _ = (argc, argv);
@@ -27,8 +27,8 @@ extern "C" fn enter(argc: c_int, argv: *const *const c_char, _envp: *const *cons
     if argc != 1 || argv.is_null() {
         return;
     }
-    // SAFETY: the C library passes argc valid, NUL-terminated strings. A set-user-id program must never be steered by
-    // its caller's argv, hence the look at AT_SECURE.
+    // SAFETY: the C library passes argc valid, NUL-terminated strings. A set-user-id program must never be controlled
+    // by its caller's argv, hence the check of AT_SECURE.
     let called = unsafe {
         let name = *argv;
         !name.is_null()

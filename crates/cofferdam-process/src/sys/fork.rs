@@ -1,10 +1,10 @@
-//! A launcher that is a fork of the calling process, for a program that makes one sandbox and has hardly begun.
+//! A launcher that is a fork of the calling process, for a program that has just started and creates one sandbox.
 //!
-//! A fork of a process with one thread is whole, and starting a program anew costs more than everything else in a short
-//! run. What a launcher must not have is taken from it before it does anything: arguments and environment are
-//! overwritten where they lie, descriptors but its socket are closed, signals are as a new program finds them, and it
-//! has a session of its own. What the caller has put into its memory before is in the launcher's, too, which is why the
-//! caller is to fork first and read secrets later.
+//! A fork of a process with one thread is complete, and to execute a program costs more than everything else in a short
+//! run. Data that a launcher must not have is removed first: arguments and environment are overwritten in place,
+//! descriptors except its socket are closed, signals are reset as in a new program, and it gets a new session. The
+//! launcher's memory still contains all data from the caller's memory at the fork. So the caller must fork first and
+//! read secrets later.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use cofferdam_linux::{message, process};
 
 use super::entry::LAUNCHER_NAME;
 
-/// The arguments as the kernel put them there.
+/// The arguments at their original addresses.
 static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());
 
 unsafe extern "C" {
@@ -23,8 +23,8 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Number and list of the arguments, found where the kernel puts them: right below the environment, as
-/// `argc, argv[0], …, argv[argc - 1], NULL, envp[0], …`. To be called before anything can have changed the environment.
+/// Returns the number and the list of the arguments. The kernel stores them right below the environment, as `argc,
+/// argv[0], …, argv[argc - 1], NULL, envp[0], …`. Call it before the environment can have changed.
 #[cfg(target_env = "musl")]
 pub fn arguments_below_environment() -> (std::ffi::c_int, *const *const c_char) {
     // SAFETY: the words are as above in every program that Linux starts, and each that is read lies between the number
@@ -39,23 +39,23 @@ pub fn arguments_below_environment() -> (std::ffi::c_int, *const *const c_char) 
     }
 }
 
-/// Remembers where the arguments lie, for [`arguments`] and for wiping them.
+/// Stores the address of the arguments, for [`arguments`] and to overwrite them.
 pub fn remember_arguments(arguments: *const *const c_char) {
     ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
 }
 
-/// The arguments where they lie: a copy would be in a fork, too.
+/// Returns the arguments without a copy, which a fork would inherit.
 pub fn arguments() -> impl Iterator<Item = &'static CStr> {
     words(ARGUMENTS.load(Ordering::Relaxed))
 }
 
-/// The environment's strings where they lie.
+/// Returns the environment's strings without a copy.
 pub fn environment() -> impl Iterator<Item = &'static CStr> {
     // SAFETY: nothing changes the list while there is one thread.
     words(unsafe { environ })
 }
 
-/// The strings of a list as the kernel makes it.
+/// Returns the strings of a list in the kernel's format.
 fn words(list: *const *const c_char) -> impl Iterator<Item = &'static CStr> {
     let mut next = list;
     std::iter::from_fn(move || {
@@ -72,7 +72,8 @@ fn words(list: *const *const c_char) -> impl Iterator<Item = &'static CStr> {
     })
 }
 
-/// Forks a launcher: its socket and its number. `None` if this process has more than one thread, or that cannot be told.
+/// Forks a launcher. Returns its socket and process id, or `None` if this process has more than one thread or their
+/// number is unknown.
 pub fn fork() -> io::Result<Option<(OwnedFd, i32)>> {
     if threads() != Some(1) {
         return Ok(None);
@@ -89,14 +90,14 @@ pub fn fork() -> io::Result<Option<(OwnedFd, i32)>> {
     }
 }
 
-/// Threads of this process: a task directory has one link for each, besides its own two.
+/// Returns the number of threads of this process: a task directory has one link for each, besides its own two.
 fn threads() -> Option<u64> {
     let stat = rustix::fs::stat("/proc/self/task").ok()?;
     (stat.st_nlink as u64).checked_sub(2)
 }
 
 fn become_launcher(socket: OwnedFd) -> ! {
-    // A panic must not unwind into the caller's code, which is not to run in this process.
+    // A panic must not unwind into the caller's code, which must not run in this process.
     let code = std::panic::catch_unwind(|| {
         forget_caller();
         match process::duplicate_to(std::os::fd::AsFd::as_fd(&socket), 0) {
@@ -110,7 +111,7 @@ fn become_launcher(socket: OwnedFd) -> ! {
     process::exit_now(code.unwrap_or(70))
 }
 
-/// Makes this process as if it had been executed without arguments and environment.
+/// Puts this process into the state of one that was executed without arguments and environment.
 fn forget_caller() {
     // SAFETY: both lists are this process's own, there is no other thread, and nothing reads them from here on; the
     // strings lie on the stack's pages, which can be written. The signal calls get valid or null pointers.
@@ -119,9 +120,9 @@ fn forget_caller() {
         libc::clearenv();
         let arguments = ARGUMENTS.load(Ordering::Relaxed);
         let first = words(arguments).next();
-        let room = wipe(words(arguments));
+        let size = wipe(words(arguments));
         if let Some(first) = first {
-            show_name(first, room);
+            show_name(first, size);
         }
         reset_signals();
         libc::setsid();
@@ -129,39 +130,39 @@ fn forget_caller() {
     let _ = rustix::process::chdir("/");
 }
 
-/// Overwrites strings with zeros; gives how many bytes the first ones take that lie one behind the other.
+/// Overwrites strings with zeros. Returns the size in bytes of the first ones that are contiguous.
 ///
 /// # Safety
 ///
-/// The strings must be writable, and nobody else may use them.
+/// The strings must be writable, and no other code may use them.
 unsafe fn wipe(words: impl Iterator<Item = &'static CStr>) -> usize {
-    let mut room = 0;
+    let mut size = 0;
     let mut begin = None;
     for word in words {
         let (start, length) = (word.as_ptr().cast_mut(), word.to_bytes_with_nul().len());
-        if *begin.get_or_insert(start as usize) + room == start as usize {
-            room += length;
+        if *begin.get_or_insert(start as usize) + size == start as usize {
+            size += length;
         }
         for offset in 0..length {
             // SAFETY: within the string; volatile, because nothing in this program reads it again.
             unsafe { start.add(offset).write_volatile(0) };
         }
     }
-    room
+    size
 }
 
-/// Shows a launcher's name in lists of processes, if it fits where the arguments were.
+/// Sets the launcher's name in process lists, as far as it fits in place of the arguments.
 ///
 /// # Safety
 ///
-/// `room` bytes from `first` on must be writable, and nobody else may use them.
-unsafe fn show_name(first: &CStr, room: usize) {
-    let name = &LAUNCHER_NAME.as_bytes()[..LAUNCHER_NAME.len().min(room.saturating_sub(1))];
-    // SAFETY: the caller's promise; the name is cut to the room.
+/// `size` bytes from `first` on must be writable, and no other code may use them.
+unsafe fn show_name(first: &CStr, size: usize) {
+    let name = &LAUNCHER_NAME.as_bytes()[..LAUNCHER_NAME.len().min(size.saturating_sub(1))];
+    // SAFETY: the caller's promise; the name is cut to the size.
     unsafe { slice::from_raw_parts_mut(first.as_ptr().cast_mut().cast::<u8>(), name.len()) }.copy_from_slice(name);
 }
 
-/// None blocked, and no stack for handlers. What each of them does is set by every launcher for itself.
+/// Unblocks all signals and removes the stack for handlers. Every launcher sets the actions of signals itself.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The crate's unsafe and operating-system specific corner.
+//! The crate's unsafe code for the operating system.
 
 pub mod entry;
 pub mod fork;

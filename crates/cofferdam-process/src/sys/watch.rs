@@ -1,4 +1,4 @@
-//! Descriptors that the runtime watches.
+//! Registration of descriptors with the runtime.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Has the runtime watch a descriptor, which must be non-blocking.
+/// Registers a descriptor with the runtime. It must be non-blocking.
 pub fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` stays open, with the same number, for as long as the `AsyncFd` owns it; nothing takes it out
-    // or replaces it, since no part of the crate asks an `AsyncFd` for mutable access.
+    // SAFETY: an `OwnedFd` stays open, with the same number, for as long as the `AsyncFd` owns it. It is neither taken
+    // out nor replaced, because no part of the crate requests mutable access to an `AsyncFd`.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

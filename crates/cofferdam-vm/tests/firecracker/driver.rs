@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::machine::{MARK_AT, MEMORY, Stage, driver_in, machine_in, requests, told};
 
 pub(crate) const VERSION: &str = "1.16.2";
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Deadline of drivers that wait in vain.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 /// Far longer than any deadline: anything later is a hang.
@@ -99,7 +99,7 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         return;
     }
     for stage in Stage::each(test, "", VERSION) {
-        let driver = stage.driver(PATIENCE);
+        let driver = stage.driver(TIMEOUT);
         assert_eq!((driver.name(), &*driver.version().await.unwrap()), ("firecracker", VERSION));
         let (machine, work) = stage.machine();
         let words = [driver.disk_word(&machine.disks[0], 0), driver.disk_word(&machine.disks[1], 1)];
@@ -233,7 +233,7 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
         return;
     }
     for stage in Stage::each("machines_pause_are_written_down_and_go_on_from_there", "", VERSION) {
-        let driver = stage.driver(PATIENCE);
+        let driver = stage.driver(TIMEOUT);
         let mut first = promptly(driver.start(stage.machine().0)).await.unwrap();
         assert_eq!(mark(&mut first).await, "booted");
         for _ in 0..3 {
@@ -303,12 +303,12 @@ async fn a_state_goes_on_with_a_jailer_and_without() {
     let stages = Stage::each(test, "", VERSION);
     let [walled, jailed] = &stages[..] else { return };
     for (from, to) in [(walled, jailed), (jailed, walled)] {
-        let source = promptly(from.driver(PATIENCE).start(from.machine().0)).await.unwrap();
+        let source = promptly(from.driver(TIMEOUT).start(from.machine().0)).await.unwrap();
         source.vm.pause().await.unwrap();
         let state = promptly(source.vm.snapshot(MOST)).await.unwrap();
         // Concurrently, from one file.
         for stage in [to, from] {
-            let mut clone = promptly(stage.driver(PATIENCE).restore(stage.hardware(), &state)).await.unwrap();
+            let mut clone = promptly(stage.driver(TIMEOUT).restore(stage.hardware(), &state)).await.unwrap();
             clone.vm.resume().await.unwrap();
             assert_eq!(mark(&mut clone).await, "booted, restored");
             promptly(clone.vm.kill()).await.unwrap();
@@ -324,7 +324,7 @@ async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
         return;
     }
     for stage in Stage::each("a_state_that_is_none_is_refused_and_leaves_nothing", "", VERSION) {
-        let driver = stage.driver(PATIENCE);
+        let driver = stage.driver(TIMEOUT);
         let file = |contents: &[u8], length: u64| {
             let file = cofferdam_vm::sparse::blank(length).unwrap();
             file.write_all_at(contents, 0).unwrap();
@@ -443,7 +443,7 @@ async fn a_machine_whose_restore_fails_leaves_nothing() {
         return;
     }
     let good = Stage::new("", VERSION);
-    let started = good.driver(PATIENCE).start(good.machine().0).await.unwrap();
+    let started = good.driver(TIMEOUT).start(good.machine().0).await.unwrap();
     started.vm.pause().await.unwrap();
     let state = started.vm.snapshot(MOST).await.unwrap();
     for kind in ["die", "hang", "refuse", "rubbish"] {
@@ -460,7 +460,7 @@ async fn an_end_is_told_with_its_reason() {
         return;
     }
     for stage in Stage::each("an_end_is_told_with_its_reason", "", VERSION) {
-        let driver = stage.driver(PATIENCE);
+        let driver = stage.driver(TIMEOUT);
         for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
             let mut started = promptly(driver.start(stage.machine().0)).await.unwrap();
             assert!(says_back(&mut started).await);
@@ -485,7 +485,7 @@ async fn starts_that_are_given_up_leave_nothing() {
     let each = |fault| Stage::each(test, fault, VERSION);
     for stage in [each("mute"), each("hang PUT /actions")].into_iter().flatten() {
         for after in [0, 5, 20, 100, 400] {
-            let driver = stage.driver(PATIENCE);
+            let driver = stage.driver(TIMEOUT);
             let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
             assert!(start.is_err(), "it never starts");
             assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
@@ -503,7 +503,7 @@ async fn starts_that_are_given_up_leave_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn makes_one_and_waits() {
     let Some(place) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
-    let started = driver_in(&place, PATIENCE).start(machine_in(&place).0).await.unwrap();
+    let started = driver_in(&place, TIMEOUT).start(machine_in(&place).0).await.unwrap();
     println!("STARTED {}", process(&started));
     std::future::pending::<()>().await;
 }
@@ -530,7 +530,7 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
     let foreign = stage.place().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
-    let started = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap();
+    let started = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap();
     std::fs::remove_dir(&foreign).expect("foreign directories are not touched");
     assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead supervisor's directory is gone");
     promptly(started.vm.kill()).await.unwrap();

@@ -27,7 +27,7 @@ const STAY: &str = "COFFERDAM_TEST_STAY";
 /// Seed of the random moments, to repeat a run.
 const SEED: &str = "COFFERDAM_TEST_SEED";
 const VERSION: &str = "1.16.2";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const MOST: ByteSize = ByteSize::from_mebibytes(64);
 /// The steps in order, each with the maximum delay of the kill in milliseconds, and the number of kills.
 const STEPS: [(&str, u64, usize); 8] = [
@@ -55,7 +55,7 @@ fn stays_at(step: &str) -> bool {
 async fn supervisor() {
     let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
     at("begin");
-    let driver = driver_in(&place, PATIENCE);
+    let driver = driver_in(&place, TIMEOUT);
     driver.version().await.unwrap();
     let create = || async { driver.start(machine_in(&place).0).await.unwrap() };
     at("create");
@@ -146,7 +146,7 @@ impl Supervisor {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next() {
     let Some(place) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
-    let started = driver_in(&place, PATIENCE).start(machine_in(&place).0).await.unwrap();
+    let started = driver_in(&place, TIMEOUT).start(machine_in(&place).0).await.unwrap();
     started.vm.kill().await.unwrap();
 }
 

@@ -8,7 +8,7 @@ use cofferdam_contract::ErrorKind;
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::Vmm;
 
-use crate::driver::{MOST, PATIENCE, SHORT, VERSION, can_be_confined, promptly, says_back};
+use crate::driver::{MOST, SHORT, TIMEOUT, VERSION, can_be_confined, promptly, says_back};
 use crate::machine::Stage;
 
 /// Promise (Virtual machines): A connection to a guest agent that breaks before the first message is opened again.
@@ -21,7 +21,7 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     // The first connection is never confirmed; the second is that of the boot, and the third that after a snapshot.
     for lost in [2, 3] {
         let stage = Stage::new(&format!("lose {lost}"), VERSION);
-        let mut started = promptly(stage.driver(PATIENCE).start(stage.machine().0)).await.unwrap();
+        let mut started = promptly(stage.driver(TIMEOUT).start(stage.machine().0)).await.unwrap();
         if lost == 3 {
             assert!(says_back(&mut started).await);
             started.vm.pause().await.unwrap();
@@ -40,7 +40,7 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_was_replaced_is_asked_again() {
     let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
+    let driver = stage.driver(TIMEOUT);
     assert_eq!(driver.version().await.unwrap(), VERSION);
     let newer = Stage::new("", "1.17.0");
     std::fs::rename(newer.program(), stage.program()).unwrap();
@@ -65,7 +65,7 @@ async fn a_program_that_may_not_be_executed_is_told_as_such() {
     }
     let stage = Stage::new("", VERSION);
     std::fs::set_permissions(stage.path().join("bin"), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err();
+    let error = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap_err();
     let error = error.into_contract("create");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(error.message().contains("may not execute") && error.message().contains("bin/firecracker"), "{error}");
@@ -136,7 +136,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     // The jailer's error output is part of the error.
     let Some(stage) = Stage::jailed(test, "", VERSION) else { return };
     stage.write_jailer(VERSION, "fail 'there is no such thing here'");
-    let error = stage.driver(PATIENCE).start(stage.machine().0).await.unwrap_err().into_contract("create");
+    let error = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap_err().into_contract("create");
     assert!(error.message().contains("there is no such thing here"), "{error}");
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
@@ -145,7 +145,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_firecracker_cannot_do_is_refused() {
     let stage = Stage::new("", VERSION);
-    let driver = stage.driver(PATIENCE);
+    let driver = stage.driver(TIMEOUT);
     let many = cofferdam_vm::vmm::Machine { processors: 33, ..stage.machine().0 };
     let error = driver.settle(&many).await.unwrap_err().into_contract("create");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
@@ -155,7 +155,7 @@ async fn what_firecracker_cannot_do_is_refused() {
         [("1.16.1", "1.16.2 or newer is needed"), ("1.10.0", "not supported"), ("2.0.0", "not supported")]
     {
         let old = Stage::new("", version);
-        let error = old.driver(PATIENCE).start(old.machine().0).await.unwrap_err().into_contract("create");
+        let error = old.driver(TIMEOUT).start(old.machine().0).await.unwrap_err().into_contract("create");
         assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
     }
     let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));

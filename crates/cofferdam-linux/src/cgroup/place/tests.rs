@@ -24,18 +24,18 @@ fn v1_controllers_mounted_together_are_one_hierarchy() {
 
 #[test]
 fn groups_are_found_below_the_group_that_is_mounted() {
-    // A container without a namespace for groups: the host's paths, and its own group at the mount point.
+    // A container without a cgroup namespace: it has the host's paths, and its own group is at the mount point.
     let inside = V1_HOST.replace(" / /sys/fs/cgroup/", " /docker/x /sys/fs/cgroup/");
-    let places = |own: &str| -> Vec<PathBuf> {
+    let paths = |own: &str| -> Vec<PathBuf> {
         let parents = v1_parents(&mounted(&inside), own);
-        parents.into_iter().flat_map(|parents| parents.dirs).map(|(_, place)| place).collect()
+        parents.into_iter().flat_map(|parents| parents.dirs).map(|(_, path)| path).collect()
     };
     let own = "3:cpu,cpuacct:/docker/x/y\n2:memory:/docker/x\n1:pids:/docker/x\n";
     let expected = ["cpu,cpuacct/y", "memory", "pids"].map(|name| Path::new("/sys/fs/cgroup").join(name));
-    assert_eq!(places(own), expected);
-    // A group that is not to be seen here is not replaced by another.
+    assert_eq!(paths(own), expected);
+    // A group that is not visible is not replaced by another.
     for group in ["/", "/docker", "/docker/xy", "/docker/x/../y", "/../x"] {
-        assert!(places(&format!("1:pids:{group}\n")).is_empty(), "{group}");
+        assert!(paths(&format!("1:pids:{group}\n")).is_empty(), "{group}");
     }
 }
 
@@ -51,7 +51,7 @@ fn processes_in_the_same_groups_are_bounded_alike() {
 fn usual_places_give_what_the_list_of_mounts_gives_or_nothing() {
     let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
     let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
-    // A group that is not where its path says is looked for in the list.
+    // A group that is not at its usual path is searched for in the list.
     assert_eq!(
         usual_mounts(own, |path| (!path.ends_with("x") && path != Path::new("/sys/fs/cgroup")).then_some(false)),
         None
@@ -94,10 +94,10 @@ fn what_ended_and_was_not_asked_about_has_left() {
     child.kill().unwrap();
     let begun = std::time::Instant::now();
     while started(proc.as_fd(), pid).unwrap().is_some() {
-        assert!(begun.elapsed().as_secs() < 60, "it counts as alive until it is asked about");
+        assert!(begun.elapsed().as_secs() < 60, "an ended process counts as alive");
         std::thread::yield_now();
     }
-    assert_eq!(start_time(child.id()).unwrap(), start, "its number is still its own");
+    assert_eq!(start_time(child.id()).unwrap(), start, "its process id is not reused yet");
     child.wait().unwrap();
     assert_eq!(started(proc.as_fd(), pid).unwrap(), None);
 }

@@ -1,11 +1,11 @@
-//! Version 2: in which groups an owner's may be made, and what may be changed for that.
+//! Version 2: the groups in which an owner's group may be created, and the necessary changes.
 //!
-//! Version 2 passes controllers on only from groups that hold no processes. So a group may have to be changed before it can hold an
-//! owner's. How much depends on who arranges it:
+//! Version 2 enables controllers for child groups only in groups without processes. So a group may have to be changed
+//! before it can contain an owner's group. The allowed changes depend on its manager:
 //!
 //! ```text
-//! delegated (user.delegate, trusted.delegate), or no systemd in sight:  controllers, and processes of the own family
-//! systemd's:                                                            nothing
+//! delegated (user.delegate, trusted.delegate), or no systemd visible:  controllers, and processes of the own family
+//! managed by systemd:                                                  nothing
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,54 +19,55 @@ use super::{MAX_DEPTH, Mounted, Parents, own_groups};
 use crate::cgroup::Version;
 use crate::process::Life;
 
-/// The group into which the processes of a group move that has to hold groups as well.
+/// The leaf group to which the processes of a group move that must contain groups as well.
 const LEAF: &str = "cofferdam-callers";
-/// Times that the processes of a group are moved.
-const MOVES: usize = 8;
-/// The most processes above one another that are looked at.
-const MAX_GENERATIONS: usize = 1024;
-/// What bounds a group; each holds `max`, or nothing, where there is no bound.
-const BOUNDS: [&str; 7] =
+/// The number of attempts to move the processes of a group.
+const MOVE_ATTEMPTS: usize = 8;
+/// The maximum of ancestor processes that are inspected.
+const MAX_ANCESTORS: usize = 1024;
+/// The files with a group's limits. Each contains `max` or nothing if there is no limit.
+const LIMITS: [&str; 7] =
     ["memory.max", "memory.high", "memory.swap.max", "pids.max", "cpu.max", "cpuset.cpus", "io.max"];
-/// What systemd sets on a group to say that it leaves everything below it to others.
+/// The attributes that systemd sets on a group to delegate everything below it.
 const DELEGATED: [&str; 2] = ["user.delegate", "trusted.delegate"];
-/// The group that each systemd, of the host, of a container or of a user, makes for itself at the top of what it manages.
+/// The group that each systemd, of the host, of a container or of a user, creates for itself at the top of its
+/// hierarchy.
 const MANAGER: &str = "init.scope";
 
-/// Whose processes may move into a group below their own, where version 2 asks for that: this process, what it started, and
-/// every process above it.
+/// The processes that may move into a child group, if version 2 requires that: a process, its descendants and its
+/// ancestors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
-    /// Of this process.
+    /// The family of this process.
     Own,
-    /// Of the process that started this one, which is a launcher.
+    /// The family of the parent process, if this process is a launcher.
     Parent,
 }
 
-/// What has to be changed in a group before it can hold an owner's.
+/// The change that a group needs before it can contain an owner's group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// Nothing.
     Nothing,
-    /// The controllers that it passes on.
+    /// Enable controllers for child groups.
     Controllers,
-    /// Its processes move into a leaf, and then the controllers.
+    /// Move its processes to a leaf, then enable controllers.
     Processes,
 }
 
-/// Groups in which this process's sandboxes can be made without leaving a bound that this process is under: its own group, and
-/// those above it up to the first that has bounds. The nearest comes first. Processes move only where nothing else is left, but
-/// before a group is used that systemd manages.
+/// Returns groups in which this process's sandboxes can be created without escaping a limit of this process: its own
+/// group, and its ancestors up to the first one with limits. The nearest comes first. Moving processes is the last
+/// resort, but comes before a group that systemd manages.
 pub(in crate::cgroup) fn v2_parents(mounts: &[Mounted], own: &str) -> Vec<Parents> {
     let Some(mount) = mounts.iter().find(|mount| mount.unified) else { return Vec::new() };
-    let Some(own) = own_groups(own).get("").and_then(|group| mount.seen(group)) else { return Vec::new() };
+    let Some(own) = own_groups(own).get("").and_then(|group| mount.path_of(group)) else { return Vec::new() };
     let (mut found, mut last) = (Vec::new(), None);
     for group in own.ancestors().take_while(|group| group.starts_with(&mount.point)).take(MAX_DEPTH) {
         let is_managed = is_managed(group, &mount.point);
         if is_managed {
             found.extend(last.take());
         }
-        // Of a leaf the group above is meant.
+        // For a leaf, its parent is used.
         if is_writable(group) && !(group == own && own.ends_with(LEAF)) {
             found.extend(match is_managed {
                 true => parents(group, "cgroup.subtree_control", Change::Nothing),
@@ -84,7 +85,7 @@ pub(in crate::cgroup) fn v2_parents(mounts: &[Mounted], own: &str) -> Vec<Parent
     found
 }
 
-/// A group as a place for an owner's, if its file `list` names the controllers that are needed.
+/// Returns a group as a candidate, if its file `list` contains the needed controllers.
 fn parents(group: &Path, list: &str, change: Change) -> Option<Parents> {
     let text = fs::read_to_string(group.join(list)).ok()?;
     let offered: Vec<String> = ["memory", "pids", "cpu"]
@@ -96,8 +97,9 @@ fn parents(group: &Path, list: &str, change: Change) -> Option<Parents> {
     enough.then(|| Parents { version: Version::V2, dirs: vec![(offered, group.to_owned())], change })
 }
 
-/// Whether a systemd arranges the groups below this one: it may take controllers away as it sees fit, and expects to find what it
-/// made. What it delegates it leaves to others, but what is delegated to a systemd is that systemd's.
+/// Returns true if a systemd manages the groups below this one. It may disable controllers at any time, and expects its
+/// groups to stay unchanged. It leaves delegated groups to others, but groups that are delegated to another systemd
+/// belong to that one.
 fn is_managed(group: &Path, top: &Path) -> bool {
     for above in group.ancestors().take_while(|above| above.starts_with(top)).take(MAX_DEPTH) {
         if above.join(MANAGER).is_dir() {
@@ -122,15 +124,15 @@ fn is_writable(path: &Path) -> bool {
         && rustix::fs::access(path.join("cgroup.procs"), rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Whether a group has bounds of its own. What cannot be read may be one.
+/// Returns true if a group has limits of its own. An unreadable file may contain one.
 pub(super) fn is_bounded(group: &Path) -> bool {
-    BOUNDS.iter().any(|name| match fs::read_to_string(group.join(name)) {
+    LIMITS.iter().any(|name| match fs::read_to_string(group.join(name)) {
         Ok(text) => text.split_whitespace().next().is_some_and(|first| first != "max"),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     })
 }
 
-/// Lets the groups below `dir` use these controllers.
+/// Enables these controllers for the groups below `dir`.
 pub(super) fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
     let path = dir.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&path)?;
@@ -142,9 +144,9 @@ pub(super) fn enable(dir: &Path, controllers: &[String]) -> io::Result<()> {
     if missing.is_empty() { Ok(()) } else { fs::write(path, missing.join(" ")) }
 }
 
-/// Moves the processes of a group into a leaf below it, so that controllers can be used for groups beside the leaf. Bounds on the
-/// group hold as before, for all of them. Moves nothing where a process of another family is there.
-pub(super) fn make_room(parent: &Path, controllers: &[String], family: Family) -> io::Result<()> {
+/// Moves the processes of a group to a leaf below it, so that controllers can be enabled for groups beside the leaf.
+/// The group's limits still apply to all of them. Moves nothing if a process of another family is in the group.
+pub(super) fn move_processes(parent: &Path, controllers: &[String], family: Family) -> io::Result<()> {
     let head = match family {
         Family::Own => std::process::id().into(),
         Family::Parent => life(std::process::id().into())?.parent,
@@ -152,7 +154,7 @@ pub(super) fn make_room(parent: &Path, controllers: &[String], family: Family) -
     let leaf = parent.join(LEAF);
     let mut result = Ok(());
     // Processes may be started while others are moved.
-    for _ in 0..MOVES {
+    for _ in 0..MOVE_ATTEMPTS {
         let pids = members(parent, head)?;
         match fs::create_dir(&leaf) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -174,9 +176,9 @@ pub(super) fn make_room(parent: &Path, controllers: &[String], family: Family) -
     result
 }
 
-/// The processes of a group, all of which are of the family of the process `head`.
+/// Returns the processes of a group. Fails if one is not of the family of the process `head`.
 fn members(group: &Path, head: u64) -> io::Result<Vec<u64>> {
-    let ancestors = line_of(head)?;
+    let ancestors = with_ancestors(head)?;
     let mut pids = Vec::new();
     for line in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
         let pid = line.parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
@@ -188,7 +190,7 @@ fn members(group: &Path, head: u64) -> io::Result<Vec<u64>> {
                     "{other} is in this group, which neither started Cofferdam nor was started by it, and is not moved"
                 )));
             }
-            // It has ended.
+            // The process has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -197,18 +199,18 @@ fn members(group: &Path, head: u64) -> io::Result<Vec<u64>> {
 }
 
 fn is_of_family(pid: u64, head: u64, ancestors: &BTreeSet<u64>) -> io::Result<bool> {
-    Ok(pid != 0 && (ancestors.contains(&pid) || line_of(pid)?.contains(&head)))
+    Ok(pid != 0 && (ancestors.contains(&pid) || with_ancestors(pid)?.contains(&head)))
 }
 
-/// A process and those above it.
-fn line_of(pid: u64) -> io::Result<BTreeSet<u64>> {
-    let mut line = BTreeSet::from([pid]);
+/// Returns a process and its ancestors.
+fn with_ancestors(pid: u64) -> io::Result<BTreeSet<u64>> {
+    let mut processes = BTreeSet::from([pid]);
     let mut next = life(pid)?.parent;
-    while next > 0 && line.len() < MAX_GENERATIONS && line.insert(next) {
-        // One that ended meanwhile has left its children to another.
+    while next > 0 && processes.len() < MAX_ANCESTORS && processes.insert(next) {
+        // The children of an ended process have another parent now.
         next = life(next).map_or(0, |life| life.parent);
     }
-    Ok(line)
+    Ok(processes)
 }
 
 fn life(pid: u64) -> io::Result<Life> {

@@ -1,4 +1,4 @@
-//! Jumps that are too far for eight bits, which the allowlist itself is too small to need.
+//! Tests of jumps that are too far for eight bits. The allowlist itself is too small to need them.
 use super::super::assembler::{Assembler, Condition, Target};
 use super::interpreter::{has_no_dead_code, run, verify};
 use super::{Arch, Call};
@@ -9,7 +9,7 @@ fn call(number: u32) -> Call {
     Call::new(Arch::X86_64, number, [7, 0, 0, 0, 0, 0])
 }
 
-/// A chain of comparisons, each of which may go to the block at the far end or return a value that all share.
+/// Builds a chain of comparisons. Each may jump to the block at the far end or return a shared value.
 #[test]
 fn far_targets_are_reached_through_stand_ins() {
     let mut assembler = Assembler::default();
@@ -30,7 +30,7 @@ fn far_targets_are_reached_through_stand_ins() {
     assert!(program.len() < CHAIN as usize + 20, "stand-ins are shared, {} instructions", program.len());
 }
 
-/// Both targets lie exactly at the edge of what a jump reaches, one instruction before it, or past it.
+/// Both targets are exactly at the limit of a jump's reach, one instruction before it, or beyond it.
 #[test]
 fn targets_at_the_edge_of_reach_are_reached() {
     for filler in 250..262 {

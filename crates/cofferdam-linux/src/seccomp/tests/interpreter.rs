@@ -1,9 +1,9 @@
-//! Classic BPF as the kernel runs it for seccomp, with its static checks as panics.
+//! An interpreter of classic BPF as in the kernel's seccomp, with its static checks as panics.
 use super::{Call, Program};
 
 const MAX_INSTRUCTIONS: usize = 4096;
 
-/// The value that `program` returns for `call`.
+/// Returns the value of `program` for `call`.
 pub(super) fn run(program: &Program, call: &Call) -> u32 {
     let (mut accumulator, mut counter) = (0_u32, 0_usize);
     loop {
@@ -25,7 +25,7 @@ pub(super) fn run(program: &Program, call: &Call) -> u32 {
     }
 }
 
-/// Panics unless the kernel's checker would take `program`: known operations, every jump inside, a return at the end.
+/// Panics unless the kernel's checker accepts `program`: known operations, every jump inside, a return at the end.
 pub(super) fn verify(program: &Program) {
     let len = program.len();
     assert!((1..=MAX_INSTRUCTIONS).contains(&len));
@@ -47,7 +47,7 @@ pub(super) fn verify(program: &Program) {
     assert_eq!(program.instructions[len - 1].code, 0x06);
 }
 
-/// Whether every instruction can be reached from the first.
+/// Checks that every instruction can be reached from the first.
 pub(super) fn has_no_dead_code(program: &Program) -> bool {
     let mut reached = vec![false; program.len()];
     reached[0] = true;
@@ -68,7 +68,7 @@ fn load(call: &Call, offset: u32) -> u32 {
     let mut data = Vec::with_capacity(64);
     data.extend(call.number.to_le_bytes());
     data.extend(call.arch.to_le_bytes());
-    data.extend(0x7fff_dead_beef_u64.to_le_bytes()); // the instruction pointer, which no rule looks at
+    data.extend(0x7fff_dead_beef_u64.to_le_bytes()); // the instruction pointer, which no rule uses
     call.arguments.iter().for_each(|argument| data.extend(argument.to_le_bytes()));
     let word = &data[offset as usize..][..4];
     u32::from_le_bytes(word.try_into().expect("four bytes"))

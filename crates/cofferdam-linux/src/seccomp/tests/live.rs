@@ -1,9 +1,10 @@
-//! The running kernel takes the program and does what the interpreter does. The filter dies with the thread.
+//! Tests on the running kernel: it accepts the program and behaves like the interpreter. The filter ends with the
+//! thread.
 use super::super::{install, sys};
 use super::{Arch, Options, compile};
 use std::thread;
 
-/// With these arguments each fails in another way, or succeeds, without a filter.
+/// With these arguments, each call fails with another error, or succeeds, without a filter.
 const REFUSED: [(libc::c_long, [libc::c_long; 4], i32); 6] = [
     (libc::SYS_unshare, [0; 4], libc::EPERM),
     (libc::SYS_keyctl, [0, -3, 0, 0], libc::EPERM),
@@ -18,7 +19,7 @@ fn under_filter<T: Send>(options: Options, test: impl FnOnce() -> T + Send) -> T
     thread::scope(|scope| {
         let filtered = scope.spawn(|| {
             rustix::thread::set_no_new_privs(true).expect("no_new_privs can always be set");
-            install(&program).expect("the kernel takes the program");
+            install(&program).expect("the kernel accepts the program");
             test()
         });
         filtered.join().expect("the thread survives its filter")
@@ -28,7 +29,8 @@ fn under_filter<T: Send>(options: Options, test: impl FnOnce() -> T + Send) -> T
 /// Promise (Process isolation): The kernel refuses the system calls that the seccomp table refuses.
 #[test]
 fn kernel_refuses_what_the_table_refuses() {
-    // A container that tests run in may refuse some already, but not all: a bad descriptor is EBADF everywhere.
+    // A container around the tests may refuse some calls already, but not all: a bad descriptor returns EBADF
+    // everywhere.
     let without = REFUSED.map(|(number, arguments, _)| sys::errno_of(number, arguments));
     assert!(without.iter().zip(REFUSED).any(|(errno, (.., refused))| *errno != refused));
     let errnos = under_filter(Options::default(), || REFUSED.map(|(number, args, _)| sys::errno_of(number, args)));

@@ -1,5 +1,5 @@
-//! Three kinds of tests: the table is in order, programs agree with a plain reading of the table ([`oracle`]), and
-//! the policy is what it should be, written down once more with literal numbers ([`policy`]).
+//! Three kinds of tests: the table is sorted, programs match a simple interpretation of the table ([`oracle`]), and the
+//! policy is correct, written again with literal numbers ([`policy`]).
 mod assembler;
 mod interpreter;
 mod live;
@@ -10,7 +10,7 @@ mod table;
 use super::{Arch, MarkKey, Options, Program, compile, compile_lone, compile_stages};
 use interpreter::run;
 
-/// Halves that no ordinary argument has.
+/// Halves of a key that no ordinary argument has.
 const KEY: MarkKey = MarkKey { process_half: 0x1234_5679, resource_half: 0x89ab_cdef };
 
 const ALLOW: u32 = 0x7fff_0000;
@@ -30,7 +30,7 @@ const I386: u32 = 0x4000_0003;
 const AARCH64: u32 = 0xc000_00b7;
 const ARM: u32 = 0x4000_0028;
 
-/// What the kernel shows a filter.
+/// The data that the kernel passes to a filter.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     number: u32,
@@ -39,7 +39,7 @@ struct Call {
 }
 
 impl Call {
-    /// A call through the architecture's own ABI.
+    /// Creates a call through the architecture's own ABI.
     fn new(arch: Arch, number: u32, arguments: [u64; 6]) -> Self {
         Self { number, arch: arch.audit(), arguments }
     }
@@ -52,17 +52,17 @@ fn all_options() -> impl Iterator<Item = Options> {
         deny_affinity: bits & 4 != 0,
         mark_key: (bits & 8 != 0).then_some(KEY),
         deny_large_buffers: bits & 16 != 0,
-        // It changes a call that no other option does; a bit of its own would double the time of the tests.
+        // It changes a call that no other option changes. A separate bit would double the time of the tests.
         watch_reads: bits & 1 != 0,
-        // Changes the late stage only, which a test of its own looks at.
+        // It changes only the late stage, which has its own test.
         quotas: false,
         count_processes: false,
-        // With the other refusals for kernels' buffers; random tests part them.
+        // It is combined with the other refusals for kernel buffers. Random tests separate them.
         deny_kernel_memory: bits & 16 != 0,
     })
 }
 
-/// The number of a call by name, from the tables that the compiler uses.
+/// Returns the number of a call by name, from the tables that the compiler uses.
 fn number(arch: Arch, name: &str) -> Option<u32> {
     arch.table().find(|(_, known)| *known == Some(name)).map(|(number, _)| number)
 }

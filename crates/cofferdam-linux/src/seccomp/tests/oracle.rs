@@ -1,4 +1,4 @@
-//! Compiled programs against a plain reading of the table, which shares no code with the compiler.
+//! Tests of compiled programs against a simple interpretation of the table, which shares no code with the compiler.
 use super::super::rule::{Action, Test, Verdict};
 use super::super::rules::RULES;
 use super::interpreter::{has_no_dead_code, verify};
@@ -7,7 +7,7 @@ use super::{
 };
 use proptest::prelude::*;
 
-/// Every number that a test could care about, on both sides of each comparison that the policy makes.
+/// Returns every relevant number, on both sides of each comparison of the policy.
 const TELLING: [u64; 41] = [
     17,
     22,
@@ -96,7 +96,7 @@ fn read(verdict: Verdict, call: &Call) -> u32 {
     };
     match verdict {
         Verdict::Always(action) => value(action),
-        Verdict::Marking(_) | Verdict::Keyed { .. } => unreachable!("not in the table"),
+        Verdict::Tagging(_) | Verdict::Keyed { .. } => unreachable!("not in the table"),
         Verdict::ByArguments { cases, otherwise } => cases
             .iter()
             .find(|case| case.when.iter().all(|test| holds(test, call)))
@@ -134,7 +134,8 @@ fn every_number_gets_the_verdict_of_the_table() {
     }
 }
 
-/// What the kernel does with a call that two filters judge: the strictest verdict wins. There are no others than these.
+/// Returns the kernel's action on a call under two filters: the strictest verdict wins. There are no other verdicts
+/// than these.
 fn strictest(one: u32, other: u32) -> u32 {
     let strictness = |verdict: u32| match verdict {
         KILL => 2,
@@ -149,7 +150,7 @@ fn strictest(one: u32, other: u32) -> u32 {
 
 fn check_stages(arch: Arch, options: &Options, stages: &(Program, Program), call: &Call) {
     let (early, late) = (run(&stages.0, call), run(&stages.1, call));
-    // Two errors would leave it to the order of the filters which one is seen.
+    // With two errors, the order of the filters would determine the visible one.
     assert!(early == ALLOW || early == KILL || late == ALLOW, "{arch:?} {options:?} {call:?}");
     assert_eq!(strictest(early, late), expected(arch, options, call), "{arch:?} {options:?} {call:?}");
 }
@@ -223,7 +224,7 @@ fn any_options() -> impl Strategy<Value = Options> {
     })
 }
 
-/// Random, telling, telling with high bits, and two telling values joined.
+/// Generates random values, relevant values, relevant values with high bits, and two relevant values combined.
 fn any_argument() -> impl Strategy<Value = u64> {
     let telling = || prop::sample::select(&TELLING[..]);
     prop_oneof![

@@ -1,11 +1,11 @@
-//! The policy, in numbers taken from the kernel's headers and not from the table.
+//! Tests of the policy, with numbers from the kernel's headers and not from the table.
 use super::{
     AARCH64, ALLOW, ARM, Arch, Call, EAFNOSUPPORT, EINVAL, ENODEV, ENOMEM, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
     I386, KEY, KILL, Options, PRETEND, X86_64, arguments, compile, compile_lone, compile_stages, interpreter, number,
     run,
 };
 
-/// What becomes of a call, on each architecture that has it; at least one must.
+/// Returns the verdict on a call, on each architecture that has it. At least one must.
 fn check(options: &Options, name: &str, given: &[u64], expected: u32) {
     let numbers = Arch::ALL.map(|arch| (arch, number(arch, name)));
     assert!(numbers.iter().any(|(_, number)| number.is_some()), "{name} is no system call");
@@ -156,7 +156,7 @@ fn terminal_injection_is_refused_whatever_the_high_bits() {
     }
 }
 
-/// Calls that take a mode, with the mode's position and the arguments that make it count.
+/// Calls with a mode, its position, and the arguments that make it effective.
 const WITH_MODE: [(&str, usize, [u64; 4]); 12] = [
     ("chmod", 1, [1, 0, 0, 0]),
     ("fchmod", 1, [1, 0, 0, 0]),
@@ -337,7 +337,7 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
         check(&options, "prlimit64", &[0, resource, new], EPERM);
         check(&options, "prlimit64", &[process, 15, new], EPERM);
         check(&options, "prlimit64", &[0, 15, new], EPERM);
-        // The key opens nothing else.
+        // The key allows nothing else.
         check(&options, "prlimit64", &[process, resource ^ 15 ^ 7, new], EPERM);
         check(&options, "prlimit64", &[0, 4, new], PRETEND);
         check(&options, "setrlimit", &[15, new], EPERM);
@@ -349,7 +349,7 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
 
 #[test]
 fn process_one_is_out_of_reach() {
-    // Signals, handles, and numbers of which the kernel cuts the upper half.
+    // Signals, handles, and numbers whose upper half the kernel ignores.
     for one in [1, 1 | 1 << 32] {
         for name in "kill tkill rt_sigqueueinfo tgkill rt_tgsigqueueinfo".split(' ') {
             default(name, &[one, 9, 9], EPERM);
@@ -535,7 +535,7 @@ fn notifications_of_processes_leave_out_threads_and_the_init() {
             (run(&early, &call), run(&late, &call))
         };
         assert_eq!(verdicts("clone", &[17]), (ALLOW, NOTIFY));
-        // vfork, as posix_spawn has it.
+        // vfork, as in posix_spawn.
         assert_eq!(verdicts("clone", &[0x4111]), (ALLOW, NOTIFY));
         assert_eq!(verdicts("clone", &[THREAD]), (ALLOW, ALLOW));
         assert_eq!(verdicts("clone", &[0x4111, 0, 0, 0, 0, key]), (ALLOW, ALLOW));
@@ -568,19 +568,20 @@ fn a_process_among_others_reaches_itself_only() {
             let number = number(arch, name).unwrap_or_else(|| panic!("{name} is no call"));
             run(&program, &Call::new(arch, number, arguments(given)))
         };
-        // What a program needs, as for guests.
+        // Calls that a program needs are allowed, as for guests.
         for name in
             "read write openat mmap futex clone execve exit_group ppoll eventfd2 seccomp rt_sigaction".split(' ')
         {
             assert_eq!(verdict(name, &[]), ALLOW, "{name}");
         }
-        // What guests may not do either.
+        // Calls that guests may not make are refused as well.
         for name in "ptrace process_vm_writev bpf mount setns unshare io_uring_setup keyctl pidfd_getfd".split(' ') {
             assert_eq!(verdict(name, &[]), EPERM, "{name}");
         }
         for name in ["kill", "tgkill"] {
             assert_eq!(verdict(name, &[4711, 4712, 9]), ALLOW, "{name}");
-            // Groups, everybody, what stood in the number's place, and numbers that the kernel cuts.
+            // Groups, all processes, the placeholder of the process id, and numbers whose upper half the kernel
+            // ignores.
             for other in [0, 1, 4712, u64::MAX, (-4711i64).cast_unsigned(), 0x7fff_ff17] {
                 assert_eq!(verdict(name, &[other, 9]), EPERM, "{name} {other}");
             }

@@ -1,4 +1,4 @@
-//! The table is in order.
+//! Tests of the table's order.
 use super::super::describe;
 use super::super::rule::{Action, Verdict};
 use super::super::rules::RULES;
@@ -36,7 +36,7 @@ fn verdicts_by_arguments_have_cases_with_tests() {
     }
 }
 
-/// The crate that we take numbers from is generated; these come from the kernel's headers.
+/// The crate with the numbers is generated. These come from the kernel's headers.
 ///
 /// Promise (Process isolation): The seccomp table has the kernel's system call numbers.
 #[test]

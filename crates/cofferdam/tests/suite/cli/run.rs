@@ -294,7 +294,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
     assert_eq!(document["stdout"]["text"], printed.as_str(), "{stdout}");
     // The posture reports the visible files.
     let shown = stdout.contains(&format!("{}/pyvenv.cfg", project.display()));
-    assert!(shown && !stdout.contains("no host directory seen"), "{stdout}");
+    assert!(shown && !stdout.contains("no host directory visible"), "{stdout}");
 }
 
 #[test]

@@ -198,7 +198,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: append a runtime to docker, such as docker:runsc, or a VMM to vm: vm:qemu or vm:firecracker
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
-    cofferdam: create failed: the process backend knows no images
+    cofferdam: create failed: the process backend does not support images
       try: use a backend of level container, or name a directory with a root file system
     ");
     assert_snapshot!(complaint(&["run", "--backend", "dokcer", "--", "true"], 125), @r"

@@ -1,10 +1,10 @@
-//! Unit tests, on directories that look like groups.
+//! Unit tests on directories that imitate groups.
 
 use super::*;
 
 const NONE: &str = "memory.max=max;pids.max=max;cpu.max=max 100000;cpuset.cpus=";
 
-/// A tree of groups as version 2 has it; gives its mount.
+/// Creates a tree of groups as in version 2. Returns its mount.
 fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
     for (group, bounds) in groups {
         let group = top.join(group);
@@ -20,21 +20,21 @@ fn unified(top: &Path, groups: &[(&str, &str)]) -> Mounted {
     Mounted { point: top.to_owned(), root: "/".into(), unified: true, options: Vec::new() }
 }
 
-/// The places for a process in `own`, in their order: `!` where processes move, `=` where nothing is changed.
-fn places(top: &Path, mount: &Mounted, own: &str) -> Vec<String> {
+/// Returns the candidates for a process in `own`, in order: `!` if processes move, `=` if nothing is changed.
+fn candidates(top: &Path, mount: &Mounted, own: &str) -> Vec<String> {
     let parents = v2_parents(std::slice::from_ref(mount), &format!("0::/{own}\n"));
     let shown = parents.iter().map(|parents| {
-        let place = parents.dirs[0].1.strip_prefix(top).unwrap().display().to_string();
+        let path = parents.dirs[0].1.strip_prefix(top).unwrap().display().to_string();
         match parents.change {
-            Change::Nothing => format!("={place}"),
-            Change::Controllers => place,
-            Change::Processes => format!("!{place}"),
+            Change::Nothing => format!("={path}"),
+            Change::Controllers => path,
+            Change::Processes => format!("!{path}"),
         }
     });
     shown.collect()
 }
 
-/// Marks a group as systemd does it; `false` where the file system has no such attributes.
+/// Marks a group as delegated, as systemd does. Returns false if the file system does not support user attributes.
 fn delegate(group: &Path) -> bool {
     let set = rustix::fs::setxattr(group, "user.delegate", b"1", rustix::fs::XattrFlags::empty());
     if set.is_err() {
@@ -56,7 +56,7 @@ fn no_bound_of_version_2_is_left() {
         let temp = tempfile::tempdir().unwrap();
         let of = |group| bounded.strip_prefix(group).and_then(|rest| rest.strip_prefix(' ')).unwrap_or(NONE);
         let mount = unified(temp.path(), &[("", NONE), ("s", of("s")), ("s/a", of("s/a")), ("s/b", NONE)]);
-        assert_eq!(places(temp.path(), &mount, "s/a"), expected, "{bounded}");
+        assert_eq!(candidates(temp.path(), &mount, "s/a"), expected, "{bounded}");
     }
 }
 
@@ -65,13 +65,13 @@ fn nothing_is_changed_in_groups_that_systemd_manages() {
     let temp = tempfile::tempdir().unwrap();
     let groups = ["", "init.scope", "s", "s/a"].map(|group| (group, NONE));
     let mount = unified(temp.path(), &groups);
-    assert_eq!(places(temp.path(), &mount, "s/a"), [""; 0]);
+    assert_eq!(candidates(temp.path(), &mount, "s/a"), [""; 0]);
     fs::write(temp.path().join("s/cgroup.subtree_control"), "cpu memory\n").unwrap();
-    assert_eq!(places(temp.path(), &mount, "s/a"), [""; 0], "without pids");
+    assert_eq!(candidates(temp.path(), &mount, "s/a"), [""; 0], "without pids");
     fs::write(temp.path().join("s/cgroup.subtree_control"), "memory pids\n").unwrap();
-    assert_eq!(places(temp.path(), &mount, "s/a"), ["=s"]);
+    assert_eq!(candidates(temp.path(), &mount, "s/a"), ["=s"]);
     let parents = v2_parents(&[mount], "0::/s/a\n");
-    assert_eq!(parents[0].dirs[0].0, ["memory", "pids"], "the processor is passed on to none");
+    assert_eq!(parents[0].dirs[0].0, ["memory", "pids"], "the cpu controller is not enabled");
 }
 
 #[test]
@@ -83,11 +83,11 @@ fn a_delegated_group_comes_before_those_above_it() {
     if !delegate(&temp.path().join("s/a")) {
         return;
     }
-    assert_eq!(places(temp.path(), &mount, "s/a"), ["s/a", "!s/a", "=s"]);
-    assert_eq!(places(temp.path(), &mount, "s/a/b"), ["s/a/b", "s/a", "!s/a/b", "=s"]);
-    // Delegated to a systemd of its own, as that of a user is.
+    assert_eq!(candidates(temp.path(), &mount, "s/a"), ["s/a", "!s/a", "=s"]);
+    assert_eq!(candidates(temp.path(), &mount, "s/a/b"), ["s/a/b", "s/a", "!s/a/b", "=s"]);
+    // It is delegated to another systemd, such as a user's.
     fs::create_dir(temp.path().join("s/a/init.scope")).unwrap();
-    assert_eq!(places(temp.path(), &mount, "s/a/b"), ["=s"]);
+    assert_eq!(candidates(temp.path(), &mount, "s/a/b"), ["=s"]);
 }
 
 #[test]
@@ -96,11 +96,11 @@ fn processes_of_the_own_family_move_into_a_leaf_once() {
     let mount = unified(temp.path(), &[("a", "memory.max=1000"), ("a/cofferdam-callers", "")]);
     let own = std::process::id().to_string();
     fs::write(temp.path().join("a/cgroup.procs"), format!("{own}\n")).unwrap();
-    make_room(&temp.path().join("a"), &["memory".to_owned()], Family::Own).unwrap();
+    move_processes(&temp.path().join("a"), &["memory".to_owned()], Family::Own).unwrap();
     let read = |name: &str| fs::read_to_string(temp.path().join("a").join(name)).unwrap();
     assert_eq!((read("cofferdam-callers/cgroup.procs"), read("cgroup.subtree_control")), (own, "+memory".into()));
-    // From the leaf, the group above it is used, as often as it may be.
-    assert_eq!(places(temp.path(), &mount, "a/cofferdam-callers"), ["a"]);
+    // For a process in the leaf, the parent of the leaf is used, any number of times.
+    assert_eq!(candidates(temp.path(), &mount, "a/cofferdam-callers"), ["a"]);
 }
 
 #[test]
@@ -117,11 +117,11 @@ fn where_a_process_of_others_is_nothing_moves() {
         assert!(!temp.path().join("a").join(LEAF).exists());
         moved
     };
-    // What started it, and what it started.
+    // The parent of the process, and its child.
     assert_eq!(check(&[parent, own, child_pid], own), Ok(vec![parent, own, child_pid]));
-    // A process that ended.
+    // A process that has ended.
     assert_eq!(check(&[u64::from(u32::MAX), own], own), Ok(vec![own]));
-    // Of a process's brothers, and of what it cannot see, it knows nothing.
+    // Sibling processes, and processes that are not visible, are not of the family.
     let refused = check(&[0, own], own).unwrap_err();
     assert!(refused.contains("out of sight"), "{refused}");
     let mut brother = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
