@@ -114,7 +114,7 @@ fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
 }
 
 async fn default_image(engine: &Engine, config: &Checked) -> Finding {
-    match image::look_up(engine, config).await {
+    match image::find_default(engine, config).await {
         Ok(facts) => {
             let id: String = facts.id.chars().take(19).collect();
             finding("image", FindingState::Ok, format!("{} is {id}", config.image), None)
