@@ -225,7 +225,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         init: Some(false),
         memory,
         memory_swap: memory,
-        // The agent is one of them.
+        // Includes the agent.
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),

@@ -98,7 +98,7 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
             Weaker,
             "ids inside are ids of the host (sandboxes never run as root)",
             Some(
-                "use a rootless engine, or `userns-remap` in its configuration, for a user namespace around every container",
+                "use a rootless engine, or `userns-remap` in its configuration, for a user namespace around each container",
             ),
         )
     };

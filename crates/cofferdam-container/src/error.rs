@@ -168,8 +168,8 @@ pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'st
     let (why, remedy) = match (address, error.kind()) {
         (Address::Unix(_), io::ErrorKind::NotFound) => (
             "there is no socket",
-            "install and start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or name \
-             another address with DOCKER_HOST",
+            "install and start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or \
+             set DOCKER_HOST to another address",
         ),
         (_, io::ErrorKind::ConnectionRefused) => (
             "no server listens",

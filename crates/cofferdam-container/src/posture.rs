@@ -223,7 +223,7 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let item = row(Protection::Workspace, holds, mechanism);
     with_remedy(
         item,
-        "a private workspace that is read-only needs Landlock: use another runtime or kernel, or mount a host directory read-only",
+        "a private read-only workspace needs Landlock: use another runtime or kernel, or mount a host directory read-only",
     )
 }
 
@@ -330,7 +330,8 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
         let mechanism = format!(
-            "cgroup v{} memory limit {found} bytes, {swap}; the agent enforces quotas of file locks, netlink and listening sockets",
+            "cgroup v{} memory limit {found} bytes, {swap}; the agent enforces quotas of file locks, netlink and \
+             listening sockets",
             bounds.version
         );
         let item = row(Protection::Memory, holds && measured.quotas, mechanism);

@@ -262,7 +262,7 @@ impl AsyncWrite for AsyncSnapshotWriter {
 }
 
 impl ContainerSnapshot {
-    /// The tar as a blocking reader, for who puts it into a registry's layout.
+    /// Returns the tar as a blocking reader, for exporting it to a registry's layout.
     pub fn bytes(&self) -> impl Read + use<> {
         Bytes { file: Arc::clone(&self.file), at: 0 }
     }
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"some tar");
         let loaded = ContainerSnapshot::load(&path, Some(snapshot.digest())).await.unwrap();
         assert_eq!(loaded.digest(), snapshot.digest());
-        // What becomes of the file later is of no interest.
+        // Later changes of the file have no effect.
         std::fs::write(&path, "another").unwrap();
         let mut seen = String::new();
         loaded.reader().read_to_string(&mut seen).await.unwrap();

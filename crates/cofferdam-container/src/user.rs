@@ -109,7 +109,8 @@ pub(crate) fn choose(
         (0, Access::ReadOnly) => Ok(fresh()),
         (0, Access::ReadWrite) => refused(
             "the directory belongs to root, and sandboxes never run as root",
-            "give it to an ordinary user (`chown 1000:1000 DIR`), mount it read-only (DIR:ro), or use the process backend",
+            "give it to an ordinary user (`chown 1000:1000 DIR`), mount it read-only (DIR:ro), or use the process \
+             backend",
         ),
         (uid, _) => Ok((uid, if gid == 0 { uid } else { gid })),
     }
