@@ -167,7 +167,7 @@ impl Container {
         self.engine.ask(self.engine.docker.inspect_container(&self.id, None)).await
     }
 
-    /// Changes its limits of memory, processes and CPU, and reads them back.
+    /// Changes its limits of memory, processes and CPU. Reads those of memory and processes back.
     pub(crate) async fn bound(&self, limits: &Limits) -> Result<()> {
         let memory = limits.memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
         // One more for the agent. Called only with control groups inside, so a kernel of its own needs no tasks.
