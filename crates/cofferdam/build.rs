@@ -1,6 +1,6 @@
-//! Links the unwinder statically where the compiler brings one. The shared library would be found, mapped and
-//! relocated at each start of the command line, and its constructor asks the processor what it is: together a tenth
-//! of what a short command takes.
+//! Static linking of the unwinder, if the compiler provides a static one. The shared library would be searched, mapped
+//! and relocated at each start of the command line, and its constructor queries the CPU: together a tenth of the time
+//! of a short command.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let features = variable("CARGO_CFG_TARGET_FEATURE");
     let is_gnu = variable("CARGO_CFG_TARGET_OS") == "linux" && variable("CARGO_CFG_TARGET_ENV") == "gnu";
-    // Another machine's library is not where this machine's compiler says.
+    // The compiler of this host does not know the path of another target's library.
     let is_native = variable("TARGET") == variable("HOST");
     if is_gnu
         && is_native
@@ -22,10 +22,10 @@ fn main() {
     }
 }
 
-/// Where the static unwinder lies.
+/// Returns the path of the static unwinder.
 fn unwinder() -> Option<PathBuf> {
     let output = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    // A compiler that has none answers with the bare name.
+    // A compiler without one prints the bare name.
     (path.is_absolute() && Path::new(&path).is_file()).then_some(path)
 }

@@ -16,6 +16,7 @@ mod nodes;
 mod packages;
 mod place;
 mod repository;
+mod spec;
 mod test;
 mod tidy;
 mod wasi;
@@ -35,6 +36,7 @@ cargo xtask clients                           install the clients and Nodes of t
 cargo xtask check                             run fmt, clippy, tidy, docs, test, doc and deny
 cargo xtask dist [--binary PATH] [--out DIR]  build the program and its packages, or package an existing program
 cargo xtask tidy                              check project rules that no other tool checks
+cargo xtask spec [--check]                    write SPECIFICATION.md from the tests, or compare it
 cargo xtask docs                              check links and the table of contents, and build the book
 cargo xtask bench spawn [--quick] [--n N]     compare with an unsandboxed start and with other sandboxes
 cargo xtask bench memory | churn | hogs       measure idle sandboxes, leaks and noisy neighbours
@@ -70,6 +72,8 @@ fn run(words: &[&str]) -> Result<()> {
         ["check"] => check::run(&repository),
         ["dist", options @ ..] => dist::run(&repository, options),
         ["tidy"] => tidy::run(&repository),
+        ["spec"] => spec::run(&repository, false),
+        ["spec", "--check"] => spec::run(&repository, true),
         ["docs"] => docs::run(&repository),
         [
             "bench",

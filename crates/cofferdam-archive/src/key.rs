@@ -125,6 +125,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): A key file has an exact format and is readable by its owner only.
     #[test]
     fn a_key_in_a_file_is_the_owners_alone_and_exact() {
         use std::io::Write;

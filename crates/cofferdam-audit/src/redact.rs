@@ -327,6 +327,8 @@ mod tests {
     }
 
     /// Encodings made by `json.dumps`, `urllib.parse.quote`, `quote_plus`, `encodeURIComponent`, `base64` and `xxd -p`.
+    ///
+    /// Promise (Static analysis and audit log): Secrets in base64, hexadecimal, percent and JSON encoding are redacted.
     #[test]
     fn encodings_of_other_programs_are_redacted() {
         let redactor = Redactor::new([("A", "p\"a/ß+\\w d\n1!")]).unwrap();
@@ -370,6 +372,8 @@ mod tests {
     }
 
     /// Values are trimmed by programs that read them from a file.
+    ///
+    /// Promise (Static analysis and audit log): A secret without the white space at its ends is redacted.
     #[test]
     fn a_value_without_the_white_space_at_its_ends_is_found() {
         for (secret, trimmed) in [
@@ -414,6 +418,8 @@ mod tests {
 
     proptest! {
         /// No cut of the stream leaves a secret or changes the result.
+        ///
+        /// Promise (Static analysis and audit log): A secret that spans pieces of a stream is redacted.
         #[test]
         fn secrets_across_piece_boundaries_are_redacted(
             parts in proptest::collection::vec(

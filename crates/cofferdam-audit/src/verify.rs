@@ -526,6 +526,8 @@ mod tests {
     use super::*;
 
     /// Removes files as retention does while the segment is read.
+    ///
+    /// Promise (Static analysis and audit log): A missing artifact is a breach only while its segment exists.
     #[test]
     fn what_is_missing_is_a_breach_only_where_its_segment_is_still_there() {
         let place = tempfile::tempdir().unwrap();

@@ -121,6 +121,8 @@ mod tests {
         block_on(run(&["sh", "-c", script], "", Keep::OutputAndErrors)).unwrap_err()
     }
 
+    /// Promise (Measurements and structure): A benchmark reports the failure of another sandbox with its first or last
+    /// words.
     #[test]
     fn a_failure_is_told_by_its_first_words_or_by_its_end() {
         assert_eq!(why("printf '\\n\\033[31mno  daemon\\033[0m\\nmore\\n' >&2; exit 1"), "fails: no  daemon");

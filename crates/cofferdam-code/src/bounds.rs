@@ -107,6 +107,7 @@ fn denied(message: String) -> Error {
 mod tests {
     use super::*;
 
+    /// Promise (Code execution): No call exceeds the configured limits.
     #[test]
     fn no_call_gets_more_than_is_configured() {
         let bounds = Bounds { max_timeout: Some(Duration::from_secs(5)), ..Bounds::default() };

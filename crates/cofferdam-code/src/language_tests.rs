@@ -10,6 +10,7 @@ fn language(extension: &str, program: &str) -> Language {
     Language { extensions: vec![extension.to_owned()], interpreter: vec![program.to_owned()], ..Language::default() }
 }
 
+/// Promise (Command line): Each extension belongs to one language of an explicit list.
 #[test]
 fn the_extension_picks_the_language() {
     let languages = Languages::default();
@@ -33,6 +34,7 @@ fn the_extension_picks_the_language() {
     }
 }
 
+/// Promise (Code execution): Configuration adds, changes and restricts languages.
 #[test]
 fn configuration_adds_changes_and_restricts() {
     let added =
@@ -64,6 +66,7 @@ fn a_built_in_language_keeps_what_configuration_does_not_say() {
     assert_eq!(changed("ruby", language("rb", "ruby")).results(), Results::None);
 }
 
+/// Promise (Command line): Invalid languages in the configuration are refused.
 #[test]
 fn bad_languages_are_refused() {
     let mut compiled = language("c", "cc");

@@ -143,6 +143,7 @@ mod tests {
         assert_eq!(taken.results[1].kind, RichKind::Figure);
     }
 
+    /// Promise (Code execution): Dropped results are counted.
     #[test]
     fn what_is_not_well_formed_is_dropped_and_counted() {
         let deep = format!("{{\"kind\":\"value\",\"data\":{{\"application/json\":\"{}\"}}}}", "[".repeat(10_000));

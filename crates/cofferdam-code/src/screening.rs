@@ -136,6 +136,7 @@ mod tests {
         assert!(!error.message().contains("line 11,"), "{error}");
     }
 
+    /// Promise (Static analysis and audit log): A build without the parsers runs no code that requires static analysis.
     #[test]
     fn a_build_without_parsers_refuses_to_screen() {
         let error = require_parsers(false).unwrap_err();

@@ -116,6 +116,7 @@ mod tests {
         Report { backend: "x".into(), cases: cases.collect() }
     }
 
+    /// Promise (Conformance suite): A skip never counts as a pass.
     #[test]
     fn a_skip_is_never_a_pass() {
         assert!(!report(&[]).is_success());

@@ -370,6 +370,7 @@ impl From<ErrorData> for Error {
 mod tests {
     use super::*;
 
+    /// Promise (Daemon): An error is the same after its transfer as data.
     #[test]
     fn an_error_is_the_same_after_a_way_as_data() {
         let error = Error::new(ErrorKind::Io, "read_file", "cannot open")
@@ -384,6 +385,7 @@ mod tests {
         assert_eq!(back.to_json(), error.to_json());
     }
 
+    /// Promise (Contract): An error names the operation, the reason, the context and the source.
     #[test]
     fn display_names_operation_message_context_and_source() {
         let error = Error::new(ErrorKind::Io, "read_file", "cannot open")
@@ -393,6 +395,7 @@ mod tests {
         assert!(text.starts_with("read_file failed: cannot open [path: a/b]: "), "{text}");
     }
 
+    /// Promise (Contract): An error states which party caused it and whether a retry can help.
     #[test]
     fn kinds_know_the_guilty_party() {
         assert_eq!(Error::invalid("x", "y").fault(), Fault::Caller);

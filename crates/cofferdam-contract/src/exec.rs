@@ -317,6 +317,7 @@ impl ExecRequestBuilder {
 mod tests {
     use super::*;
 
+    /// Promise (Contract): A request with values that no exec can have is refused.
     #[test]
     fn hostile_requests_are_refused() {
         let script = |name: &str| {
@@ -347,6 +348,7 @@ mod tests {
         assert_eq!(env.into_iter().collect::<Vec<_>>(), [("PATH", "/bin"), ("X", "1")]);
     }
 
+    /// Promise (Contract): An exec request is an immutable value that JSON represents without loss.
     #[test]
     fn a_request_round_trips_through_json() {
         let request = ExecRequest::shell("echo").env("A", "b").timeout(Duration::from_secs(2)).build().unwrap();

@@ -72,6 +72,7 @@ impl Exit {
 mod tests {
     use super::*;
 
+    /// Promise (Command line): Exit statuses follow the conventions of shells.
     #[test]
     fn statuses_follow_the_shell() {
         let exit = Exit {

@@ -131,6 +131,8 @@ impl LimitKind {
 mod tests {
     use super::*;
 
+    /// Promise (Contract): The default limits are 30 s of CPU time, 512 MiB of memory, 1 GiB of disk, 60 s of wall
+    /// time, and 256 processes and threads.
     #[test]
     fn defaults_are_those_of_the_requirements() {
         let text = serde_json::to_string(&Limits::default()).unwrap();
@@ -143,6 +145,7 @@ mod tests {
         );
     }
 
+    /// Promise (Contract): A document with an unknown field is refused.
     #[test]
     fn unknown_fields_are_refused_and_text_units_read() {
         assert!(serde_json::from_str::<Limits>(r#"{"memroy":1}"#).is_err());

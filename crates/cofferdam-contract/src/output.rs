@@ -344,6 +344,7 @@ mod tests {
         Some(OutputEvent::Chunk(Chunk { stream: OutputStream::Stdout, data: Bytes::from_static(text.as_bytes()) }))
     }
 
+    /// Promise (Contract): A late subscriber receives no earlier output.
     #[tokio::test]
     async fn a_late_subscriber_gets_only_what_comes() {
         let publisher = Publisher::new(100, 100);
@@ -358,6 +359,7 @@ mod tests {
         assert_eq!(late.next().await, None);
     }
 
+    /// Promise (Contract): A slow subscriber loses the oldest chunks and learns how many it lost.
     #[tokio::test]
     async fn a_slow_subscriber_is_told_what_it_lost() {
         let publisher = Publisher::new(4, 100);
@@ -384,6 +386,7 @@ mod tests {
         assert_eq!(reader.next().await, None);
     }
 
+    /// Promise (Daemon): Output that was lost at the daemon counts as lost at the client.
     #[tokio::test]
     async fn what_was_lost_or_dropped_elsewhere_counts_here() {
         let publisher = Publisher::new(100, 10);
@@ -457,6 +460,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Contract): The bytes that a subscriber reads and loses add up to the output.
         #[test]
         fn read_and_lost_bytes_add_up(capacity in 1usize..50, steps in prop::collection::vec((0u8..3, 1usize..20), 1..60)) {
             let publisher = Publisher::new(capacity, u64::MAX);

@@ -208,6 +208,7 @@ mod tests {
         PostureItem { protection, state, mechanism: "m".into(), probed: true, remedy: Some("do r".into()) }
     }
 
+    /// Promise (Posture): A shortfall that the spec does not name is an error.
     #[test]
     fn a_shortfall_is_refused_unless_named() {
         let posture = Posture::new([

@@ -235,6 +235,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Limits): An exec is never charged with less CPU time than it used.
         #[test]
         fn who_tells_the_truth_is_charged_with_no_less_than_it_used(steps in prop::collection::vec(step(), 0..60)) {
             let (mut shares, mut used, mut counted) = (Shares::default(), BTreeMap::new(), 0);
@@ -288,6 +289,7 @@ mod tests {
             prop_assert!(all >= counted, "{all} of {counted}");
         }
 
+        /// Promise (Limits): No false report of a guest reduces the CPU time that is charged to all execs together.
         #[test]
         fn no_lie_makes_all_of_them_together_pay_less(
             execs in 1u64..5,

@@ -456,6 +456,7 @@ impl SpecBuilder {
 mod tests {
     use super::*;
 
+    /// Promise (Contract): A spec is an immutable value that JSON represents without loss.
     #[test]
     fn a_spec_round_trips_through_json() {
         let spec = Spec::builder()
@@ -486,6 +487,7 @@ mod tests {
         assert_eq!(check("/srv/y", 1, 3), None, "nothing is recorded for it");
     }
 
+    /// Promise (Contract): A spec with values that no sandbox can have is refused.
     #[test]
     fn bad_values_are_refused() {
         let relative = Workspace::HostDir { path: "x".into(), access: Access::ReadWrite };
@@ -510,6 +512,7 @@ mod tests {
         }
     }
 
+    /// Promise (Contract): The JSON Schema names every field.
     #[test]
     fn the_schema_names_every_field() {
         let schema = serde_json::to_value(schemars::schema_for!(Spec)).unwrap();

@@ -394,6 +394,7 @@ mod tests {
         assert_eq!(exit.killed_by, Some(LimitKind::Cpu));
     }
 
+    /// Promise (Limits): An exec whose CPU time can no longer be read is killed, and its exit states the reason.
     #[test]
     fn what_cannot_be_counted_is_not_let_go_on() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
@@ -433,6 +434,8 @@ mod tests {
         assert!(it.kill_now(now + FAILED_READS_TIMEOUT) && it.kills_the_rest());
     }
 
+    /// Promise (Limits): A process that the kernel's own CPU limit kills is reported as a hit of the CPU limit. Other
+    /// kills are not.
     #[test]
     fn the_kernels_own_limit_on_a_process_is_the_cpu_limit() {
         for counted in [true, false] {
@@ -455,6 +458,7 @@ mod tests {
         assert_eq!(unlimited.exit(Some(killed), &Accounts::default(), now).unwrap().killed_by, None);
     }
 
+    /// Promise (Limits): The program keeps its own exit code when a child is killed for memory.
     #[test]
     fn child_killed_for_memory_is_a_limit_hit_and_leaves_the_exit_code() {
         let (it, begun) = supervision(None);

@@ -95,6 +95,7 @@ mod tests {
     use crate::message::{ClientHello, ServerHello, ToClient, ToServer};
     use proptest::prelude::*;
 
+    /// Promise (Daemon): The size of a frame is limited in both directions.
     #[test]
     fn a_frame_is_bounded_both_ways() {
         assert!(encode(&vec![0u8; MAX_BYTES]).is_err());
@@ -105,6 +106,8 @@ mod tests {
 
     proptest! {
         /// Frames are found whole, wherever the stream is split.
+        ///
+        /// Promise (Daemon): Frames are found wherever the stream is split.
         #[test]
         fn frames_are_found_wherever_the_stream_is_cut(
             parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
@@ -123,6 +126,8 @@ mod tests {
         }
 
         /// Arbitrary bytes are a message or an error, and never decode to more than was sent.
+        ///
+        /// Promise (Daemon): Arbitrary bytes are a message or an error.
         #[test]
         fn garbage_is_refused_without_harm(garbage in prop::collection::vec(any::<u8>(), 0..2000)) {
             let _ = decode::<ToServer>(&garbage);

@@ -192,6 +192,7 @@ mod tests {
     use super::*;
     use cofferdam_contract::{Command, Script, Stdin, TenantId};
 
+    /// Promise (Daemon): A request is the same after its transfer to the daemon.
     #[test]
     fn an_order_comes_out_as_it_went_in() {
         let spec = Spec::builder().tenant(TenantId::new("a").unwrap()).attribute("x.y", 1).build().unwrap();
@@ -219,6 +220,7 @@ mod tests {
         }
     }
 
+    /// Promise (Daemon): The receiver of a message refuses invalid values.
     #[test]
     fn what_is_not_valid_is_refused_on_the_other_side_too() {
         let encoded =

@@ -251,6 +251,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    /// Promise (Daemon): A socket directory with access for other users is refused.
     #[test]
     fn a_directory_that_others_can_enter_is_refused() {
         let base = tempfile::tempdir().unwrap();
@@ -264,6 +265,7 @@ mod tests {
         assert!(Place::open(link).is_err());
     }
 
+    /// Promise (Daemon): A daemon removes its socket directory at its end, and replaces that of a killed daemon.
     #[test]
     fn one_daemon_at_a_time_and_nothing_left_after_it() {
         let base = tempfile::tempdir().unwrap();
@@ -286,6 +288,7 @@ mod tests {
         drop(again);
     }
 
+    /// Promise (Daemon): The runtime directory must belong to the user.
     #[test]
     fn a_runtime_directory_must_be_ours() {
         let base = tempfile::tempdir().unwrap();

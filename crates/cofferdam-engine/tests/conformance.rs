@@ -18,6 +18,8 @@ fn pooled(backend: &Arc<SimulatedBackend>, template: Spec) -> PooledBackend {
     PooledBackend::new(Arc::clone(backend) as _, template, PoolConfig::default()).unwrap()
 }
 
+/// Promise (Warm sandboxes and pools): The simulated backend passes the conformance suite through a pool, which leaves
+/// nothing.
 #[tokio::test(start_paused = true)]
 async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
     let backend = Arc::new(SimulatedBackend::default());
@@ -78,6 +80,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// A claim gives the same result as a create for any spec, including errors.
+    ///
+    /// Promise (Warm sandboxes and pools): A claim from a pool gives the same as a create.
     #[test]
     fn claims_are_as_creates(seeds in prop::collection::vec(any::<u64>(), 1..8), template: u64, which in 0u8..4) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();

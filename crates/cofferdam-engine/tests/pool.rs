@@ -16,6 +16,7 @@ use cofferdam_simulated::{Config, FaultPlan, FaultPoint, SimulatedBackend};
 use support::{SECOND, of_tenant, pool, pool_over, print, settle, sleep_forever, small, unfit};
 use tokio::time::Instant;
 
+/// Promise (Warm sandboxes and pools): A claim takes an idle sandbox, and the pool replaces it.
 #[tokio::test(start_paused = true)]
 async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
     let (backend, pool) = pool(small(), FaultPlan::none());
@@ -37,6 +38,7 @@ async fn a_claim_takes_one_that_waits_and_it_is_replaced() {
     assert_eq!((pool.metrics().claimed, pool.metrics().closing), (0, 0));
 }
 
+/// Promise (Warm sandboxes and pools): A refill starts as soon as the claim is served.
 #[tokio::test(start_paused = true)]
 async fn a_refill_begins_as_soon_as_the_claim_is_served() {
     let faults = FaultPlan::none().delay(FaultPoint::Claim, 1, Duration::from_millis(10));
@@ -50,6 +52,7 @@ async fn a_refill_begins_as_soon_as_the_claim_is_served() {
     assert_eq!(pool.metrics().warm, 2);
 }
 
+/// Promise (Warm sandboxes and pools): A pool leases no sandbox twice.
 #[tokio::test(start_paused = true)]
 async fn no_sandbox_is_given_out_twice() {
     let (_backend, pool) = pool(small(), FaultPlan::none());
@@ -68,6 +71,7 @@ async fn no_sandbox_is_given_out_twice() {
     assert!(claims.warm > 10 && claims.total() == 50, "{claims:?}");
 }
 
+/// Promise (Warm sandboxes and pools): A pool creates a sandbox if no warm one is compatible with the spec.
 #[tokio::test(start_paused = true)]
 async fn what_does_not_fit_is_created() {
     let (backend, pool) = pool(small(), FaultPlan::none());
@@ -102,6 +106,8 @@ async fn a_backend_that_makes_none_ahead_is_pooled_all_the_same() {
     assert_eq!(pool.metrics().refill_failures, 0);
 }
 
+/// Promise (Warm sandboxes and pools): Never more than `max` sandboxes of a pool are alive, also during creates and
+/// closes.
 #[tokio::test(start_paused = true)]
 async fn never_more_than_max_are_alive_and_tenants_are_served_in_turn() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, ..PoolConfig::default() };
@@ -129,6 +135,8 @@ async fn never_more_than_max_are_alive_and_tenants_are_served_in_turn() {
     assert_eq!(order, ["a", "b", "c", "a", "b", "a"]);
 }
 
+/// Promise (Warm sandboxes and pools): The queues of a pool are limited, in all and for each tenant, and a refusal has
+/// a remedy.
 #[tokio::test(start_paused = true)]
 async fn queues_are_bounded_and_say_what_to_do() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, max_waiting: 3, max_waiting_per_tenant: 2, ..small() };
@@ -156,6 +164,7 @@ async fn queues_are_bounded_and_say_what_to_do() {
     }
 }
 
+/// Promise (Warm sandboxes and pools): The wait of a claim is limited.
 #[tokio::test(start_paused = true)]
 async fn a_claim_waits_so_long_and_no_longer() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, claim_timeout: 5 * SECOND, ..small() };
@@ -169,6 +178,7 @@ async fn a_claim_waits_so_long_and_no_longer() {
     assert!(backend.living().is_empty());
 }
 
+/// Promise (Warm sandboxes and pools): A caller that cancels its claim leaves nothing.
 #[tokio::test(start_paused = true)]
 async fn who_gives_up_leaves_nothing_behind() {
     let faults = FaultPlan::none().delay(FaultPoint::Create, 1, 10 * SECOND);
@@ -182,6 +192,7 @@ async fn who_gives_up_leaves_nothing_behind() {
     assert_eq!((pool.metrics().making, pool.metrics().claimed, pool.metrics().closing), (0, 0, 0));
 }
 
+/// Promise (Warm sandboxes and pools): A pool stops waiting for a backend that hangs.
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_hangs_is_given_up() {
     let faults =
@@ -194,6 +205,7 @@ async fn a_backend_that_hangs_is_given_up() {
     assert_eq!((metrics.failures, metrics.refill_failures, metrics.warm, metrics.making), (1, 1, 2, 0));
 }
 
+/// Promise (Warm sandboxes and pools): A pool replaces a dead sandbox at the claim and does not lease it.
 #[tokio::test(start_paused = true)]
 async fn one_that_died_is_replaced_and_not_given_out() {
     let faults = FaultPlan::none().die_waiting(1, 3 * SECOND).die_waiting(2, 3 * SECOND);
@@ -206,6 +218,7 @@ async fn one_that_died_is_replaced_and_not_given_out() {
     assert_eq!((pool.metrics().died, backend.living().len()), (2, 1 + pool.metrics().warm));
 }
 
+/// Promise (Warm sandboxes and pools): A pool finds and replaces dead sandboxes while it is idle.
 #[tokio::test(start_paused = true)]
 async fn the_dead_are_found_while_nobody_claims() {
     let (_backend, pool) = pool(small(), FaultPlan::none().die_waiting(1, 3 * SECOND));
@@ -214,6 +227,8 @@ async fn the_dead_are_found_while_nobody_claims() {
     assert_eq!((metrics.died, metrics.warm, metrics.refills), (1, 2, 3));
 }
 
+/// Promise (Warm sandboxes and pools): A pool retries a failed claim with a create if a retry can help, and reports
+/// other errors.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_fails_is_replaced_where_that_can_help_and_else_reported() {
     let faults =
@@ -228,6 +243,7 @@ async fn a_claim_that_fails_is_replaced_where_that_can_help_and_else_reported() 
     assert_eq!((pool.metrics().failures, backend.living().len()), (1, 3));
 }
 
+/// Promise (Warm sandboxes and pools): A pool refuses what a create refuses as too weak.
 #[tokio::test(start_paused = true)]
 async fn what_a_create_refuses_as_weaker_a_pool_refuses_too() {
     let backend = Config {
@@ -246,6 +262,7 @@ async fn what_a_create_refuses_as_weaker_a_pool_refuses_too() {
     assert_eq!(backend.living().len(), 3);
 }
 
+/// Promise (Warm sandboxes and pools): Failed refills back off and recover.
 #[tokio::test(start_paused = true)]
 async fn failed_refills_back_off_and_recover() {
     let faults = (1..=5).fold(FaultPlan::none(), |plan, nth| plan.fail(FaultPoint::Warm, nth, ErrorKind::Unavailable));
@@ -261,6 +278,8 @@ async fn failed_refills_back_off_and_recover() {
     assert_eq!(pool.metrics().refill_error, None);
 }
 
+/// Promise (Warm sandboxes and pools): Demand raises the number of prepared sandboxes, and idle time lowers it to the
+/// minimum.
 #[tokio::test(start_paused = true)]
 async fn a_burst_makes_the_pool_grow_and_idleness_makes_it_shrink() {
     let config = PoolConfig { min_warm: 1, max_warm: 4, max: 16, ..PoolConfig::default() };
@@ -281,6 +300,7 @@ async fn a_burst_makes_the_pool_grow_and_idleness_makes_it_shrink() {
     assert_eq!((pool.metrics().warm, pool.metrics().expired), (1, 3));
 }
 
+/// Promise (Warm sandboxes and pools): A pool replaces sandboxes that reach their maximum age.
 #[tokio::test(start_paused = true)]
 async fn the_old_are_replaced() {
     let (backend, pool) = pool(small(), FaultPlan::none());
@@ -292,6 +312,7 @@ async fn the_old_are_replaced() {
     assert_eq!(pool.metrics().expired, 2);
 }
 
+/// Promise (Warm sandboxes and pools): A slot of a pool is free only when its sandbox is destroyed.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_free_only_when_its_sandbox_is_gone() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 1, ..small() };
@@ -305,6 +326,7 @@ async fn a_place_is_free_only_when_its_sandbox_is_gone() {
     assert_eq!(start.elapsed().as_secs(), 0);
 }
 
+/// Promise (Warm sandboxes and pools): A run in a pool returns when its command ends.
 #[tokio::test(start_paused = true)]
 async fn a_run_answers_when_its_command_has_ended() {
     let (backend, pool) = pool(small(), FaultPlan::none().delay(FaultPoint::Close, 1, 7 * SECOND));
@@ -319,6 +341,7 @@ async fn a_run_answers_when_its_command_has_ended() {
     assert_eq!((pool.metrics().claimed, pool.metrics().closing, backend.living().len()), (0, 0, 2));
 }
 
+/// Promise (Warm sandboxes and pools): The shutdown of a pool waits for its leases and leaves nothing.
 #[tokio::test(start_paused = true)]
 async fn shutdown_waits_for_leases_and_leaves_nothing() {
     let (backend, pool) = pool(small(), FaultPlan::none());
@@ -337,6 +360,7 @@ async fn shutdown_waits_for_leases_and_leaves_nothing() {
     pool.shutdown(SECOND).await.unwrap();
 }
 
+/// Promise (Warm sandboxes and pools): The shutdown of a pool ends leases after its timeout and refuses waiting claims.
 #[tokio::test(start_paused = true)]
 async fn shutdown_ends_what_does_not_end_and_refuses_who_waits() {
     let config = PoolConfig { min_warm: 0, max_warm: 0, max: 2, ..small() };
@@ -374,6 +398,7 @@ async fn shutdown_tells_of_closes_that_hang_or_fail() {
     assert!(backend.living().is_empty());
 }
 
+/// Promise (Warm sandboxes and pools): A dropped pool leaves nothing but its leases.
 #[tokio::test(start_paused = true)]
 async fn dropping_the_pool_leaves_nothing_but_leases() {
     let (backend, pool) = pool(small(), FaultPlan::none());
@@ -445,6 +470,7 @@ impl Backend for Panicking {
     }
 }
 
+/// Promise (Warm sandboxes and pools): A panic of the backend fails one claim and frees its slot.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_backend_costs_one_claim_and_no_place() {
     let pool = Pool::new(Arc::new(Panicking), Spec::default(), PoolConfig { max: 2, ..small() }).unwrap();
@@ -457,6 +483,9 @@ async fn a_panic_of_the_backend_costs_one_claim_and_no_place() {
 }
 
 /// Many tasks on several threads, with random faults. The bounds hold all the time, and nothing is left at the end.
+///
+/// Promise (Warm sandboxes and pools): A pool never has more than `max` sandboxes under random faults, and leaves
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chaos_leaves_nothing() {
     let faults = (1..200).fold(FaultPlan::seeded(7, 100, ErrorKind::Unavailable), |plan, nth| {

@@ -126,6 +126,8 @@ mod tests {
         Reply::Shares { counts: counts(counted), used: used.to_vec() }
     }
 
+    /// Promise (Limits): In containers and VMs, an exec is charged with its own CPU time and with time of unknown
+    /// origin.
     #[test]
     fn an_exec_is_charged_with_its_own_and_with_what_nobody_knows() {
         let ledger = Arc::new(ShareLedger::default());
@@ -153,6 +155,7 @@ mod tests {
         assert_eq!(share.charged(50), None);
     }
 
+    /// Promise (Limits): In containers and VMs, a reattached exec is not charged for the earlier time of other execs.
     #[test]
     fn what_was_others_is_not_charged_after_it_was_taken_over() {
         let ledger = Arc::new(ShareLedger::default());

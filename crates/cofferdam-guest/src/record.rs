@@ -152,6 +152,7 @@ mod tests {
         assert_eq!(read(&Record::new(0, Vec::new())).unwrap().version(), VERSION);
     }
 
+    /// Promise (Containers): Impossible records of a quiesced guest are refused.
     #[test]
     fn records_that_cannot_be_are_refused() {
         let year = Duration::from_secs(366 * 24 * 3600).as_micros() as u64;

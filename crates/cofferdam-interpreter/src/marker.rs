@@ -62,6 +62,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Warm interpreters): The end of the preparation output is found wherever the stream is split.
         #[test]
         fn a_line_is_found_wherever_the_stream_is_cut(noise in "[a-z\\n]{0,40}", cuts in prop::collection::vec(1usize..9, 1..40)) {
             let token = token();

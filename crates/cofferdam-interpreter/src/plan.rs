@@ -120,6 +120,7 @@ mod tests {
         })
     }
 
+    /// Promise (Warm interpreters): A warm interpreter serves only requests that run as in a cold one.
     #[test]
     fn only_what_runs_as_from_cold_is_served() {
         let python = InterpreterConfig::python();
@@ -147,6 +148,7 @@ mod tests {
         }
     }
 
+    /// Promise (Warm interpreters): Settings that a started interpreter cannot apply are refused.
     #[test]
     fn settings_that_a_started_interpreter_cannot_take_over_are_refused() {
         let config = InterpreterConfig { startup_variables: vec!["MPL*".to_owned()], ..InterpreterConfig::python() };

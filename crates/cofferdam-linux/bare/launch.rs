@@ -44,7 +44,7 @@ impl Desk {
         let file = area.get_mut(plan.used..).unwrap_or_default();
         let failure = NotStarted { step: Step::Fork, errno: 0 };
         let mut child = Child { start, plan, candidates, file, stdio, key, confine, failure };
-        let pid = sys::spawn(&mut self.stack, key.map_or(0, |(key, _)| key), &mut || child.live())
+        let pid = sys::spawn(&mut self.stack, key.map_or(0, sys::whole_key), &mut || child.live())
             .map_err(|errno| NotStarted { step: Step::Fork, errno })?;
         if child.failure.errno == 0 { Ok(pid) } else { Err(child.failure) }
     }

@@ -37,6 +37,8 @@ const TEXT: usize = 4096;
 /// calls, and the kernel shows only by its next clock tick that it does.
 const SETTLE_MICROS: u64 = 50_000;
 const SETTLE_PAUSE_MICROS: u64 = 1000;
+/// Time for one count of the locks that processes hold. Guests may have a million descriptors.
+const COUNT_MICROS: u64 = 250_000;
 /// The kernel ignores negative descriptors.
 const NOTHING: (i32, sys::Ready) = (-1, sys::Ready::Read);
 
@@ -244,14 +246,15 @@ fn listed_locks(locks: &Fd, kind: Lock, max: u64) -> Option<u64> {
 ///
 /// They belong to the descriptor table that took them. The filter lets no process share its table with another, and no thread
 /// have one of its own, so that a lock is with one process until that ends or closes the file. A process that hides its
-/// descriptors, or whose first thread ended before the others, makes the locks uncountable.
+/// descriptors, or whose first thread ended before the others, makes the locks uncountable, as do too many descriptors.
 fn held_locks(max: u64) -> Option<u64> {
     let mut entries = [0; TEXT];
+    let until = sys::now_micros() + COUNT_MICROS;
     let mut count = 0;
     let mut whole = true;
     let listed = watch::each_process(&mut entries, |pid| {
         if count < max && whole {
-            match locks_of(pid as u32, max) {
+            match locks_of(pid as u32, max, until) {
                 Some(held) => count += held,
                 None => whole = false,
             }
@@ -260,7 +263,7 @@ fn held_locks(max: u64) -> Option<u64> {
     (listed && whole).then_some(count)
 }
 
-fn locks_of(pid: u32, max: u64) -> Option<u64> {
+fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
     let mut text = [0; TEXT];
     let status = sys::read_file(Path::new("/proc/", pid, "/status").bytes(), &mut text);
     if status.is_empty() {
@@ -275,7 +278,8 @@ fn locks_of(pid: u32, max: u64) -> Option<u64> {
     let mut count = 0;
     let mut whole = true;
     let listed = watch::each_name(Path::new("/proc/", pid, "/fd").bytes(), &mut entries, |name| {
-        if let Some(fd) = texts::number(name).filter(|_| count < max) {
+        whole &= sys::now_micros() < until;
+        if let Some(fd) = texts::number(name).filter(|_| count < max && whole) {
             match sys::open(Path::of_descriptor(pid, fd as u32).bytes(), 0) {
                 Ok(file) => whole &= each_line(&file, &mut |line| {
                     count += u64::from(quota::is_held_lock(line));

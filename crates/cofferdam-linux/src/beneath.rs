@@ -69,6 +69,7 @@ mod tests {
         assert_eq!(open_plain(dir.as_fd(), Path::new("")).unwrap().unwrap_err(), FileType::Directory);
     }
 
+    /// Promise (Files): The search beneath a directory reports a named pipe and does not open it.
     #[test]
     fn a_fifo_is_told_not_opened() {
         let temp = tempfile::tempdir().unwrap();

@@ -314,6 +314,7 @@ mod tests {
         assert!(outcome("ulimit -n 21", Start::default()));
     }
 
+    /// Promise (Virtual machines): A VMM is in its control group from its start.
     #[test]
     fn a_program_is_in_its_group_from_its_start() {
         let Ok(mut owner) = Owner::new(Share::Many, Family::Own) else {

@@ -291,6 +291,8 @@ mod tests {
         (wait(pid), orderly, child.seen.len(), child.refused)
     }
 
+    /// Promise (Process isolation): A child that borrows the launcher's memory executes its program or reports its
+    /// error.
     #[test]
     fn a_child_that_borrows_executes_or_says_why_not() {
         std::panic::set_hook(Box::new(|_| {}));

@@ -1,5 +1,4 @@
-//! What each tool takes. A field that is not named here is refused, and so is every value that would widen what the
-//! server was started with.
+//! Arguments of the tools. Unknown fields are refused, and so is every value that would exceed the server's settings.
 
 use std::collections::BTreeMap;
 
@@ -12,37 +11,37 @@ use serde::Deserialize;
 pub struct RunCode {
     /// The code.
     pub code: String,
-    /// Its language, such as python, javascript, typescript, bash or sh; only those that the server allows run.
+    /// Language of the code, such as python, javascript, typescript, bash or sh. The server can restrict languages.
     pub language: String,
-    /// Id of the sandbox, as create_sandbox gave it. Without it: the session's own sandbox, or a new one for this call
-    /// alone where the protocol has no sessions.
+    /// Id of the sandbox, as returned by create_sandbox. Default: the session's own sandbox, or without protocol
+    /// sessions a new sandbox for this call only.
     #[serde(default)]
     pub sandbox: Option<String>,
-    /// Name of a live interpreter of this sandbox, 1 to 64 letters, digits, '.', '_' and '-'. The first call with a name
-    /// starts one; what a call defines is there for the next. Only python, javascript and typescript have them; args, env,
-    /// stdin and working_dir cannot be given with it.
+    /// Name of a live interpreter of this sandbox, 1 to 64 letters, digits, '.', '_' and '-'. The first call with a
+    /// name starts the interpreter; later calls keep its definitions. Supported for python, javascript and typescript.
+    /// Cannot be combined with args, env, stdin and working_dir.
     #[serde(default)]
     pub session: Option<String>,
     /// Arguments of the program.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Environment variables, besides the sandbox's minimal ones.
+    /// Environment variables, in addition to the sandbox's minimal ones.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Standard input; without it the code reads end-of-file at once.
+    /// Standard input. Without it, the code reads end-of-file.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// Directory inside the workspace to start in.
+    /// Start directory in the workspace.
     #[serde(default)]
     pub working_dir: String,
-    /// Seconds of real time; not more than the server allows.
+    /// Limit of real time in seconds, up to the server's limit.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// Characters that the result has of standard output and of standard error, half of them from the end; 20,000 where
-    /// nothing is said, not more than the server allows.
+    /// Maximum number of characters of standard output and of standard error in the result, half of them from the end.
+    /// Default 20,000, up to the server's limit.
     #[serde(default)]
     pub max_output_bytes: Option<u64>,
-    /// Give the contents of files that the code made or changed, as far as they fit.
+    /// Include the contents of created and changed files in the result, up to a size limit.
     #[serde(default)]
     pub file_contents: bool,
 }
@@ -51,26 +50,26 @@ pub struct RunCode {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunCommand {
-    /// The shell line to run. It begins in the directory where the line before it ended.
+    /// The shell line to run. It starts in the directory where the previous line ended.
     pub command: String,
-    /// Id of the sandbox, as create_sandbox gave it. Without it: the session's own sandbox, or a new one for this call
-    /// alone where the protocol has no sessions.
+    /// Id of the sandbox, as returned by create_sandbox. Default: the session's own sandbox, or without protocol
+    /// sessions a new sandbox for this call only.
     #[serde(default)]
     pub sandbox: Option<String>,
-    /// Directory inside the workspace to start in, instead of where the line before ended.
+    /// Start directory in the workspace, instead of the directory where the previous line ended.
     #[serde(default)]
     pub working_dir: Option<String>,
-    /// Environment variables, besides the sandbox's minimal ones.
+    /// Environment variables, in addition to the sandbox's minimal ones.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Standard input; without it the command reads end-of-file at once.
+    /// Standard input. Without it, the command reads end-of-file.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// Seconds of real time; not more than the server allows.
+    /// Limit of real time in seconds, up to the server's limit.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// Characters that the result has of standard output and of standard error, half of them from the end; 20,000 where
-    /// nothing is said, not more than the server allows.
+    /// Maximum number of characters of standard output and of standard error in the result, half of them from the end.
+    /// Default 20,000, up to the server's limit.
     #[serde(default)]
     pub max_output_bytes: Option<u64>,
 }
@@ -79,27 +78,27 @@ pub struct RunCommand {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReadFile {
-    /// Path of the file, relative to the workspace, or beginning with /workspace.
+    /// Path of the file, relative to the workspace or starting with /workspace.
     pub path: String,
-    /// Id of the sandbox; without it the session's own sandbox.
+    /// Id of the sandbox. Default: the session's own sandbox.
     #[serde(default)]
     pub sandbox: Option<String>,
-    /// Bytes to leave out at the beginning.
+    /// Number of bytes to skip.
     #[serde(default)]
     pub offset: u64,
-    /// The most bytes to read.
+    /// Maximum number of bytes to read.
     #[serde(default)]
     pub limit: Option<u64>,
 }
 
-/// How contents are written down.
+/// Encoding of file contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// As text.
+    /// Text.
     #[default]
     Text,
-    /// In base64.
+    /// Base64.
     Base64,
 }
 
@@ -107,14 +106,14 @@ pub enum Encoding {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteFile {
-    /// Path of the file, relative to the workspace; directories above it are made.
+    /// Path of the file, relative to the workspace. Missing parent directories are created.
     pub path: String,
-    /// What the file is to hold.
+    /// New contents of the file.
     pub content: String,
-    /// How the content is written down.
+    /// Encoding of the content.
     #[serde(default)]
     pub encoding: Encoding,
-    /// Id of the sandbox; without it the session's own sandbox.
+    /// Id of the sandbox. Default: the session's own sandbox.
     #[serde(default)]
     pub sandbox: Option<String>,
 }
@@ -125,14 +124,14 @@ pub struct WriteFile {
 pub struct EditFile {
     /// Path of the file, relative to the workspace.
     pub path: String,
-    /// The text to replace, exactly as it stands in the file; it must stand there once, unless replace_all is set.
+    /// The text to replace, exactly as in the file. It must occur once, unless replace_all is set.
     pub old_text: String,
-    /// The text to put there.
+    /// The replacement.
     pub new_text: String,
     /// Replace every occurrence.
     #[serde(default)]
     pub replace_all: bool,
-    /// Id of the sandbox; without it the session's own sandbox.
+    /// Id of the sandbox. Default: the session's own sandbox.
     #[serde(default)]
     pub sandbox: Option<String>,
 }
@@ -141,13 +140,13 @@ pub struct EditFile {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ListFiles {
-    /// Path of the directory, relative to the workspace; without it the workspace itself.
+    /// Path of the directory, relative to the workspace. Default: the workspace itself.
     #[serde(default)]
     pub path: String,
-    /// Levels of directories to go down: 1 lists the directory alone, at most 32.
+    /// Number of directory levels to list, up to 32. 1 lists only the directory itself.
     #[serde(default = "one")]
     pub depth: u32,
-    /// Id of the sandbox; without it the session's own sandbox.
+    /// Id of the sandbox. Default: the session's own sandbox.
     #[serde(default)]
     pub sandbox: Option<String>,
 }
@@ -156,34 +155,34 @@ fn one() -> u32 {
     1
 }
 
-/// A network that a call may ask for: less than what the server was started with, or the same.
+/// Network access that a call may request: no more than the server's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// None at all.
+    /// No network.
     None,
 }
 
-/// Limits of one sandbox, each at most what the server was started with.
+/// Limits of one sandbox. None may exceed the server's limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tighter {
-    /// Seconds of real time that one call may take.
+    /// Limit of real time of one call in seconds.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// CPU seconds of all processes of one call.
+    /// Limit of CPU time of one call in seconds, for all its processes together.
     #[serde(default)]
     pub cpu_seconds: Option<f64>,
-    /// Bytes of memory of all processes together.
+    /// Memory limit in bytes, for all processes together.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Bytes that may be stored.
+    /// Storage limit in bytes.
     #[serde(default)]
     pub disk_bytes: Option<u64>,
-    /// Processes and threads alive at once.
+    /// Limit of live processes and threads.
     #[serde(default)]
     pub pids: Option<u32>,
-    /// Processes alive at once, without their threads; only where the server's level can limit them.
+    /// Limit of live processes, not counting threads. Not all isolation levels support it.
     #[serde(default)]
     pub processes: Option<u32>,
 }
@@ -192,13 +191,13 @@ pub struct Tighter {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSandbox {
-    /// Limits below those of the server.
+    /// Limits that are tighter than the server's.
     #[serde(default)]
     pub limits: Tighter,
-    /// Do without the network that the server's sandboxes have.
+    /// Set to none to create the sandbox without network access.
     #[serde(default)]
     pub network: Option<Network>,
-    /// Let code only read the workspace; write_file still fills it, unless it is a directory of the server's machine.
+    /// Make the workspace read-only for code. write_file can still write to it, unless it is a host directory.
     #[serde(default)]
     pub read_only: bool,
 }
@@ -215,9 +214,9 @@ pub struct OfSandbox {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreSandbox {
-    /// Id of the snapshot, as snapshot_sandbox gave it.
+    /// Id of the snapshot, as returned by snapshot_sandbox.
     pub snapshot: String,
-    /// Limits below those of the server.
+    /// Limits that are tighter than the snapshot's.
     #[serde(default)]
     pub limits: Tighter,
 }
@@ -229,11 +228,11 @@ pub struct CloseSandbox {
     /// Id of the sandbox to close.
     #[serde(default)]
     pub sandbox: Option<String>,
-    /// Id of the snapshot to forget.
+    /// Id of the snapshot to delete.
     #[serde(default)]
     pub snapshot: Option<String>,
-    /// Name of a live interpreter to end, which frees its name. The sandbox, or the session's own one where none is given,
-    /// stays.
+    /// Name of a live interpreter to end, which frees the name. Its sandbox, by default the session's own one, stays
+    /// open.
     #[serde(default)]
     pub session: Option<String>,
 }

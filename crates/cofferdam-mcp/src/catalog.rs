@@ -1,4 +1,4 @@
-//! The tools: their names, what is said about them, and the schemas of what they take and give.
+//! The tools: names, descriptions, and schemas of arguments and results.
 
 use std::sync::LazyLock;
 
@@ -34,7 +34,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// Every tool, in the order in which they are listed.
+    /// All tools, in the order of `tools/list`.
     pub const ALL: [Self; 11] = [
         Self::RunCode,
         Self::RunCommand,
@@ -49,7 +49,7 @@ impl Name {
         Self::CloseSandbox,
     ];
 
-    /// The name that clients use.
+    /// Returns the name that clients use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::RunCode => "run_code",
@@ -66,20 +66,20 @@ impl Name {
         }
     }
 
-    /// The tool of this name.
+    /// Finds the tool of this name.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|name| name.as_str() == text)
     }
 }
 
-/// All tools, as clients are told of them.
+/// Returns all tools in the form of `tools/list`.
 pub fn tools() -> &'static [Tool] {
     static TOOLS: LazyLock<Vec<Tool>> = LazyLock::new(|| Name::ALL.into_iter().map(tool).collect());
     &TOOLS
 }
 
 fn tool(name: Name) -> Tool {
-    let (title, description) = words(name);
+    let (title, description) = texts(name);
     let (input, output) = match name {
         Name::RunCode => (schema::input::<arguments::RunCode>(), schema::output::<results::CodeOutput>()),
         Name::RunCommand => (schema::input::<arguments::RunCommand>(), schema::output::<results::CommandResult>()),
@@ -103,7 +103,7 @@ fn is_read_only(name: Name) -> bool {
     matches!(name, Name::ReadFile | Name::ListFiles)
 }
 
-/// Hints for clients. Nothing here reaches further than the sandbox and the network that the server was started with.
+/// Returns hints for clients. No tool reaches beyond the sandbox and the network of the server's settings.
 fn annotations(name: Name) -> ToolAnnotations {
     let hints = ToolAnnotations::new();
     match name {
@@ -118,57 +118,60 @@ fn annotations(name: Name) -> ToolAnnotations {
     }
 }
 
-/// Title and description.
-fn words(name: Name) -> (&'static str, &'static str) {
+/// Returns the title and description of a tool.
+fn texts(name: Name) -> (&'static str, &'static str) {
     match name {
         Name::RunCode => (
             "Run code",
-            "Runs a program in a sandbox, each time in a new process, or with session in a live interpreter that keeps its \
-             variables. Gives its output, how it ended, the value of its last expression, figures that it drew as images, \
-             and the files that it made or changed in the workspace.",
+            "Run code in a sandbox, in a new process, or with session in a live interpreter that keeps its variables. \
+             Returns the output, the exit code, the value of the last expression, figures as images, and the files \
+             that the code created or changed in the workspace.",
         ),
         Name::RunCommand => (
             "Run a command",
-            "Runs a shell line in a sandbox and gives its output and how it ended. The directory is kept from line to \
-             line; variables are not. What it leaves running ends with the sandbox.",
+            "Run a shell line in a sandbox. Returns the output and the exit code. The next line starts in the \
+             directory where this line ends; variables are not kept. Background processes run until the sandbox is \
+             closed.",
         ),
         Name::ReadFile => (
             "Read a file",
-            "Reads a file of a sandbox's workspace: text as text, images as images, anything else as a blob.",
+            "Read a file from a sandbox's workspace. Returns text as text, images as images and other contents as a \
+             blob.",
         ),
-        Name::WriteFile => {
-            ("Write a file", "Makes or replaces a file of a sandbox's workspace. It appears whole or not at all.")
-        }
+        Name::WriteFile => (
+            "Write a file",
+            "Create or replace a file in a sandbox's workspace. The file appears complete or not at all.",
+        ),
         Name::EditFile => (
             "Edit a file",
-            "Replaces a text in a file of a sandbox's workspace. The text must stand there exactly once, unless \
-             replace_all is set.",
+            "Replace a text in a file of a sandbox's workspace. The text must occur exactly once, unless replace_all \
+             is set.",
         ),
-        Name::ListFiles => ("List files", "Lists a directory of a sandbox's workspace."),
+        Name::ListFiles => ("List files", "List a directory of a sandbox's workspace."),
         Name::CreateSandbox => (
             "Create a sandbox",
-            "Makes a sandbox with an empty workspace, or with the directory that the server was started with. Its id \
-             goes into the other tools. Limits can only be tighter than the server's.",
+            "Create a sandbox with an empty workspace, or with the host directory that the server mounts. Returns an \
+             id for the other tools. Limits can only be tighter than the server's.",
         ),
         Name::SnapshotSandbox => (
             "Snapshot a sandbox",
-            "Freezes the state of a sandbox, which goes on: its files, and at level vm its memory with the programs that run. \
-             Not at level process, which refuses it.",
+            "Save the state of a running sandbox as a snapshot: its files, and at level vm its memory with the running \
+             programs. Not supported at level process.",
         ),
         Name::RestoreSandbox => (
             "Restore a snapshot",
-            "Makes a new sandbox from a snapshot, with the limits and network of the one that it was taken of, or less. \
-             Live interpreters (session) are not in it.",
+            "Create a sandbox from a snapshot. Its limits and network are those of the original sandbox, or tighter. \
+             Live interpreters (session) are not included.",
         ),
         Name::ForkSandbox => (
             "Fork a sandbox",
-            "Makes a copy of a sandbox that goes on from its state: its files, and at level vm its memory with the programs \
-             that run. Live interpreters (session) are not in it. Not at level process, which refuses it.",
+            "Create a copy of a sandbox with its state: its files, and at level vm its memory with the running \
+             programs. Live interpreters (session) are not included. Not supported at level process.",
         ),
         Name::CloseSandbox => (
             "Close a sandbox",
-            "Closes a sandbox, its files and all that runs in it, or forgets a snapshot: give one of both. With session, ends \
-             a live interpreter of a sandbox, which stays.",
+            "Close a sandbox with its files and processes, or delete a snapshot: pass one of both. With session, end \
+             only a live interpreter of a sandbox.",
         ),
     }
 }

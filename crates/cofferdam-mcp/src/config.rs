@@ -1,64 +1,63 @@
-//! What the server may do. It comes from options and configuration when the server starts; nothing that a client sends
-//! changes it.
+//! Settings of the server. They come from options and configuration when the server starts. Clients cannot change them.
 
 use std::time::Duration;
 
 use cofferdam_code::CodeConfig;
 use cofferdam_contract::{ByteSize, Error, Result, Spec};
 
-/// The largest file or message that can be configured: each is held in memory, some of them twice.
+/// Maximum configurable size of a file or message. Each is kept in memory, some of them twice.
 const MAX_BYTES: ByteSize = ByteSize::from_mebibytes(256);
-/// The most of anything that is counted.
-const MOST: usize = 100_000;
+/// Maximum of all configurable counts.
+const MAX_COUNT: usize = 100_000;
 
-/// How the server is set up.
+/// Configuration of the server.
 #[derive(Debug, Clone, Default)]
 pub struct McpConfig {
-    /// What every sandbox is made from. A call can ask for less than its limits, never for more.
+    /// The spec of every sandbox. A call can tighten its limits, never exceed them.
     pub spec: Spec,
-    /// How code and shell lines run: the languages that may, how much they may give, screening, the audit log.
+    /// Settings of code and shell lines: languages, bounds on results, screening, audit log.
     pub code: CodeConfig,
     /// Upper bounds of the server itself.
     pub bounds: Bounds,
 }
 
 impl McpConfig {
-    /// Refuses what could not work.
+    /// Validates the configuration.
     pub fn validate(&self) -> Result<()> {
         self.spec.validate()?;
         self.bounds.validate()
     }
 }
 
-/// How much the server holds at once.
+/// Upper bounds of the server's resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bounds {
-    /// Sandboxes at once. Default 32.
+    /// Maximum number of sandboxes. Default 32.
     pub sandboxes: usize,
-    /// Sandboxes of one client session. Default 8.
+    /// Maximum number of sandboxes of one client session. Default 8.
     pub sandboxes_of_client: usize,
-    /// Snapshots at once. Default 16.
+    /// Maximum number of snapshots. Default 16.
     pub snapshots: usize,
-    /// Snapshots of one client session. Default 4.
+    /// Maximum number of snapshots of one client session. Default 4.
     pub snapshots_of_client: usize,
-    /// Live interpreters of one client session; how many there are in all, and for how long, is in
-    /// [`CodeConfig::sessions`]. Default 4.
+    /// Maximum number of live interpreters of one client session. [`CodeConfig::sessions`] bounds their total number
+    /// and lifetime. Default 4.
     pub interpreters_of_client: usize,
-    /// How long a sandbox or a snapshot lives that no call uses. Default 15 min.
+    /// Idle time after which a sandbox or a snapshot is closed. Default 15 min.
     pub idle: Duration,
-    /// Calls of tools at once. Default 16.
+    /// Maximum number of concurrent tool calls. Default 16.
     pub calls: usize,
-    /// Requests of one connection that have no answer yet; beyond them nothing is read. Default 256.
+    /// Maximum number of unanswered requests of one connection. Beyond it the server stops reading. Default 256.
     pub requests: usize,
-    /// The largest file that is read, written, edited or given as a resource. Default 8 MiB.
+    /// Maximum size of a file that is read, written, edited or returned as a resource. Default 8 MiB.
     pub file: ByteSize,
-    /// Entries that are listed at once. Default 2000.
+    /// Maximum number of entries in a listing. Default 2000.
     pub entries: usize,
-    /// The largest message from a client. Default 16 MiB.
+    /// Maximum size of a client's message. Default 16 MiB.
     pub message: ByteSize,
-    /// Client sessions over HTTP at once. Default 64.
+    /// Maximum number of client sessions over HTTP. Default 64.
     pub clients: usize,
-    /// Connections over HTTP at once. Default 128.
+    /// Maximum number of HTTP connections. Default 128.
     pub connections: usize,
 }
 
@@ -85,7 +84,8 @@ impl Default for Bounds {
 impl Bounds {
     fn validate(&self) -> Result<()> {
         let bad = |what: String| {
-            Err(Error::invalid("configure", what).with_remedy("correct it in the options, or in the table [mcp]"))
+            Err(Error::invalid("configure", what)
+                .with_remedy("correct the options, or [mcp] in the configuration file"))
         };
         let counts = [
             ("sandboxes", self.sandboxes),
@@ -98,12 +98,12 @@ impl Bounds {
             ("connections", self.connections),
         ];
         for (name, count) in counts {
-            if count == 0 || count > MOST {
-                return bad(format!("{name} must be 1 to {MOST}"));
+            if count == 0 || count > MAX_COUNT {
+                return bad(format!("{name} must be 1 to {MAX_COUNT}"));
             }
         }
-        if self.snapshots > MOST || self.snapshots_of_client > MOST {
-            return bad(format!("snapshots must be at most {MOST}"));
+        if self.snapshots > MAX_COUNT || self.snapshots_of_client > MAX_COUNT {
+            return bad(format!("snapshots must be at most {MAX_COUNT}"));
         }
         for (name, size) in [("file", self.file), ("message", self.message)] {
             if size > MAX_BYTES || size.as_bytes() < 1024 {
@@ -111,7 +111,7 @@ impl Bounds {
             }
         }
         if self.idle.is_zero() {
-            return bad("a sandbox that is closed after no time serves nobody".to_owned());
+            return bad("idle must be greater than 0".to_owned());
         }
         Ok(())
     }

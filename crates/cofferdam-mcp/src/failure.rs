@@ -1,18 +1,18 @@
-//! How failures reach a client: as results that a model can read and act on. Protocol errors are for what is no call of a
-//! tool at all.
+//! Errors of calls as results that a model can read and act on. Protocol errors are only for requests that are not tool
+//! calls.
 
 use cofferdam_contract::Error;
 use rmcp::model::{CallToolResult, ContentBlock, MetaObject};
 use serde_json::Value;
 
-/// The key under which the error's parts stand in the result's `_meta`.
+/// The key of the error's parts in the result's `_meta`.
 pub const ERROR: &str = "cofferdam/error";
 
-/// Bytes of a text in an error.
-const MOST: usize = 2000;
+/// Maximum length of a text in an error, in bytes.
+const MAX_TEXT: usize = 2000;
 
-/// A failed call: what failed and why, and what to do about it. There is no structured content, which would have to be
-/// what the tool gives when it works; the parts stand in `_meta`.
+/// Returns the result of a failed call: the failure, its reason and its remedy. There is no structured content, because
+/// it would have to match the tool's output schema. The parts of the error are in `_meta`.
 pub fn result(error: &Error) -> CallToolResult {
     let mut text = clipped(&error.to_string());
     if let Some(remedy) = error.remedy() {
@@ -24,19 +24,20 @@ pub fn result(error: &Error) -> CallToolResult {
     CallToolResult::error(vec![ContentBlock::text(text)]).with_meta(Some(meta))
 }
 
-/// The parts of an error, cut.
+/// Returns the parts of an error, with long texts truncated.
 pub fn parts(error: &Error) -> Value {
     let mut parts = error.to_json();
     clip(&mut parts);
     parts
 }
 
-/// What an error says, cut: it may name what a client sent, which may be as long as a message.
+/// Truncates the text of an error, which may contain client data as long as a message.
 pub fn clipped(text: &str) -> String {
-    if text.len() <= MOST {
+    if text.len() <= MAX_TEXT {
         return text.to_owned();
     }
-    format!("{}… ({} bytes more)", &text[..text.floor_char_boundary(MOST)], text.len() - text.floor_char_boundary(MOST))
+    let end = text.floor_char_boundary(MAX_TEXT);
+    format!("{}… ({} bytes more)", &text[..end], text.len() - end)
 }
 
 fn clip(value: &mut Value) {
@@ -48,8 +49,8 @@ fn clip(value: &mut Value) {
     }
 }
 
-/// Arguments that do not fit the tool's schema.
+/// Returns the error for arguments that do not match the tool's schema.
 pub fn arguments(tool: &str, error: &serde_json::Error) -> Error {
-    Error::invalid("call", format!("the arguments of {tool} do not fit: {error}"))
-        .with_remedy("see the tool's input schema in tools/list; a field that is not in it is refused")
+    Error::invalid("call", format!("the arguments of {tool} are invalid: {error}"))
+        .with_remedy("use only the fields of the tool's input schema in tools/list")
 }

@@ -1,4 +1,4 @@
-//! What answers the requests of one client session, or one request where the protocol has no sessions.
+//! Handler of the requests of one client session, or of one request if the protocol has no sessions.
 #![expect(deprecated, reason = "clients of the revision before the current one set the level of log messages")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,20 +24,20 @@ use crate::resources;
 use crate::server::Inner;
 use crate::store::{Account, Owner};
 
-/// Tells models what this is.
-const INSTRUCTIONS: &str = "Runs code and commands that nobody vouches for in sandboxes. Files live in the sandbox's \
-     workspace, /workspace inside. Within a session, calls that name no sandbox share one; create_sandbox makes others. \
-     A sandbox that no call uses for a while is closed, and its files are gone. Limits and network were set when the \
-     server was started; arguments can only make them tighter.";
+/// Description of the server for models.
+const INSTRUCTIONS: &str = "Runs untrusted code and commands in sandboxes. Each sandbox has a workspace for files, \
+     mounted at /workspace. Within a session, calls without a sandbox id share one sandbox; create_sandbox creates \
+     more. Idle sandboxes are closed after a while, and their files are deleted. The server's settings determine \
+     limits and network access; arguments can only tighten them.";
 
-/// Answers requests. Dropped, it closes the sandboxes of its session.
+/// A handler of requests. Dropping it closes the sandboxes of its session.
 #[derive(Debug)]
 pub struct Handler {
     server: Arc<Inner>,
     session: OnceLock<u64>,
     /// The sandbox of calls that name none.
     own: Mutex<Option<String>>,
-    /// Whether the client has said that it wants no messages about ordinary things.
+    /// True if the client requested no log messages of level info.
     quiet: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ impl Handler {
         Self { server, session: OnceLock::new(), own: Mutex::new(None), quiet: AtomicBool::new(false) }
     }
 
-    /// From now on, what it makes belongs to a session.
+    /// Begins a session, to which all later sandboxes belong.
     pub(crate) fn begin_session(&self) {
         self.session.get_or_init(|| self.server.next_session());
     }
@@ -59,7 +59,7 @@ impl Handler {
         Account { owner: self.owner(), client: client(context) }
     }
 
-    /// Returns whether a tool can do anything with this backend and the languages that may run.
+    /// Returns true if this backend and the allowed languages support a tool.
     fn offers(&self, tool: &str) -> bool {
         let can = |capability| self.server.place.capabilities.contains(&capability);
         match Name::parse(tool) {
@@ -72,8 +72,8 @@ impl Handler {
         }
     }
 
-    /// Whether this request's client wants output as log messages. In the current revision each request says so; before
-    /// it, a session may say that it does not.
+    /// Returns true if the client of this request wants output as log messages. In the current revision each request
+    /// opts in. In earlier revisions a session can opt out.
     fn wants_logs(&self, context: &RequestContext<RoleServer>) -> bool {
         let current = context.protocol_version().is_some_and(|version| version >= ProtocolVersion::V_2026_07_28);
         match (context.meta.log_level(), current) {
@@ -85,23 +85,23 @@ impl Handler {
 }
 
 impl Handler {
-    /// Work on files, which ends when its client gives up, or when as much time is over as code has.
+    /// Runs work on files until its client cancels it, or until the real time limit of code has passed.
     async fn in_time<T>(
         &self,
         context: &RequestContext<RoleServer>,
         work: impl Future<Output = Result<T, ErrorData>>,
     ) -> Result<T, ErrorData> {
-        let most = self.server.config.spec.limits().wall_time;
+        let max = self.server.config.spec.limits().wall_time;
         tokio::select! {
             biased;
             () = context.ct.cancelled() => Err(ErrorData::internal_error("the request was cancelled", None)),
-            () = tokio::time::sleep(most) => Err(ErrorData::internal_error("the files took too long", None)),
+            () = tokio::time::sleep(max) => Err(ErrorData::internal_error("the file operation timed out", None)),
             result = work => result,
         }
     }
 }
 
-/// Returns where a request came from, where there are many clients.
+/// Returns the client of a request, if the server has many clients.
 fn client(context: &RequestContext<RoleServer>) -> Option<Client> {
     context.extensions.get::<http::request::Parts>().and_then(|parts| parts.extensions.get::<Client>()).copied()
 }
@@ -172,7 +172,7 @@ impl ServerHandler for Handler {
         let caller = Caller { server: &self.server, owner, client, own: &self.own, reporter: &reporter };
         let result = tokio::select! {
             biased;
-            // Whoever drops what a call holds ends what runs for it. Nobody reads an answer to it.
+            // Dropping the call's state ends everything that runs for it. The client does not read an answer.
             () = context.ct.cancelled() => return Err(ErrorData::internal_error("the call was cancelled", None)),
             result = caller.call(name, request.arguments.unwrap_or_default()) => result,
         };

@@ -1,12 +1,12 @@
-//! The live interpreters of one sandbox, by the names that its client gives them.
+//! The live interpreters of one sandbox, by the names that its client assigned.
 //!
 //! ```text
 //! unknown --first call--> opening --> live --(crash | time-out | cancelled | exit | idle)--> lost --close--> unknown
-//!                            \-(refused | failed | given up)-> unknown
+//!                            \-(refused | failed | cancelled)-> unknown
 //! ```
 //!
-//! The name of one that is lost answers why, so that nobody takes a new interpreter for the old one; who closes it has the
-//! name back.
+//! The name of a lost interpreter reports the reason of the loss, so that the client does not mistake a new interpreter
+//! for the old one. Closing it frees the name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,23 +16,23 @@ use cofferdam_code::CodeSession;
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use tokio::time::timeout;
 
-/// Names of a sandbox, those of lost ones included.
+/// Maximum number of names in a sandbox, including those of lost interpreters.
 const MAX_NAMES: usize = 64;
-/// Characters of a name.
+/// Maximum length of a name, in characters.
 const MAX_LENGTH: usize = 64;
-/// How long one may take to end once its sandbox has.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout for an interpreter to end after its sandbox.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A name that may be one of an interpreter.
+/// A valid name of an interpreter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name(String);
 
-/// Interpreters of one sandbox.
+/// The interpreters of one sandbox.
 #[derive(Debug, Default)]
-pub struct Interpreters(Mutex<Book>);
+pub struct Interpreters(Mutex<Table>);
 
 #[derive(Debug, Default)]
-struct Book {
+struct Table {
     slots: BTreeMap<String, Slot>,
     closed: bool,
 }
@@ -43,16 +43,16 @@ enum Slot {
     Live(Arc<CodeSession>),
 }
 
-/// What a name stands for.
+/// The interpreter of a name.
 #[derive(Debug)]
 pub enum Entered<'a> {
-    /// An interpreter, which may be lost.
+    /// An existing interpreter, which may be lost.
     Live(Arc<CodeSession>),
-    /// None so far: the caller starts one.
+    /// No interpreter yet; the caller starts one.
     New(Opening<'a>),
 }
 
-/// A name whose interpreter is being started. Dropped, the name is free again.
+/// A name whose interpreter is being started. Dropping it frees the name.
 #[derive(Debug)]
 pub struct Opening<'a> {
     of: &'a Interpreters,
@@ -60,74 +60,74 @@ pub struct Opening<'a> {
 }
 
 impl Name {
-    /// Refuses what is no name.
+    /// Parses a name.
     pub fn parse(text: &str) -> Result<Self> {
         let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if plain && (1..=MAX_LENGTH).contains(&text.len()) {
             return Ok(Self(text.to_owned()));
         }
         Err(Error::invalid("session", "the name of a session is 1 to 64 letters, digits, '.', '_' and '-'")
-            .with_remedy("give a name such as main"))
+            .with_remedy("use a name such as main"))
     }
 
-    /// The name.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// What a client is told whose interpreter is lost; any other error as it is.
+    /// Converts the error of a call to a lost interpreter into one with the reason. Returns any other error unchanged.
     pub fn gone(&self, session: &CodeSession, error: Error) -> Error {
         if error.kind() != ErrorKind::Closed {
             return error;
         }
         let why = session.lost().unwrap_or_else(|| "it was closed".to_owned());
-        Error::new(ErrorKind::Closed, "session", format!("the session is gone: {why}"))
+        Error::new(ErrorKind::Closed, "session", format!("the session is lost: {why}"))
             .with_context("session", self.0.clone())
             .with_remedy(
-                "begin one of another name, or close this one with close_sandbox to use its name again; \
-                 what was defined in it has to be defined anew",
+                "use another name, or close this session with close_sandbox to reuse its name; \
+                 its definitions are lost",
             )
     }
 }
 
 impl Interpreters {
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        // What a panic leaves behind is still consistent: every change is one step.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // The state is consistent after a panic, because every change is one step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the name stands for, in this language.
+    /// Returns the interpreter of the name and language, or reserves the name.
     pub fn enter(&self, name: &Name, language: &str) -> Result<Entered<'_>> {
-        let mut book = self.lock();
-        match book.slots.get(&name.0) {
+        let mut table = self.lock();
+        match table.slots.get(&name.0) {
             Some(Slot::Live(session)) if session.language() == language => {
                 return Ok(Entered::Live(Arc::clone(session)));
             }
             Some(Slot::Live(session)) => {
-                let what = format!("the session '{}' is of the language {}", name.0, session.language());
+                let what = format!("the session '{}' has the language {}", name.0, session.language());
                 return Err(Error::new(ErrorKind::Conflict, "session", what)
-                    .with_remedy("give another name for another language"));
+                    .with_remedy("use another name for another language"));
             }
             Some(Slot::Opening) => {
                 let what = format!("the session '{}' is being started by another call", name.0);
                 return Err(Error::new(ErrorKind::Conflict, "session", what)
                     .with_retry(Retry::MayHelp)
-                    .with_remedy("wait for the end of that call, or give another name"));
+                    .with_remedy("wait for the end of that call, or use another name"));
             }
             None => {}
         }
-        if book.closed {
+        if table.closed {
             return Err(Error::new(ErrorKind::Closed, "session", "the sandbox is being closed"));
         }
-        if book.slots.len() >= MAX_NAMES {
-            // Why they are gone is forgotten first.
-            book.slots.retain(|_, slot| !matches!(slot, Slot::Live(session) if session.lost().is_some()));
+        if table.slots.len() >= MAX_NAMES {
+            // Drops lost interpreters and the reasons for their loss first.
+            table.slots.retain(|_, slot| !matches!(slot, Slot::Live(session) if session.lost().is_some()));
         }
-        if book.slots.len() >= MAX_NAMES {
+        if table.slots.len() >= MAX_NAMES {
             return Err(Error::new(ErrorKind::ResourceExhausted, "session", "the sandbox has too many sessions")
-                .with_remedy("end one with close_sandbox and its session"));
+                .with_remedy("end one by close_sandbox with its session"));
         }
-        book.slots.insert(name.0.clone(), Slot::Opening);
+        table.slots.insert(name.0.clone(), Slot::Opening);
         Ok(Entered::New(Opening { of: self, name: Some(name.0.clone()) }))
     }
 
@@ -146,34 +146,34 @@ impl Interpreters {
             let shown: String = name.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect();
             return Err(Error::new(ErrorKind::NotFound, "close", "the sandbox has no session of this name")
                 .with_context("session", shown)
-                .with_remedy("give the name that run_code was given"));
+                .with_remedy("use the name that was passed to run_code"));
         };
         session.close().await;
-        let mut book = self.lock();
-        if matches!(book.slots.get(name), Some(Slot::Live(now)) if Arc::ptr_eq(now, &session)) {
-            book.slots.remove(name);
+        let mut table = self.lock();
+        if matches!(table.slots.get(name), Some(Slot::Live(now)) if Arc::ptr_eq(now, &session)) {
+            table.slots.remove(name);
         }
         Ok(())
     }
 
-    /// Lets go of all of them, once their sandbox has ended. None is started any more.
+    /// Closes all interpreters after their sandbox has ended. No further ones can start.
     pub async fn close_all(&self) {
         let all: Vec<Slot> = {
-            let mut book = self.lock();
-            book.closed = true;
-            book.slots.values().cloned().collect()
+            let mut table = self.lock();
+            table.closed = true;
+            table.slots.values().cloned().collect()
         };
         for slot in all {
             if let Slot::Live(session) = slot {
-                // What does not end in time ends with its process, which is gone.
-                let _ = timeout(PATIENCE, session.close()).await;
+                // The interpreter's process is dead, even if closing times out.
+                let _ = timeout(CLOSE_TIMEOUT, session.close()).await;
             }
         }
     }
 }
 
 impl Opening<'_> {
-    /// It is there.
+    /// Assigns the started interpreter to the name.
     pub fn done(mut self, session: Arc<CodeSession>) -> Arc<CodeSession> {
         if let Some(name) = self.name.take() {
             self.of.lock().slots.insert(name, Slot::Live(Arc::clone(&session)));

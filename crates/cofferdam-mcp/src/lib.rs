@@ -1,14 +1,15 @@
 //! The MCP server: agents run code and commands, and use files, in sandboxes of any backend.
 //!
-//! [`Server`] holds the sandboxes. [`stdio::serve`] serves one client over pipes, [`http::Listening`] many over streamable
-//! HTTP. Both speak the current revision of the protocol, which has no sessions, and earlier ones. The official SDK
-//! implements the protocol. This crate decides which client may use which sandbox, what a call may request, and all bounds.
-//! It knows no backend, and reads no environment and no configuration. `docs/mcp.md` is the user's page.
+//! [`Server`] holds the sandboxes. [`stdio::serve`] serves one client over pipes, [`http::Listening`] many clients over
+//! streamable HTTP. Both support the current revision of the protocol, which has no sessions, and earlier ones. The
+//! official SDK implements the protocol. This crate controls the access of clients to sandboxes, the permitted
+//! arguments of calls, and all bounds. It is independent of backends, and reads no environment and no configuration.
+//! `docs/mcp.md` is the user's page.
 //!
 //! # Where to look
 //!
 //! - Ownership of sandboxes: `store.rs`. Names of interpreters: `interpreters.rs`.
-//! - What a call may request: `policy.rs`, which is pure.
+//! - Permitted arguments of calls: `policy.rs`, which is pure.
 //! - Access over HTTP: `http/guard.rs`, and `HttpConfig` in `http/mod.rs`.
 //! - Tools: `catalog.rs` and `calls/mod.rs`.
 #![forbid(unsafe_code)]

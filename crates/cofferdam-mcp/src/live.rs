@@ -1,5 +1,5 @@
-//! What a client is told while code runs: its output as log messages, and that it goes on as progress. A client that reads
-//! slowly, or a program that writes without end, costs no more than a buffer: what does not fit is in the result alone.
+//! Reports to a client while code runs: output as log messages, and progress. A slow client, or a program with endless
+//! output, costs no more than a buffer. Output that does not fit is only in the result.
 #![expect(deprecated, reason = "log messages are how every revision of the protocol carries live output")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,20 +14,20 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// Time between two messages, in which output gathers.
-const GATHER: Duration = Duration::from_millis(100);
-/// Time without output after which progress is reported all the same.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Bytes that wait to be sent, at most.
+/// Interval between two messages, in which output is collected.
+const SEND_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of progress reports without output.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of buffered bytes.
 const MAX_WAITING: usize = 64 * 1024;
-/// Bytes that are sent for one call, at most.
+/// Maximum number of bytes that are sent for one call.
 const MAX_SENT: usize = 256 * 1024;
-/// Characters of output in a report of progress.
+/// Maximum length of output in a progress report, in characters.
 const MAX_LINE: usize = 200;
-/// How long the last messages may take.
-const LAST: Duration = Duration::from_millis(500);
+/// Timeout for sending the last messages.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Tells a client about one call. Dropped, it says no more.
+/// A reporter of one call to its client. Dropping it stops the reports.
 #[derive(Debug)]
 pub struct Reporter {
     shared: Arc<Shared>,
@@ -37,9 +37,9 @@ pub struct Reporter {
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// There is output, or the end.
+    /// Notified of output and of the end.
     news: Notify,
-    /// The call has ended.
+    /// Notified of the end of the call.
     end: Notify,
 }
 
@@ -49,26 +49,26 @@ struct Waiting {
     ended: bool,
 }
 
-/// What a client wants to be told.
+/// The reports that a client requested.
 #[derive(Debug)]
-struct Wanted {
+struct Subscription {
     peer: Peer<RoleServer>,
     progress: Option<ProgressToken>,
     logs: bool,
 }
 
 impl Reporter {
-    /// A reporter for a call, as far as its client wants one; `logs` is whether output is to be sent.
+    /// Creates a reporter for a call, with the reports that its client requested. `logs` is true if output is sent.
     pub fn new(context: &RequestContext<RoleServer>, logs: bool) -> Self {
         let shared = Arc::new(Shared::default());
         let progress = context.meta.get_progress_token();
-        let wanted = Wanted { peer: context.peer.clone(), progress, logs };
-        let wants_any = wanted.logs || wanted.progress.is_some();
-        let task = wants_any.then(|| tokio::spawn(report(wanted, Arc::clone(&shared))));
+        let subscription = Subscription { peer: context.peer.clone(), progress, logs };
+        let is_active = subscription.logs || subscription.progress.is_some();
+        let task = is_active.then(|| tokio::spawn(report(subscription, Arc::clone(&shared))));
         Self { shared, task }
     }
 
-    /// Takes output as it comes; never waits.
+    /// Buffers output. Never blocks.
     pub fn output(&self, chunk: &Chunk) {
         if self.task.is_none() {
             return;
@@ -81,14 +81,14 @@ impl Reporter {
         self.shared.news.notify_one();
     }
 
-    /// Sends what waits still. Nothing is sent after it.
+    /// Sends buffered output, then stops the reports.
     pub async fn finish(mut self) {
         self.shared.lock().ended = true;
         self.shared.end.notify_one();
         self.shared.news.notify_one();
         if let Some(task) = &mut self.task {
-            // Who does not read has to do with the result.
-            let _ = timeout(LAST, task).await;
+            // A client that does not read gets only the result.
+            let _ = timeout(FLUSH_TIMEOUT, task).await;
         }
     }
 }
@@ -116,15 +116,15 @@ fn index(stream: OutputStream) -> usize {
 
 const NAMES: [&str; 2] = ["stdout", "stderr"];
 
-async fn report(wanted: Wanted, shared: Arc<Shared>) {
+async fn report(subscription: Subscription, shared: Arc<Shared>) {
     let start = Instant::now();
     let mut left = MAX_SENT;
     let mut last_line = String::new();
     loop {
-        // A beat without news is reported, too.
-        let _ = timeout(HEARTBEAT, shared.news.notified()).await;
-        // Nobody waits for more once the call has ended.
-        let _ = timeout(GATHER, shared.end.notified()).await;
+        // Also reports progress without output.
+        let _ = timeout(HEARTBEAT_INTERVAL, shared.news.notified()).await;
+        // Does not collect further output after the end of the call.
+        let _ = timeout(SEND_INTERVAL, shared.end.notified()).await;
         let (texts, ended) = {
             let mut waiting = shared.lock();
             let ended = waiting.ended;
@@ -134,16 +134,17 @@ async fn report(wanted: Wanted, shared: Arc<Shared>) {
             if let Some(line) = text.lines().rev().find(|line| !line.trim().is_empty()) {
                 last_line = line.chars().take(MAX_LINE).collect();
             }
-            if wanted.logs && !text.is_empty() && left > 0 && !send_log(&wanted.peer, name, text, &mut left).await {
+            let sends = subscription.logs && !text.is_empty() && left > 0;
+            if sends && !send_log(&subscription.peer, name, text, &mut left).await {
                 return;
             }
         }
         let silent = texts.iter().all(String::is_empty);
-        if let Some(token) = wanted.progress.as_ref().filter(|_| !ended || !silent) {
+        if let Some(token) = subscription.progress.as_ref().filter(|_| !ended || !silent) {
             let seconds = start.elapsed().as_secs_f64();
             let message = if last_line.is_empty() { "running".to_owned() } else { last_line.clone() };
             let progress = ProgressNotificationParam::new(token.clone(), seconds).with_message(message);
-            if wanted.peer.notify_progress(progress).await.is_err() {
+            if subscription.peer.notify_progress(progress).await.is_err() {
                 return;
             }
         }
@@ -153,10 +154,10 @@ async fn report(wanted: Wanted, shared: Arc<Shared>) {
     }
 }
 
-/// Sends output; gives whether more can be sent.
+/// Sends output. Returns true if more can be sent.
 async fn send_log(peer: &Peer<RoleServer>, name: &str, text: &str, left: &mut usize) -> bool {
     let text = match text.len() > *left {
-        true => format!("{}\n[more output is in the result alone]", clip(text, *left)),
+        true => format!("{}\n[further output is only in the result]", clip(text, *left)),
         false => text.to_owned(),
     };
     *left = left.saturating_sub(text.len());
@@ -164,12 +165,12 @@ async fn send_log(peer: &Peer<RoleServer>, name: &str, text: &str, left: &mut us
     peer.notify_logging_message(message).await.is_ok()
 }
 
-/// At most `most` bytes of text, cut between characters.
-fn clip(text: &str, most: usize) -> &str {
-    &text[..text.floor_char_boundary(most)]
+/// Returns at most `max_bytes` bytes of text, cut between characters.
+fn clip(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
 }
 
-/// Takes what is there as text, and leaves the beginning of a character whose rest is to come.
+/// Takes the buffered text, and leaves an incomplete character unless the stream has ended.
 fn take_text(stream: &mut Vec<u8>, ended: bool) -> String {
     let keep = match std::str::from_utf8(stream) {
         Err(error) if error.error_len().is_none() && !ended => stream.len() - error.valid_up_to(),

@@ -1,7 +1,7 @@
-//! What a file is, guessed from its name and its first bytes: for clients that show it. Nothing is decided by it but how
+//! Media types of files, guessed from their names and first bytes, for clients that display them. They only affect how
 //! contents are sent.
 
-/// Images that clients show, by how their files begin.
+/// Image types that clients display, by the first bytes of the file.
 const IMAGES: &[(&[u8], &str)] = &[
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -9,7 +9,7 @@ const IMAGES: &[(&[u8], &str)] = &[
     (b"GIF89a", "image/gif"),
 ];
 
-/// Text by its extension.
+/// Text types by file extension.
 const TEXTS: &[(&str, &str)] = &[
     ("css", "text/css"),
     ("csv", "text/csv"),
@@ -27,19 +27,19 @@ const TEXTS: &[(&str, &str)] = &[
     ("yml", "application/yaml"),
 ];
 
-/// The media type of a file that is an image which clients show.
+/// Returns the media type of an image that clients display.
 pub fn image(data: &[u8]) -> Option<&'static str> {
     let webp = data.starts_with(b"RIFF") && data.get(8..12) == Some(b"WEBP");
     let known = IMAGES.iter().find(|(magic, _)| data.starts_with(magic)).map(|(_, media_type)| *media_type);
     known.or(webp.then_some("image/webp"))
 }
 
-/// The contents as text, if they are: UTF-8 without NUL.
+/// Returns the contents as text if they are UTF-8 without NUL.
 pub fn text(data: &[u8]) -> Option<&str> {
     std::str::from_utf8(data).ok().filter(|text| !text.contains('\0'))
 }
 
-/// The media type of a file's contents.
+/// Returns the media type of a file.
 pub fn media_type(name: &str, data: &[u8]) -> &'static str {
     if let Some(image) = image(data) {
         return image;
@@ -50,7 +50,7 @@ pub fn media_type(name: &str, data: &[u8]) -> &'static str {
     by_name(name)
 }
 
-/// The media type that a name promises: that of a text.
+/// Returns the media type of a text file with this name.
 pub fn by_name(name: &str) -> &'static str {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
     let known = extension.and_then(|extension| TEXTS.iter().find(|(known, _)| *known == extension));

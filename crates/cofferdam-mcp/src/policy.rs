@@ -1,4 +1,4 @@
-//! What a call may ask of the sandbox it gets: less than the server was started with, never more. Pure.
+//! Policy of requested sandboxes: a call can tighten the server's settings, never exceed them. Pure.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, NetworkPolicy, Resu
 
 use crate::arguments::{CreateSandbox, Network, Tighter};
 
-/// The spec for a sandbox that a client asks for.
+/// Returns the spec of a sandbox that a client requests.
 pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
     let mut builder = tightened(template, &asked.limits)?.to_builder();
     if asked.network == Some(Network::None) {
@@ -21,7 +21,7 @@ pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
     builder.build()
 }
 
-/// The spec with tighter limits.
+/// Returns the spec with tighter limits.
 pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     let Tighter { timeout_seconds, cpu_seconds, memory_bytes, disk_bytes, pids, processes } = asked;
     let mut limits = template.limits().clone();
@@ -44,26 +44,26 @@ pub fn tightened(template: &Spec, asked: &Tighter) -> Result<Spec> {
     template.to_builder().limits(limits).build()
 }
 
-fn size(name: &str, asked: Option<u64>, most: Option<ByteSize>) -> Result<Option<ByteSize>> {
-    let Some(asked) = asked else { return Ok(most) };
-    at_most(name, ByteSize::from_bytes(asked), most, |size| size.as_bytes().to_string()).map(Some)
+fn size(name: &str, asked: Option<u64>, max: Option<ByteSize>) -> Result<Option<ByteSize>> {
+    let Some(asked) = asked else { return Ok(max) };
+    at_most(name, ByteSize::from_bytes(asked), max, |size| size.as_bytes().to_string()).map(Some)
 }
 
-/// A time as a client gives it.
+/// Parses a duration from a client.
 pub fn seconds(name: &str, asked: f64) -> Result<Duration> {
     let time = Duration::try_from_secs_f64(asked).ok().filter(|time| !time.is_zero());
     time.ok_or_else(|| {
         Error::invalid("policy", format!("{name} must be a number of seconds above 0"))
-            .with_remedy(format!("leave {name} out, or give a number such as 10"))
+            .with_remedy(format!("leave out {name}, or pass a number such as 10"))
     })
 }
 
-fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, most: Option<T>, show: fn(T) -> String) -> Result<T> {
-    match most {
-        Some(most) if asked > most => {
-            let what = format!("{name} is {}, and {} is the most that this server allows", show(asked), show(most));
+fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, max: Option<T>, show: fn(T) -> String) -> Result<T> {
+    match max {
+        Some(max) if asked > max => {
+            let what = format!("{name} {} exceeds the server's limit of {}", show(asked), show(max));
             Err(Error::new(ErrorKind::Denied, "policy", what)
-                .with_remedy(format!("ask for at most that, or leave {name} out; no argument widens what is allowed")))
+                .with_remedy(format!("request at most the limit, or leave out {name}; arguments cannot raise it")))
         }
         _ => Ok(asked),
     }
@@ -74,6 +74,7 @@ mod tests {
     use super::*;
     use cofferdam_contract::Limits;
 
+    /// Promise (MCP server): An argument can only lower limits.
     #[test]
     fn limits_only_become_tighter() {
         let template = Spec::default();
@@ -120,6 +121,7 @@ mod tests {
         assert_eq!((limits.memory, limits.pids), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
     }
 
+    /// Promise (MCP server): An argument can only reduce access to network and workspace.
     #[test]
     fn network_and_workspace_only_become_less() {
         let network = NetworkPolicy::Allow { hosts: vec!["example.com".to_owned()] };

@@ -1,4 +1,4 @@
-//! Files of workspaces as resources: listed for a session's own sandboxes, read by their address.
+//! Files of workspaces as resources: listed for the sandboxes of a session, read by address.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -11,26 +11,31 @@ use crate::server::Inner;
 use crate::store::Account;
 use crate::{failure, media, uri};
 
-/// Resources of one page.
+/// Maximum number of resources on one page.
 const PAGE: usize = 200;
-/// Levels of directories that are looked at.
+/// Maximum depth of listed directories.
 const MAX_DEPTH: u32 = 16;
 
-/// What is below a directory, in order, at most `most` entries; and whether there is more.
-pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: usize) -> Result<(Vec<Entry>, bool)> {
+/// Lists at most `max_entries` entries below a directory, in order. Returns true with them if there are more.
+pub async fn walk(
+    sandbox: &dyn Sandbox,
+    top: &SandboxPath,
+    depth: u32,
+    max_entries: usize,
+) -> Result<(Vec<Entry>, bool)> {
     let mut found = Vec::new();
     let mut ahead = vec![(top.clone(), 1)];
     let mut more = false;
     while let Some((directory, level)) = ahead.pop() {
         let entries = match sandbox.list_dir(&directory).await {
             Ok(entries) => entries,
-            // What is below the top can go, or be replaced by a link, while somebody looks.
+            // Directories below the top can be deleted or replaced by a link during the walk.
             Err(_) if level > 1 => continue,
             Err(error) => return Err(error),
         };
         let mut deeper = Vec::new();
         for entry in entries {
-            if found.len() >= most {
+            if found.len() >= max_entries {
                 more = true;
                 break;
             }
@@ -52,18 +57,18 @@ pub async fn walk(sandbox: &dyn Sandbox, top: &SandboxPath, depth: u32, most: us
     Ok((found, more))
 }
 
-/// One page of the files in a session's sandboxes. The cursor is the address of what was looked at last: files come in the
-/// order of sandboxes and paths, and the walk goes on after it, so that all are listed in the end.
+/// Lists one page of the files in a session's sandboxes. The cursor is the address of the last inspected entry: files
+/// are in the order of sandboxes and paths, and the walk continues after it, so that all files are listed in the end.
 pub async fn list(server: &Inner, account: Account, cursor: Option<&str>) -> Result<ListResourcesResult, ErrorData> {
-    let bad = |_| ErrorData::invalid_params("the cursor is none that this server gave", None);
+    let bad = |_| ErrorData::invalid_params("the cursor does not come from this server", None);
     let after = cursor.map(uri::parse).transpose().map_err(bad)?;
     let owner = account.owner;
     let _call = server.enter_call(account.client).map_err(|error| protocol(&error))?;
     let mut page = ListResourcesResult::default();
-    let mut left = Left { files: PAGE, looks: server.config.bounds.entries, last: None };
+    let mut left = Left { files: PAGE, entries: server.config.bounds.entries, last: None };
     let begin = after.as_ref().map_or("", |(id, _)| id);
     for id in server.store.sandboxes(owner).into_iter().filter(|id| id.as_str() >= begin) {
-        // One that is closed meanwhile has no files.
+        // Skips a sandbox that was closed in the meantime.
         let Ok(sandbox) = server.store.enter(owner, &id) else { continue };
         let after = after.as_ref().filter(|(of, _)| *of == id).map(|(_, path)| path);
         let (files, more) = page_of(&**sandbox, &id, after, &mut left).await;
@@ -76,16 +81,17 @@ pub async fn list(server: &Inner, account: Account, cursor: Option<&str>) -> Res
     Ok(page)
 }
 
-/// What one page may still have.
+/// The remaining capacity of one page.
 struct Left {
     files: usize,
-    looks: usize,
-    /// The address of what was looked at last.
+    /// Remaining entries to inspect, including those that are not listed.
+    entries: usize,
+    /// The address of the last inspected entry.
     last: Option<String>,
 }
 
-/// Files of one workspace that come after a path, each directory before what is in it; and whether the page ended before the
-/// workspace did.
+/// Lists the files of one workspace after a path, with each directory before its entries. Returns true with them if the
+/// page ended before the workspace did.
 async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, left: &mut Left) -> (Vec<Entry>, bool) {
     let after: Vec<&str> = after.map(|path| path.as_str().split('/').collect()).unwrap_or_default();
     let mut found = Vec::new();
@@ -93,10 +99,10 @@ async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, l
     while let Some((path, entry)) = ahead.pop() {
         let words: Vec<&str> = path.as_str().split('/').collect();
         if words > after {
-            if left.files == 0 || left.looks == 0 {
+            if left.files == 0 || left.entries == 0 {
                 return (found, true);
             }
-            left.looks -= 1;
+            left.entries -= 1;
             left.last = Some(uri::of(id, path.as_str()));
             if entry.kind == EntryKind::File {
                 left.files -= 1;
@@ -110,15 +116,15 @@ async fn page_of(sandbox: &dyn Sandbox, id: &str, after: Option<&SandboxPath>, l
     (found, false)
 }
 
-/// What is in a directory and not before a path, in falling order. What has a name that no address can hold is left out, and
-/// a directory that is gone has nothing.
+/// Returns the entries of a directory that are not before a path, in descending order. Omits entries whose names do not
+/// fit into an address. A deleted directory has no entries.
 async fn below(sandbox: &dyn Sandbox, directory: &SandboxPath, after: &[&str]) -> Vec<(SandboxPath, DirEntry)> {
     let entries = sandbox.list_dir(directory).await.unwrap_or_default().into_iter();
     let mut entries: Vec<(SandboxPath, DirEntry)> = entries
         .filter_map(|entry| {
             let path = SandboxPath::new(joined(directory, &entry.name)).ok()?;
             let words: Vec<&str> = path.as_str().split('/').collect();
-            // One that leads to where the page begins is gone through again.
+            // Visits a parent directory of the page's beginning again.
             (words.as_slice() > after || after.starts_with(&words)).then_some((path.clone(), entry))
         })
         .collect();
@@ -135,14 +141,14 @@ fn resource(id: &str, entry: &Entry) -> Resource {
     Resource::new(uri::of(id, &entry.path), name).with_title(entry.path.clone()).with_size(entry.size)
 }
 
-/// How the address of a file is made.
+/// Returns the template of file addresses.
 pub fn template() -> ResourceTemplate {
     ResourceTemplate::new(uri::TEMPLATE, "workspace file")
         .with_title("A file of a sandbox's workspace")
-        .with_description("The sandbox is the id that create_sandbox gave, the path is relative to its workspace.")
+        .with_description("The sandbox is an id returned by create_sandbox. The path is relative to its workspace.")
 }
 
-/// The contents of a file: text where they are, else a blob.
+/// Reads a file as text or as a blob.
 pub async fn read(server: &Inner, account: Account, address: &str) -> Result<ReadResourceResult, ErrorData> {
     let contents = contents(server, account, address).await.map_err(|error| protocol(&error))?;
     Ok(ReadResourceResult::new(vec![contents]))
@@ -157,7 +163,7 @@ async fn contents(server: &Inner, account: Account, address: &str) -> Result<Res
     Ok(blob_or_text(address, media_type, data))
 }
 
-/// Contents in the form that fits them.
+/// Returns contents as text if they are text, else as a blob.
 pub fn blob_or_text(address: &str, media_type: &str, data: Vec<u8>) -> ResourceContents {
     let contents = match media::text(&data) {
         Some(text) => ResourceContents::text(text, address),
@@ -166,7 +172,7 @@ pub fn blob_or_text(address: &str, media_type: &str, data: Vec<u8>) -> ResourceC
     contents.with_mime_type(media_type)
 }
 
-/// A failed read, which has no form for tools' errors.
+/// Converts an error of a resource request to a protocol error.
 fn protocol(error: &Error) -> ErrorData {
     let message = match error.remedy() {
         Some(remedy) => format!("{}; try: {remedy}", failure::clipped(&error.to_string())),

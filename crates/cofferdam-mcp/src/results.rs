@@ -1,4 +1,4 @@
-//! What each tool gives: the structured part of its result, whose schema clients are told beforehand.
+//! Structured results of the tools. Clients get their schemas in `tools/list`.
 
 use std::collections::BTreeMap;
 
@@ -13,36 +13,36 @@ use serde_json::Value;
 /// Result of `run_code`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CodeOutput {
-    /// Standard output; the middle of a long one is left out. What is not UTF-8 is replaced.
+    /// Standard output, with the middle left out if it is long, and invalid UTF-8 replaced.
     pub stdout: String,
-    /// Standard error; the middle of a long one is left out. What is not UTF-8 is replaced.
+    /// Standard error, with the middle left out if it is long, and invalid UTF-8 replaced.
     pub stderr: String,
-    /// How it ended.
+    /// End of the run.
     #[serde(flatten)]
     pub end: End,
-    /// Results besides the output, such as the value of the last expression. They are the code's.
+    /// Results in addition to the output, such as the value of the last expression. Untrusted: the code produced them.
     pub results: Vec<Rich>,
-    /// Results that were too many, too large or not well-formed.
+    /// Number of results that were dropped because they were too many, too large or malformed.
     pub results_dropped: u64,
-    /// Files of the workspace that were made, changed or removed.
+    /// Files of the workspace that were created, changed or removed.
     pub files: Vec<FileChange>,
-    /// Whether all that changed is among them.
+    /// True if `files` contains all changes.
     pub files_complete: bool,
-    /// What screening found; whether there is more, and why the code was not screened, if it was not.
+    /// Findings of screening, with notes on omitted findings and on code that was not screened.
     pub findings: Vec<String>,
-    /// The interpreter, and its version where it is known.
+    /// The interpreter, with its version if it is known.
     pub runtime: String,
     /// The backend.
     pub backend: String,
-    /// How thick its wall is.
+    /// The isolation level.
     pub level: String,
-    /// SHA-256 of what was measured of the wall.
+    /// SHA-256 of the measured protections.
     pub posture: String,
-    /// Names the execution, also in the audit log.
+    /// Id of the execution, also in the audit log.
     pub execution: String,
-    /// The live interpreter that it ran in, if it was a call of one.
+    /// The live interpreter that ran the code, if the call used one.
     pub session: Option<Session>,
-    /// Where it ran.
+    /// The sandbox of the call.
     #[serde(flatten)]
     pub place: Place,
 }
@@ -52,73 +52,73 @@ pub struct CodeOutput {
 pub struct Session {
     /// Its name.
     pub name: String,
-    /// How many calls it has had; 1 means that it was started for this one.
+    /// Number of its calls. 1 means that this call started it.
     pub calls: u64,
-    /// Why it is gone, if this call ended it. What was defined in it is gone, too.
+    /// The reason why it is lost, with all definitions, if this call ended it.
     pub lost: Option<String>,
 }
 
-/// A result besides the output.
+/// A result in addition to the output.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Rich {
-    /// How it came to be: value, display or figure.
+    /// Kind of the result: value, display or figure.
     pub kind: String,
-    /// The same thing in several forms, by media type. Images are content of their own, and only named here.
+    /// Representations of the result by media type. Images are separate content; here their value is null.
     pub data: BTreeMap<String, Value>,
-    /// What is missing of it.
+    /// A note on missing parts.
     pub note: Option<String>,
 }
 
-/// What became of a file.
+/// A change of a file.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct FileChange {
-    /// Its path in the workspace. Code chose it: treat it as such.
+    /// Path in the workspace. Untrusted: the code chose it.
     pub path: String,
-    /// What became of it: created, changed or removed.
+    /// Kind of the change: created, changed or removed.
     pub change: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// SHA-256 of its contents, where they were read.
+    /// SHA-256 of the contents, if they were read.
     pub sha256: Option<String>,
-    /// Its contents as text, where they were asked for and fit.
+    /// Contents as text, if they were requested and are not too large.
     pub text: Option<String>,
-    /// Its contents in base64, where they are no text.
+    /// Contents in base64, if they are not text.
     pub base64: Option<String>,
 }
 
 /// Result of `run_command`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CommandResult {
-    /// Standard output; the middle of a long one is left out. What is not UTF-8 is replaced.
+    /// Standard output, with the middle left out if it is long, and invalid UTF-8 replaced.
     pub stdout: String,
-    /// Standard error; the middle of a long one is left out. What is not UTF-8 is replaced.
+    /// Standard error, with the middle left out if it is long, and invalid UTF-8 replaced.
     pub stderr: String,
-    /// How it ended.
+    /// End of the run.
     #[serde(flatten)]
     pub end: End,
-    /// The directory in which the next line of this sandbox begins.
+    /// Start directory of the next line in this sandbox.
     pub working_dir: String,
-    /// Where it ran.
+    /// The sandbox of the call.
     #[serde(flatten)]
     pub place: Place,
 }
 
-/// How a command or code ended.
+/// The end of a command or of code.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct End {
-    /// The exit code; -1 after a time-out or when a signal ended it.
+    /// Exit code; -1 after a timeout or a signal.
     pub exit_code: i32,
-    /// The signal that ended it.
+    /// The signal that terminated it.
     pub signal: Option<i32>,
-    /// Whether its time ran out.
+    /// True if it was killed by the timeout.
     pub timed_out: bool,
-    /// Whether output was left out.
+    /// True if output was left out.
     pub truncated: bool,
     /// The limit that killed it: memory, cpu, pids or disk.
     pub killed_by: Option<String>,
-    /// Limits at which something was refused or killed while it ran.
+    /// Limits that refused an operation or killed a process during the run.
     pub limits_hit: Vec<String>,
-    /// Seconds of real time that it took.
+    /// Real time of the run in seconds.
     pub duration_seconds: f64,
 }
 
@@ -151,12 +151,12 @@ impl From<&cofferdam_code::FileChange> for FileChange {
     }
 }
 
-/// Where a call ran.
+/// The sandbox of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Place {
-    /// Id of the sandbox; null where it was made for this call alone, and is gone.
+    /// Id of the sandbox; null if it existed only for this call.
     pub sandbox: Option<String>,
-    /// Whether the sandbox was made for this call, so that its workspace was new.
+    /// True if the sandbox was created for this call with a new workspace.
     pub created: bool,
 }
 
@@ -167,13 +167,13 @@ pub struct FileContents {
     pub path: String,
     /// Media type, guessed from name and contents.
     pub media_type: String,
-    /// Bytes that were left out at the beginning.
+    /// Number of skipped bytes.
     pub offset: u64,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub bytes: u64,
-    /// Whether the file goes on after them.
+    /// True if the file continues after them.
     pub more: bool,
-    /// The contents, where they are text. Images are content of their own, anything else is an embedded blob.
+    /// The contents, if they are text. Images are separate content, and other contents an embedded blob.
     pub text: Option<String>,
 }
 
@@ -182,9 +182,9 @@ pub struct FileContents {
 pub struct Written {
     /// Path of the file in the workspace.
     pub path: String,
-    /// Bytes that it holds now.
+    /// New size of the file in bytes.
     pub bytes: u64,
-    /// Where it is.
+    /// The sandbox of the call.
     #[serde(flatten)]
     pub place: Place,
 }
@@ -194,25 +194,25 @@ pub struct Written {
 pub struct Edited {
     /// Path of the file in the workspace.
     pub path: String,
-    /// How many times the text was replaced.
+    /// Number of replacements.
     pub replacements: u64,
-    /// Bytes that the file holds now.
+    /// New size of the file in bytes.
     pub bytes: u64,
 }
 
-/// One file, directory or other thing.
+/// A directory entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Entry {
-    /// Path in the workspace. Code chose it: treat it as such.
+    /// Path in the workspace. Untrusted: code may have chosen it.
     pub path: String,
-    /// What it is: file, directory, symlink or other. Links are not followed.
+    /// Kind of the entry: file, directory, symlink or other. Symlinks are not followed.
     pub kind: String,
     /// Size of a file in bytes, else 0.
     pub size: u64,
 }
 
 impl Entry {
-    /// An entry at its place.
+    /// Converts an entry at this path.
     pub fn new(path: String, entry: &DirEntry) -> Self {
         let kind = match entry.kind {
             EntryKind::File => "file",
@@ -229,26 +229,26 @@ impl Entry {
 pub struct Listing {
     /// Path of the directory in the workspace.
     pub path: String,
-    /// What is in it.
+    /// Its entries.
     pub entries: Vec<Entry>,
-    /// Whether there is more than is listed.
+    /// True if there are more entries than listed.
     pub truncated: bool,
 }
 
-/// What a sandbox may use.
+/// Limits of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Allowed {
-    /// Seconds of real time that one call may take.
+    /// Limit of real time of one call in seconds.
     pub timeout_seconds: f64,
-    /// CPU seconds of one call; null without a bound.
+    /// Limit of CPU time of one call in seconds; null if unlimited.
     pub cpu_seconds: Option<f64>,
-    /// Bytes of memory; null without a bound.
+    /// Memory limit in bytes; null if unlimited.
     pub memory_bytes: Option<u64>,
-    /// Bytes that may be stored; null without a bound.
+    /// Storage limit in bytes; null if unlimited.
     pub disk_bytes: Option<u64>,
-    /// Processes and threads; null without a bound.
+    /// Limit of live processes and threads; null if unlimited.
     pub pids: Option<u32>,
-    /// Processes without their threads; null without a bound.
+    /// Limit of live processes, not counting threads; null if unlimited.
     pub processes: Option<u32>,
 }
 
@@ -269,26 +269,26 @@ impl From<&Limits> for Allowed {
 /// Result of `create_sandbox`, `restore_sandbox` and `fork_sandbox`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Made {
-    /// Id of the sandbox. Who knows it can use it: keep it.
+    /// Id of the sandbox. Keep it secret: it grants access to the sandbox.
     pub sandbox: String,
-    /// The backend that made it.
+    /// The backend that created it.
     pub backend: String,
-    /// How thick its wall is: simulated, wasm, process, container or vm.
+    /// The isolation level: simulated, wasm, process, container or vm.
     pub level: String,
-    /// Where the workspace is inside.
+    /// Path of the workspace in the sandbox.
     pub workspace: String,
-    /// What it may use.
+    /// Its limits.
     pub limits: Allowed,
-    /// Hosts that may be reached; empty without a network.
+    /// Hosts that the sandbox may connect to; empty without network access.
     pub network: Vec<String>,
-    /// Protections that are weaker than asked, or absent.
+    /// Protections that are weaker than requested or absent.
     pub weaker: Vec<String>,
-    /// Seconds without a call after which it is closed.
+    /// Idle time in seconds after which it is closed.
     pub idle_seconds: f64,
 }
 
 impl Made {
-    /// What is said about a sandbox that was just made.
+    /// Describes a sandbox that was just created.
     pub fn new(id: &str, backend: &str, level: Level, sandbox: &dyn Sandbox, idle: std::time::Duration) -> Self {
         let network = match sandbox.spec().network() {
             NetworkPolicy::Allow { hosts } => hosts.clone(),
@@ -312,17 +312,17 @@ impl Made {
 /// Result of `snapshot_sandbox`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Snapped {
-    /// Id of the snapshot. Who knows it can restore it: keep it.
+    /// Id of the snapshot. Keep it secret: it grants access to the snapshot.
     pub snapshot: String,
-    /// Id of the sandbox that it was taken from, which goes on.
+    /// Id of the original sandbox, which continues to run.
     pub sandbox: String,
-    /// Seconds without a use after which it is forgotten.
+    /// Idle time in seconds after which the snapshot is deleted.
     pub idle_seconds: f64,
 }
 
 /// Result of `close_sandbox`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Closed {
-    /// Id of what was closed or forgotten.
+    /// Id or name of the closed sandbox, deleted snapshot or ended session.
     pub closed: String,
 }

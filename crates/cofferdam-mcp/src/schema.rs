@@ -1,4 +1,4 @@
-//! Schemas of what tools take and give, as clients get them.
+//! JSON schemas of arguments and results of tools, simplified for clients.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use rmcp::model::JsonObject;
 use rmcp::schemars::JsonSchema;
 use serde_json::Value;
 
-/// The schema of arguments.
+/// Returns the schema of arguments.
 pub fn input<T: JsonSchema + 'static>() -> Arc<JsonObject> {
-    // Every type of arguments is a structure, and so an object; a test holds that.
+    // Every type of arguments is a struct, so its schema is an object. A test checks this.
     let schema = schema_for_input::<T>().map(plain).unwrap_or_default();
     let mut object = Arc::unwrap_or_clone(schema);
     object.values_mut().for_each(simple);
     Arc::new(object)
 }
 
-/// The schema of a structured result.
+/// Returns the schema of a structured result.
 pub fn output<T: JsonSchema + 'static>() -> Arc<JsonObject> {
     plain(schema_for_output::<T>())
 }
 
-/// Takes out the formats of Rust's numbers, which no validator knows and some complain about.
+/// Removes the formats of Rust's numbers, which validators do not know and some reject.
 fn plain(schema: Arc<JsonObject>) -> Arc<JsonObject> {
     let mut object = Arc::unwrap_or_clone(schema);
     object.remove("$schema");
@@ -43,7 +43,7 @@ fn strip(value: &mut Value) {
     }
 }
 
-/// Says of a field that may be left out only what it is: that null means the same is more than some clients can read.
+/// Removes `null` from the types of optional fields, because some clients cannot read unions with null.
 fn simple(value: &mut Value) {
     match value {
         Value::Object(object) => {

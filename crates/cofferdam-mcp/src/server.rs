@@ -1,4 +1,4 @@
-//! What all clients of one server share: the backend, the sandboxes, the bounds.
+//! State that all clients of one server share: the backend, the sandboxes, the bounds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::handler::Handler;
 use crate::http::Client;
 use crate::store::{Account, Frozen, InUse, Store, part_of_client};
 
-/// A server: makes sandboxes of one backend for its clients, and closes them all in the end.
+/// A server that creates sandboxes of one backend for its clients, and closes all of them at shutdown.
 #[derive(Debug, Clone)]
 pub struct Server(Arc<Inner>);
 
@@ -27,30 +27,30 @@ pub(crate) struct Inner {
     pub(crate) executor: Executor,
     /// Interpreters that live between calls.
     pub(crate) interpreters: Sessions,
-    /// Where all sandboxes come from.
+    /// The backend's description for code execution.
     pub(crate) place: Place,
     calls: Calls,
     sessions: AtomicU64,
 }
 
-/// What a new sandbox is made of.
+/// The source of a new sandbox.
 pub(crate) enum Source {
-    /// Nothing but a spec.
+    /// A spec.
     Spec(Box<Spec>),
-    /// Another sandbox's state.
+    /// The state of another sandbox.
     State(State),
 }
 
-/// What a sandbox goes on from.
+/// The state from which a sandbox resumes.
 pub(crate) enum State {
     /// A snapshot, with the limits of a spec.
     Snapshot(Box<Frozen>, Box<Spec>),
-    /// Another sandbox, as it is.
+    /// The current state of another sandbox.
     Fork(InUse),
 }
 
 impl Server {
-    /// A server for the sandboxes of `backend`. Must be called in a tokio runtime with time enabled.
+    /// Creates a server for the sandboxes of `backend`. Must be called in a tokio runtime with time enabled.
     pub fn new(backend: Arc<dyn Backend>, config: McpConfig) -> Result<Self> {
         config.validate()?;
         let store = Store::new(config.bounds.clone());
@@ -62,14 +62,14 @@ impl Server {
         Ok(Self(Arc::new(Inner { backend, config, store, executor, interpreters, place, calls, sessions })))
     }
 
-    /// What answers one client, whose sandboxes are closed when it is dropped.
+    /// Creates the handler of one client session. Dropping it closes the sandboxes of the session.
     pub fn session(&self) -> Handler {
         let handler = self.stateless();
         handler.begin_session();
         handler
     }
 
-    /// What answers requests that belong to no session, until one says that it begins one.
+    /// Creates a handler of requests without a session. A request can begin a session.
     pub fn stateless(&self) -> Handler {
         Handler::new(Arc::clone(&self.0))
     }
@@ -78,80 +78,80 @@ impl Server {
         &self.0.config
     }
 
-    /// Closes every sandbox, and waits until nothing is left.
+    /// Closes all sandboxes, and waits until all are closed.
     ///
     /// # Errors
-    /// If something is left after `patience`.
-    pub async fn shutdown(&self, patience: Duration) -> Result<()> {
-        match self.0.store.shutdown(patience).await {
+    /// Returns an error if sandboxes or snapshots are left after `timeout`.
+    pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
+        match self.0.store.shutdown(timeout).await {
             0 => Ok(()),
             left => Err(Error::new(
                 ErrorKind::Internal,
                 "shutdown",
-                format!("{left} sandboxes or snapshots are not closed after {patience:?}"),
+                format!("{left} sandboxes or snapshots were not closed within {timeout:?}"),
             )),
         }
     }
 }
 
 impl Inner {
-    /// The owner of a session that begins now.
+    /// Returns the number of a new session.
     pub fn next_session(&self) -> u64 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns whether a shell is among the languages that may run.
+    /// Returns true if a shell is allowed.
     pub fn runs_shells(&self) -> bool {
         shells(&self.executor.config().languages).next().is_some()
     }
 
-    /// A place among the calls that may run at once.
+    /// Reserves one of the concurrent calls.
     pub fn enter_call(&self, client: Option<Client>) -> Result<InCall<'_>> {
-        let most = self.config.bounds.calls;
+        let max = self.config.bounds.calls;
         let mut counts = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = counts.get(&client).copied().unwrap_or_default();
-        let full = |whose: &str, most: usize| {
+        let full = |whose: &str, max: usize| {
             Error::new(
                 ErrorKind::ResourceExhausted,
                 "call",
-                format!("{most} calls {whose} run at once, and no more may"),
+                format!("the limit of {max} concurrent calls {whose} is reached"),
             )
             .with_remedy("call again when one of them has ended")
         };
-        if client.is_some() && own >= part_of_client(most) {
-            return Err(full("of this address", part_of_client(most)));
+        if client.is_some() && own >= part_of_client(max) {
+            return Err(full("of this address", part_of_client(max)));
         }
-        if counts.values().sum::<usize>() >= most {
-            return Err(full("of this server", most));
+        if counts.values().sum::<usize>() >= max {
+            return Err(full("of this server", max));
         }
         *counts.entry(client).or_default() += 1;
         Ok(InCall { calls: &self.calls, client })
     }
 
-    /// Makes a sandbox. Who gives up meanwhile leaves nothing half made: what comes then is closed.
-    pub async fn make(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
-        let place = self.store.reserve(account)?;
+    /// Creates a sandbox. A cancelled call does not interrupt the creation: the sandbox is closed afterwards.
+    pub async fn create(&self, account: impl Into<Account>, source: Source) -> Result<InUse> {
+        let reserved = self.store.reserve(account)?;
         let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
-        let (executor, from) = (self.executor.clone(), self.place.clone());
+        let (executor, place) = (self.executor.clone(), self.place.clone());
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let made = match make(&*backend, &executor, &from, source).await {
-                Ok(sandbox) => store.put(place, sandbox).await,
+            let created = match create(&*backend, &executor, &place, source).await {
+                Ok(sandbox) => store.put(reserved, sandbox).await,
                 Err(error) => Err(error),
             };
-            // What nobody takes is closed by being dropped, here or on its way.
-            let _ = sender.send(made.map(|sandbox| Unclaimed { store, sandbox: Some(sandbox) }));
+            // Without a receiver, dropping the sandbox here or in the channel closes it.
+            let _ = sender.send(created.map(|sandbox| Unclaimed { store, sandbox: Some(sandbox) }));
         });
-        let died = || Error::new(ErrorKind::Internal, "create", "the task that makes the sandbox ended early");
+        let died = || Error::new(ErrorKind::Internal, "create", "the task that creates the sandbox was aborted");
         receiver.await.map_err(|_| died())??.claim().ok_or_else(died)
     }
 }
 
-/// Calls that run, by the address of their client where there are many.
+/// Numbers of running calls by client, if the server has many clients.
 #[derive(Debug, Default)]
 struct Calls(Mutex<HashMap<Option<Client>, usize>>);
 
-/// A call that runs.
+/// A running call.
 #[derive(Debug)]
 pub struct InCall<'a> {
     calls: &'a Calls,
@@ -170,7 +170,7 @@ impl Drop for InCall<'_> {
     }
 }
 
-/// A sandbox on its way to who asked for it. Dropped, it is closed.
+/// A sandbox that its caller has not received yet. Dropping it closes the sandbox.
 #[derive(Debug)]
 struct Unclaimed {
     store: Arc<Store>,
@@ -185,39 +185,39 @@ impl Unclaimed {
 
 impl Drop for Unclaimed {
     fn drop(&mut self) {
-        if let Some(unwanted) = self.sandbox.take() {
-            self.store.abandon(unwanted.id());
+        if let Some(unclaimed) = self.sandbox.take() {
+            self.store.abandon(unclaimed.id());
         }
     }
 }
 
-async fn make(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
+async fn create(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
     match source {
         Source::Spec(spec) => backend.create(*spec).await,
-        Source::State(state) => go_on(backend, executor, place, state).await,
+        Source::State(state) => resume(backend, executor, place, state).await,
     }
 }
 
-/// A sandbox that goes on from another's state has a line in the audit log; where that cannot be written and must be, there
-/// is none.
-async fn go_on(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
+/// Creates a sandbox from another one's state, with a line in the audit log. Fails if a required line cannot be
+/// written.
+async fn resume(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
     let (spec, origin) = match &state {
         State::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
         State::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
     };
     let restoring = executor.begin_restore(place, spec, origin).await?;
-    let made = match state {
+    let resumed = match state {
         State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
         State::Fork(sandbox) => sandbox.fork().await,
     };
-    let sandbox = match made {
+    let sandbox = match resumed {
         Ok(sandbox) => sandbox,
         Err(error) => return Err(restoring.failed(error).await),
     };
     match restoring.made(&*sandbox).await {
         Ok(()) => Ok(sandbox),
         Err(error) => {
-            // What cannot be logged does not go on.
+            // A sandbox that cannot be logged does not resume.
             let _ = sandbox.close().await;
             Err(error)
         }
@@ -231,7 +231,8 @@ mod tests {
     use cofferdam_simulated::{Config, SimulatedBackend};
     use std::task::{Context, Waker};
 
-    // On one thread, so that nothing is made before somebody waits for it.
+    // Runs on one thread, so that no sandbox is created before the test waits for it.
+    /// Promise (MCP server): A sandbox whose client has gone before its delivery is closed.
     #[tokio::test]
     async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
         let backend = Arc::new(SimulatedBackend::new(Config::default()));
@@ -243,14 +244,14 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let mut making = Box::pin(server.0.make(owner, Source::Spec(Box::default())));
+        let mut making = Box::pin(server.0.create(owner, Source::Spec(Box::default())));
         assert!(making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         until(1).await;
-        // It is on its way now, and who asked for it goes.
+        // The sandbox is in the channel now, and its receiver is dropped.
         tokio::time::sleep(Duration::from_millis(100)).await;
         drop(making);
         tokio::time::timeout(Duration::from_secs(10), until(0)).await.expect("it is closed");
-        let kept = server.0.make(owner, Source::Spec(Box::default())).await.unwrap();
+        let kept = server.0.create(owner, Source::Spec(Box::default())).await.unwrap();
         assert_eq!(store.sandboxes(owner), [kept.id()]);
     }
 }

@@ -1,4 +1,4 @@
-//! One client over standard input and output, or any two pipes.
+//! Server for one client over standard input and output, or any two pipes.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,24 +21,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Server;
 
-/// How long calls may still take once the client has closed its side: enough to answer what came just before.
-const AFTER_END: Duration = Duration::from_secs(1);
-/// How long sandboxes may take to close.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout for answering the last calls after the client has closed its side.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for closing all sandboxes at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Serves one client until it closes its side, or `stop` is cancelled; then closes everything.
+/// Serves one client until it closes its side or `stop` is cancelled, then closes all sandboxes.
 pub async fn serve(
     server: &Server,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
     stop: CancellationToken,
 ) -> Result<()> {
-    let served = converse(server, input, output, stop).await;
-    let closed = server.shutdown(PATIENCE).await;
+    let served = serve_client(server, input, output, stop).await;
+    let closed = server.shutdown(SHUTDOWN_TIMEOUT).await;
     served.and(closed)
 }
 
-async fn converse(
+async fn serve_client(
     server: &Server,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
@@ -47,20 +47,20 @@ async fn converse(
     let bounds = &server.config().bounds;
     let ended = CancellationToken::new();
     let input = Watched { input, ended: ended.clone() };
-    let most = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
-    let lines = AsyncRwTransport::new_server(input, output).with_max_line_length(most);
-    let transport = Bounded { inner: lines, most: bounds.requests, open: Arc::default(), refusing: None };
-    // What is cancelled with it is this connection alone.
+    let max_message = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
+    let lines = AsyncRwTransport::new_server(input, output).with_max_line_length(max_message);
+    let transport = Bounded { inner: lines, max: bounds.requests, open: Arc::default(), refusing: None };
+    // Cancelling this token cancels only this connection.
     let connection = stop.child_token();
     let cancel = connection.clone();
     let watch = tokio::spawn(async move {
         ended.cancelled().await;
-        tokio::time::sleep(AFTER_END).await;
+        tokio::time::sleep(DRAIN_TIMEOUT).await;
         cancel.cancel();
     });
     let served = match serve_server_with_ct(server.session(), transport, connection).await {
         Ok(running) => running.waiting().await.map(drop).map_err(|error| failed(&error)),
-        // A client that goes before it has said anything is no failure.
+        // A client that disconnects before its first message is not an error.
         Err(_) if stop.is_cancelled() || watch.is_finished() => Ok(()),
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => Ok(()),
         Err(error) => Err(failed(&error)),
@@ -71,11 +71,12 @@ async fn converse(
 
 fn failed(error: &dyn std::fmt::Display) -> Error {
     let text: String = error.to_string().chars().take(500).collect();
-    Error::new(ErrorKind::Io, "serve", format!("the conversation with the client failed: {text}"))
-        .with_remedy("the client must begin with an initialize request, or with requests that carry their revision")
+    Error::new(ErrorKind::Io, "serve", format!("the connection with the client failed: {text}")).with_remedy(
+        "begin with an initialize request, or with requests that contain their protocol revision, in the client",
+    )
 }
 
-/// Tells when the client has closed its side.
+/// An input that reports when the client has closed its side.
 struct Watched<R> {
     input: R,
     ended: CancellationToken,
@@ -101,16 +102,16 @@ impl<R: AsyncRead + Unpin> AsyncRead for Watched<R> {
     }
 }
 
-/// Reads nothing more while too many requests have no answer yet, which a client that reads none of them brings about.
+/// A transport that stops reading at a number of unanswered requests, because a client may read no answers.
 struct Bounded<T> {
     inner: T,
-    most: usize,
+    max: usize,
     open: Arc<Open>,
-    /// An answer of our own that is being sent.
+    /// A refusal that is being sent.
     refusing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-/// Requests without an answer.
+/// Unanswered requests.
 #[derive(Default)]
 struct Open {
     ids: Mutex<HashSet<RequestId>>,
@@ -129,10 +130,10 @@ impl Open {
         self.freed.notify_waiters();
     }
 
-    async fn room(&self, most: usize) {
+    async fn room(&self, max: usize) {
         loop {
             let freed = self.freed.notified();
-            if self.ids().len() < most {
+            if self.ids().len() < max {
                 return;
             }
             freed.await;
@@ -160,27 +161,27 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for Bounded<T> {
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            // Kept until it is done, as whoever waits for a message may give up meanwhile.
+            // Kept across calls, because the caller may cancel this one.
             if let Some(refusing) = &mut self.refusing {
                 refusing.await;
                 self.refusing = None;
             }
-            self.open.room(self.most).await;
+            self.open.room(self.max).await;
             let message = self.inner.receive().await?;
             if let JsonRpcMessage::Notification(notification) = &message
                 && let ClientNotification::CancelledNotification(cancelled) = &notification.notification
             {
-                // What was cancelled gets no answer.
+                // A cancelled request gets no answer.
                 self.open.answered(cancelled.params.request_id.as_ref());
             }
             let JsonRpcMessage::Request(request) = &message else { return Some(message) };
             if self.open.ids().insert(request.id.clone()) {
                 return Some(message);
             }
-            // Two requests of one id would count as one.
-            let problem = ErrorData::invalid_request("a request of this id has no answer yet", None);
+            // Two requests with the same id would count as one.
+            let problem = ErrorData::invalid_request("a request with this id is not answered yet", None);
             let sent = self.inner.send(JsonRpcMessage::error(problem, Some(request.id.clone())));
-            // Who cannot be written to is noticed by the next answer.
+            // The next answer reports a failed write.
             self.refusing = Some(Box::pin(async move { drop(sent.await) }));
         }
     }

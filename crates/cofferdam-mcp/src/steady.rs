@@ -1,4 +1,4 @@
-//! A sandbox whose calls wait while it is held still to be copied, in which nothing can be started.
+//! A sandbox whose calls wait during a snapshot or fork, when it cannot start execs.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use cofferdam_contract::{
 };
 use tokio::sync::RwLock;
 
-/// The sandbox, and who has it: many to begin something, or one to copy it.
+/// A sandbox with a lock, shared by concurrent calls and exclusive for a snapshot or fork.
 #[derive(Debug)]
 pub struct Steady {
     sandbox: Arc<dyn Sandbox>,
-    turn: RwLock<()>,
+    lock: RwLock<()>,
 }
 
 impl Steady {
-    /// The same sandbox.
+    /// Wraps a sandbox.
     pub fn new(sandbox: Arc<dyn Sandbox>) -> Self {
-        Self { sandbox, turn: RwLock::default() }
+        Self { sandbox, lock: RwLock::default() }
     }
 }
 
@@ -38,42 +38,42 @@ impl Sandbox for Steady {
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.start(request).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.read_file(path).await
     }
 
     async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.read_file_from(path, offset).await
     }
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.write_file(path, contents).await
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.list_dir(path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        let _turn = self.turn.read().await;
+        let _guard = self.lock.read().await;
         self.sandbox.remove(path).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
-        let _turn = self.turn.write().await;
+        let _guard = self.lock.write().await;
         self.sandbox.snapshot().await
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        let _turn = self.turn.write().await;
+        let _guard = self.lock.write().await;
         self.sandbox.fork().await
     }
 

@@ -1,13 +1,13 @@
-//! Who has which sandbox, and for how long.
+//! Ownership and lifetime of sandboxes and snapshots.
 //!
 //! ```text
-//! reserve --> place --(made)--> live --(close | idle | session ends | shutdown)--> closing --> place free
-//!                  \-(failed)-> place free
+//! reserve --> reserved --(created)--> live --(close | idle | session ends | shutdown)--> closing --> released
+//!                     \--(failed)---> released
 //! ```
 //!
-//! Everything has an owner: a client session, or nobody where the protocol has no sessions; then the id alone is the right
-//! to use it. A place is free only when nothing of its sandbox is left. Who asks for something of another owner learns
-//! no more than who asks for what never was.
+//! Each sandbox and snapshot has an owner: a client session, or in protocol revisions without sessions any client that
+//! knows its id. A reservation is released only after the sandbox is closed completely. A request for another owner's
+//! id gets the same error as one for an unknown id.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,26 +25,26 @@ use crate::http::Client;
 use crate::interpreters::Interpreters;
 use crate::steady::Steady;
 
-/// How often idle sandboxes are looked for, at most.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The most ids of closed sandboxes that are remembered, to say why they are gone.
+/// Maximum interval between two searches for idle sandboxes.
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of remembered ids of closed sandboxes, which are needed to report the reason.
 const MAX_REMEMBERED: usize = 256;
 
-/// Whose a sandbox is.
+/// The owner of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// A client session, by its number in this process.
     Session(u64),
-    /// Whoever knows the id.
+    /// Any client that knows the id.
     Anyone,
 }
 
-/// An owner, and the address of its client where there are many.
+/// An owner, and the address of its client if the server has many clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Account {
     /// The owner.
     pub owner: Owner,
-    /// Where the client is.
+    /// The address of the client.
     pub client: Option<Client>,
 }
 
@@ -54,12 +54,12 @@ impl From<Owner> for Account {
     }
 }
 
-/// Returns how much of something one address may have, so that others find some: three quarters.
-pub fn part_of_client(most: usize) -> usize {
-    most - most / 4
+/// Returns the share of a limit that one address may use: three quarters, so that others get the rest.
+pub fn part_of_client(max: usize) -> usize {
+    max - max / 4
 }
 
-/// What is counted.
+/// A kind of counted resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Sandbox,
@@ -73,16 +73,16 @@ pub struct Store {
     bounds: Bounds,
     runtime: Handle,
     state: Mutex<State>,
-    /// Woken whenever a place becomes free.
+    /// Notified when a reservation is released.
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    places: HashMap<(Kind, Account), usize>,
+    reserved: HashMap<(Kind, Account), usize>,
     sandboxes: HashMap<String, Live>,
-    snapshots: HashMap<String, Kept>,
-    /// Closed for want of use, oldest first.
+    snapshots: HashMap<String, Stored>,
+    /// Ids of sandboxes that were closed because they were idle, oldest first.
     idled: Vec<(String, Owner)>,
     shut: bool,
 }
@@ -97,10 +97,10 @@ struct Live {
 struct Shared {
     sandbox: Arc<dyn Sandbox>,
     usage: Mutex<Usage>,
-    /// Where the next shell line begins.
+    /// Start directory of the next shell line.
     working_dir: Mutex<SandboxPath>,
     interpreters: Interpreters,
-    place: Mutex<Option<Reserved>>,
+    reserved: Mutex<Option<Reserved>>,
 }
 
 #[derive(Debug)]
@@ -110,29 +110,29 @@ struct Usage {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Stored {
     owner: Owner,
     frozen: Frozen,
     last: Instant,
-    _place: Reserved,
+    _reserved: Reserved,
 }
 
-/// A sandbox as it was.
+/// A snapshot of a sandbox.
 #[derive(Debug, Clone)]
 pub struct Frozen {
     /// Its state.
     pub snapshot: Snapshot,
-    /// What tells it from all others.
+    /// Its unique name.
     pub name: String,
-    /// Which sandbox that was, by the name that its backend gave it.
+    /// The backend's id of the original sandbox.
     pub from: SandboxId,
-    /// What that sandbox was made from: what is made from the state gets no more.
+    /// The spec of the original sandbox, which restored sandboxes cannot exceed.
     pub spec: Spec,
-    /// Where its next shell line would have begun.
+    /// Start directory of the next shell line of the original sandbox.
     pub working_dir: SandboxPath,
 }
 
-/// A place among those that may be taken.
+/// A reservation of one counted resource.
 pub struct Reserved {
     store: Arc<Store>,
     kind: Kind,
@@ -148,10 +148,10 @@ impl fmt::Debug for Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         let mut state = self.store.lock();
-        if let Some(count) = state.places.get_mut(&(self.kind, self.account)) {
+        if let Some(count) = state.reserved.get_mut(&(self.kind, self.account)) {
             *count -= 1;
             if *count == 0 {
-                state.places.remove(&(self.kind, self.account));
+                state.reserved.remove(&(self.kind, self.account));
             }
         }
         drop(state);
@@ -159,7 +159,7 @@ impl Drop for Reserved {
     }
 }
 
-/// A sandbox while a call uses it: it is not idle meanwhile.
+/// A sandbox in use by a call. It does not count as idle.
 #[derive(Debug)]
 pub struct InUse {
     id: String,
@@ -172,22 +172,22 @@ impl InUse {
         Self { id, shared }
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Where the next shell line begins.
+    /// Returns the start directory of the next shell line.
     pub fn working_dir(&self) -> SandboxPath {
         lock(&self.shared.working_dir).clone()
     }
 
-    /// Its live interpreters.
+    /// Returns its live interpreters.
     pub fn interpreters(&self) -> &Interpreters {
         &self.shared.interpreters
     }
 
-    /// Keeps where a shell line ended.
+    /// Stores the directory where a shell line ended.
     pub fn set_working_dir(&self, path: SandboxPath) {
         *lock(&self.shared.working_dir) = path;
     }
@@ -210,19 +210,19 @@ impl Drop for InUse {
 }
 
 impl Store {
-    /// An empty store, and a task that closes what nobody uses. Must be called in a tokio runtime.
+    /// Creates an empty store, and a task that closes idle sandboxes and snapshots. Must be called in a tokio runtime.
     pub fn new(bounds: Bounds) -> Arc<Self> {
         let store =
             Arc::new(Self { bounds, runtime: Handle::current(), state: Mutex::default(), freed: Notify::new() });
         let weak = Arc::downgrade(&store);
-        let every = (store.bounds.idle / 4).clamp(Duration::from_millis(20), LOOK_EVERY);
+        let interval = (store.bounds.idle / 4).clamp(Duration::from_millis(20), IDLE_CHECK_INTERVAL);
         tokio::spawn(async move {
             while let Some(store) = weak.upgrade() {
                 if store.close_idle() {
                     return;
                 }
                 drop(store);
-                sleep(every).await;
+                sleep(interval).await;
             }
         });
         store
@@ -232,55 +232,55 @@ impl Store {
         lock(&self.state)
     }
 
-    /// Takes a place for a sandbox that is about to be made.
+    /// Reserves capacity for a sandbox before it is created.
     pub fn reserve(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
         self.take(Kind::Sandbox, account.into(), self.bounds.sandboxes, self.bounds.sandboxes_of_client)
     }
 
-    /// Takes a place for a snapshot.
+    /// Reserves capacity for a snapshot.
     pub fn reserve_snapshot(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
         self.take(Kind::Snapshot, account.into(), self.bounds.snapshots, self.bounds.snapshots_of_client)
     }
 
-    /// Takes a place for a live interpreter.
+    /// Reserves capacity for a live interpreter.
     pub fn reserve_interpreter(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
         self.take(Kind::Interpreter, account.into(), usize::MAX, self.bounds.interpreters_of_client)
     }
 
-    fn take(self: &Arc<Self>, kind: Kind, account: Account, most: usize, most_of_client: usize) -> Result<Reserved> {
+    fn take(self: &Arc<Self>, kind: Kind, account: Account, max: usize, max_of_client: usize) -> Result<Reserved> {
         let mut state = self.lock();
         if state.shut {
             return Err(ending());
         }
         let count = |of: &dyn Fn(&Account) -> bool| -> usize {
-            let places = state.places.iter().filter(|((counted, account), _)| *counted == kind && of(account));
-            places.map(|(_, count)| count).sum()
+            let counted = state.reserved.iter().filter(|((counted, account), _)| *counted == kind && of(account));
+            counted.map(|(_, count)| count).sum()
         };
-        if account.owner != Owner::Anyone && count(&|other| other.owner == account.owner) >= most_of_client {
-            return Err(full(kind, most_of_client, "this session has"));
+        if account.owner != Owner::Anyone && count(&|other| other.owner == account.owner) >= max_of_client {
+            return Err(full(kind, max_of_client, "this session"));
         }
-        let most_of_address = part_of_client(most);
-        if account.client.is_some() && count(&|other| other.client == account.client) >= most_of_address {
-            return Err(full(kind, most_of_address, "this address has"));
+        let max_of_address = part_of_client(max);
+        if account.client.is_some() && count(&|other| other.client == account.client) >= max_of_address {
+            return Err(full(kind, max_of_address, "this address"));
         }
-        if count(&|_| true) >= most {
-            return Err(full(kind, most, "this server has"));
+        if count(&|_| true) >= max {
+            return Err(full(kind, max, "this server"));
         }
-        *state.places.entry((kind, account)).or_default() += 1;
+        *state.reserved.entry((kind, account)).or_default() += 1;
         drop(state);
         Ok(Reserved { store: Arc::clone(self), kind, account })
     }
 
-    /// Puts a sandbox into its place, under a new id.
-    pub async fn put(self: &Arc<Self>, place: Reserved, sandbox: Arc<dyn Sandbox>) -> Result<InUse> {
+    /// Stores a created sandbox under a new id.
+    pub async fn put(self: &Arc<Self>, reserved: Reserved, sandbox: Arc<dyn Sandbox>) -> Result<InUse> {
         let id = random_id("sb");
-        let owner = place.account.owner;
+        let owner = reserved.account.owner;
         let shared = Arc::new(Shared {
             sandbox: Arc::new(Steady::new(sandbox)),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
             working_dir: Mutex::default(),
             interpreters: Interpreters::default(),
-            place: Mutex::new(Some(place)),
+            reserved: Mutex::new(Some(reserved)),
         });
         let id = match id {
             Ok(id) => id,
@@ -303,23 +303,22 @@ impl Store {
         Ok(in_use)
     }
 
-    /// Keeps a snapshot in its place; gives its id.
-    pub fn put_snapshot(&self, place: Reserved, frozen: Frozen) -> Result<String> {
+    /// Stores a snapshot and returns its id.
+    pub fn put_snapshot(&self, reserved: Reserved, frozen: Frozen) -> Result<String> {
         let id = random_id("sn")?;
         let mut state = self.lock();
         if state.shut {
-            // Dropping a place takes the lock.
+            // Dropping a reservation takes the lock.
             drop(state);
-            drop(place);
+            drop(reserved);
             return Err(ending());
         }
-        state
-            .snapshots
-            .insert(id.clone(), Kept { owner: place.account.owner, frozen, last: Instant::now(), _place: place });
+        let owner = reserved.account.owner;
+        state.snapshots.insert(id.clone(), Stored { owner, frozen, last: Instant::now(), _reserved: reserved });
         Ok(id)
     }
 
-    /// The sandbox of this id, for one call.
+    /// Returns the sandbox with this id, for one call.
     pub fn enter(&self, owner: Owner, id: &str) -> Result<InUse> {
         let state = self.lock();
         match state.sandboxes.get(id) {
@@ -329,19 +328,20 @@ impl Store {
         }
     }
 
-    /// The snapshot of this id.
+    /// Returns the snapshot with this id.
     pub fn snapshot(&self, owner: Owner, id: &str) -> Result<Frozen> {
         let mut state = self.lock();
         match state.snapshots.get_mut(id) {
-            Some(kept) if kept.owner == owner => {
-                kept.last = Instant::now();
-                Ok(kept.frozen.clone())
+            Some(stored) if stored.owner == owner => {
+                stored.last = Instant::now();
+                Ok(stored.frozen.clone())
             }
             _ => Err(unknown("snapshot", id)),
         }
     }
 
-    /// The ids of an owner's sandboxes, in order. What belongs to anyone is told to nobody: there the id is the right.
+    /// Returns the ids of an owner's sandboxes in order. Does not list sandboxes without a session, because their ids
+    /// grant access.
     pub fn sandboxes(&self, owner: Owner) -> Vec<String> {
         if owner == Owner::Anyone {
             return Vec::new();
@@ -353,7 +353,7 @@ impl Store {
         ids
     }
 
-    /// Closes a sandbox, and waits until nothing of it is left.
+    /// Closes a sandbox, and waits until it is closed completely.
     pub async fn close(&self, owner: Owner, id: &str) -> Result<()> {
         let live = {
             let mut state = self.lock();
@@ -368,19 +368,19 @@ impl Store {
         }
     }
 
-    /// Forgets a snapshot.
-    pub fn forget(&self, owner: Owner, id: &str) -> Result<()> {
-        let kept = {
+    /// Deletes a snapshot.
+    pub fn delete_snapshot(&self, owner: Owner, id: &str) -> Result<()> {
+        let stored = {
             let mut state = self.lock();
             match state.snapshots.get(id) {
-                Some(kept) if kept.owner == owner => state.snapshots.remove(id),
+                Some(stored) if stored.owner == owner => state.snapshots.remove(id),
                 _ => None,
             }
         };
-        kept.map(drop).ok_or_else(|| unknown("snapshot", id))
+        stored.map(drop).ok_or_else(|| unknown("snapshot", id))
     }
 
-    /// Closes a sandbox whose call was given up, in the background.
+    /// Closes the sandbox of a cancelled call in the background.
     pub fn abandon(&self, id: &str) {
         let live = self.lock().sandboxes.remove(id);
         if let Some(live) = live {
@@ -388,42 +388,42 @@ impl Store {
         }
     }
 
-    /// Closes all that a session has, in the background.
+    /// Closes all sandboxes and snapshots of a session in the background.
     pub fn end_session(&self, owner: Owner) {
         self.remove(|of, _| of == owner, |of, _| of == owner);
     }
 
-    /// Takes out what is chosen, and closes it in the background; gives which sandboxes that were.
+    /// Removes the selected sandboxes and snapshots, and closes them in the background. Returns the removed sandboxes.
     fn remove(
         &self,
-        chosen: impl Fn(Owner, &Shared) -> bool,
-        forgotten: impl Fn(Owner, Instant) -> bool,
+        selected: impl Fn(Owner, &Shared) -> bool,
+        selected_snapshot: impl Fn(Owner, Instant) -> bool,
     ) -> Vec<(String, Owner)> {
         let mut state = self.lock();
         let ids: Vec<(String, Owner)> = state
             .sandboxes
             .iter()
-            .filter(|(_, live)| chosen(live.owner, &live.shared))
+            .filter(|(_, live)| selected(live.owner, &live.shared))
             .map(|(id, live)| (id.clone(), live.owner))
             .collect();
         let gone: Vec<Live> = ids.iter().filter_map(|(id, _)| state.sandboxes.remove(id)).collect();
         let old: Vec<String> = state
             .snapshots
             .iter()
-            .filter(|(_, kept)| forgotten(kept.owner, kept.last))
+            .filter(|(_, stored)| selected_snapshot(stored.owner, stored.last))
             .map(|(id, _)| id.clone())
             .collect();
-        let snapshots: Vec<Kept> = old.iter().filter_map(|id| state.snapshots.remove(id)).collect();
+        let snapshots: Vec<Stored> = old.iter().filter_map(|id| state.snapshots.remove(id)).collect();
         drop(state);
         drop(snapshots);
         for live in gone {
-            // Nobody is there to be told of a failure; what the sandbox held goes with its last reference.
+            // A failure cannot be reported. Dropping the last reference releases the sandbox's resources.
             self.runtime.spawn(async move { live.shared.close().await });
         }
         ids
     }
 
-    /// Closes what nobody has used for long; gives whether the server is shut.
+    /// Closes idle sandboxes and snapshots. Returns true if the server is shut down.
     fn close_idle(&self) -> bool {
         let now = Instant::now();
         let idle = self.bounds.idle;
@@ -441,15 +441,15 @@ impl Store {
         state.shut
     }
 
-    /// Closes everything, also what is being made, and waits until nothing is left, at most for `patience`. Gives how
-    /// many are left.
-    pub async fn shutdown(&self, patience: Duration) -> usize {
+    /// Closes all sandboxes and snapshots, including those that are being created, and waits up to `timeout` until all
+    /// are closed. Returns the number of those that are left.
+    pub async fn shutdown(&self, timeout: Duration) -> usize {
         self.lock().shut = true;
         self.remove(|_, _| true, |_, _| true);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let freed = self.freed.notified();
-            let left: usize = self.lock().places.values().sum();
+            let left: usize = self.lock().reserved.values().sum();
             if left == 0 || timeout_at(deadline, freed).await.is_err() {
                 return left;
             }
@@ -460,36 +460,37 @@ impl Store {
         let what = format!("no call used the sandbox for {:?}, so it was closed", self.bounds.idle);
         Error::new(ErrorKind::Closed, "sandbox", what)
             .with_context("sandbox", shown(id))
-            .with_remedy("make a new one with create_sandbox; its files are gone")
+            .with_remedy("create a new one with create_sandbox; its files are deleted")
     }
 }
 
 impl Shared {
-    /// Ends what runs in it, and frees its place once nothing of it is left.
+    /// Closes the sandbox and its interpreters, then releases its reservation.
     async fn close(&self) -> Result<()> {
         let closed = self.sandbox.close().await;
         self.interpreters.close_all().await;
-        drop(lock(&self.place).take());
+        drop(lock(&self.reserved).take());
         closed
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic leaves behind is still consistent: every change is one step.
+    // The state is consistent after a panic, because every change is one step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An id that nobody can guess.
+/// Returns an unguessable id.
 fn random_id(prefix: &str) -> Result<String> {
     Ok(format!("{prefix}-{}", random()?))
 }
 
-/// 128 bits of the system's randomness, in hexadecimal digits.
+/// Returns 128 random bits of the system in hexadecimal digits.
 pub fn random() -> Result<String> {
     use std::fmt::Write;
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::new(ErrorKind::Io, "create", format!("the host gives no random bytes: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Io, "create", format!("cannot read random bytes of the host: {error}"))
+    })?;
     let mut digits = String::new();
     for byte in bytes {
         // Writing to a string cannot fail.
@@ -498,29 +499,29 @@ pub fn random() -> Result<String> {
     Ok(digits)
 }
 
-/// An id as it may be shown: clients send anything.
+/// Returns an id in a printable form, because clients can send any text.
 fn shown(id: &str) -> String {
     id.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
 fn unknown(what: &str, id: &str) -> Error {
-    Error::new(ErrorKind::NotFound, "find", format!("there is no {what} of this id for this client"))
+    Error::new(ErrorKind::NotFound, "find", format!("this client has no {what} with this id"))
         .with_context("id", shown(id))
         .with_remedy(
-            "use an id that create_sandbox, fork_sandbox, restore_sandbox or snapshot_sandbox gave in this session",
+            "use an id that create_sandbox, fork_sandbox, restore_sandbox or snapshot_sandbox returned in this session",
         )
 }
 
 fn ending() -> Error {
-    Error::new(ErrorKind::Closed, "create", "the server is ending")
+    Error::new(ErrorKind::Closed, "create", "the server is shutting down")
 }
 
-fn full(kind: Kind, most: usize, who: &str) -> Error {
+fn full(kind: Kind, max: usize, owner: &str) -> Error {
     let (what, how) = match kind {
         Kind::Sandbox => ("sandboxes", "close one with close_sandbox"),
-        Kind::Snapshot => ("snapshots", "forget one with close_sandbox"),
-        Kind::Interpreter => ("live interpreters", "end one with close_sandbox and its session"),
+        Kind::Snapshot => ("snapshots", "delete one with close_sandbox"),
+        Kind::Interpreter => ("live interpreters", "end one by close_sandbox with its session"),
     };
-    Error::new(ErrorKind::ResourceExhausted, "create", format!("{who} {most} {what}, and that is the most it may have"))
+    Error::new(ErrorKind::ResourceExhausted, "create", format!("{owner} has reached its limit of {max} {what}"))
         .with_remedy(format!("{how}, or wait until idle ones are closed"))
 }

@@ -1,16 +1,15 @@
-//! Addresses of files as resources: `cofferdam://SANDBOX/PATH`, the path with everything in it escaped but plain
-//! characters. Pure.
+//! Addresses of file resources: `cofferdam://SANDBOX/PATH`, with all special characters of the path escaped. Pure.
 
 use cofferdam_contract::{Error, Result, SandboxPath};
 
-/// What every address begins with.
+/// The prefix of all addresses.
 pub const SCHEME: &str = "cofferdam://";
 /// The template of all addresses.
 pub const TEMPLATE: &str = "cofferdam://{sandbox}/{+path}";
-/// The longest address that is read.
+/// Maximum length of an address.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// The address of a file.
+/// Returns the address of a file.
 pub fn of(sandbox: &str, path: &str) -> String {
     use std::fmt::Write;
     let mut uri = format!("{SCHEME}{sandbox}/");
@@ -25,10 +24,10 @@ pub fn of(sandbox: &str, path: &str) -> String {
     uri
 }
 
-/// The sandbox and the path that an address names.
+/// Parses an address into the id of the sandbox and the path.
 pub fn parse(uri: &str) -> Result<(String, SandboxPath)> {
     let bad = || {
-        Error::invalid("read resource", "this is no address of a file here")
+        Error::invalid("read resource", "the address is not that of a workspace file")
             .with_remedy(format!("use {TEMPLATE}, with the id of a sandbox and the path of a file in its workspace"))
     };
     if uri.len() > MAX_BYTES {

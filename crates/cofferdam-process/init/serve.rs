@@ -99,7 +99,7 @@ impl Init {
             quotas: Quotas::new(
                 Fd::own(handover.listener),
                 Some(Fd::own(handover.locks)),
-                if handover.backlog_unbounded { Backlog::Shorten(handover.mark.0) } else { Backlog::Bounded },
+                if handover.backlog_unbounded { Backlog::Shorten(sys::whole_key(handover.mark)) } else { Backlog::Bounded },
                 handover.max_processes,
             ),
             watch: Watch::new(

@@ -221,6 +221,7 @@ mod tests {
         assert!(!parts(&project).contains(&project.join("include")));
     }
 
+    /// Promise (Process isolation): A pyenv version is found behind its shim, and nothing else of it is mounted.
     #[test]
     fn a_pyenv_version_is_found_behind_its_shim_and_nothing_more() {
         let temp = tempfile::tempdir().unwrap();
@@ -238,6 +239,7 @@ mod tests {
         assert!(found.prefixes.iter().all(|shown| shown == &prefix || !shown.starts_with(&home)), "{found:?}");
     }
 
+    /// Promise (Process isolation): A home directory is never mounted as the prefix of an interpreter.
     #[test]
     fn a_home_directory_is_never_a_prefix() {
         let temp = tempfile::tempdir().unwrap();
@@ -248,6 +250,7 @@ mod tests {
         assert_eq!(found, Found::default());
     }
 
+    /// Promise (Process isolation): The base interpreter of a virtual environment is mounted with it.
     #[test]
     fn a_virtual_environment_brings_its_base() {
         let temp = tempfile::tempdir().unwrap();

@@ -495,6 +495,7 @@ mod tests {
         assert!(receive::<Order>(b.as_fd()).unwrap().is_none());
     }
 
+    /// Promise (Posture): Evidence of an earlier sandbox is reused only if no relevant property differs.
     #[test]
     fn evidence_is_as_expected_only_when_nothing_that_counts_differs() {
         let expected = Evidence { outside_uid: 7, disk_bytes: 4096, ..Evidence::default() };
@@ -510,6 +511,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Process isolation): No message from inside a process sandbox harms the supervisor.
         #[test]
         fn garbage_is_refused_or_read_but_never_harms(body in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode::<Order>(&body);

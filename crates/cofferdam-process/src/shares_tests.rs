@@ -93,6 +93,7 @@ fn killed_at_the_limit(exit: &Exit) {
     assert!(!exit.timed_out && (1.9..LIMIT as f64 + 1.5).contains(&exit.usage.cpu_seconds), "{exit:?}");
 }
 
+/// Promise (Limits): With control groups, an endless loop ends its own exec only.
 #[test]
 fn an_endless_loop_ends_itself_and_nobody_else() {
     in_a_sandbox(async |sandbox| {
@@ -105,6 +106,7 @@ fn an_endless_loop_ends_itself_and_nobody_else() {
     });
 }
 
+/// Promise (Limits): Execs within their limits do not use the CPU time of other execs.
 #[test]
 fn calls_that_keep_their_limits_use_up_nobody_elses() {
     in_a_sandbox(async |sandbox| {
@@ -123,6 +125,7 @@ fn calls_that_keep_their_limits_use_up_nobody_elses() {
     });
 }
 
+/// Promise (Limits): The CPU time of daemonised processes is charged to the exec that started them.
 #[test]
 fn what_left_its_parents_is_charged_to_who_started_it() {
     in_a_sandbox(async |sandbox| {
@@ -135,6 +138,7 @@ fn what_left_its_parents_is_charged_to_who_started_it() {
     });
 }
 
+/// Promise (Limits): The CPU time of processes that an ended exec left running is charged to every exec.
 #[test]
 fn what_an_exec_left_running_is_charged_to_all() {
     in_a_sandbox(async |sandbox| {
@@ -146,6 +150,7 @@ fn what_an_exec_left_running_is_charged_to_all() {
     });
 }
 
+/// Promise (Limits): The CPU time of a child that its parent did not wait for is charged.
 #[test]
 fn what_hides_from_its_parent_is_charged_all_the_same() {
     in_a_sandbox(async |sandbox| {
@@ -159,6 +164,7 @@ fn what_hides_from_its_parent_is_charged_all_the_same() {
     });
 }
 
+/// Promise (Limits): CPU time that belongs to no single exec is charged to every exec.
 #[test]
 fn what_hides_from_its_parent_is_charged_to_others_too() {
     in_a_sandbox(async |sandbox| {
@@ -179,6 +185,7 @@ fn what_hides_from_its_parent_is_charged_to_others_too() {
 /// Each process of this ends long before its own limit.
 const CHAIN: &str = "while :; do (i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done); done";
 
+/// Promise (Limits): Without control groups, the start of an exec does not reset the CPU time of others.
 #[test]
 fn no_start_forgives_what_others_used() {
     counted_by(Counting::Watch, async |sandbox| {
@@ -201,6 +208,7 @@ fn no_start_forgives_what_others_used() {
     });
 }
 
+/// Promise (Limits): Without control groups, CPU time before the start of an exec is not charged to it.
 #[test]
 fn what_ran_before_an_exec_began_is_not_charged_to_it() {
     counted_by(Counting::Watch, async |sandbox| {

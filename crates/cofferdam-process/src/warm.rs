@@ -135,6 +135,8 @@ mod tests {
         Spec::builder().limits(limits).build().unwrap()
     }
 
+    /// Promise (Warm sandboxes and pools): A warm process sandbox is compatible with specs that differ only in what the
+    /// owner or a control group enforces.
     #[test]
     fn what_the_owner_or_a_control_group_keeps_can_come_late() {
         let template = Spec::default();

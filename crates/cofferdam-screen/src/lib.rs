@@ -174,6 +174,7 @@ impl Screen {
 mod tests {
     use super::*;
 
+    /// Promise (Static analysis and audit log): Without the parsers, every analysis is an error.
     #[test]
     fn without_parsers_every_check_fails() {
         let error = Screen::default().check(Language::Python, "x = 1").unwrap_err();

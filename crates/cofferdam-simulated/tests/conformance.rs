@@ -18,6 +18,7 @@ async fn run_suite(config: Config, options: Options) -> Report {
     report
 }
 
+/// Promise (Conformance suite): The simulated backend passes the conformance suite.
 #[tokio::test(start_paused = true)]
 async fn the_simulated_backend_passes() {
     let report = run_suite(Config::default(), Options::default()).await;
@@ -71,6 +72,7 @@ async fn a_backend_that_declares_nothing_passes_by_refusing() {
     assert!(matches!(report.get("files/round-trip").unwrap().outcome, Outcome::Skipped(_)));
 }
 
+/// Promise (Contract): A backend can leave out any single capability and still pass the conformance suite.
 #[tokio::test(start_paused = true)]
 async fn every_single_capability_can_be_left_out() {
     for left_out in Config::default().capabilities {
@@ -95,6 +97,7 @@ async fn a_claim_that_would_be_weaker_is_refused() {
     assert_eq!(report.get("warm/weaker-claims-are-refused").unwrap().outcome, Outcome::Passed);
 }
 
+/// Promise (Warm sandboxes and pools): A claim with a setting that cannot be applied to a warm sandbox is refused.
 #[tokio::test(start_paused = true)]
 async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
     let fixed_when_warm = Protection::ALL.iter().copied().collect();

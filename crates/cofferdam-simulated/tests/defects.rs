@@ -37,6 +37,7 @@ async fn caught(defect: Defect, case: &str) -> Result<(), String> {
     }
 }
 
+/// Promise (Conformance suite): Each known defect of a backend fails its conformance case.
 #[tokio::test(start_paused = true)]
 async fn each_defect_fails_its_case() {
     use Defect as D;
@@ -112,6 +113,7 @@ async fn the_wrapper_alone_fails_nothing() {
     assert!(report.is_success(), "{report}");
 }
 
+/// Promise (Warm sandboxes and pools): The conformance suite finds a warm sandbox that a backend leaves.
 #[tokio::test(start_paused = true)]
 async fn a_warm_sandbox_that_is_left_behind_is_found() {
     for (defect, sound) in [(Defect::WarmLeaksWhenClosed, false), (Defect::Sound, true)] {
@@ -124,6 +126,7 @@ async fn a_warm_sandbox_that_is_left_behind_is_found() {
     }
 }
 
+/// Promise (Conformance suite): The conformance suite finds leftovers of a backend.
 #[tokio::test(start_paused = true)]
 async fn what_is_left_behind_is_found() {
     let leaks = Arc::new(AtomicU64::new(0));

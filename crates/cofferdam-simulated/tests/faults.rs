@@ -33,6 +33,7 @@ async fn the_nth_create_and_start_fail() {
     assert_eq!(sandbox.exec(lines(1)).await.unwrap().stdout, "line\n");
 }
 
+/// Promise (Process isolation): A failed close does not hide the reason of a failed command.
 #[tokio::test(start_paused = true)]
 async fn a_failed_close_does_not_hide_why_the_command_failed() {
     let close_fails = || FaultPlan::none().fail(FaultPoint::Close, 1, ErrorKind::Internal);
@@ -83,6 +84,7 @@ async fn a_delay_passes_on_the_paused_clock() {
     assert!(start.elapsed() >= hour);
 }
 
+/// Promise (Conformance suite): A seed injects the same faults each time.
 #[tokio::test(start_paused = true)]
 async fn a_seed_gives_the_same_faults_again() {
     let run = |seed| async move {

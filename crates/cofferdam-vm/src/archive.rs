@@ -397,6 +397,7 @@ mod tests {
         Document { part: part(name, Kind::Json, bytes.len() as u64), bytes }
     }
 
+    /// Promise (Virtual machines): An archive with parts that do not belong to a VM is refused.
     #[test]
     fn only_the_parts_of_the_machine_are_taken() {
         let parts =
@@ -455,6 +456,7 @@ mod tests {
         archive.check_ceiling(&one).unwrap();
     }
 
+    /// Promise (Virtual machines): An archive whose document does not describe a VM is refused.
     #[test]
     fn documents_that_are_not_a_machines_are_refused() {
         let good = serde_json::to_vec(&travelled(None)).unwrap();
@@ -480,6 +482,8 @@ mod tests {
     }
 
     /// Such a snapshot cannot resume here, and its record may have other fields.
+    ///
+    /// Promise (Virtual machines): An archive whose guest agent has another version is refused.
     #[test]
     fn one_whose_agent_is_of_another_version_is_refused_by_its_document() {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
@@ -497,6 +501,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): An archive never takes more of the host's memory than the limit for snapshots.
     #[test]
     fn a_lease_grows_as_far_as_there_is_room() {
         let budget = crate::budget::Budget::new(cofferdam_contract::ByteSize::from_bytes(100));

@@ -244,6 +244,7 @@ mod tests {
         Hardware { memory: ByteSize::from_mebibytes(256), processors: 2, disks, port: "p" }
     }
 
+    /// Promise (Virtual machines): The limits of a VMM are those of its VM and a fixed overhead.
     #[test]
     fn a_monitor_may_take_its_machine_and_a_stated_rest() {
         let file = tempfile::tempfile().unwrap();
@@ -274,6 +275,7 @@ mod tests {
         groups.owner.is_some() == (groups.members > 0)
     }
 
+    /// Promise (Virtual machines): The control group of a VMM exists as long as the VMM.
     #[test]
     fn a_group_is_there_as_long_as_its_monitor_and_its_owner_as_long_as_any() {
         let vmm_limits = VmmLimits::of(&machine(Vec::new()), Sharing::Own);

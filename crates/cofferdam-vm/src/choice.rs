@@ -431,6 +431,8 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): A VM uses KVM only if it works. A spec that requires KVM is refused with the reason
+    /// otherwise.
     #[tokio::test]
     async fn what_is_not_to_be_had_is_done_without_or_refused() {
         let auto = chooser(Acceleration::Auto, "/nowhere/kvm");
@@ -453,6 +455,7 @@ mod tests {
         chooser
     }
 
+    /// Promise (Virtual machines): A required Firecracker is used or refused with a remedy.
     #[tokio::test]
     async fn firecracker_is_used_or_refused_where_it_is_asked_for() {
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
@@ -519,6 +522,7 @@ mod tests {
         Some(Machine { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..machine() })
     }
 
+    /// Promise (Virtual machines): A guest kernel starts once under KVM before a VM relies on it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_kernel_is_started_once_before_it_is_believed() {
         let Some(machine) = real_machine("a_kernel_is_started_once_before_it_is_believed") else { return };
@@ -551,6 +555,8 @@ mod tests {
     }
 
     /// On any host's device, a kernel boots, or the trial ends in time.
+    ///
+    /// Promise (Virtual machines): A KVM device that does not work causes no hang.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_device_that_is_of_no_use_is_no_hang() {
         let test = "a_device_that_is_of_no_use_is_no_hang";

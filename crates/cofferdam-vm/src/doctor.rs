@@ -275,6 +275,7 @@ mod tests {
         Some(KernelTrial { monitor: "qemu 7.2".to_owned(), image: "x".to_owned(), outcome })
     }
 
+    /// Promise (Virtual machines): `doctor` reports the accelerator and its evidence.
     #[test]
     fn the_accelerator_is_told_with_its_evidence() {
         let took = Duration::from_millis(1);
@@ -293,6 +294,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): `doctor` reports a configured Firecracker that is missing.
     #[tokio::test]
     async fn firecracker_is_missed_where_it_is_asked_for() {
         let took = Duration::from_millis(1);
@@ -327,6 +329,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): `doctor` reports a missing image with its remedy.
     #[test]
     fn an_image_is_there_or_it_is_told_how_to_get_it() {
         let place = tempfile::tempdir().unwrap();

@@ -334,6 +334,7 @@ mod tests {
         })
     }
 
+    /// Promise (Virtual machines): The posture of a VM has a row for every protection.
     #[test]
     fn a_machine_as_it_should_be_has_every_row_and_no_shortfall() {
         let posture = of(&good());
@@ -346,6 +347,7 @@ mod tests {
         assert!(said(Protection::Memory).ends_with("; bounded"), "{}", said(Protection::Memory));
     }
 
+    /// Promise (Virtual machines): A missing protection of a VM shows in its row of the posture.
     #[test]
     fn whatever_is_missing_shows_in_its_row() {
         use Protection as P;

@@ -367,6 +367,8 @@ mod tests {
         assert!(serde_json::from_str::<SnapshotManifest>(&more).is_err());
     }
 
+    /// Promise (Virtual machines): A snapshot that does not match the host is refused, and the error names the
+    /// difference.
     #[test]
     fn another_place_is_refused_with_what_is_different() {
         let manifest = manifest(&Spec::default());
@@ -414,6 +416,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): A snapshot of one tenant is refused to another tenant.
     #[test]
     fn a_snapshot_of_one_tenant_is_refused_to_another() {
         let mut manifest = manifest(&Spec::default());
@@ -428,6 +431,7 @@ mod tests {
         assert!(!error.to_string().contains("mine"), "{error}");
     }
 
+    /// Promise (Virtual machines): A snapshot whose files do not match its manifest is refused.
     #[test]
     fn files_that_are_not_the_manifests_are_refused() {
         let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };

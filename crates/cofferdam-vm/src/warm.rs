@@ -158,6 +158,7 @@ mod tests {
         Spec::builder().limits(limits).build().unwrap()
     }
 
+    /// Promise (Virtual machines): A warm VM is compatible with specs that differ only in what the supervisor enforces.
     #[test]
     fn what_the_supervisor_keeps_can_come_late() {
         let template = Spec::default();
@@ -169,6 +170,7 @@ mod tests {
         assert!(is_compatible(&template, &late, true) && !is_compatible(&template, &late, false));
     }
 
+    /// Promise (Virtual machines): A warm VM is not compatible with a spec that changes its fixed settings.
     #[test]
     fn what_was_built_in_is_fixed() {
         let fixed = [

@@ -41,6 +41,7 @@ impl OutputTail {
 mod tests {
     use super::*;
 
+    /// Promise (Virtual machines): The supervisor stores only the tail of the console.
     #[tokio::test]
     async fn only_the_end_is_kept() {
         let tail = OutputTail::default();

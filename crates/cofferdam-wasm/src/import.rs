@@ -206,6 +206,8 @@ mod tests {
         import(&open(&Spec::default(), path)?, &mut tree, ROOT, Times::Preserved).map(|()| tree)
     }
 
+    /// Promise (WebAssembly): A mounted host directory is copied with its files, directories and links, and nothing
+    /// else.
     #[test]
     fn a_copy_has_files_directories_and_links_and_nothing_else() {
         let temporary = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
 //! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
-//! - Termination: `leash.rs` and `Host::check` in `wasi/host.rs`.
+//! - Termination: `guest_control.rs` and `Host::check` in `wasi/host.rs`.
 //! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons:
 //!   `docs/adr/0012-wasm-memories.md`.
 //! - Prepared interpreters: `languages.rs`. Sessions: `session.rs`; their files: `snapshot.rs`.
@@ -34,10 +34,10 @@ mod error;
 mod exec;
 mod fs;
 mod guest;
+mod guest_control;
 mod import;
 mod instrument;
 mod languages;
-mod leash;
 mod limiter;
 mod network;
 mod output;

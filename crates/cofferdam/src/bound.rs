@@ -1,4 +1,4 @@
-//! A limit as people write it: a number with a unit, or `none`. The same text form in options and configuration.
+//! Text form of limits in options and configuration: a number with a unit, or `none`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use cofferdam::{ByteSize, Cpus, parse_duration};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-/// A bound, or the wish for none.
+/// A bound, or an explicit request for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound<T> {
     /// No bound.
@@ -19,7 +19,7 @@ pub enum Bound<T> {
 }
 
 impl<T> Bound<T> {
-    /// The bound, if there is one.
+    /// Returns the bound, if there is one.
     pub fn into_option(self) -> Option<T> {
         match self {
             Self::None => None,
@@ -28,7 +28,7 @@ impl<T> Bound<T> {
     }
 }
 
-/// A value that has a text form for people.
+/// A value with a text form for people.
 pub trait HumanValue: Sized {
     /// Parses the text.
     fn parse(text: &str) -> Result<Self, String>;
@@ -96,7 +96,7 @@ impl<'de, T: HumanValue> Deserialize<'de> for Bound<T> {
     }
 }
 
-/// A value in configuration that has no `none`.
+/// A configuration value that cannot be `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Human<T>(pub T);
 
@@ -106,7 +106,7 @@ impl<'de, T: HumanValue> Deserialize<'de> for Human<T> {
     }
 }
 
-/// Reads text or a number through one text parser.
+/// A visitor that parses text and numbers with one text parser.
 struct TextOrNumber<F, T>(F, PhantomData<T>);
 
 impl<T, F: Fn(&str) -> Result<T, String>> Visitor<'_> for TextOrNumber<F, T> {

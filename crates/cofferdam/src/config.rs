@@ -1,6 +1,6 @@
-//! The configuration file: where it is, what it may say.
+//! The configuration file: its location and its keys.
 //!
-//! It is never looked for in the current directory: that may be the untrusted repository one is about to run.
+//! It is never searched in the current directory, which may be the untrusted repository that is about to run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -22,25 +22,25 @@ use serde::{Deserialize, Deserializer, de};
 use crate::bound::{Bound, Human, Seed};
 use crate::resident::DaemonUse;
 
-/// The longest configuration file that is read.
+/// Maximum size of a configuration file.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// What a configuration file may say; every key is optional, an unknown one is an error.
+/// The keys of a configuration file. Every key is optional; an unknown key is an error.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigFile {
-    /// The backend that makes sandboxes.
+    /// The backend of sandboxes.
     pub backend: Option<String>,
-    /// Least thickness of the wall.
+    /// The minimum isolation level.
     #[serde(deserialize_with = "parsed")]
     pub level: Option<Level>,
-    /// Whose work runs.
+    /// The tenant of all runs.
     pub tenant: Option<TenantId>,
-    /// Protections that may be weaker than asked.
+    /// Protections that may be weaker than requested.
     pub allow_weaker: Vec<Protection>,
-    /// Bytes of output passed on.
+    /// Maximum output in bytes.
     pub max_output: Option<Human<ByteSize>>,
-    /// Bounds.
+    /// Limits of sandboxes.
     pub limits: ConfigLimits,
     /// The only languages that may run.
     pub languages_allowed: Option<BTreeSet<String>>,
@@ -48,23 +48,23 @@ pub struct ConfigFile {
     pub languages: BTreeMap<String, Language>,
     /// Upper bounds of one call with code.
     pub code: Option<Bounds>,
-    /// Whether code is screened, and by which rules.
+    /// The mode and rules of screening.
     pub screening: Option<ScreeningConfig>,
     /// The audit log.
     pub audit: Option<AuditConfig>,
-    /// How many sessions there are, and for how long.
+    /// Bounds on the number and lifetime of sessions.
     pub sessions: SessionBounds,
-    /// Whether a daemon runs things.
+    /// The use of a daemon by runs.
     pub use_daemon: Option<DaemonUse>,
-    /// How a daemon is set up.
+    /// Settings of the daemon.
     pub daemon: ConfigDaemon,
-    /// How containers are made.
+    /// Settings of the container backend.
     pub containers: ConfigContainers,
-    /// How virtual machines are made.
+    /// Settings of the VM backend.
     pub machines: ConfigMachines,
-    /// How WebAssembly runs.
+    /// Settings of the WebAssembly backend.
     pub wasm: ConfigWasm,
-    /// How agents are served.
+    /// Settings of the MCP server.
     pub mcp: ConfigMcp,
 }
 
@@ -72,27 +72,27 @@ pub struct ConfigFile {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigMcp {
-    /// Sandboxes at once.
+    /// Maximum number of sandboxes.
     pub sandboxes: Option<usize>,
-    /// Sandboxes of one client.
+    /// Maximum number of sandboxes of one client.
     pub sandboxes_of_client: Option<usize>,
-    /// Snapshots at once.
+    /// Maximum number of snapshots.
     pub snapshots: Option<usize>,
-    /// Snapshots of one client.
+    /// Maximum number of snapshots of one client.
     pub snapshots_of_client: Option<usize>,
-    /// Live interpreters of one client session.
+    /// Maximum number of live interpreters of one client session.
     pub interpreters_of_client: Option<usize>,
-    /// Time after which a sandbox is closed that no call uses.
+    /// Idle time after which a sandbox is closed.
     pub idle: Option<Human<Duration>>,
-    /// Calls at once.
+    /// Maximum number of concurrent calls.
     pub calls: Option<usize>,
-    /// Client sessions over HTTP.
+    /// Maximum number of client sessions over HTTP.
     pub clients: Option<usize>,
-    /// Connections over HTTP.
+    /// Maximum number of HTTP connections.
     pub connections: Option<usize>,
-    /// The largest file that is read or written at once.
+    /// Maximum size of a file that one call reads or writes.
     pub max_file: Option<Human<ByteSize>>,
-    /// The largest message of a client.
+    /// Maximum size of a client's message.
     pub max_message: Option<Human<ByteSize>>,
 }
 
@@ -100,31 +100,31 @@ pub struct ConfigMcp {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigMachines {
-    /// Where images are kept.
+    /// Directory of the images.
     pub images: Option<PathBuf>,
-    /// The image where none is named.
+    /// The default image.
     pub image: Option<String>,
-    /// Whether a missing image is made.
+    /// The policy for building a missing image.
     #[serde(deserialize_with = "parsed")]
     pub build: Option<Build>,
-    /// Memory of a machine without a limit on it.
+    /// Memory of a VM without a memory limit.
     pub memory: Option<Human<ByteSize>>,
-    /// Processors of a machine without a share of them.
+    /// CPUs of a VM without a CPU limit.
     pub processors: Option<u32>,
-    /// Which monitor makes machines.
+    /// The VMM.
     #[serde(deserialize_with = "parsed")]
     pub driver: Option<Driver>,
-    /// Firecracker's program.
+    /// Path of Firecracker's program.
     pub firecracker: Option<PathBuf>,
-    /// Whether its own jailer starts Firecracker.
+    /// The use of Firecracker's jailer.
     #[serde(deserialize_with = "parsed")]
     pub jailer: Option<Jailer>,
-    /// QEMU's program.
+    /// Path of QEMU's program.
     pub qemu: Option<PathBuf>,
-    /// What runs a machine's instructions.
+    /// The accelerator.
     #[serde(deserialize_with = "parsed")]
     pub accelerator: Option<Acceleration>,
-    /// The processor that machines have.
+    /// The CPU model of VMs.
     pub processor: Option<String>,
 }
 
@@ -132,9 +132,9 @@ pub struct ConfigMachines {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigWasm {
-    /// Seed of clocks and random bytes that are the same each time.
+    /// Seed of deterministic clocks and random bytes.
     pub deterministic: Option<Human<Seed>>,
-    /// Steps that each exec may take.
+    /// Maximum number of steps of each exec.
     pub fuel: Option<Bound<NonZeroU64>>,
 }
 
@@ -142,11 +142,11 @@ pub struct ConfigWasm {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigContainers {
-    /// The engine's address.
+    /// Address of the engine.
     pub host: Option<String>,
-    /// The image where none is named.
+    /// The default image.
     pub image: Option<String>,
-    /// Whether images are pulled.
+    /// The policy for pulling a missing image.
     #[serde(deserialize_with = "parsed")]
     pub pull: Option<Pull>,
     /// The only images that may be named.
@@ -157,19 +157,19 @@ pub struct ConfigContainers {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigLimits {
-    /// CPU seconds of one exec.
+    /// Maximum CPU time of one exec.
     pub cpu_time: Option<Bound<Duration>>,
-    /// Memory of the sandbox.
+    /// Maximum memory of the sandbox.
     pub memory: Option<Bound<ByteSize>>,
-    /// Bytes stored.
+    /// Maximum storage in bytes.
     pub disk: Option<Bound<ByteSize>>,
-    /// Real time of one exec.
+    /// Maximum real time of one exec.
     pub wall_time: Option<Human<Duration>>,
-    /// Processes and threads alive at once.
+    /// Maximum number of live processes and threads.
     pub pids: Option<Bound<u32>>,
-    /// Processes alive at once, without their threads.
+    /// Maximum number of live processes, not counting threads.
     pub processes: Option<Bound<u32>>,
-    /// Processor share.
+    /// Maximum number of CPUs in use.
     pub cpus: Option<Bound<Cpus>>,
 }
 
@@ -177,21 +177,21 @@ pub struct ConfigLimits {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigDaemon {
-    /// Time without a run after which it ends.
+    /// Time without a run after which the daemon exits.
     pub idle_exit: Option<Bound<Duration>>,
-    /// How long runs may go on when it is told to end.
+    /// Time that runs may continue after a stop request.
     pub drain: Option<Human<Duration>>,
-    /// Runs at once.
+    /// Maximum number of concurrent runs.
     pub connections: Option<usize>,
-    /// Sandboxes kept ready.
+    /// Number of prepared sandboxes.
     pub warm: Option<usize>,
-    /// Python interpreters kept ready.
+    /// Number of prepared Python interpreters.
     pub python: Option<usize>,
-    /// Modules that those import beforehand.
+    /// Modules that prepared Python interpreters have imported.
     pub python_modules: Vec<String>,
-    /// Node interpreters kept ready.
+    /// Number of prepared Node interpreters.
     pub node: Option<usize>,
-    /// Modules that those load beforehand.
+    /// Modules that prepared Node interpreters have loaded.
     pub node_modules: Vec<String>,
 }
 
@@ -199,9 +199,9 @@ fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) 
     String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
-/// Reads the file that was named, or the user's own if there is one.
+/// Reads the named file, or the user's own if it exists.
 ///
-/// `named` is `--config`, else the variable `COFFERDAM_CONFIG`; a file that was named must exist.
+/// `named` is the value of `--config`, else the variable `COFFERDAM_CONFIG` names the file. A named file must exist.
 pub fn load(named: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>) -> Result<ConfigFile> {
     let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(path) = named.or_else(|| set("COFFERDAM_CONFIG")) {
@@ -214,7 +214,7 @@ pub fn load(named: Option<PathBuf>, variable: impl Fn(&str) -> Option<OsString>)
     }
 }
 
-/// A relative path would be looked up in the current directory, so it does not count.
+/// Returns the path of the user's own file. Ignores relative paths, which would refer to the current directory.
 fn default_path(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let base = xdg.filter(absolute).or_else(|| home.filter(absolute).map(|home| home.join(".config")))?;
@@ -225,12 +225,12 @@ fn read(path: &Path) -> Result<String> {
     contents(path, trust::open(path, Secrecy::Public))
 }
 
-/// Reads a file that only root and this user can change: it names programs that are started.
+/// Reads a file that only root and this user can change, because it names programs to start.
 fn contents(path: &Path, opened: Result<File, Distrust>) -> Result<String> {
     let file = opened.map_err(|distrust| match distrust {
         Distrust::Io { source, .. } => unreadable(path, source),
         distrust => {
-            let remedy = format!("{}; or name a file of your own with --config", distrust.remedy());
+            let remedy = format!("{}; or pass another file with --config", distrust.remedy());
             Error::new(ErrorKind::Denied, "read configuration", format!("the file is not trusted: {distrust}"))
                 .with_remedy(remedy)
         }
@@ -246,30 +246,30 @@ fn contents(path: &Path, opened: Result<File, Distrust>) -> Result<String> {
 fn unreadable(path: &Path, error: std::io::Error) -> Error {
     Error::invalid("read configuration", format!("cannot read '{}'", path.display()))
         .with_source(error)
-        .with_remedy("name another file with --config, or make this one readable")
+        .with_remedy("pass another file with --config, or make this one readable")
 }
 
 fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
     let refused = |message: String| {
         Error::invalid("read configuration", format!("{}{message}", path.display()))
-            .with_remedy("correct the file; docs/configuration.md lists what it may say")
+            .with_remedy("correct the file; docs/configuration.md lists all keys")
     };
     let screening = |table: &toml::Table| table.get("screening").and_then(toml::Value::as_table).cloned();
     if let Some(table) = toml::from_str(text).ok().as_ref().and_then(screening)
         && table.contains_key("rules")
         && !table.contains_key("mode")
     {
-        return Err(refused(": [screening] has rules and no mode, by which nothing would be screened".to_owned()));
+        return Err(refused(": [screening] has rules and no mode, so it would screen nothing".to_owned()));
     }
     toml::from_str(text).map_err(|error| {
-        let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
+        let location = error.span().map(|span| location(text, span.start)).unwrap_or_default();
         let message = error.message().lines().collect::<Vec<_>>().join(" ");
-        refused(format!("{place}: {message}"))
+        refused(format!("{location}: {message}"))
     })
 }
 
-/// `:LINE` and, where the line sets a key, its name.
-fn place(text: &str, offset: usize) -> String {
+/// Returns `:LINE` and, if the line sets a key, the name of the key.
+fn location(text: &str, offset: usize) -> String {
     let before = text.get(..offset).unwrap_or(text);
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     let line = text[start..].lines().next().unwrap_or_default();
@@ -329,7 +329,7 @@ mod tests {
         let message = error("[wasm]\nfuel = 0\n");
         assert!(message.starts_with("/c.toml:2: fuel: '0' is not a whole number above 0"), "{message}");
         let message = error("[machines]\naccelerator = \"hvf\"\n");
-        assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is no accelerator"), "{message}");
+        assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is not an accelerator"), "{message}");
         assert!(error("backend = ").starts_with("/c.toml:1"));
     }
 

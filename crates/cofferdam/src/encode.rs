@@ -1,11 +1,11 @@
-//! Output bytes in JSON: as text where they are UTF-8, else as base64.
+//! Encoding of output bytes in JSON: text if they are UTF-8, else base64.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cofferdam::OutputStream;
 use serde_json::{Value, json};
 
-/// `{"text": …}` or, where the bytes are not UTF-8, `{"base64": …}`.
+/// Returns `{"text": …}`, or `{"base64": …}` for bytes that are not UTF-8.
 pub fn text_or_base64(data: &[u8]) -> Value {
     match std::str::from_utf8(data) {
         Ok(text) => json!({"text": text}),
@@ -13,16 +13,16 @@ pub fn text_or_base64(data: &[u8]) -> Value {
     }
 }
 
-/// Returns what [`text_or_base64`] does, without a copy of text.
+/// Converts like [`text_or_base64`], without copying text.
 pub fn into_text_or_base64(data: Vec<u8>) -> Value {
     match String::from_utf8(data) {
-        // Not by the macro, which would copy it.
+        // The `json` macro would copy the text.
         Ok(text) => Value::Object([("text".to_owned(), Value::String(text))].into_iter().collect()),
         Err(error) => text_or_base64(error.as_bytes()),
     }
 }
 
-/// Chunks of two streams as they come; a character that is cut in two is kept until the rest of it comes.
+/// Encoder for the chunks of two streams. Buffers a character that is split between chunks until it is complete.
 #[derive(Debug, Default)]
 pub struct Lines {
     stdout: Vec<u8>,
@@ -30,26 +30,26 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// What to write for the next chunk; `None` if all of it is kept.
+    /// Encodes the next chunk. Returns `None` if all of it is buffered.
     pub fn feed(&mut self, stream: OutputStream, chunk: &[u8]) -> Option<Value> {
-        let kept = self.kept(stream);
-        let mut data = std::mem::take(kept);
+        let buffer = self.buffer(stream);
+        let mut data = std::mem::take(buffer);
         data.extend_from_slice(chunk);
         if let Err(error) = std::str::from_utf8(&data)
             && error.error_len().is_none()
         {
-            *kept = data.split_off(error.valid_up_to());
+            *buffer = data.split_off(error.valid_up_to());
         }
         (!data.is_empty()).then(|| text_or_base64(&data))
     }
 
-    /// What is left of a stream at its end.
+    /// Encodes the buffered rest of a stream at its end.
     pub fn finish(&mut self, stream: OutputStream) -> Option<Value> {
-        let data = std::mem::take(self.kept(stream));
+        let data = std::mem::take(self.buffer(stream));
         (!data.is_empty()).then(|| text_or_base64(&data))
     }
 
-    fn kept(&mut self, stream: OutputStream) -> &mut Vec<u8> {
+    fn buffer(&mut self, stream: OutputStream) -> &mut Vec<u8> {
         match stream {
             OutputStream::Stdout => &mut self.stdout,
             OutputStream::Stderr => &mut self.stderr,
@@ -90,6 +90,7 @@ mod tests {
     }
 
     proptest! {
+        /// Promise (Command line): The encoding of output as JSON loses and moves no byte.
         #[test]
         fn no_byte_is_lost_or_moved(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..6), 0..20)) {
             let mut lines = Lines::default();

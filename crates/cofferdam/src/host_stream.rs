@@ -1,5 +1,5 @@
-//! Our own standard output and error, written without a thread and without ever blocking the runtime: while a pager
-//! holds the output back, time-outs and signals must still be dealt with.
+//! Standard output and standard error of this process, written without a thread and without blocking the runtime.
+//! Timeouts and signals must be handled even while a pager does not read.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,37 +9,37 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A pipe that polls as writable takes this much at once without blocking (PIPE_BUF).
+/// Bytes that a pipe accepts without blocking if it polls as writable (PIPE_BUF).
 const PIECE: usize = 4096;
 
 /// Standard output or standard error.
 #[derive(Debug)]
 pub struct HostStream {
     fd: BorrowedFd<'static>,
-    /// Made when the stream first has no room; never for files, which always have.
+    /// Registration with the runtime, created when a write would block for the first time. Files never block.
     ready: Option<AsyncFd<BorrowedFd<'static>>>,
 }
 
 impl HostStream {
-    /// Standard output.
+    /// Returns standard output.
     pub fn stdout() -> Self {
         Self { fd: rustix::stdio::stdout(), ready: None }
     }
 
-    /// Standard error.
+    /// Returns standard error.
     pub fn stderr() -> Self {
         Self { fd: rustix::stdio::stderr(), ready: None }
     }
 
-    /// Whether a person's terminal is on the other side.
+    /// Returns true if the stream is a terminal.
     pub fn is_terminal(&self) -> bool {
         rustix::termios::isatty(self.fd)
     }
 
-    /// Writes everything, waiting for room as needed.
+    /// Writes all data, and waits while a write would block.
     pub async fn write_all(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
-            self.room().await?;
+            self.writable().await?;
             match rustix::io::write(self.fd, &data[..data.len().min(PIECE)]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => data = &data[written..],
@@ -50,18 +50,18 @@ impl HostStream {
         Ok(())
     }
 
-    async fn room(&mut self) -> io::Result<()> {
-        while !has_room(self.fd)? {
+    async fn writable(&mut self) -> io::Result<()> {
+        while !is_writable(self.fd)? {
             let ready = match self.ready.take() {
                 Some(ready) => self.ready.insert(ready),
                 None => match register(self.fd) {
                     Ok(ready) => self.ready.insert(ready),
-                    // What cannot be waited for is written to, at the risk of blocking.
+                    // Writes to descriptors that cannot be polled may block.
                     Err(_) => return Ok(()),
                 },
             };
             let mut guard = ready.writable().await?;
-            if !has_room(self.fd)? {
+            if !is_writable(self.fd)? {
                 guard.clear_ready();
             }
         }
@@ -74,8 +74,8 @@ fn register(fd: BorrowedFd<'static>) -> io::Result<AsyncFd<BorrowedFd<'static>>>
     AsyncFd::with_interest(fd, Interest::WRITABLE)
 }
 
-/// Whether a write would not block; a closed reader counts, because the write then says so.
-fn has_room(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// Returns true if a write does not block. A closed reader counts as writable: the write reports it.
+fn is_writable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
         Ok(count) => Ok(count > 0),

@@ -1,4 +1,4 @@
-//! Signals that ask Cofferdam itself to end, and those that say the terminal's size changed.
+//! Signals that terminate Cofferdam, and signals for changes of the terminal's size.
 
 use std::future::poll_fn;
 use std::io;
@@ -6,20 +6,20 @@ use std::task::Poll;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that ask for the end of the run: hang-up, interrupt, quit, terminate.
-const ENDING: [SignalKind; 4] =
+/// Signals that terminate the run: hang-up, interrupt, quit, terminate.
+const TERMINATION_SIGNALS: [SignalKind; 4] =
     [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::quit(), SignalKind::terminate()];
 
-/// Listens for requests to end.
+/// A listener for termination signals.
 #[derive(Debug)]
 pub struct Interrupts(Vec<(i32, Signal)>);
 
 impl Interrupts {
-    /// Begins to listen. What our starter ignores (as `nohup` does) stays ignored.
+    /// Starts to listen. Signals that the parent process ignores (as `nohup` does) stay ignored.
     pub fn listen() -> io::Result<Self> {
         let ignored = ignored_mask();
         let mut signals = Vec::new();
-        for kind in ENDING {
+        for kind in TERMINATION_SIGNALS {
             let number = kind.as_raw_value();
             if ignored & (1 << (number - 1)) == 0 {
                 signals.push((number, signal(kind)?));
@@ -28,7 +28,7 @@ impl Interrupts {
         Ok(Self(signals))
     }
 
-    /// Waits for the next request; gives the signal's number.
+    /// Waits for the next signal and returns its number.
     pub async fn next(&mut self) -> i32 {
         poll_fn(|context| {
             for (number, signal) in &mut self.0 {
@@ -48,17 +48,17 @@ fn ignored_mask() -> u64 {
     mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Waits for changes of the terminal's size.
+/// A listener for changes of the terminal's size.
 #[derive(Debug)]
 pub struct Resizes(Option<Signal>);
 
 impl Resizes {
-    /// Begins to listen.
+    /// Starts to listen.
     pub fn listen() -> io::Result<Self> {
         signal(SignalKind::window_change()).map(Some).map(Self)
     }
 
-    /// Never reports anything.
+    /// Creates a listener that never reports a change.
     pub fn none() -> Self {
         Self(None)
     }

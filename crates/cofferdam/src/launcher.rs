@@ -1,18 +1,18 @@
-//! Whether a launcher is forked at the very start, before anything is parsed: for runs, unless another backend is named,
-//! for which it would be in vain. A guess in both directions only costs time.
+//! The decision to fork a launcher at program start, before anything is parsed. Runs need one, unless they name another
+//! backend. A wrong guess in either direction only costs time.
 
 use std::ffi::CStr;
 
-/// Words among which the name of a command is looked for: the program, one option with its value, the command.
+/// Number of words that are searched for the command: the program, one option with its value, the command.
 const FIRST_WORDS: usize = 4;
 /// Names of the process backend and of its level.
 const PROCESS: [&[u8]; 2] = [b"process", b"local"];
-/// What names a backend or a level, as an option.
+/// Options that name a backend or a level.
 const OPTIONS: [&[u8]; 2] = [b"--backend", b"--level"];
-/// What names a backend, in the environment.
+/// The environment variable that names a backend.
 const VARIABLE: &[u8] = b"SANDBOX_TYPE";
 
-/// Whether it is, by the program's arguments and its environment.
+/// Returns true if a launcher is forked for these arguments and this environment.
 pub fn is_wanted(
     arguments: impl Iterator<Item = &'static CStr>,
     mut environment: impl Iterator<Item = &'static CStr>,
@@ -31,7 +31,7 @@ pub fn is_wanted(
     run && named.is_none_or(|name| name.is_empty() || PROCESS.contains(&name))
 }
 
-/// The value in `name=value`.
+/// Returns the value of `name=value`.
 fn value_of<'a>(word: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     word.strip_prefix(name)?.strip_prefix(b"=")
 }

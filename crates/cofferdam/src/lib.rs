@@ -1,13 +1,13 @@
 //! The library of Cofferdam, which runs untrusted code in sandboxes.
 //!
-//! This crate is the facade. It re-exports the contract (what to create, what to run, how it ended, what was enforced). One
-//! module, [`registry`], names the backends of this build. Everything else is in the crates below; the command line of the
-//! same name uses this library.
+//! This crate is the facade. It re-exports the contract: specs, exec requests, exits and postures. One module,
+//! [`registry`], names the backends of this build. Everything else is in the crates below. The command line of the same
+//! name uses this library.
 //!
 //! # Where to look
 //!
 //! - Backends by name: `registry.rs`.
-//! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`, which are pure. Commands: `commands/mod.rs`.
+//! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`. Commands: `commands/mod.rs`.
 //! - Use of a daemon by a run: `resident.rs`.
 //!
 //! # Examples
@@ -66,9 +66,9 @@ pub use cofferdam_contract::*;
 pub use cofferdam_daemon as daemon;
 pub use cofferdam_engine as engine;
 
-/// Makes a sandbox of the default backend, runs one command in it, closes it.
+/// Creates a sandbox of the default backend, runs one command in it and closes it.
 ///
-/// Output is collected, without loss up to the request's `max_output`. The posture says what was enforced.
+/// Collects the output, without loss up to the request's `max_output`. The posture lists the enforced protections.
 pub async fn run(spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
     let backend = registry::backend_for_one(registry::DEFAULT_BACKEND)?;
     backend.run(spec, request).await

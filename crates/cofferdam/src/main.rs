@@ -1,5 +1,5 @@
-//! The command line: parse, do, answer with an exit status. Every decision lives in a module of its own; nothing is
-//! read or started before a command needs it.
+//! The command line: parses the arguments, runs the command, returns the exit status. Each decision has its own module.
+//! Nothing is read or started before a command needs it.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -33,8 +33,8 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 use cofferdam::registry::ForkedLauncher;
 
 fn main() -> ExitCode {
-    // Before anything is read but where a daemon would be: what is in memory now is in the launcher's memory, too. With a
-    // daemon there is hardly ever a need for a launcher of our own.
+    // Forks before anything is read except the path of the daemon, because the launcher inherits a copy of this memory.
+    // With a daemon, this process rarely needs its own launcher.
     let launcher = if resident::may_be_there() { None } else { ForkedLauncher::fork_when(launcher::is_wanted) };
     let raw: Vec<_> = std::env::args_os().collect();
     let status = match args::parse(&raw) {

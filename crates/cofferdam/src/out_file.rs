@@ -1,7 +1,7 @@
-//! A file that is there whole or not at all: it has no name before everything is in it.
+//! Output files that appear complete or not at all: a file gets its name after everything is written.
 //!
-//! Where it must have one for the time being, that name says so, and the file is locked for as long as its writer lives. What a
-//! killed writer left is removed by the next that writes into the same directory.
+//! If the file system requires a name earlier, the file has a temporary name with a fixed suffix, and is locked while
+//! its writer lives. The next writer into the same directory removes files that killed writers left.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
@@ -13,23 +13,23 @@ use cofferdam::{Error, ErrorKind, Result};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// Readable by its owner only.
+/// Mode of files: readable only by the owner.
 const MODE: Mode = Mode::from_raw_mode(0o600);
-/// How names for the time being end.
+/// Suffix of temporary names.
 const UNFINISHED: &str = ".cofferdam-unfinished";
-/// File systems take names of 255 bytes.
+/// Maximum part of the name in a temporary name. File systems accept names of 255 bytes.
 const MAX_OF_NAME: usize = 160;
 
-/// What is done where the name is taken.
+/// Treatment of an existing file of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It stays, and nothing is written.
+    /// Keep it and write nothing.
     Keep,
-    /// It is replaced, at once and as a whole.
+    /// Replace it atomically.
     Replace,
 }
 
-/// A file that is being written. Dropped before it is [finished](OutFile::finish), nothing is left of it.
+/// A file that is being written. If it is dropped before it is [finished](OutFile::finish), it is removed.
 #[derive(Debug)]
 pub struct OutFile {
     directory: OwnedFd,
@@ -37,17 +37,17 @@ pub struct OutFile {
     shown: String,
     existing: Existing,
     file: File,
-    /// Its name for the time being, where the file system has no files without any, or while it takes the place of another.
+    /// Its temporary name, if the file system has no unnamed files, or while it replaces another file.
     temporary: Option<OsString>,
 }
 
 impl OutFile {
-    /// Begins one; refuses a name that is taken, unless that may be replaced, and a directory that cannot be written to.
+    /// Creates a file. Refuses an existing name, unless it may be replaced, and a directory without write access.
     pub fn begin(path: &Path, existing: Existing) -> Result<Self> {
         let shown = path.display().to_string();
         let Some(name) = path.file_name() else {
             return Err(
-                Error::invalid("save", format!("'{shown}' names no file")).with_remedy("name a file to be made")
+                Error::invalid("save", format!("'{shown}' names no file")).with_remedy("pass the path of a new file")
             );
         };
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -57,11 +57,10 @@ impl OutFile {
         sweep(&directory);
         match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => {}
-            Err(errno) => return Err(refused("look at", &shown, errno)),
+            Err(errno) => return Err(refused("inspect", &shown, errno)),
             Ok(found) if rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir() => {
-                return Err(
-                    Error::invalid("save", format!("'{shown}' is a directory")).with_remedy("name a file in it")
-                );
+                return Err(Error::invalid("save", format!("'{shown}' is a directory"))
+                    .with_remedy("pass the path of a file in it"));
             }
             Ok(_) if existing == Existing::Keep => return Err(taken(&shown)),
             Ok(_) => {}
@@ -70,7 +69,7 @@ impl OutFile {
         let (file, temporary) = match unnamed {
             Ok(file) => (file, None),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {
-                let temporary = other_name(name);
+                let temporary = temporary_name(name);
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 let file = rustix::fs::openat(&directory, &temporary, flags, MODE);
                 (file.map_err(|errno| refused("write", &shown, errno))?, Some(temporary))
@@ -78,23 +77,23 @@ impl OutFile {
             Err(errno) => return Err(refused("write", &shown, errno)),
         };
         let out = Self { directory, name: name.to_owned(), shown, existing, file: file.into(), temporary };
-        // Before it has a name, in most places; elsewhere nobody else can have locked it but to remove it.
+        // Usually the file has no name yet. If it has a temporary name, only a writer that removes it can hold a lock.
         match out.file.try_lock() {
             Ok(()) => Ok(out),
             Err(TryLockError::WouldBlock) => Err(refused("write", &out.shown, Errno::AGAIN)),
-            // A file system without locks, on which nothing is swept either.
+            // On a file system without locks nothing is swept either.
             Err(TryLockError::Error(_)) => Ok(out),
         }
     }
 
-    /// The file, to be written to.
+    /// Returns a handle to write to the file.
     pub fn file(&self) -> Result<File> {
         self.file.try_clone().map_err(|error| {
             Error::new(ErrorKind::Io, "save", format!("cannot write '{}'", self.shown)).with_source(error)
         })
     }
 
-    /// Gives it its name, once everything is in it and on the disk.
+    /// Flushes the file to disk, then gives it its name.
     pub fn finish(mut self) -> Result<()> {
         let shown = self.shown.clone();
         rustix::fs::fsync(&self.file).map_err(|errno| refused("write", &shown, errno))?;
@@ -107,7 +106,7 @@ impl OutFile {
 
     fn replace(&mut self) -> rustix::io::Result<()> {
         if self.temporary.is_none() {
-            let temporary = other_name(&self.name);
+            let temporary = temporary_name(&self.name);
             self.link(&temporary)?;
             self.temporary = Some(temporary);
         }
@@ -118,13 +117,13 @@ impl OutFile {
         Ok(())
     }
 
-    /// Fails where the name is taken.
+    /// Gives the file a name. Fails if the name exists.
     fn link(&mut self, name: &OsStr) -> rustix::io::Result<()> {
         match &self.temporary {
             Some(temporary) => {
                 let linked = rustix::fs::linkat(&self.directory, temporary, &self.directory, name, AtFlags::empty());
                 match linked {
-                    // Where files have to have names, they often have no second one.
+                    // File systems without unnamed files often lack hard links too.
                     Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::MLINK) => {
                         self.rename(name)
                     }
@@ -132,16 +131,16 @@ impl OutFile {
                 }
             }
             None => {
-                // The kernel's own name for a descriptor, which nobody else can change.
-                let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                rustix::fs::linkat(CWD, own, &self.directory, name, AtFlags::SYMLINK_FOLLOW)
+                // The kernel's path of the descriptor, which no other process can change.
+                let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                rustix::fs::linkat(CWD, path, &self.directory, name, AtFlags::SYMLINK_FOLLOW)
             }
         }
     }
 }
 
 impl OutFile {
-    /// Gives it its name instead of the one for the time being; fails where that is taken.
+    /// Replaces the temporary name with the final one. Fails if the final name exists.
     fn rename(&mut self, name: &OsStr) -> rustix::io::Result<()> {
         let Some(temporary) = &self.temporary else { return Err(Errno::INVAL) };
         let flags = rustix::fs::RenameFlags::NOREPLACE;
@@ -154,21 +153,21 @@ impl OutFile {
 impl Drop for OutFile {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // Whoever removed it did our work.
+            // Another process may have removed it already.
             let _ = rustix::fs::unlinkat(&self.directory, temporary, AtFlags::empty());
         }
     }
 }
 
-/// Removes what killed writers left in a directory: files of ours whose names say so, and that nobody has locked.
+/// Removes files that killed writers left in a directory: this user's unlocked files with a temporary name.
 fn sweep(directory: &OwnedFd) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // Who may not list it can remove nothing of it.
+    // Files of a directory that cannot be listed cannot be found.
     let Ok(entries) = rustix::fs::openat(directory, ".", flags, Mode::empty()).and_then(Dir::new) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
         if name.to_bytes().starts_with(b".") && name.to_bytes().ends_with(UNFINISHED.as_bytes()) {
-            // What cannot be removed now is left to the next.
+            // The next writer tries again.
             let _ = remove_unlocked(directory, name);
         }
     }
@@ -186,29 +185,29 @@ fn remove_unlocked(directory: &OwnedFd, name: &std::ffi::CStr) -> rustix::io::Re
     Ok(())
 }
 
-/// A name beside this one that nobody else has, this long before the year is over.
-fn other_name(name: &OsStr) -> OsString {
+/// Returns a unique temporary name in the same directory.
+fn temporary_name(name: &OsStr) -> OsString {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mut other = OsString::from(".");
-    // As much of it as leaves room for the rest, for people.
-    other.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(MAX_OF_NAME)]));
-    other.push(format!(".{}-{:x}{UNFINISHED}", std::process::id(), now.as_nanos()));
-    other
+    let mut temporary = OsString::from(".");
+    // Includes the beginning of the name, for people.
+    temporary.push(OsStr::from_bytes(&name.as_bytes()[..name.len().min(MAX_OF_NAME)]));
+    temporary.push(format!(".{}-{:x}{UNFINISHED}", std::process::id(), now.as_nanos()));
+    temporary
 }
 
 fn taken(shown: &str) -> Error {
-    Error::new(ErrorKind::Conflict, "save", format!("'{shown}' is there already, and stays as it is"))
-        .with_remedy("give another name, or --force to replace it")
+    Error::new(ErrorKind::Conflict, "save", format!("'{shown}' already exists"))
+        .with_remedy("use another name, or replace it with --force")
 }
 
 fn refused(what: &str, shown: &str, errno: Errno) -> Error {
     let (kind, remedy) = match errno {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => {
-            (ErrorKind::ResourceExhausted, "make room there, or name another file")
+            (ErrorKind::ResourceExhausted, "free space there, or use another path")
         }
-        Errno::NOENT | Errno::NOTDIR => (ErrorKind::NotFound, "name a file in a directory that exists"),
-        Errno::ACCESS | Errno::PERM | Errno::ROFS => (ErrorKind::Denied, "name a file where you may write"),
-        _ => (ErrorKind::Io, "name another file"),
+        Errno::NOENT | Errno::NOTDIR => (ErrorKind::NotFound, "use a path in a directory that exists"),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => (ErrorKind::Denied, "use a path where you may write"),
+        _ => (ErrorKind::Io, "use another path"),
     };
     Error::new(kind, "save", format!("cannot {what} '{shown}': {errno}")).with_remedy(remedy)
 }
@@ -225,6 +224,7 @@ mod tests {
         all
     }
 
+    /// Promise (Virtual machines): An archive is complete or absent.
     #[test]
     fn a_file_is_there_whole_or_not_at_all() {
         let place = tempfile::tempdir().unwrap();
@@ -243,25 +243,27 @@ mod tests {
         assert_eq!(names(place.path()), ["x"]);
     }
 
+    /// Promise (Virtual machines): The next save removes partial archives of killed writers, and no file of live
+    /// writers.
     #[test]
     fn what_killed_writers_left_goes_and_what_others_write_stays() {
         let place = tempfile::tempdir().unwrap();
         let begin = |name: &str| OutFile::begin(&place.path().join(name), Existing::Replace).unwrap();
-        // One that has a name for the time being, as a writer has just before the end.
+        // A file with a temporary name, as just before a writer finishes.
         let mut living = begin("x");
-        let temporary = other_name(OsStr::new("x"));
+        let temporary = temporary_name(OsStr::new("x"));
         living.link(&temporary).unwrap();
         living.temporary = Some(temporary.clone());
-        let left = place.path().join(other_name(OsStr::new("y")));
+        let left = place.path().join(temporary_name(OsStr::new("y")));
         std::fs::write(&left, "half").unwrap();
         std::fs::write(place.path().join(".others"), "others").unwrap();
-        std::os::unix::fs::symlink(".others", place.path().join(other_name(OsStr::new("link")))).unwrap();
+        std::os::unix::fs::symlink(".others", place.path().join(temporary_name(OsStr::new("link")))).unwrap();
         drop(begin("z"));
         assert!(!left.exists() && place.path().join(&temporary).exists());
         assert_eq!(names(place.path()).len(), 3);
         living.finish().unwrap();
         assert!(place.path().join("x").exists() && !place.path().join(&temporary).exists());
-        // A name of the greatest length leaves room for no other.
+        // A name of maximum length leaves no room for a longer one.
         let long = "n".repeat(255);
         let begun = begin(&long);
         begun.file().unwrap().write_all(b"whole").unwrap();
@@ -269,13 +271,15 @@ mod tests {
         assert_eq!(std::fs::read(place.path().join(long)).unwrap(), b"whole");
     }
 
-    /// As on a file system without nameless files, and then on one without second names, too.
+    /// Simulates a file system without unnamed files, and one without hard links.
+    ///
+    /// Promise (Virtual machines): An archive gets its name only when it is complete.
     #[test]
     fn a_file_that_had_to_have_a_name_gets_its_own_in_the_end() {
         let place = tempfile::tempdir().unwrap();
         let named = |name: &str| {
             let mut begun = OutFile::begin(&place.path().join(name), Existing::Keep).unwrap();
-            let temporary = other_name(OsStr::new(name));
+            let temporary = temporary_name(OsStr::new(name));
             begun.link(&temporary).unwrap();
             begun.temporary = Some(temporary);
             begun.file().unwrap().write_all(b"whole").unwrap();
@@ -295,13 +299,14 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): An existing file is replaced only on request.
     #[test]
     fn another_is_replaced_only_when_that_is_asked_for() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("x");
         let late = OutFile::begin(&path, Existing::Keep).unwrap();
         std::fs::write(&path, "others").unwrap();
-        // It came while we wrote.
+        // The other file was created during the write.
         assert_eq!(late.finish().unwrap_err().kind(), ErrorKind::Conflict);
         assert_eq!(std::fs::read(&path).unwrap(), b"others");
         let begun = OutFile::begin(&path, Existing::Replace).unwrap();

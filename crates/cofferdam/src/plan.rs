@@ -1,4 +1,4 @@
-//! From words and settings to what the contract needs: a spec and a request. Reads FILE or standard input; starts nothing.
+//! Conversion of arguments and settings into a spec and a request. Reads FILE or standard input; starts nothing.
 
 use std::env::VarError;
 use std::io::{IsTerminal, Read};
@@ -19,51 +19,51 @@ use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
-/// The largest FILE that is read, as the contract bounds a script.
+/// Maximum size of FILE, as the contract bounds a script.
 const MAX_FILE: ByteSize = ByteSize::from_mebibytes(16);
-/// What stands in place of FILE for code that comes on standard input.
+/// The name of standard input in place of FILE.
 pub const STANDARD_INPUT: &str = "-";
-/// The language of code that neither an option nor a file's extension names.
+/// The language if neither an option nor a file's extension names one.
 const DEFAULT_LANGUAGE: &str = "python";
-/// The most output kept for a terminal or pipe that is slower than the code; beyond it output can be lost.
+/// Maximum output that is buffered for a terminal or pipe that is slower than the code. Output beyond it can be lost.
 const MAX_BUFFER: ByteSize = ByteSize::from_mebibytes(256);
 
-/// What to make and what to run in it.
+/// A sandbox to create and an exec to run in it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// What to make.
+    /// The sandbox to create.
     pub spec: Spec,
-    /// What to run.
+    /// The exec to run.
     pub request: ExecRequest,
-    /// The same as code in a language, where it is that.
+    /// The same exec as code, if it is code in a language.
     pub code: Option<Code>,
-    /// Which of the request's variables are secrets.
+    /// The variables of the request that are secrets.
     pub secrets: Secrets,
 }
 
 /// Code in a language.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Code {
-    /// The code, and how it runs.
+    /// The code and its settings.
     pub request: CodeRequest,
-    /// Whether it runs from its place in the workspace, where its own name and neighbours are.
+    /// True if the code runs from its own path in the workspace, with its own name and neighbouring files.
     pub in_place: bool,
 }
 
 impl Plan {
-    /// What to make, for who runs no words of the command line in it.
-    pub fn place(args: &RunArgs, settings: &Settings) -> Result<Spec> {
-        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+    /// Returns the spec of a sandbox for a command that runs no words of the command line in it.
+    pub fn sandbox_spec(args: &RunArgs, settings: &Settings) -> Result<Spec> {
+        let workspace = args.sandbox.workspace.as_deref().map(workspace).transpose()?;
         spec(args, settings, workspace)
     }
 
-    /// Plans a run; `terminal` is the size of our terminal when the code gets one of its own.
+    /// Plans a run. `terminal` is the size of the host terminal if the code gets a terminal.
     pub fn new(args: &RunArgs, settings: &Settings, terminal: Option<TerminalSize>) -> Result<Self> {
-        let workspace = args.place.workspace.as_deref().map(workspace).transpose()?;
+        let workspace = args.sandbox.workspace.as_deref().map(workspace).transpose()?;
         let (command, code) = command(args, settings, workspace.as_ref())?;
         if code.is_none() && args.file_contents {
-            return Err(Error::invalid("run", "--file-contents is for code in a language, and this is none")
-                .with_remedy("leave it out, or name a FILE in a language or give --lang and --code"));
+            return Err(Error::invalid("run", "--file-contents needs code in a language, but a command is given")
+                .with_remedy("leave it out, or pass a FILE in a language, or --lang and --code"));
         }
         let secrets = secrets(args)?;
         let code = code.map(|code| with_surroundings(code, args, &secrets));
@@ -72,13 +72,13 @@ impl Plan {
     }
 }
 
-/// What every sandbox of a server is made from.
+/// Returns the spec of every sandbox of a server.
 #[cfg(feature = "mcp")]
 pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
-    spec(args, settings, args.place.workspace.as_deref().map(workspace).transpose()?)
+    spec(args, settings, args.sandbox.workspace.as_deref().map(workspace).transpose()?)
 }
 
-/// A workspace as named on the command line, and where it is.
+/// A workspace as named on the command line, and its open directory.
 struct HostWorkspace {
     named: PathBuf,
     opened: Directory,
@@ -94,11 +94,11 @@ fn workspace(text: &str) -> Result<HostWorkspace> {
     Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named))?, access })
 }
 
-/// Opens a directory that an option names: whatever its name leads to later, this one is meant.
+/// Opens a directory that an option names. Later changes of the path do not change the opened directory.
 fn directory(option: &str, named: &Path) -> Result<Directory> {
     let shown = named.display().to_string();
     let bad = |why: String| {
-        Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("name a directory that exists")
+        Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("use a directory that exists")
     };
     let opened = Directory::open(named).map_err(|error| match UntrustedLink::of(&error) {
         Some(link) => Error::new(ErrorKind::PathEscape, "run", format!("{option} '{shown}' cannot be used: {link}"))
@@ -111,16 +111,16 @@ fn directory(option: &str, named: &Path) -> Result<Directory> {
         return Err(Error::new(
             ErrorKind::Denied,
             "run",
-            format!("{option} '{shown}' holds the directory of cofferdam's daemon"),
+            format!("{option} '{shown}' contains the directory of Cofferdam's daemon"),
         )
-        .with_remedy("name a directory below it that has nothing of the daemon's, or stop the daemon"));
+        .with_remedy("use a directory without it, or stop the daemon"));
     }
     Ok(opened)
 }
 
-/// Returns the path of an open directory, and what is recorded of it in a spec.
+/// Returns the path of an open directory, and its identity for a spec.
 ///
-/// The directory stays open until this process ends: as long as it is, no other directory gets its number.
+/// The directory stays open until this process exits, so that no other directory gets its inode number.
 fn recorded(opened: Directory) -> (PathBuf, DirectoryId) {
     let (device, inode) = opened.identity();
     let path = opened.path().to_owned();
@@ -128,10 +128,10 @@ fn recorded(opened: Directory) -> (PathBuf, DirectoryId) {
     (path, DirectoryId { device, inode })
 }
 
-/// Returns whether a sandbox that is shown `path` could reach the daemon's directory: it could then stand in for the daemon.
+/// Returns true if a sandbox that mounts `path` could reach the daemon's directory, and so impersonate the daemon.
 fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
-    // A sandbox has directories of its own in place of these.
-    let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|own| below.starts_with(own));
+    // A sandbox mounts its own directories over these.
+    let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|mounted| below.starts_with(mounted));
     path.starts_with(daemon) || (daemon.is_dir() && daemon.strip_prefix(path).is_ok_and(|below| !covered(below)))
 }
 
@@ -141,17 +141,17 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
         let (path, id) = recorded(opened);
         builder = builder.directory(&path, id).workspace(Workspace::HostDir { path, access });
     }
-    if let Some(root) = &args.place.root {
+    if let Some(root) = &args.sandbox.root {
         let (path, id) = recorded(directory("--root", root)?);
         builder = builder.directory(&path, id).root(RootFs::Directory { path });
     }
-    if let Some(reference) = &args.place.image {
+    if let Some(reference) = &args.sandbox.image {
         builder = builder.root(RootFs::Image { reference: reference.clone() });
     }
-    if let Some(network) = &args.place.net {
+    if let Some(network) = &args.sandbox.net {
         builder = builder.network(network.clone());
     }
-    for (key, value) in &args.place.label {
+    for (key, value) in &args.sandbox.label {
         builder = builder.label(key, value);
     }
     if let Some(seed) = &settings.wasm.seed {
@@ -178,7 +178,7 @@ fn request(
         .output_buffer(settings.max_output.min(MAX_BUFFER))
         .working_dir(args.start.working_dir.clone().unwrap_or_default());
     if let Some(size) = terminal {
-        // Programs need to be told a terminal type; like everything else it is not inherited.
+        // Programs need a terminal type, which is not inherited either.
         builder = builder.terminal(size).env("TERM", "xterm");
     }
     if args.output.stdin || terminal.is_some() {
@@ -193,19 +193,19 @@ fn request(
     builder.build()
 }
 
-/// The variables that are passed on as secrets. Errors name them, and never what they hold.
+/// Returns the variables that are passed as secrets. Errors name the variables, never their values.
 fn secrets(args: &RunArgs) -> Result<Secrets> {
     let bad = |name: &str, why: &str, remedy: &str| {
         Error::invalid("run", format!("the secret '{name}' {why}")).with_remedy(remedy.to_owned())
     };
     let one = |name: &String| {
         if args.start.env.iter().any(|(key, _)| key == name) {
-            return Err(bad(name, "is given with --env, too", "leave one of them out"));
+            return Err(bad(name, "is also given with --env", "leave out one of them"));
         }
         match std::env::var(name) {
             Ok(value) => Ok((name.clone(), Secret::new(value))),
             Err(VarError::NotPresent) => {
-                Err(bad(name, "is not in the environment", "set and export that variable, or leave out --secret"))
+                Err(bad(name, "is not in the environment", "export the variable, or leave out --secret"))
             }
             Err(VarError::NotUnicode(_)) => Err(bad(name, "is not UTF-8", "encode it, for example as base64")),
         }
@@ -213,7 +213,7 @@ fn secrets(args: &RunArgs) -> Result<Secrets> {
     args.start.secret.iter().map(one).collect()
 }
 
-/// Code as it is asked for by itself, with the environment and the directory of the run.
+/// Adds the environment, secrets and directory of the run to code.
 fn with_surroundings(mut code: Code, args: &RunArgs, secrets: &Secrets) -> Code {
     code.request.contents = if args.file_contents { Contents::Carry } else { Contents::Leave };
     code.request.secrets = secrets.clone();
@@ -222,21 +222,21 @@ fn with_surroundings(mut code: Code, args: &RunArgs, secrets: &Secrets) -> Code 
     code
 }
 
-/// What runs, and the code if it is in a language.
-type Asked = (Command, Option<Code>);
+/// The command to run, and the code if it is code in a language.
+type Requested = (Command, Option<Code>);
 
-fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Asked> {
+fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Requested> {
     let lang = args.lang.as_deref().unwrap_or(DEFAULT_LANGUAGE);
     if let Some(code) = &args.code {
         return code_command(code.clone().into_bytes(), lang, &args.words, settings);
     }
     let Some((first, rest)) = args.words.split_first() else {
-        // A language alone is for code that is piped in. A terminal is not read without being asked for.
+        // A language alone selects piped code. A terminal is read only on explicit request.
         if args.lang.is_some() && !std::io::stdin().is_terminal() {
             return code_command(read_standard_input(args)?, lang, &[], settings);
         }
         return Err(Error::invalid("run", "there is nothing to run").with_remedy(
-            "name a FILE, give --code, pipe code in with '-', or put a command after --; see cofferdam run --help",
+            "pass a FILE, --code, '-' for code on standard input, or a command after --; see cofferdam run --help",
         ));
     };
     if first == STANDARD_INPUT && !args.separated {
@@ -246,24 +246,24 @@ fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace
     if names_module(args) && !for_modules {
         let message = format!("the backend '{}' does not run WebAssembly modules", settings.backend.name);
         return Err(Error::unsupported("run", message)
-            .with_remedy(format!("use --backend {MODULE_BACKEND}, if a wall of level wasm is thick enough")));
+            .with_remedy(format!("use --backend {MODULE_BACKEND} if isolation level wasm is sufficient")));
     }
-    // A backend for modules has none of its own, so that a command names a module of ours.
+    // Sandboxes of the module backend contain no modules, so a command names a module of the host.
     if !args.separated || (for_modules && first.to_ascii_lowercase().ends_with(".wasm")) {
         return file_command(Path::new(first), rest, args.lang.as_deref(), settings, workspace);
     }
     if args.lang.is_some() {
-        return Err(Error::invalid("run", "--lang says how to run code, but what follows -- is a command")
-            .with_remedy("leave out --lang, or give the code with --code"));
+        return Err(Error::invalid("run", "--lang cannot be used with a command after --")
+            .with_remedy("leave out --lang, or pass code with --code"));
     }
     Ok((Command::Argv(args.words.clone()), None))
 }
 
-fn code_command(code: Vec<u8>, lang: &str, args: &[String], settings: &Settings) -> Result<Asked> {
+fn code_command(code: Vec<u8>, lang: &str, args: &[String], settings: &Settings) -> Result<Requested> {
     let language = settings.code.languages.by_name(lang)?;
-    let asked = match lang == MODULE {
+    let as_code = match lang == MODULE {
         true => None,
-        false => text(&code, settings)?.map(|text| asked_code(lang, text, None, args, InPlace::No)),
+        false => text(&code, settings)?.map(|text| new_code(lang, text, None, args, InPlace::No)),
     };
     let script = Script {
         interpreter: language.command(),
@@ -271,53 +271,50 @@ fn code_command(code: Vec<u8>, lang: &str, args: &[String], settings: &Settings)
         contents: code.into(),
         args: args.to_vec(),
     };
-    Ok((Command::Script(script), asked))
+    Ok((Command::Script(script), as_code))
 }
 
-/// Reads code from our standard input, to its end.
+/// Reads code from standard input until its end.
 fn read_standard_input(args: &RunArgs) -> Result<Vec<u8>> {
     if args.output.stdin || args.output.tty {
-        return Err(Error::invalid("run", "standard input holds the code, so the code cannot read it as well")
-            .with_remedy("leave out --stdin and --tty, or name a FILE"));
+        return Err(Error::invalid("run", "standard input contains the code, so the code cannot read it as input")
+            .with_remedy("leave out --stdin and --tty, or pass a FILE"));
     }
     read_code(std::io::stdin().lock(), "standard input")
         .map_err(|error| Error::new(ErrorKind::Io, "run", "cannot read standard input").with_source(error))?
 }
 
-/// Reads at most as much as a program may have; the inner error is that it is more.
+/// Reads code up to the maximum size. The inner error reports larger code.
 fn read_code(from: impl Read, shown: &str) -> std::io::Result<Result<Vec<u8>>> {
     let mut contents = Vec::new();
     from.take(MAX_FILE.as_bytes() + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > MAX_FILE.as_bytes() {
-        return Ok(Err(Error::invalid(
-            "run",
-            format!("{shown} is larger than the {MAX_FILE} that a program may have"),
-        )
-        .with_remedy("put large data into a directory and pass that with --workspace")));
+        return Ok(Err(Error::invalid("run", format!("{shown} is larger than the {MAX_FILE} limit of a program"))
+            .with_remedy("put large data into a directory and mount it with --workspace")));
     }
     Ok(Ok(contents))
 }
 
-/// Whether code runs from its place in the workspace.
+/// The location of code: its own path in the workspace, or a private file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InPlace {
     Yes,
     No,
 }
 
-fn asked_code(language: &str, code: String, name: Option<String>, args: &[String], place: InPlace) -> Code {
+fn new_code(language: &str, code: String, name: Option<String>, args: &[String], place: InPlace) -> Code {
     let mut request = CodeRequest::new(language, code);
     (request.args, request.file_name) = (args.to_vec(), name);
     Code { request, in_place: place == InPlace::Yes }
 }
 
-/// Code as text, for who wants it screened or its whole result; `None` for what is no text.
+/// Returns code as text, for screening and full results. Returns `None` if it is not UTF-8 and need not be.
 fn text(contents: &[u8], settings: &Settings) -> Result<Option<String>> {
     match std::str::from_utf8(contents) {
         Ok(text) => Ok(Some(text.to_owned())),
         Err(_) if settings.watched => {
-            Err(Error::invalid("run", "the file is not UTF-8, so it cannot be screened, logged or bounded as code")
-                .with_remedy("store it as UTF-8"))
+            Err(Error::invalid("run", "the code is not UTF-8, so it cannot be screened, logged or bounded as code")
+                .with_remedy("encode it as UTF-8"))
         }
         Err(_) => Ok(None),
     }
@@ -329,11 +326,11 @@ fn file_command(
     lang: Option<&str>,
     settings: &Settings,
     workspace: Option<&HostWorkspace>,
-) -> Result<Asked> {
+) -> Result<Requested> {
     let (file, canonical) = find_file(file, workspace)?;
     let file = &*file;
     let inside = workspace.map(|workspace| place_inside(file, &canonical, workspace)).transpose()?.flatten();
-    // The file must be one that can be read before its name is worth talking about.
+    // An unreadable file is reported before an unknown extension.
     let contents = read_file(file, &canonical)?;
     let languages = &settings.code.languages;
     let (name, language) = match lang {
@@ -345,7 +342,7 @@ fn file_command(
     let own_name = file.file_name().and_then(|name| name.to_str()).unwrap_or("main").to_owned();
     let code = match name == MODULE {
         true => None,
-        false => text(&contents, settings)?.map(|text| asked_code(name, text, Some(own_name.clone()), args, place)),
+        false => text(&contents, settings)?.map(|text| new_code(name, text, Some(own_name.clone()), args, place)),
     };
     if let Some(path) = inside {
         return Ok((Command::Argv(interpreter.into_iter().chain([path]).chain(args.iter().cloned()).collect()), code));
@@ -354,8 +351,8 @@ fn file_command(
     Ok((Command::Script(Script { interpreter, name, contents: contents.into(), args: args.to_vec() }), code))
 }
 
-/// Finds FILE: in the current directory, or where it is not there and its name is relative, in the workspace. Returns it as
-/// named and as it is on the host.
+/// Finds FILE in the current directory, or a relative path that is not there in the workspace. Returns its named and
+/// its canonical path.
 fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf, PathBuf)> {
     let error = match file.canonicalize() {
         Ok(canonical) => return Ok((file.to_owned(), canonical)),
@@ -370,10 +367,10 @@ fn find_file(file: &Path, workspace: Option<&HostWorkspace>) -> Result<(PathBuf,
     }
 }
 
-/// Where a file that lies in the workspace appears inside; `None` for one that lies elsewhere.
+/// Returns the sandbox path of a file in the workspace, or `None` for a file elsewhere.
 ///
-/// A file that is named as part of the workspace but leads out of it through a symlink is refused: the workspace may
-/// be an untrusted repository, and its links must not pick which of our files are read.
+/// Refuses a path in the workspace that leaves it through a symlink: the workspace may be an untrusted repository, and
+/// its links must not select which host files are read.
 fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Result<Option<String>> {
     if let Ok(relative) = canonical.strip_prefix(workspace.opened.path()) {
         let text = relative.to_str().ok_or_else(|| {
@@ -386,13 +383,13 @@ fn place_inside(file: &Path, canonical: &Path, workspace: &HostWorkspace) -> Res
     if named.starts_with(absolute(&workspace.named)) || named.starts_with(workspace.opened.path()) {
         return Err(Error::new(ErrorKind::PathEscape, "run", "the file is a symlink that leads out of the workspace")
             .with_context("file", file.display().to_string())
-            .with_remedy("name the file that it leads to, if you trust it"));
+            .with_remedy("pass the path of its target, if you trust it"));
     }
     Ok(None)
 }
 
 fn read_file(named: &Path, canonical: &Path) -> Result<Vec<u8>> {
-    // Not blocking, so that a fifo is refused below instead of waited for.
+    // Opens without blocking, so that a FIFO is refused below instead of blocking here.
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(canonical);
     let file = file.map_err(|error| file_error(named, &error))?;
@@ -400,22 +397,22 @@ fn read_file(named: &Path, canonical: &Path) -> Result<Vec<u8>> {
     let shown = named.display();
     if metadata.is_dir() {
         return Err(Error::invalid("run", format!("'{shown}' is a directory, not a program"))
-            .with_remedy("name a file; --workspace DIR gives the code a directory to work in"));
+            .with_remedy("pass a file; --workspace DIR mounts a directory for the code"));
     }
     if !metadata.is_file() {
-        return Err(Error::invalid("run", format!("'{shown}' is not a plain file"))
-            .with_remedy("name a plain file, or give the code with --lang and --code"));
+        return Err(Error::invalid("run", format!("'{shown}' is not a regular file"))
+            .with_remedy("pass a regular file, or pass the code with --lang and --code"));
     }
-    // What was found before it was opened may have been exchanged since, by a sandbox that has the directory.
+    // A sandbox that mounts the directory may have replaced the file between the lookup and the open.
     let opened = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     if opened.map_err(|error| file_error(named, &error))? != canonical {
         return Err(Error::new(ErrorKind::Conflict, "run", format!("'{shown}' was replaced while it was opened"))
-            .with_remedy("try again when nothing else changes the directory"));
+            .with_remedy("retry when no other process changes the directory"));
     }
     read_code(file, &format!("'{shown}'")).map_err(|error| file_error(named, &error))?
 }
 
-/// A missing FILE answers 127 as `sh missing.sh` does.
+/// Returns the error of reading FILE. A missing FILE gives exit status 127, like `sh missing.sh`.
 fn file_error(file: &Path, error: &std::io::Error) -> Error {
     let kind = match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => ErrorKind::NotFound,
@@ -429,7 +426,7 @@ fn file_error(file: &Path, error: &std::io::Error) -> Error {
     found
 }
 
-/// What the system says, without the number that Rust adds.
+/// Returns the system's message without the number that Rust appends.
 fn reason(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()

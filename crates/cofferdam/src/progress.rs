@@ -1,4 +1,4 @@
-//! How far something is that takes long: a bar on a terminal, a line for each step elsewhere.
+//! Progress of long work: a bar on a terminal, otherwise a line for each step.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::report;
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-/// Shows steps on standard error.
+/// A display of steps on standard error.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -18,14 +18,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A bar where standard error is a terminal.
+    /// Creates a display, with a bar if standard error is a terminal.
     pub fn new() -> Self {
         let bar = std::io::stderr().is_terminal().then(ProgressBar::no_length);
         Self { bar, last: Mutex::default() }
     }
 
-    /// Shows a step, and how far it is.
-    pub fn tell(&self, step: ImageStep) {
+    /// Shows a step and its progress.
+    pub fn report(&self, step: ImageStep) {
         let what = one_line(&step.what);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = *last != what;
@@ -52,7 +52,7 @@ impl Progress {
         *last = what;
     }
 
-    /// Clears the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -60,7 +60,7 @@ impl Progress {
     }
 }
 
-/// Templates are constants of ours: one that is wrong shows as the plain style.
+/// Returns the style of a template. Templates are constants, so an invalid one only falls back to the default style.
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

@@ -1,4 +1,4 @@
-//! The one place that names backends: which exist, which are in this build, how to make one, what it needs.
+//! Registry of backends: known backends, backends of this build, their creation and their requirements.
 
 mod features;
 #[cfg(feature = "container")]
@@ -26,39 +26,39 @@ pub use features::build_with;
 use features::feature_of;
 use serde::Serialize;
 
-/// The backend used when nothing else is asked for.
+/// The default backend.
 pub const DEFAULT_BACKEND: &str = "process";
 
 /// The backend that runs WebAssembly modules.
 pub const MODULE_BACKEND: &str = "wasm";
 
-/// The backend that makes containers.
+/// The backend that creates containers.
 pub const CONTAINER_BACKEND: &str = "docker";
 
-/// The backend that makes virtual machines.
+/// The backend that creates VMs.
 pub const MACHINE_BACKEND: &str = "vm";
 
-/// What is known about a backend without making it.
+/// Static information about a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BackendInfo {
     /// The name that options and configuration use.
     pub name: &'static str,
-    /// How thick its wall is.
+    /// Its isolation level.
     pub level: Level,
-    /// Whether this build has it.
+    /// True if this build has it.
     pub built_in: bool,
-    /// One line for people.
+    /// A one-line description.
     pub summary: &'static str,
 }
 
-/// Every backend that has a name, thinnest wall first.
+/// All known backends, lowest isolation level first.
 pub const KNOWN: &[BackendInfo] = &[
-    known("simulated", Level::Simulated, cfg!(feature = "conformance"), "no wall at all, deterministic; for tests"),
+    known("simulated", Level::Simulated, cfg!(feature = "conformance"), "no isolation, deterministic; for tests"),
     known("wasm", Level::Wasm, cfg!(feature = "wasm"), "WebAssembly inside Cofferdam's own process"),
-    known("process", Level::Process, true, "a process behind namespaces, filters and control groups"),
+    known("process", Level::Process, true, "a process isolated by namespaces, filters and control groups"),
     known("docker", Level::Container, cfg!(feature = "container"), "a container of the Docker or Podman engine"),
-    known("vm", Level::Vm, cfg!(feature = "vm"), "a virtual machine of QEMU or Firecracker, with a kernel of its own"),
-    known("apple-vz", Level::Vm, false, "a virtual machine of macOS"),
+    known("vm", Level::Vm, cfg!(feature = "vm"), "a VM of QEMU or Firecracker with its own kernel"),
+    known("apple-vz", Level::Vm, false, "a VM of macOS"),
     known("remote", Level::Vm, false, "another Cofferdam server"),
     known("e2b", Level::Vm, false, "the E2B cloud"),
 ];
@@ -67,15 +67,15 @@ const fn known(name: &'static str, level: Level, built_in: bool, summary: &'stat
     BackendInfo { name, level, built_in, summary }
 }
 
-/// The backends of this build, thinnest wall first.
+/// Returns the backends of this build, lowest isolation level first.
 pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
     KNOWN.iter().filter(|info| info.built_in)
 }
 
-/// Finds a backend of this build by name; `local` means `process`, `docker:runsc` is `docker` with the OCI runtime
-/// `runsc` ([`runtime`]), `vm:qemu` and `qemu`, `vm:firecracker` and `firecracker` are `vm` with that driver ([`driver`]).
+/// Finds a backend of this build by name. `local` means `process`, `docker:runsc` is `docker` with the OCI runtime
+/// `runsc` ([`runtime`]), `vm:qemu` and `qemu`, `vm:firecracker` and `firecracker` are `vm` with that VMM ([`driver`]).
 ///
-/// A name that is known but not in this build is `Unsupported`, any other is `InvalidInput`.
+/// Returns `Unsupported` for a known name that is not in this build, and `InvalidInput` for any other name.
 pub fn find(name: &str) -> Result<&'static BackendInfo> {
     let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
     let name = match (name, kind) {
@@ -86,8 +86,8 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
         (_, Some(kind)) => {
             let what = format!("there is no backend '{}:{}'", name.escape_debug(), kind.escape_debug());
             return Err(Error::invalid("select backend", what).with_remedy(format!(
-                "only {CONTAINER_BACKEND} has runtimes: {CONTAINER_BACKEND}:NAME, such as docker:runsc; and {MACHINE_BACKEND} \
-                 is {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker"
+                "append a runtime to {CONTAINER_BACKEND}, such as docker:runsc, or a VMM to {MACHINE_BACKEND}: \
+                 {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker"
             )));
         }
     };
@@ -104,12 +104,12 @@ pub fn find(name: &str) -> Result<&'static BackendInfo> {
     }
 }
 
-/// The OCI runtime in a backend's name, as in `docker:runsc`.
+/// Returns the OCI runtime in a backend's name, as in `docker:runsc`.
 pub fn runtime(name: &str) -> Option<&str> {
     name.split_once(':').filter(|(name, _)| *name == CONTAINER_BACKEND).map(|(_, runtime)| runtime)
 }
 
-/// The driver in a backend's name, as in `vm:qemu` and `firecracker`.
+/// Returns the VMM in a backend's name, as in `vm:qemu` and `firecracker`.
 pub fn driver(name: &str) -> Option<machines::Driver> {
     match name.strip_prefix("vm:").unwrap_or(name) {
         "qemu" => Some(machines::Driver::Qemu),
@@ -118,13 +118,13 @@ pub fn driver(name: &str) -> Option<machines::Driver> {
     }
 }
 
-/// What is done about an image that the container engine does not have.
+/// The policy for an image that the container engine does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pull {
-    /// The run fails, and says how to get it.
+    /// Fail, and report how to pull it.
     #[default]
     Never,
-    /// It is pulled from its registry.
+    /// Pull it from its registry.
     Missing,
 }
 
@@ -135,43 +135,43 @@ impl FromStr for Pull {
         match text {
             "never" => Ok(Self::Never),
             "missing" => Ok(Self::Missing),
-            _ => Err(format!("'{}' says nothing about pulling; write never or missing", text.escape_debug())),
+            _ => Err(format!("'{}' is not a pull policy; use never or missing", text.escape_debug())),
         }
     }
 }
 
-/// What is being done that takes long, and how far it is.
+/// A step of long work and its progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageStep {
-    /// What is done.
+    /// Description of the step.
     pub what: String,
-    /// Bytes done and bytes of all, where that is known.
+    /// Completed bytes and total bytes, if known.
     pub bytes: Option<(u64, u64)>,
 }
 
-/// Told of each step, and while it goes on.
+/// Callback for the beginning and progress of each step.
 pub type ImageProgress = Arc<dyn Fn(ImageStep) + Send + Sync>;
 
-/// How containers are made, beyond what a spec says.
+/// Settings of the container backend that are not in a spec.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Containers {
-    /// The engine's address: `unix:///path`, an absolute path or `tcp://host:port`. Default: the usual sockets of Docker,
+    /// The engine's address: `unix:///path`, an absolute path or `tcp://host:port`. Default: Docker's default sockets,
     /// then Podman's.
     pub host: Option<String>,
-    /// The caller's directory for sockets, where engines without root have theirs.
+    /// The caller's runtime directory, which contains the sockets of rootless engines.
     pub runtime_dir: Option<PathBuf>,
-    /// The OCI runtime, by the engine's name for it.
+    /// The engine's name of the OCI runtime.
     pub runtime: Option<String>,
-    /// The image where a spec names none.
+    /// The image of specs that name none.
     pub image: Option<String>,
-    /// What is done about an image that is missing.
+    /// The policy for a missing image.
     pub pull: Pull,
     /// The images that a spec may name, besides the default one; `None` allows every image.
     pub images_allowed: Option<Vec<String>>,
 }
 
 impl Containers {
-    /// What the environment says: `DOCKER_HOST` and `XDG_RUNTIME_DIR`.
+    /// Reads `DOCKER_HOST` and `XDG_RUNTIME_DIR` from the environment.
     pub fn from_environment() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Self {
@@ -181,13 +181,13 @@ impl Containers {
         }
     }
 
-    /// The same with a runtime, if one is named.
+    /// Returns these settings with another runtime, if one is named.
     fn with_runtime(&self, runtime: Option<&str>) -> Self {
         let runtime = runtime.map(str::to_owned).or_else(|| self.runtime.clone());
         Self { runtime, ..self.clone() }
     }
 
-    /// Says in one line what differs from the defaults: two that differ make different containers.
+    /// Returns a one-line fingerprint. Settings with different fingerprints create different containers.
     pub fn fingerprint(&self) -> String {
         let Self { host, runtime_dir, runtime, image, pull, images_allowed } = self;
         format!("{host:?} {runtime_dir:?} {runtime:?} {image:?} {pull:?} {images_allowed:?}")
@@ -213,23 +213,24 @@ impl Containers {
     }
 }
 
-/// What backends are told beyond a spec, each what concerns it.
+/// Settings of backends that are not in a spec.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Setup {
-    /// How containers are made.
+    /// Settings of the container backend.
     pub containers: Containers,
-    /// How virtual machines are made.
+    /// Settings of the VM backend.
     pub machines: machines::Machines,
 }
 
 impl Setup {
-    /// What the environment says that other programs read, too.
+    /// Reads the environment variables that other programs use too.
     pub fn from_environment() -> Self {
         Containers::from_environment().into()
     }
 
-    /// Says in one line what makes sandboxes of this backend differ from those that are made with another set-up; `None` for
-    /// backends that are told nothing. Of machines that is also what their image holds now: it is made anew under its name.
+    /// Returns a one-line fingerprint of the settings that affect sandboxes of this backend, or `None` for backends
+    /// without settings. That of VMs includes the current content of their image, which can be rebuilt under the same
+    /// name.
     pub fn fingerprint(&self, backend: &str) -> Option<String> {
         match backend {
             CONTAINER_BACKEND => Some(self.containers.fingerprint()),
@@ -245,7 +246,8 @@ impl From<Containers> for Setup {
     }
 }
 
-/// Chooses the backend for at least `level`: the default one if its wall is thick enough, else the thinnest that is.
+/// Returns the backend for at least `level`: the default backend if its level suffices, else the one with the lowest
+/// level that does.
 pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
     let default = find(DEFAULT_BACKEND)?;
     if default.level >= level {
@@ -260,14 +262,14 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
     })
 }
 
-/// The backend of this name, with programs that its guests can run, for the conformance kit.
+/// Creates the backend of this name, with programs for its guests, for the conformance suite.
 #[cfg(feature = "conformance")]
 pub fn conformance_target(name: &str) -> Result<Target> {
     target_of(name, backend(name)?)
 }
 
-/// As [`conformance_target`], through a pool of that backend, which is to be shut down after the run. Must be called in
-/// a tokio runtime.
+/// Creates a target like [`conformance_target`], with a pool of the backend. The caller shuts the pool down after the
+/// run. Must be called in a tokio runtime.
 #[cfg(feature = "conformance")]
 pub fn pooled_conformance_target(name: &str) -> Result<(Target, Arc<PooledBackend>)> {
     let pooled = Arc::new(pooled(name, Spec::default(), PoolConfig::default())?);
@@ -285,28 +287,28 @@ fn target_of(name: &str, backend: Arc<dyn Backend>) -> Result<Target> {
     })
 }
 
-/// Makes a pool of the backend of this name. Must be called in a tokio runtime.
+/// Creates a pool of the backend of this name. Must be called in a tokio runtime.
 pub fn pooled(name: &str, template: Spec, config: PoolConfig) -> Result<PooledBackend> {
     PooledBackend::new(backend(name)?, template, config)
 }
 
-/// Makes the backend of this name, for sandbox after sandbox.
+/// Creates the backend of this name, for any number of sandboxes.
 pub fn backend(name: &str) -> Result<Arc<dyn Backend>> {
     backend_with(name, &Setup::from_environment())
 }
 
-/// As [`backend`], with a say in how containers and machines are made.
+/// Creates a backend like [`backend`], with settings for containers and VMs.
 pub fn backend_with(name: &str, setup: &Setup) -> Result<Arc<dyn Backend>> {
-    make(name, ProcessConfig::default(), setup, silent())
+    create_backend(name, ProcessConfig::default(), setup, silent())
 }
 
-/// Makes the backend of this name for a single sandbox: it prepares nothing for others to come.
+/// Creates the backend of this name for a single sandbox: it prepares nothing for later ones.
 pub fn backend_for_one(name: &str) -> Result<Arc<dyn Backend>> {
     backend_forked(name, None, &Setup::from_environment(), silent())
 }
 
-/// The same, with a launcher that was forked at the very start of the program, if one was (see [`ForkedLauncher`]), and
-/// with somebody who is told when an image has to be pulled or made.
+/// Creates a backend like [`backend_for_one`], with settings, a launcher that was forked at program start if there is
+/// one (see [`ForkedLauncher`]), and a callback for the progress of pulling or building an image.
 pub fn backend_forked(
     name: &str,
     launcher: Option<ForkedLauncher>,
@@ -314,7 +316,7 @@ pub fn backend_forked(
     progress: ImageProgress,
 ) -> Result<Arc<dyn Backend>> {
     let launcher = launcher.map_or(LauncherStart::Execute, LauncherStart::Forked);
-    make(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, setup, progress)
+    create_backend(name, ProcessConfig { prepare_ahead: false, launcher, ..ProcessConfig::default() }, setup, progress)
 }
 
 fn silent() -> ImageProgress {
@@ -325,18 +327,23 @@ fn silent() -> ImageProgress {
     not(any(feature = "container", feature = "vm")),
     expect(unused_variables, reason = "only backends that have images have settings and take long")
 )]
-fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgress) -> Result<Arc<dyn Backend>> {
+fn create_backend(
+    name: &str,
+    process: ProcessConfig,
+    setup: &Setup,
+    progress: ImageProgress,
+) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         #[cfg(feature = "conformance")]
         "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
-        // Contacts nobody: that comes with the first sandbox.
+        // Does not contact the engine before the first sandbox.
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime(name), &setup.containers, progress)?)),
-        // Looks at nothing: that comes with the first sandbox, too.
+        // Does not examine the host before the first sandbox.
         #[cfg(feature = "vm")]
         MACHINE_BACKEND => Ok(Arc::new(machines::backend(&setup.machines.with_driver(driver(name)), progress)?)),
-        // Costs nothing: its compiler comes with the first module.
+        // Does not start the compiler before the first module.
         #[cfg(feature = "wasm")]
         MODULE_BACKEND => Ok(Arc::new(wasm_backend())),
         name => Err(Error::new(
@@ -347,7 +354,7 @@ fn make(name: &str, process: ProcessConfig, setup: &Setup, progress: ImageProgre
     }
 }
 
-/// A runtime in the backend's name comes before that of the options.
+/// Creates the container backend. A runtime in the backend's name takes precedence over that of the settings.
 #[cfg(feature = "container")]
 fn container_backend(runtime: Option<&str>, containers: &Containers, progress: ImageProgress) -> Result<DockerBackend> {
     DockerBackend::with_progress(&containers.with_runtime(runtime).config(), images::pulling(progress))
@@ -358,14 +365,14 @@ fn wasm_backend() -> WasmBackend {
     WasmBackend::new(WasmConfig { cache: wasm_cache(), ..WasmConfig::default() })
 }
 
-/// Where this user's interpreters for WebAssembly are kept: `cofferdam/wasm` in the user's cache directory. `None` for a
-/// user without one.
+/// Returns the directory of this user's WebAssembly interpreters: `cofferdam/wasm` in the user's cache directory.
+/// Returns `None` for a user without a cache directory.
 #[cfg(feature = "wasm")]
 pub fn wasm_cache() -> Option<PathBuf> {
     cache_directory("wasm")
 }
 
-/// A directory below `cofferdam` in the user's cache directory. `None` for a user without one.
+/// Returns a directory below `cofferdam` in the user's cache directory, or `None` for a user without a cache directory.
 #[cfg(any(feature = "container", feature = "vm", feature = "wasm"))]
 fn cache_directory(name: &str) -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -373,7 +380,7 @@ fn cache_directory(name: &str) -> Option<PathBuf> {
     Some(cache.join("cofferdam").join(name))
 }
 
-/// An interpreter for WebAssembly that is there and ready.
+/// An installed WebAssembly interpreter.
 #[cfg(feature = "wasm")]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Installed {
@@ -385,7 +392,7 @@ pub struct Installed {
     pub module: PathBuf,
     /// The module's SHA-256.
     pub sha256: String,
-    /// The licences of what is in it.
+    /// The licences of its components.
     pub licence: &'static str,
 }
 
@@ -393,12 +400,12 @@ pub struct Installed {
 #[cfg(feature = "wasm")]
 pub const WASM_LANGUAGES: [&str; 2] = ["python", "javascript"];
 
-/// Installs an interpreter for WebAssembly: fetched or built, checked, compiled for this machine, started once. What is
-/// there already stays. `progress` is told what is being done.
+/// Installs a WebAssembly interpreter: downloads or builds it, checks it, compiles it for this host and starts it once.
+/// Keeps an interpreter that is already installed. Reports each step to `progress`.
 ///
 /// # Errors
 ///
-/// `InvalidInput` for another language; `Unavailable` if it cannot be had, with what to do.
+/// Returns `InvalidInput` for another language, and `Unavailable` with a remedy if the interpreter cannot be obtained.
 #[cfg(feature = "wasm")]
 pub async fn install(language: &str, progress: impl Fn(String) + Clone + Send + 'static) -> Result<Installed> {
     use cofferdam_wasm::Language;
@@ -406,63 +413,63 @@ pub async fn install(language: &str, progress: impl Fn(String) + Clone + Send + 
         "python" => (WASM_LANGUAGES[0], Language::Python),
         "javascript" => (WASM_LANGUAGES[1], Language::JavaScript),
         other => {
-            let what = format!("there is no interpreter of '{}' for WebAssembly", other.escape_debug());
-            return Err(Error::invalid("setup", what).with_remedy("there are python and javascript"));
+            let what = format!("there is no WebAssembly interpreter for '{}'", other.escape_debug());
+            return Err(Error::invalid("setup", what).with_remedy("use python or javascript"));
         }
     };
     let cache = wasm_cache().ok_or_else(|| {
         Error::new(ErrorKind::Unavailable, "setup", "this user has no cache directory")
             .with_remedy("set HOME or XDG_CACHE_HOME")
     })?;
-    let told = progress.clone();
-    let found = cofferdam_wasm::obtain(&cache, language, move |step| told(step.to_string())).await?;
+    let on_step = progress.clone();
+    let found = cofferdam_wasm::obtain(&cache, language, move |step| on_step(step.to_string())).await?;
     wasm_backend().prepare(language, move |step| progress(step.to_string())).await?;
     let cofferdam_wasm::Interpreter { version, module, sha256, licence, .. } = found;
     Ok(Installed { language: name, version, module, sha256, licence })
 }
 
-/// How one thing that a backend needs stands on this host.
+/// State of one requirement of a backend on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingState {
-    /// There and good.
+    /// Available and sufficient.
     Ok,
-    /// There, but it enforces less than it could.
+    /// Available, but enforces less than it could.
     Weaker,
-    /// Not there.
+    /// Not available.
     Missing,
 }
 
-/// One thing that a backend needs, and how it stands on this host.
+/// One requirement of a backend and its state on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is, such as `user namespaces`.
+    /// The name of the requirement, such as `user namespaces`.
     pub name: String,
-    /// How it stands.
+    /// Its state.
     pub state: FindingState,
-    /// What was seen.
+    /// The observation.
     pub detail: String,
-    /// How to make it better, if it is not ok and a way is known.
+    /// The remedy, if the state is not ok and a remedy is known.
     pub remedy: Option<String>,
 }
 
-/// What a backend can do on this host.
+/// A report on a backend on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
     /// The backend.
     pub backend: &'static str,
-    /// How thick its wall is.
+    /// Its isolation level.
     pub level: Level,
-    /// Whether a sandbox with the default limits and every protection could be made just now; where none was tried, whether
-    /// all is there that one needs.
+    /// True if a sandbox with the default limits and every protection was just created, or if no creation was tried and
+    /// all requirements are met.
     pub usable: bool,
-    /// Whether one was made to find out. A machine takes too long for that.
+    /// True if a sandbox was created as a test. Creating a VM takes too long.
     pub tried: bool,
-    /// What was looked at.
+    /// The examined requirements.
     pub items: Vec<Finding>,
 }
 
-/// Examines this host for one backend, and tries to make a sandbox with the default limits, where that takes no seconds.
+/// Examines this host for one backend. Creates a sandbox with the default limits as a test, unless that takes seconds.
 pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
     let info = find(name)?;
     let containers = setup.containers.with_runtime(runtime(name));
@@ -536,7 +543,7 @@ async fn trial(name: &str, setup: &Setup) -> Finding {
         sandbox.close().await
     };
     let (state, detail, remedy) = match attempt.await {
-        Ok(()) => (FindingState::Ok, "made and closed, with the default limits".to_owned(), None),
+        Ok(()) => (FindingState::Ok, "created and closed with the default limits".to_owned(), None),
         Err(error) => (FindingState::Missing, error.to_string(), error.remedy().map(str::to_owned)),
     };
     Finding { name: "a sandbox".to_owned(), state, detail, remedy }

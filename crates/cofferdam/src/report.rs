@@ -1,4 +1,4 @@
-//! What Cofferdam itself says: errors, remarks after a run, JSON documents.
+//! Messages of Cofferdam itself: errors, remarks after a run, JSON documents.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -13,12 +13,12 @@ use crate::args::Cli;
 use crate::style::{Style, Tone};
 use crate::terminal::{one_line, safe_json, write_safe_json};
 
-/// Exit status when Cofferdam itself failed.
+/// Exit status if Cofferdam itself failed.
 pub const FAILED: u8 = 125;
-/// Exit status when the reader of our output went away, as a shell gives it after SIGPIPE.
+/// Exit status if the reader closed the output, like that of a shell after SIGPIPE.
 pub const READER_GONE: u8 = 141;
 
-/// The form in which a command answers.
+/// The output form of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Text for people.
@@ -29,7 +29,7 @@ pub enum Form {
     Events,
 }
 
-/// Tells about an error; gives the exit status.
+/// Reports an error. Returns the exit status.
 pub fn error(error: &Error, form: Form) -> u8 {
     remark(&error.to_string(), Tone::Bad);
     if let Some(remedy) = error.remedy() {
@@ -38,7 +38,7 @@ pub fn error(error: &Error, form: Form) -> u8 {
     let status = error.kind().exit_code();
     let mut details = error.to_json();
     details["status"] = status.into();
-    // Standard error has said it already, should standard output be closed.
+    // If standard output is closed, standard error still has the message.
     let _ = match form {
         Form::Text => Ok(()),
         Form::Json => document(&json!({"error": details})),
@@ -47,7 +47,7 @@ pub fn error(error: &Error, form: Form) -> u8 {
     status
 }
 
-/// Tells about words that do not parse, or shows help; gives the exit status.
+/// Reports arguments that do not parse, or prints help. Returns the exit status.
 pub fn usage(error: &clap::Error, raw: &[OsString]) -> u8 {
     if matches!(error.kind(), UsageKind::DisplayHelp | UsageKind::DisplayVersion) {
         return match error.print() {
@@ -85,7 +85,7 @@ pub fn usage(error: &clap::Error, raw: &[OsString]) -> u8 {
     FAILED
 }
 
-/// The command whose help explains the words that were given.
+/// Returns the command line that prints the help for the given arguments.
 fn help_command(raw: &[OsString]) -> String {
     let command = Cli::command();
     let known = |word: &OsString| command.get_subcommands().find(|known| *word == known.get_name());
@@ -93,13 +93,13 @@ fn help_command(raw: &[OsString]) -> String {
     format!("cofferdam{} --help", name.unwrap_or_default())
 }
 
-/// Says one line on standard error.
+/// Prints one line on standard error.
 pub fn remark(text: &str, tone: Tone) {
     stderr_line(&format!("{} {}", Style::stderr().paint(tone, "cofferdam:"), one_line(text)));
 }
 
 fn stderr_line(line: &str) {
-    // Without a standard error there is nobody to tell.
+    // A closed standard error cannot be reported.
     let _ = writeln!(io::stderr(), "{line}");
 }
 
@@ -115,7 +115,7 @@ pub fn document(value: &Value) -> io::Result<()> {
     write_safe_json(value, io::stdout().lock())
 }
 
-/// The exit status after printing: `status`, unless printing failed.
+/// Returns the exit status after printing: `status`, unless printing failed.
 pub fn printed(result: io::Result<()>, status: u8) -> u8 {
     match result {
         Ok(()) => status,
@@ -127,24 +127,24 @@ pub fn printed(result: io::Result<()>, status: u8) -> u8 {
     }
 }
 
-/// What a person should know about how a run ended, beyond its status.
+/// Returns messages about the end of a run, in addition to its status.
 pub fn remarks(exit: &Exit, limits: &Limits, max_output: ByteSize, lost: u64) -> Vec<String> {
     let mut remarks = Vec::new();
     if exit.truncated {
         remarks.push(format!(
-            "output cut: {max_output} of {} passed on (raise it with --max-output)",
+            "output truncated: {max_output} of {} printed (raise the limit with --max-output)",
             ByteSize::from_bytes(exit.usage.output_bytes)
         ));
     }
     if lost > 0 {
-        remarks.push(format!("output lost: {} came faster than they could be shown", ByteSize::from_bytes(lost)));
+        remarks.push(format!("output lost: {} arrived faster than they could be printed", ByteSize::from_bytes(lost)));
     }
     if exit.timed_out {
         remarks.push(format!("killed: time limit of {} reached (raise it with --timeout)", seconds(limits.wall_time)));
     } else if let Some(kind) = exit.killed_by {
         remarks.push(format!("killed: {} reached ({})", limit(kind, limits), raise(kind)));
     }
-    // A process that was killed for memory is worth a line even where the program took no notice of it.
+    // Reports a process that was killed for memory even if the program ignored that.
     let shown = |kind: LimitKind| Some(kind) != exit.killed_by && (!exit.success() || kind == LimitKind::Memory);
     let others = exit.limits_hit.iter().filter(|kind| shown(**kind));
     remarks.extend(others.map(|kind| format!("{} was reached while it ran ({})", limit(*kind, limits), raise(*kind))));
@@ -229,8 +229,8 @@ mod tests {
         assert_eq!(
             said,
             [
-                "output cut: 1 MiB of 3 MiB passed on (raise it with --max-output)",
-                "output lost: 2 KiB came faster than they could be shown"
+                "output truncated: 1 MiB of 3 MiB printed (raise the limit with --max-output)",
+                "output lost: 2 KiB arrived faster than they could be printed"
             ]
         );
     }

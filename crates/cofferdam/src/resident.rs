@@ -1,7 +1,7 @@
-//! Whether a run goes through a resident daemon, and which daemon that is.
+//! Selection of a daemon for a run.
 //!
-//! A daemon is used only where a run through it is the run that this process would have made: the same user, the same
-//! build, the same backend, and interpreters looked for by the same PATH and HOME. Everything else is local.
+//! A run uses a daemon only if the result is the same as without it: the same user, the same build, the same backend,
+//! and interpreters found by the same PATH and HOME. All other runs are local.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::report;
 use crate::settings::Settings;
 use crate::style::Tone;
 
-/// Whether a daemon runs something.
+/// The use of a daemon by a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DaemonUse {
-    /// One that is there; else it is run locally
+    /// Use a running daemon, else run locally
     #[default]
     Auto,
-    /// None
+    /// Run locally
     Never,
-    /// One that is started if none is there
+    /// Start a daemon if none is running
     Start,
-    /// One that is there; else it fails
+    /// Use a running daemon, else fail
     Require,
 }
 
@@ -44,35 +44,35 @@ impl FromStr for DaemonUse {
     }
 }
 
-/// Where this user's daemon is, or would be.
+/// Returns the possible directories of this user's daemon.
 pub fn candidates() -> Candidates {
     let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(Into::into);
     Candidates { runtime: path("XDG_RUNTIME_DIR"), temporary: path("TMPDIR") }
 }
 
-/// Whether there is a socket where this user's daemon would listen. Whether somebody does is not asked.
+/// Returns true if the socket of this user's daemon exists. Does not check that a daemon listens.
 pub fn may_be_there() -> bool {
     candidates().socket().exists()
 }
 
-/// Names this build: the very file that runs, so that a daemon that was started from another one is told apart.
+/// Identifies this build by its program file, so that a daemon of another build is not used.
 pub fn build() -> String {
     let file = std::fs::metadata("/proc/self/exe").map(|file| {
         format!("{:x}:{:x}:{:x}:{}.{:09}", file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec())
     });
-    // Without it no two processes are of the same build.
+    // Without the file, every process counts as another build.
     let file = file.unwrap_or_else(|_| format!("process {}", std::process::id()));
     format!("{} {file}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What the process backend looks for interpreters with, and how a backend makes its sandboxes.
+/// Returns the variables that locate interpreters, and the fingerprint of the backend's settings.
 pub fn surroundings(settings: &Settings) -> Surroundings {
     let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let containers = settings.setup.fingerprint(settings.backend.name);
     Surroundings { search_path: text("PATH"), home: text("HOME"), containers }
 }
 
-/// The daemon that this run goes through, as a backend; `None` for a local run.
+/// Returns the daemon for this run as a backend, or `None` for a local run.
 pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Result<Option<Arc<dyn Backend>>> {
     if settings.daemon == DaemonUse::Never {
         return Ok(None);
@@ -81,10 +81,10 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
         Asked { build: build(), surroundings: surroundings(settings), backend: settings.backend.name.to_owned() };
     let mut found = find(&asked);
     if settings.daemon == DaemonUse::Start && matches!(found, Ok(Err(Refusal::None))) {
-        let said = start(args, settings, config);
+        let messages = start(args, settings, config);
         found = find(&asked);
         if args.output.verbose && !matches!(found, Ok(Ok(_))) {
-            said.iter().for_each(|line| report::remark(line, Tone::Warning));
+            messages.iter().for_each(|line| report::remark(line, Tone::Warning));
         }
     }
     match found {
@@ -118,7 +118,7 @@ fn find(asked: &Asked) -> Result<Result<Connection, Refusal>> {
     }
 }
 
-/// What a daemon for any backend reads of the environment; the last two are read by its loader, and where it panics.
+/// Environment variables that a daemon of any backend reads. Its loader and its panic handler read the last two.
 const READ: [&str; 10] = [
     "PATH",
     "HOME",
@@ -131,12 +131,12 @@ const READ: [&str; 10] = [
     "LD_LIBRARY_PATH",
     "RUST_BACKTRACE",
 ];
-/// What begins the names of those that say how machines are made.
+/// Prefix of the variables with settings of the VM backend.
 const READ_FOR_MACHINES: &str = "COFFERDAM_VM_";
-/// What apt reads, which fetches what images of machines are made of.
+/// Environment variables of apt, which downloads the packages of VM images.
 const READ_BY_APT: [&str; 5] = ["APT_CONFIG", "http_proxy", "https_proxy", "all_proxy", "no_proxy"];
 
-/// Whether a daemon for this backend that a run starts has this variable of the run's.
+/// Returns true if a daemon of this backend inherits this variable from the run that starts it.
 fn is_for_daemon(variable: &str, backend: &str) -> bool {
     let machines = || variable.starts_with(READ_FOR_MACHINES) || READ_BY_APT.contains(&variable);
     READ.contains(&variable)
@@ -144,8 +144,8 @@ fn is_for_daemon(variable: &str, backend: &str) -> bool {
         || (backend == MACHINE_BACKEND && machines())
 }
 
-/// Starts a daemon and waits until it listens; gives what it said. It outlives this run, and so has nothing of the caller's
-/// environment but what it reads, and none of the run's secrets.
+/// Starts a daemon, waits until it listens and returns its messages. The daemon outlives the run, so it inherits only
+/// the environment variables that it reads, and no secrets of the run.
 fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<String> {
     let (name, driver) = (settings.backend.name, settings.setup.machines.driver);
     let backend = match &settings.setup.containers.runtime {
@@ -159,11 +159,11 @@ fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<Stri
     if let Some(config) = config {
         command.arg("--config").arg(config);
     }
-    let kept = std::env::vars_os().filter(|(variable, _)| {
+    let inherited = std::env::vars_os().filter(|(variable, _)| {
         let text = variable.to_str();
         text.is_some_and(|text| is_for_daemon(text, name) && args.start.secret.iter().all(|secret| secret != text))
     });
-    command.env_clear().envs(kept);
+    command.env_clear().envs(inherited);
     match command.stdin(Stdio::null()).output() {
         Ok(output) => String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect(),
         Err(error) => vec![format!("cannot start a daemon: {error}")],
@@ -174,6 +174,7 @@ fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<Stri
 mod tests {
     use super::*;
 
+    /// Promise (Code execution): A daemon has only the environment variables that it reads.
     #[test]
     fn a_daemon_has_what_it_reads_and_nothing_else() {
         for (variable, process, docker, vm) in [
@@ -188,8 +189,9 @@ mod tests {
             ("path", false, false, false),
             ("", false, false, false),
         ] {
-            let kept = ["process", CONTAINER_BACKEND, MACHINE_BACKEND].map(|backend| is_for_daemon(variable, backend));
-            assert_eq!(kept, [process, docker, vm], "{variable}");
+            let inherited =
+                ["process", CONTAINER_BACKEND, MACHINE_BACKEND].map(|backend| is_for_daemon(variable, backend));
+            assert_eq!(inherited, [process, docker, vm], "{variable}");
         }
     }
 }

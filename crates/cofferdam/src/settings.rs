@@ -1,5 +1,5 @@
-//! What holds after options, environment, configuration file and defaults were put over one another, in that order of
-//! precedence. Pure: everything comes in as arguments.
+//! Settings merged from options, environment, configuration file and defaults, in this order of precedence. Pure: all
+//! inputs are arguments.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -25,27 +25,27 @@ use crate::report;
 use crate::resident::DaemonUse;
 use crate::style::Tone;
 
-/// What the environment says.
+/// Settings from the environment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Environment {
     /// `SANDBOX_TYPE`: the backend, in lower case but for the name of an OCI runtime.
     pub backend: Option<String>,
-    /// `SANDBOX_TIMEOUT_SEC`: the most real time that a run may have.
+    /// `SANDBOX_TIMEOUT_SEC`: the maximum real time of a run.
     pub timeout: Option<Duration>,
-    /// `COFFERDAM_DAEMON`: whether a daemon runs things.
+    /// `COFFERDAM_DAEMON`: the use of a daemon.
     pub daemon: Option<DaemonUse>,
     /// `DOCKER_HOST`: the container engine's address.
     pub docker_host: Option<String>,
-    /// `XDG_RUNTIME_DIR`: where engines without root have their sockets.
+    /// `XDG_RUNTIME_DIR`: the directory with the sockets of rootless engines.
     pub runtime_dir: Option<PathBuf>,
-    /// `COFFERDAM_VM_…`: how virtual machines are made.
+    /// `COFFERDAM_VM_…`: settings of the VM backend.
     pub machines: ConfigMachines,
-    /// `COFFERDAM_WASM_…`: how WebAssembly runs.
+    /// `COFFERDAM_WASM_…`: settings of the WebAssembly backend.
     pub wasm: ConfigWasm,
 }
 
 impl Environment {
-    /// Reads the variables through `variable`. One that is set but empty does not count.
+    /// Reads the variables through `variable`. Ignores empty ones.
     pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let text = |name: &str| variable(name).map(|value| value.to_string_lossy().trim().to_owned());
         let timeout = match text("SANDBOX_TIMEOUT_SEC").filter(|text| !text.is_empty()) {
@@ -62,13 +62,14 @@ impl Environment {
             daemon,
             docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
             runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
-            machines: machine_words(|name| text(name).filter(|text| !text.is_empty()))?,
+            machines: machine_variables(|name| text(name).filter(|text| !text.is_empty()))?,
             wasm: wasm_variables(|name| text(name).filter(|text| !text.is_empty()))?,
         })
     }
 }
 
-/// Puts a backend's name into lower case. The engine's name of an OCI runtime, as in `docker:NAME`, has a case of its own.
+/// Converts a backend's name to lower case, except the name of an OCI runtime as in `docker:NAME`, which is
+/// case-sensitive.
 fn backend_name(text: &str) -> String {
     match text.split_once(':') {
         Some((name, runtime)) if name.eq_ignore_ascii_case(registry::CONTAINER_BACKEND) => {
@@ -78,7 +79,7 @@ fn backend_name(text: &str) -> String {
     }
 }
 
-fn machine_words(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines> {
+fn machine_variables(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines> {
     Ok(ConfigMachines {
         images: set("COFFERDAM_VM_IMAGES").map(PathBuf::from),
         image: set("COFFERDAM_VM_IMAGE"),
@@ -101,12 +102,12 @@ fn wasm_variables(set: impl Fn(&str) -> Option<String>) -> Result<ConfigWasm> {
     })
 }
 
-/// The value of a variable, or an error that names it.
+/// Parses the value of a variable. Errors name the variable.
 fn value<T: FromStr<Err: Display>>(set: impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<T>> {
     let parse = |text: String| {
         text.parse().map_err(|error| {
             Error::invalid("read environment", format!("{name} is '{}': {error}", text.escape_debug()))
-                .with_remedy("correct it, or unset it; docs/configuration.md says what it may be")
+                .with_remedy("correct or unset it; docs/configuration.md lists its values")
         })
     };
     set(name).map(parse).transpose()
@@ -122,61 +123,61 @@ fn seconds(text: &str) -> Result<Duration> {
 
 fn daemon(text: &str) -> Result<DaemonUse> {
     text.parse().map_err(|_| {
-        let message = format!("COFFERDAM_DAEMON is '{}', which says nothing about a daemon", text.escape_debug());
+        let message = format!("COFFERDAM_DAEMON is '{}', which is not a valid mode", text.escape_debug());
         Error::invalid("read environment", message).with_remedy("set it to auto, never, start or require, or unset it")
     })
 }
 
-/// What holds for one run.
+/// The settings of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The backend that makes the sandbox.
+    /// The backend of the sandbox.
     pub backend: &'static BackendInfo,
-    /// Bounds.
+    /// Limits of the sandbox.
     pub limits: Limits,
-    /// Bytes of output passed on.
+    /// Maximum output in bytes.
     pub max_output: ByteSize,
-    /// Whose work it is.
+    /// The tenant of the run.
     pub tenant: TenantId,
-    /// Protections that may be weaker than asked.
+    /// Protections that may be weaker than requested.
     pub allow_weaker: BTreeSet<Protection>,
     /// Time between SIGTERM and SIGKILL.
     pub cancel_grace: Duration,
-    /// How code runs: which languages, how it is screened and logged, and within which bounds.
+    /// Settings of code execution: languages, screening, audit log and bounds.
     pub code: CodeConfig,
-    /// Whether whatever runs has to be screened, logged or bounded as a call, even if nobody asks for the whole result.
+    /// True if every run is screened, logged or bounded as a call, even without a request for the full result.
     pub watched: bool,
-    /// Whether a daemon runs it.
+    /// The use of a daemon.
     pub daemon: DaemonUse,
-    /// How containers and machines are made.
+    /// Settings of the container and VM backends.
     pub setup: Setup,
-    /// How WebAssembly runs; all of it unset for other backends.
+    /// Settings of the WebAssembly backend; unset for other backends.
     pub wasm: WasmSettings,
 }
 
-/// What the wasm backend is asked for.
+/// Settings of the WebAssembly backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WasmSettings {
-    /// Seed of clocks and random bytes that are the same each time.
+    /// Seed of deterministic clocks and random bytes.
     pub seed: Option<String>,
-    /// Steps that each exec may take.
+    /// Maximum number of steps of each exec.
     pub fuel: Option<NonZeroU64>,
 }
 
 impl Settings {
-    /// Puts options over environment over file over defaults.
+    /// Merges options, environment, file and defaults, in this order of precedence.
     pub fn resolve(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> Result<Self> {
-        let tenant = flags.place.tenant.clone().or_else(|| file.tenant.clone()).unwrap_or_default();
+        let tenant = flags.sandbox.tenant.clone().or_else(|| file.tenant.clone()).unwrap_or_default();
         let weaker = match flags.limits.allow_weaker.is_empty() {
             true => &file.allow_weaker,
             false => &flags.limits.allow_weaker,
         };
         let backend = backend_for_run(flags, environment, file)?;
-        has_use(flags.place.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
-        has_use(flags.place.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
-        has_use(flags.place.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
-        has_use(flags.place.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
-        let machines = machines(flags.place.build, environment, file);
+        check_option(flags.sandbox.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
+        check_option(flags.sandbox.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
+        check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
+        check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
+        let machines = machines(flags.sandbox.build, environment, file);
         let wasm = match backend.info.name == registry::MODULE_BACKEND {
             true => wasm(flags, environment, file),
             false => WasmSettings::default(),
@@ -186,7 +187,7 @@ impl Settings {
             setup: Setup {
                 containers: Containers {
                     runtime: backend.runtime,
-                    pull: flags.place.pull.or(file.containers.pull).unwrap_or_default(),
+                    pull: flags.sandbox.pull.or(file.containers.pull).unwrap_or_default(),
                     ..containers(environment, file)
                 },
                 machines: Machines { driver: backend.driver.unwrap_or(machines.driver), ..machines },
@@ -204,7 +205,8 @@ impl Settings {
     }
 }
 
-/// How code runs. An option replaces the file's bound on output; of the two bounds in the file the smaller holds.
+/// Returns the settings of code execution. An option replaces the file's bound on output. Of the two bounds in the
+/// file, the smaller one applies.
 fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
     let bounds = file.code.clone().unwrap_or_default();
     let in_file = file.max_output.map_or(bounds.max_output, |size| size.0.min(bounds.max_output));
@@ -218,16 +220,16 @@ fn code(flags: &RunArgs, file: &ConfigFile) -> Result<CodeConfig> {
     })
 }
 
-/// Refuses an option that only one backend knows, where another one was chosen: it would do nothing.
-fn has_use(given: bool, option: &str, of: &str, chosen: &Chosen) -> Result<()> {
+/// Refuses an option of one backend if another one is selected, because it would have no effect.
+fn check_option(given: bool, option: &str, of: &str, chosen: &Chosen) -> Result<()> {
     if !given || chosen.info.name == of {
         return Ok(());
     }
-    let message = format!("{option} is for {of}, and the backend is {}", chosen.info.name);
+    let message = format!("{option} is an option of backend {of}, but the backend is {}", chosen.info.name);
     Err(Error::invalid("select backend", message).with_remedy(format!("leave it out, or add --backend {of}")))
 }
 
-/// How containers are made, as far as no option says anything about it.
+/// Returns the settings of the container backend without options.
 pub fn containers(environment: &Environment, file: &ConfigFile) -> Containers {
     let file = &file.containers;
     Containers {
@@ -240,7 +242,7 @@ pub fn containers(environment: &Environment, file: &ConfigFile) -> Containers {
     }
 }
 
-/// How virtual machines are made; `build` is what an option says.
+/// Returns the settings of the VM backend. `build` is the value of an option.
 pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFile) -> Machines {
     let (first, second) = (environment.machines.clone(), file.machines.clone());
     Machines {
@@ -258,34 +260,34 @@ pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFi
     }
 }
 
-/// How WebAssembly runs: options over environment over file.
+/// Merges the settings of the WebAssembly backend from options, environment and file, in this order of precedence.
 fn wasm(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> WasmSettings {
-    let (place, first, second) = (&flags.place, &environment.wasm, &file.wasm);
+    let (sandbox, first, second) = (&flags.sandbox, &environment.wasm, &file.wasm);
     let configured = first.deterministic.as_ref().or(second.deterministic.as_ref()).map(|Human(Seed(seed))| seed);
     WasmSettings {
-        seed: place.deterministic.as_ref().or(configured).cloned(),
-        fuel: place.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
+        seed: sandbox.deterministic.as_ref().or(configured).cloned(),
+        fuel: sandbox.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
     }
 }
 
-/// How everything is made, as far as no option says anything about it.
+/// Returns the settings of all backends without options.
 pub fn setup(environment: &Environment, file: &ConfigFile) -> Setup {
     Setup { containers: containers(environment, file), machines: machines(None, environment, file) }
 }
 
-/// A backend that was chosen.
+/// A selected backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
-    /// What is known about it.
+    /// Static information about it.
     pub info: &'static BackendInfo,
-    /// The OCI runtime that its name ended with.
+    /// The OCI runtime in its name.
     pub runtime: Option<String>,
-    /// The driver that its name said.
+    /// The VMM in its name.
     pub driver: Option<Driver>,
 }
 
 impl Chosen {
-    /// The one of this name.
+    /// Selects the backend of this name.
     pub fn named(name: &str) -> Result<Self> {
         let (runtime, driver) = (registry::runtime(name).map(str::to_owned), registry::driver(name));
         Ok(Self { info: registry::find(name)?, runtime, driver })
@@ -298,25 +300,25 @@ impl From<&'static BackendInfo> for Chosen {
     }
 }
 
-/// As [`backend`], but a run that names a WebAssembly module gets the backend for those where none is named and no
-/// thicker wall is asked for, and so does a script that `--level wasm` stands before; and one that names an image gets the
-/// backend for those where none is named.
+/// Selects a backend like [`backend`]. If no backend is named and no higher level is required, a run of a WebAssembly
+/// module, and a script with `--level wasm`, get the module backend. If no backend is named, a run with an image gets
+/// the container backend.
 fn backend_for_run(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> Result<Chosen> {
     let chosen = backend(flags.backend.as_deref(), flags.level, environment, file)?;
     let named = flags.backend.is_some() || environment.backend.is_some() || file.backend.is_some();
     let level = flags.level.or(file.level).unwrap_or(Level::Simulated);
-    // Who asks for that very level wants what is in it, as far as it goes. It is a floor all the same.
-    let asked = flags.level == Some(Level::Wasm) && names_script(flags);
-    if !named && flags.place.image.is_some() && level <= Level::Container {
+    // A script with an explicit `--level wasm` runs in that level if possible. The level is still a minimum.
+    let requested = flags.level == Some(Level::Wasm) && names_script(flags);
+    if !named && flags.sandbox.image.is_some() && level <= Level::Container {
         return registry::find(registry::CONTAINER_BACKEND).map(Chosen::from);
     }
-    if !named && level <= Level::Wasm && (names_module(flags) || asked) {
+    if !named && level <= Level::Wasm && (names_module(flags) || requested) {
         return registry::find(registry::MODULE_BACKEND).map(Chosen::from);
     }
     Ok(chosen)
 }
 
-/// Whether what is to be run is a script in a language that there is an interpreter for WebAssembly of.
+/// Returns true if the arguments name a script in a language with a WebAssembly interpreter.
 fn names_script(flags: &RunArgs) -> bool {
     let extension = || Path::new(flags.words.first()?).extension()?.to_str().map(str::to_ascii_lowercase);
     match &flags.lang {
@@ -327,7 +329,7 @@ fn names_script(flags: &RunArgs) -> bool {
     }
 }
 
-/// Whether what is to be run is a WebAssembly module: FILE, or with `--level wasm` also what follows `--`.
+/// Returns true if the arguments name a WebAssembly module: FILE, or with `--level wasm` also the command after `--`.
 pub fn names_module(flags: &RunArgs) -> bool {
     let first = flags.words.first().filter(|_| flags.code.is_none());
     let ends = first.is_some_and(|word| word.to_ascii_lowercase().ends_with(".wasm"));
@@ -338,7 +340,7 @@ pub fn names_module(flags: &RunArgs) -> bool {
     }
 }
 
-/// The backend that was named, if its wall is thick enough; else one whose wall is.
+/// Returns the named backend, or an error if its level is too low. If none is named, selects one by level.
 pub fn backend(
     flag: Option<&str>,
     level: Option<Level>,
@@ -358,10 +360,10 @@ pub fn backend(
     match level {
         Some(level) if info.level < level => {
             let message =
-                format!("the backend '{}' is of level {}, below the level {level} asked for", info.name, info.level);
-            Err(Error::unsupported("select backend", message).with_context("named by", source).with_remedy(
-                "ask for a lower level, or name no backend so that one is chosen; `cofferdam backends` lists them",
-            ))
+                format!("the backend '{}' has level {}, below the required level {level}", info.name, info.level);
+            Err(Error::unsupported("select backend", message)
+                .with_context("named by", source)
+                .with_remedy("require a lower level, or leave out the backend; `cofferdam backends` lists the levels"))
         }
         _ => Chosen::named(name),
     }
@@ -369,10 +371,10 @@ pub fn backend(
 
 fn limits(flags: &LimitArgs, environment: &Environment, file: &ConfigLimits) -> Result<Limits> {
     let default = Limits::default();
-    // The environment is the operator's: an option can ask for less than it allows, and not for more.
+    // The environment belongs to the operator: an option can only tighten its timeout.
     let timeout = match (flags.timeout, environment.timeout) {
-        (Some(asked), Some(cap)) => Some(asked.min(cap)),
-        (asked, cap) => asked.or(cap).or(file.wall_time.map(|time| time.0)),
+        (Some(requested), Some(cap)) => Some(requested.min(cap)),
+        (requested, cap) => requested.or(cap).or(file.wall_time.map(|time| time.0)),
     };
     let limits = Limits {
         cpu_time: pick(flags.cpu_time, file.cpu_time, default.cpu_time),

@@ -1,4 +1,4 @@
-//! Where the code's output goes: live to our own streams, collected for one JSON document, or as JSON lines.
+//! Destinations of output: the streams of this process, one JSON document, or JSON lines.
 
 use std::io;
 
@@ -10,19 +10,19 @@ use crate::encode::{Lines, into_text_or_base64};
 use crate::host_stream::HostStream;
 use crate::terminal::{TerminalFilter, safe_json};
 
-/// Where output goes.
+/// A destination of output.
 #[derive(Debug)]
 pub enum Sink {
-    /// To our own standard output and error.
+    /// Standard output and standard error of this process.
     Live(Live),
-    /// Kept until the end.
+    /// A buffer that is printed at the end.
     Collect(Collected),
-    /// As JSON lines to standard output.
+    /// JSON lines on standard output.
     Events(Events),
 }
 
 impl Sink {
-    /// Passes one event on.
+    /// Forwards one event.
     pub async fn put(&mut self, event: OutputEvent) -> io::Result<()> {
         match self {
             Self::Live(live) => live.put(event).await,
@@ -34,7 +34,7 @@ impl Sink {
         }
     }
 
-    /// Passes on what was kept back.
+    /// Forwards buffered output.
     pub async fn finish(&mut self) -> io::Result<()> {
         match self {
             Self::Live(live) => live.finish().await,
@@ -44,7 +44,7 @@ impl Sink {
     }
 }
 
-/// One of our streams, with a filter if a person's terminal shows it.
+/// A stream of this process, with a filter if it is a terminal.
 #[derive(Debug)]
 struct Shown {
     stream: HostStream,
@@ -72,12 +72,12 @@ impl Shown {
     }
 }
 
-/// Whether control sequences reach our terminal as they are.
+/// Treatment of control sequences on terminals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Raw {
-    /// As they are.
+    /// Passed unchanged.
     Yes,
-    /// Made harmless.
+    /// Escaped.
     No,
 }
 
@@ -86,12 +86,12 @@ pub enum Raw {
 pub struct Live {
     stdout: Shown,
     stderr: Shown,
-    /// Bytes that were lost because we were too slow.
+    /// Bytes that were lost because this process wrote too slowly.
     pub lost: u64,
 }
 
 impl Live {
-    /// To our own streams.
+    /// Creates live output to the streams of this process.
     pub fn new(raw: Raw) -> Self {
         Self { stdout: Shown::new(HostStream::stdout(), raw), stderr: Shown::new(HostStream::stderr(), raw), lost: 0 }
     }
@@ -130,12 +130,12 @@ impl Collected {
         }
     }
 
-    /// Standard output and standard error, as far as they were kept.
+    /// Returns the collected standard output and standard error.
     pub fn output(&self) -> (Bytes, Bytes) {
         (self.stdout.clone().into(), self.stderr.clone().into())
     }
 
-    /// The members of the JSON document.
+    /// Converts to members of the JSON document.
     pub fn into_json(self) -> [(&'static str, Value); 3] {
         [
             ("stdout", into_text_or_base64(self.stdout)),
@@ -145,7 +145,7 @@ impl Collected {
     }
 }
 
-/// The beginning of output that goes by.
+/// A copy of the beginning of output.
 #[derive(Debug, Default)]
 pub struct Record {
     left: usize,
@@ -153,12 +153,12 @@ pub struct Record {
 }
 
 impl Record {
-    /// Keeps at most so many bytes.
-    pub fn new(most: u64) -> Self {
-        Self { left: usize::try_from(most).unwrap_or(usize::MAX), collected: Collected::default() }
+    /// Creates a record of at most `max_bytes` bytes.
+    pub fn new(max_bytes: u64) -> Self {
+        Self { left: usize::try_from(max_bytes).unwrap_or(usize::MAX), collected: Collected::default() }
     }
 
-    /// Keeps of one event what there is room for.
+    /// Records one event, up to the remaining capacity.
     pub fn put(&mut self, event: &OutputEvent) {
         if let OutputEvent::Chunk(Chunk { stream, data }) = event {
             let data = data.slice(..data.len().min(self.left));
@@ -167,13 +167,13 @@ impl Record {
         }
     }
 
-    /// Standard output and standard error, as far as they were kept.
+    /// Returns the recorded standard output and standard error.
     pub fn output(&self) -> (Bytes, Bytes) {
         self.collected.output()
     }
 }
 
-/// Output as JSON lines.
+/// An encoder of output as JSON lines.
 #[derive(Debug)]
 pub struct Events {
     stream: HostStream,
@@ -181,7 +181,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// To our own standard output.
+    /// Creates an encoder that writes to standard output.
     pub fn new() -> Self {
         Self { stream: HostStream::stdout(), lines: Lines::default() }
     }
@@ -195,7 +195,7 @@ impl Events {
         match event {
             OutputEvent::Chunk(Chunk { stream, data }) => self.lines_of(stream, Some(&data)).await,
             OutputEvent::Lost { chunks, bytes } => {
-                // What was kept of a character does not belong to what comes after the gap.
+                // A partial character before the gap does not continue after it.
                 self.finish().await?;
                 self.line(&json!({"type": "lost", "chunks": chunks, "bytes": bytes})).await
             }

@@ -1,7 +1,7 @@
-//! Passes our standard input on to the code.
+//! Forwarding of standard input to the code.
 //!
-//! Reading blocks, so one thread does it, started only when input is wanted. It is left behind in its read when the
-//! run ends; the process ends with it.
+//! Reading blocks, so a thread does it, started only if the request wants input. The thread stays in its read when the
+//! run ends, and dies with the process.
 
 use cofferdam::StdinWriter;
 use tokio::io::AsyncWriteExt;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 /// Bytes read at once.
 const PIECE: usize = 64 * 1024;
 
-/// Copies our standard input to `writer` until either end is closed; then closes both.
+/// Copies standard input of this process to `writer` until either end is closed, then closes both.
 pub async fn forward(mut writer: StdinWriter) {
     let (sender, mut receiver) = mpsc::channel::<Vec<u8>>(1);
     if std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read(&sender)).is_err() {
@@ -19,11 +19,11 @@ pub async fn forward(mut writer: StdinWriter) {
     }
     while let Some(data) = receiver.recv().await {
         if writer.write_all(&data).await.is_err() || writer.flush().await.is_err() {
-            // The code has closed its input; nothing more is read than is already on its way.
+            // The code has closed its input. Nothing is read beyond the data in flight.
             return;
         }
     }
-    // The code may be gone already, which is no fault.
+    // The code may have exited already, which is not an error.
     let _ = writer.close().await;
 }
 

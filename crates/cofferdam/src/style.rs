@@ -1,34 +1,34 @@
-//! Colours, only for a person's terminal and only where `NO_COLOR` is not set.
+//! Colours, used only on terminals and only if `NO_COLOR` is not set.
 
 use std::io::IsTerminal;
 
-/// Whether to colour what goes to one stream.
+/// The style of text on one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// With colours.
     Coloured,
-    /// Without.
+    /// Without colours.
     Plain,
 }
 
-/// What a colour says.
+/// The meaning of a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tone {
-    /// All is well.
+    /// Success.
     Good,
-    /// Something to look at.
+    /// A warning.
     Warning,
-    /// Something is wrong.
+    /// An error.
     Bad,
 }
 
 impl Style {
-    /// For text on standard output.
+    /// Returns the style for standard output.
     pub fn stdout() -> Self {
         Self::of(std::io::stdout().is_terminal())
     }
 
-    /// For text on standard error.
+    /// Returns the style for standard error.
     pub fn stderr() -> Self {
         Self::of(std::io::stderr().is_terminal())
     }
@@ -38,7 +38,7 @@ impl Style {
         if terminal && wanted { Self::Coloured } else { Self::Plain }
     }
 
-    /// The text in a colour.
+    /// Returns the text in the colour of `tone`.
     pub fn paint(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => 32,

@@ -1,33 +1,33 @@
-//! Makes what sandboxed code prints harmless to the terminal that shows it.
+//! A filter that makes guest output harmless to terminals.
 //!
-//! A terminal obeys what it is sent: it retitles windows, writes the clipboard, answers queries as if the user had
-//! typed the answer. So of guest output only this passes: printable text, newline, carriage return, tab, backspace,
-//! and complete colour sequences (`ESC [ digits m`). Everything else is shown as a visible escape such as `\x1b`.
+//! A terminal executes control sequences: it retitles windows, writes the clipboard, answers queries as if the user had
+//! typed the answer. So the filter passes only printable text, newline, carriage return, tab, backspace and complete
+//! colour sequences (`ESC [ digits m`). It prints everything else as a visible escape such as `\x1b`.
 //!
 //! ```text
-//! text --ESC--> escape --[--> colour --digits ; :--> colour --m--> text (passed on whole)
-//!                  \-- anything else --> text (shown)   \-- anything else --> text (shown)
+//! text --ESC--> escape --[--> colour --digits ; :--> colour --m--> text (passed complete)
+//!                  \-- anything else --> text (escaped)  \-- anything else --> text (escaped)
 //! ```
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
 
-/// The longest colour sequence passed on, in bytes after `ESC [`.
+/// Maximum length of a colour sequence that passes, in bytes after `ESC [`.
 const MAX_COLOUR: usize = 64;
 
-/// One stream's filter; feed it chunks as they come, then finish it.
+/// A filter for one stream.
 #[derive(Debug, Default)]
 pub struct TerminalFilter {
-    /// The beginning of a character or of a colour sequence, kept until it is complete.
-    held: Vec<u8>,
-    /// Whether a colour is on that nothing has reset yet.
+    /// An incomplete character or colour sequence.
+    partial: Vec<u8>,
+    /// True if a colour was set and not reset.
     coloured: bool,
 }
 
 impl TerminalFilter {
-    /// What to show for the next chunk.
+    /// Filters the next chunk. Returns the text to print.
     pub fn feed(&mut self, chunk: &[u8]) -> String {
-        let mut input = std::mem::take(&mut self.held);
+        let mut input = std::mem::take(&mut self.partial);
         input.extend_from_slice(chunk);
         let mut out = String::with_capacity(input.len());
         let mut rest = input.as_slice();
@@ -37,14 +37,14 @@ impl TerminalFilter {
                 None => break,
             }
         }
-        self.held = rest.to_vec();
+        self.partial = rest.to_vec();
         out
     }
 
-    /// What to show at the end: what was kept, and a reset if a colour is still on.
+    /// Returns the text to print at the end: buffered bytes, and a reset if a colour is still set.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
-        for byte in std::mem::take(&mut self.held) {
+        for byte in std::mem::take(&mut self.partial) {
             if byte.is_ascii() && !byte.is_ascii_control() { out.push(byte.into()) } else { show_byte(byte, &mut out) }
         }
         if std::mem::take(&mut self.coloured) {
@@ -53,7 +53,8 @@ impl TerminalFilter {
         out
     }
 
-    /// Handles the beginning of `input`, which is not empty; gives the bytes used, or `None` if more is needed.
+    /// Processes the beginning of `input`, which is not empty. Returns the number of bytes used, or `None` if more are
+    /// needed.
     fn step(&mut self, input: &[u8], out: &mut String) -> Option<usize> {
         if input[0] == 0x1b {
             return self.escape(input, out);
@@ -117,13 +118,14 @@ fn escape_char(c: char, out: &mut String) {
     }
 }
 
-/// Controls of both sets, and the characters that turn the direction of text and so hide what it says.
+/// Returns true for control characters of both sets, and for characters that change the text direction and so can hide
+/// text.
 fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// One line of text that is safe to show: control characters, newlines included, appear as escapes.
+/// Returns the text as one line that is safe to print: control characters, including newlines, are escaped.
 pub fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -138,7 +140,7 @@ pub fn one_line(text: &str) -> String {
     out
 }
 
-/// JSON text that is safe to show. Such characters stand only inside strings, where JSON has escapes for them.
+/// Returns JSON text that is safe to print. Harmful characters occur only in strings, where JSON has escapes for them.
 pub fn safe_json(text: String) -> String {
     if !text.contains(is_harmful) {
         return text;
@@ -151,7 +153,7 @@ pub fn safe_json(text: String) -> String {
     out
 }
 
-/// Passes on pieces of JSON text with harmful characters as escapes.
+/// Emits JSON text in pieces, with harmful characters escaped.
 fn escape_json(text: &str, put: &mut dyn FnMut(&str) -> io::Result<()>) -> io::Result<()> {
     let mut rest = text;
     while let Some(at) = rest.find(|c| is_harmful(c) && c != '\n') {
@@ -165,7 +167,7 @@ fn escape_json(text: &str, put: &mut dyn FnMut(&str) -> io::Result<()>) -> io::R
     put(rest)
 }
 
-/// Writes JSON as [`safe_json`] gives it, without holding the text in memory.
+/// Writes JSON like [`safe_json`], without building the text in memory.
 pub fn write_safe_json(value: &dyn fmt::Display, to: impl io::Write) -> io::Result<()> {
     struct Escaped<W: io::Write> {
         to: io::BufWriter<W>,
@@ -180,7 +182,7 @@ pub fn write_safe_json(value: &dyn fmt::Display, to: impl io::Write) -> io::Resu
     }
 
     let mut escaped = Escaped { to: io::BufWriter::new(to), result: Ok(()) };
-    // A failure is in the result already.
+    // `result` holds the error.
     let _ = writeln!(escaped, "{value:#}");
     escaped.result?;
     escaped.to.flush()
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 
-    /// Bytes that make up control sequences, more often than chance would.
+    /// Generates bytes that form control sequences more often than random bytes.
     fn hostile() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             prop::collection::vec(any::<u8>(), 0..4),

@@ -1,4 +1,4 @@
-//! Our own terminal in raw mode while the code has a terminal of its own, given back on every way out.
+//! Raw mode of this process's terminal while the code has a terminal. The modes are restored on every exit path.
 
 use std::sync::{Mutex, Once, PoisonError};
 
@@ -6,30 +6,30 @@ use cofferdam::{Error, ErrorKind, Result, TerminalSize};
 use rustix::stdio::stdin;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// The terminal's modes from before, while it is raw. A static, because a panic hook has to reach it.
+/// The terminal's original modes while it is raw. Static, because the panic hook needs access.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// The size of our terminal; an error if standard input is none.
+/// Returns the size of the terminal, or an error if standard input is not a terminal.
 pub fn size() -> Result<TerminalSize> {
     if !isatty(stdin()) {
-        return Err(Error::invalid("run", "--tty needs a terminal, but standard input is none")
-            .with_remedy("leave out --tty, or use --stdin to pass a file or pipe on"));
+        return Err(Error::invalid("run", "--tty needs a terminal, but standard input is not a terminal")
+            .with_remedy("leave out --tty, or use --stdin to pass a file or pipe"));
     }
     Ok(current_size().unwrap_or(TerminalSize { rows: 24, columns: 80 }))
 }
 
-/// The size of our terminal, if it can be told.
+/// Returns the size of the terminal, if it is known.
 pub fn current_size() -> Option<TerminalSize> {
     let size = tcgetwinsize(stdin()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
 }
 
-/// Our terminal in raw mode; dropping it, or a panic, gives the modes back.
+/// A guard of the terminal in raw mode. Dropping it, or a panic, restores the modes.
 #[derive(Debug)]
 pub struct RawTerminal(());
 
 impl RawTerminal {
-    /// Goes into raw mode.
+    /// Enters raw mode.
     pub fn enter() -> Result<Self> {
         let failed = |error: rustix::io::Errno| {
             Error::new(ErrorKind::Io, "run", "cannot set up the terminal").with_source(std::io::Error::from(error))
@@ -64,7 +64,7 @@ fn restore_on_panic() {
 
 fn restore() {
     if let Some(before) = lock().take() {
-        // There is nobody left to tell if this fails.
+        // A failure cannot be reported here.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
 }

@@ -1,8 +1,8 @@
-//! Values of options that are more than one word: variables, labels, network policies.
+//! Parsers of structured option values: variables, labels, network policies.
 
 use cofferdam::NetworkPolicy;
 
-/// Parses a variable; one without a value is not taken from our environment, because nothing is.
+/// Parses a variable. Refuses one without a value: no values are inherited from the environment.
 pub fn parse_env(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some(("", _)) => Err("the variable has no name; write KEY=VALUE".to_owned()),
@@ -11,13 +11,13 @@ pub fn parse_env(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Parses the name of a variable whose value is taken from our environment.
+/// Parses the name of a variable whose value is taken from the environment of this process.
 pub fn parse_secret(text: &str) -> Result<String, String> {
     match text {
         "" => Err("the variable has no name".to_owned()),
-        // What follows stands in the list of processes already; nobody is to be told it again.
+        // The value is visible in the process list already. Do not repeat it in the message.
         text if text.contains('=') => {
-            Err("write its name only; the value is taken from the environment, where others do not see it".to_owned())
+            Err("write only the name; the value is read from the environment, which other users cannot see".to_owned())
         }
         text => Ok(text.to_owned()),
     }

@@ -199,7 +199,7 @@ mod tests {
         for (bytes, why) in [
             (dynamic(b"libssl.so.3\0GLIBC_2.34\0"), "libssl.so.3"),
             (dynamic(b"libc.so\0"), "not linked with glibc"),
-            (b"#!/bin/sh\n".to_vec(), "no 64-bit"),
+            (b"#!/bin/sh\n".to_vec(), "not a 64-bit"),
             (elf(&[[PT_INTERP, 0, 0, 0], [PT_DYNAMIC, 1 << 40, 0, 64]], b""), "outside the file"),
         ] {
             let error = Program::parse(&bytes).unwrap_err().to_string();

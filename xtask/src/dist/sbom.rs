@@ -271,6 +271,7 @@ mod tests {
         document(&metadata(), &compiled(tree), "program").unwrap()
     }
 
+    /// Promise (Measurements and structure): The SBOM has licences, scopes and a dependency graph.
     #[test]
     fn components_have_licences_scopes_and_a_graph() {
         let made = made();
@@ -287,6 +288,7 @@ mod tests {
         assert_eq!(of_macro.unwrap()["dependsOn"], json!(["pkg:cargo/parser@1.0.0%2Bx"]));
     }
 
+    /// Promise (Measurements and structure): The SBOM names every package of the program with its licence.
     #[test]
     fn the_sbom_of_the_program_names_a_dependency_with_its_licence() {
         let made = make(&Repository::this(), "cofferdam", "x86_64-unknown-linux-gnu").unwrap();
@@ -302,6 +304,7 @@ mod tests {
         assert!(component("insta").is_none(), "tests are not shipped");
     }
 
+    /// Promise (Measurements and structure): An incomplete SBOM is refused.
     #[test]
     fn broken_documents_are_refused() {
         for (path, value) in [

@@ -27,25 +27,7 @@ const QUOTING: &[&str] = &["docs/past-escapes.md", "docs/adr"];
 const UNIX_USERS: &[(&str, &str)] =
     &[("cofferdam-debian/src/skeleton.rs", "etc/passwd"), ("cofferdam-debian/tests/suite/real.rs", "getent passwd")];
 /// Paths whose text does not follow the rules yet. Remove a path once it does.
-const PENDING: &[&str] = &[
-    "CHANGELOG.md",
-    "SPECIFICATION.md",
-    "crates/cofferdam",
-    "crates/cofferdam-audit",
-    "crates/cofferdam-code",
-    "crates/cofferdam-contract",
-    "crates/cofferdam-engine",
-    "crates/cofferdam-interpreter",
-    "crates/cofferdam-linux",
-    "crates/cofferdam-mcp",
-    "crates/cofferdam-process",
-    "crates/cofferdam-screen",
-    "crates/cofferdam-vm",
-    "crates/cofferdam-wasm",
-    "crates/cofferdam-wasm-supply",
-    "docs/audit.md",
-    "docs/performance.md",
-];
+const PENDING: &[&str] = &["CHANGELOG.md", "crates/cofferdam-linux", "crates/cofferdam-process"];
 
 /// Returns breaches in Rust files and Markdown documents.
 pub fn check(sources: &[Source]) -> Vec<String> {
@@ -275,7 +257,7 @@ mod tests {
 
     #[test]
     fn pending_paths_are_skipped_by_whole_components() {
-        assert_eq!(count("crates/cofferdam/src/a.rs", "const PATIENCE: u64 = 1;"), 0);
+        assert_eq!(count("crates/cofferdam-linux/src/a.rs", "const PATIENCE: u64 = 1;"), 0);
         assert_eq!(count("crates/cofferdam-daemon/src/a.rs", "const PATIENCE: u64 = 1;"), 1);
     }
 }

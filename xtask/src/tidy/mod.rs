@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use crate::repository::Repository;
+use crate::spec;
 
 /// A text file of the sources.
 #[derive(Debug, Clone)]
@@ -37,6 +38,7 @@ pub fn run(repository: &Repository) -> Result<()> {
     let mut breaches = layers::check(&packages);
     breaches.extend(sources::check(&sources, repository.root()));
     breaches.extend(sources::roots(&packages, repository)?);
+    breaches.extend(spec::check(&sources));
     breaches.extend(documents::check(&sources));
     breaches.extend(paths::check(&sources));
     breaches.extend(language::check(&sources));
@@ -54,7 +56,7 @@ pub fn run(repository: &Repository) -> Result<()> {
 }
 
 /// Reads every text file of the sources and skips others.
-fn read(repository: &Repository) -> Result<Vec<Source>> {
+pub fn read(repository: &Repository) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in repository.files()? {
         let bytes = std::fs::read(repository.root().join(&path))?;

@@ -25,6 +25,7 @@ fn tiny() -> Vm {
     }
 }
 
+/// Promise (Virtual machines): Every flipped bit in an archive is detected.
 #[test]
 fn every_flipped_bit_is_noticed() {
     let (vm, key) = (tiny(), key());
@@ -45,6 +46,7 @@ fn every_flipped_bit_is_noticed() {
     }
 }
 
+/// Promise (Virtual machines): Every truncation of an archive is detected.
 #[test]
 fn every_cut_is_noticed() {
     let (vm, key) = (tiny(), key());
@@ -89,6 +91,7 @@ fn chunks(key: &Key) -> (Vec<u8>, Vec<Vec<u8>>) {
     (bytes[..HEAD].to_vec(), chunks)
 }
 
+/// Promise (Virtual machines): Moved, doubled and foreign chunks of an encrypted archive are detected.
 #[test]
 fn sealed_chunks_stay_where_they_are() {
     let key = key();
@@ -139,6 +142,7 @@ fn a_full_last_chunk_can_be_told_from_a_cut() {
     assert!(lengths.contains(&SEALED), "{lengths:?}");
 }
 
+/// Promise (Virtual machines): The body of an archive opens with its own head only.
 #[test]
 fn a_body_opens_under_its_own_head_only() {
     let key = key();
@@ -148,6 +152,7 @@ fn a_body_opens_under_its_own_head_only() {
     verify(&[&head[..], &one.concat()].concat(), Some(&key)).unwrap();
 }
 
+/// Promise (Virtual machines): An encrypted archive opens with its own key only.
 #[test]
 fn keys_are_asked_for_and_compared() {
     let (vm, right, wrong) = (Vm::small(), key(), Key::new(&[1; 32]).unwrap());

@@ -27,6 +27,7 @@ fn artifact_of(directory: &Path, name: &str) -> String {
     fs::read_to_string(directory.join("audit/artifacts").join(format!("{name}.jsonl"))).unwrap()
 }
 
+/// Promise (Static analysis and audit log): Artifacts contain code and result, and no secret.
 #[test]
 fn artifacts_hold_code_and_result_and_no_secret() {
     let directory = tempfile::tempdir().unwrap();
@@ -101,6 +102,7 @@ fn changed_and_missing_artifacts_are_found() {
     assert_eq!(verify(&audit, &Expect::default()).unwrap().verdict, Verdict::Whole);
 }
 
+/// Promise (Static analysis and audit log): Artifacts without a line in the audit log are reported.
 #[test]
 fn artifacts_that_no_line_names_are_found() {
     let directory = tempfile::tempdir().unwrap();

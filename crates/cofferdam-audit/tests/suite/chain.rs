@@ -155,6 +155,7 @@ proptest! {
     }
 }
 
+/// Promise (Static analysis and audit log): A missing segment of the audit log is reported by name.
 #[test]
 fn a_missing_segment_is_found_and_named() {
     for (missing, reason) in [
@@ -170,6 +171,8 @@ fn a_missing_segment_is_found_and_named() {
     }
 }
 
+/// Promise (Static analysis and audit log): Changed, moved, removed and added lines of the audit log are reported by
+/// line.
 #[test]
 fn breaches_are_reported_by_line() {
     let mut files = log(false).clone();
@@ -189,6 +192,8 @@ fn breaches_are_reported_by_line() {
 }
 
 /// Changes that a chain cannot reveal, and the checks that can.
+///
+/// Promise (Static analysis and audit log): A rewritten audit log is detected by its key or an earlier head.
 #[test]
 fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
     let change = |line: String| line.replace("acme", "evil");
@@ -211,6 +216,8 @@ fn a_log_written_anew_is_found_by_its_key_or_an_old_head() {
 }
 
 /// A log that was cut off between two lines looks like a shorter one only if the head file was corrected.
+///
+/// Promise (Static analysis and audit log): A truncated audit log is detected by its head file or an earlier head.
 #[test]
 fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
     let mut files = log(false).clone();
@@ -236,6 +243,8 @@ fn a_cut_off_end_is_found_by_the_head_file_or_an_old_head() {
 }
 
 /// The same applies if only the first line is left, as in a log that was only started.
+///
+/// Promise (Static analysis and audit log): A truncation of the audit log after any line is detected without its head.
 #[test]
 fn a_log_that_was_cut_off_after_any_line_is_found_without_its_head() {
     for keyed in [false, true] {

@@ -32,6 +32,7 @@ fn cut(directory: &Path, keep: usize, old_head: bool) -> usize {
     length as usize
 }
 
+/// Promise (Static analysis and audit log): A torn line of the audit log is set aside and reported.
 #[test]
 fn a_torn_line_of_any_length_is_set_aside_and_told() {
     let length = cut(tempfile::tempdir().unwrap().path(), 0, true);

@@ -35,6 +35,8 @@ fn in_a_namespace(order: &str, options: &str) -> Option<String> {
     Some(output)
 }
 
+/// Promise (Static analysis and audit log): A full disk refuses new executions. A reserve of 64 of the longest lines
+/// takes the outcomes of running ones.
 #[test]
 fn a_full_disk_refuses_new_executions_and_takes_outcomes() {
     if let Some(output) = in_a_namespace("full", "size=4m,mode=700") {
@@ -42,6 +44,7 @@ fn a_full_disk_refuses_new_executions_and_takes_outcomes() {
     }
 }
 
+/// Promise (Static analysis and audit log): An outcome beyond the reserve is an error that the caller can retry.
 #[test]
 fn an_outcome_beyond_the_reserve_is_an_error_and_can_be_retried() {
     if let Some(output) = in_a_namespace("beyond", "size=4m,mode=700") {

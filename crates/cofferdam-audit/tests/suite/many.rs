@@ -48,6 +48,8 @@ fn threads_write_whole_lines_while_segments_come_and_go() {
 
 /// Retention removes files repeatedly during a verification. Files that are removed with their segment are not reported
 /// as missing.
+///
+/// Promise (Static analysis and audit log): Artifacts that retention removes during a verification are no breach.
 #[test]
 fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
     let directory = tempfile::tempdir().unwrap();
@@ -84,6 +86,7 @@ fn artifacts_that_retention_removes_while_they_are_checked_are_no_breach() {
     assert_eq!((report.verdict, report.findings.clone()), (Verdict::Whole, vec![]), "{report}");
 }
 
+/// Promise (Static analysis and audit log): A killed writer loses no acknowledged record.
 #[test]
 fn killed_processes_lose_nothing_that_they_had_written() {
     let directory = tempfile::tempdir().unwrap();

@@ -207,6 +207,8 @@ mod tests {
     use super::super::peer::Peer;
     use super::*;
 
+    /// Promise (Measurements and structure): Other sandboxes are measured if they are installed, and listed with the
+    /// reason otherwise.
     #[tokio::test]
     async fn everybody_is_measured_or_absent_with_a_reason() {
         let ours = [Contestant::Bare, Contestant::Exec, Contestant::Create, Contestant::Run, Contestant::Unprepared];

@@ -40,6 +40,7 @@ fn everything(directory: &Path) -> String {
     text
 }
 
+/// Promise (Code execution): Each execution has a line in the audit log, which contains no secret.
 #[tokio::test]
 async fn each_execution_has_a_line_and_no_secret_appears() {
     let home = tempfile::tempdir().expect("a directory");
@@ -76,6 +77,8 @@ async fn each_execution_has_a_line_and_no_secret_appears() {
 
 /// Tests secrets that need escapes, in the documented encodings, on standard output and in the result. An artifact
 /// contains the result within JSON.
+///
+/// Promise (Code execution): No artifact contains a secret in a [documented encoding](docs/audit.md#artifacts).
 #[tokio::test]
 async fn awkward_secrets_do_not_appear_in_artifacts_either() {
     let home = tempfile::tempdir().expect("a directory");

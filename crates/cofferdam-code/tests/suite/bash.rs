@@ -15,6 +15,8 @@ fn tool() -> BashTool {
     BashTool::new(executor, config, backend, spec().build().expect("valid")).expect("a tool")
 }
 
+/// Promise (Code execution): The bash tool keeps the working directory between calls, and shortens long output to head
+/// and tail.
 #[tokio::test]
 async fn the_directory_is_kept_and_the_answer_is_compact() {
     let tool = tool();

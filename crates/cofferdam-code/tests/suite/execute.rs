@@ -10,6 +10,7 @@ use cofferdam_contract::{Access, ErrorKind, Workspace};
 
 use crate::support::{World, spec};
 
+/// Promise (Code execution): Python code returns its output, its last value, its files and its metadata.
 #[tokio::test]
 async fn python_gives_output_value_files_and_meta() {
     let world = World::new().await;
@@ -34,6 +35,7 @@ async fn python_gives_output_value_files_and_meta() {
     assert!(json["duration"].as_f64().is_some_and(|seconds| seconds > 0.0), "{json}");
 }
 
+/// Promise (Code execution): Python code runs as a script does.
 #[tokio::test]
 async fn python_runs_as_a_script_does() {
     let world = World::new().await;
@@ -71,6 +73,7 @@ async fn python_runs_as_a_script_does() {
     }
 }
 
+/// Promise (Code execution): Figures are returned as PNG, and data frames as JSON and HTML.
 #[tokio::test]
 async fn figures_and_frames_are_results() {
     // The system's Python, which has the packages. Another one may come first in PATH.
@@ -116,6 +119,7 @@ async fn figures_and_frames_are_results() {
     assert_eq!(result.results[2].data["text/html"], "<b>x</b>");
 }
 
+/// Promise (Code execution): JavaScript code returns its output and its last value.
 #[tokio::test]
 async fn javascript_gives_output_and_value() {
     let world = World::new().await;
@@ -188,6 +192,7 @@ async fn shells_run() {
     assert_eq!(world.run("sh", "echo $0 | grep -c main.sh").await.stdout.text(), "1\n");
 }
 
+/// Promise (Code execution): Configuration alone adds a compiled language.
 #[tokio::test]
 async fn a_compiled_language_needs_configuration_alone() {
     let text = r#"
@@ -211,6 +216,8 @@ async fn a_compiled_language_needs_configuration_alone() {
     assert!(wrong.exit_code != 0 && wrong.stderr.text().contains("error"), "{}", wrong.stderr.text());
 }
 
+/// Promise (Code execution): A language that is not allowed, a missing interpreter, a syntax error and a finding are
+/// reported before anything starts.
 #[tokio::test]
 async fn what_may_not_run_is_refused_before_anything_starts() {
     let added = toml::from_str("[ghost]\nextensions = ['gh']\ninterpreter = ['no-such-program']\n").expect("valid");
@@ -246,6 +253,7 @@ async fn findings_stand_beside_the_result_of_code_that_runs() {
     assert_eq!((screened.findings[0].line, screened.findings[0].rule.to_string()), (1, "import:os".to_owned()));
 }
 
+/// Promise (Code execution): A result names the created, changed and removed files with their hashes.
 #[tokio::test]
 async fn a_workspace_is_compared_with_what_was_there() {
     let host = tempfile::tempdir().expect("a directory");

@@ -22,6 +22,7 @@ async fn a_flood_is_cut() {
     assert_eq!(result.results[0].data["text/plain"], "'the value'", "a flood does not wash results away");
 }
 
+/// Promise (Code execution): Malformed results of a guest are dropped and cannot forge other fields.
 #[tokio::test]
 async fn nonsense_among_the_results_is_dropped_and_spoofs_nothing() {
     let world = World::new().await;
@@ -91,6 +92,7 @@ async fn what_is_too_large_of_a_value_is_left_out_and_the_rest_is_told() {
     }
 }
 
+/// Promise (Code execution): The comparison of a workspace is bounded.
 #[tokio::test]
 async fn the_workspace_is_looked_at_within_bounds() {
     let bounds = Bounds {

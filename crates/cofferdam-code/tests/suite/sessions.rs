@@ -33,6 +33,7 @@ fn value(result: &CodeResult) -> &str {
     result.results.first().and_then(|result| result.data["text/plain"].as_str()).unwrap_or_default()
 }
 
+/// Promise (Code execution): Python variables persist between the calls of a session.
 #[tokio::test]
 async fn variables_survive_in_python() {
     let open = Open::with(SessionBounds::default()).await;
@@ -56,6 +57,7 @@ async fn variables_survive_in_python() {
     assert_eq!((error.kind(), error.message()), (ErrorKind::Closed, "the session has ended: it was closed"));
 }
 
+/// Promise (Code execution): JavaScript variables persist between the calls of a session.
 #[tokio::test]
 async fn variables_survive_in_javascript() {
     let open = Open::with(SessionBounds::default()).await;
@@ -74,6 +76,8 @@ async fn variables_survive_in_javascript() {
     assert!(ended.session.and_then(|state| state.lost).is_some_and(|why| why.contains("exit code 9")));
 }
 
+/// Promise (Code execution): A crash, a timeout or an endless loop ends its own session only, with the reason.
+/// [Configuration](docs/configuration.md#cpu-time) describes the exception for CPU time that is charged to every exec.
 #[tokio::test]
 async fn what_goes_wrong_loses_one_session_and_no_other() {
     let open = Open::with(SessionBounds::default()).await;
@@ -162,6 +166,7 @@ async fn closing_ends_a_call_and_lets_no_other_begin() {
     assert_eq!(value(&call(&next, "2").await), "2", "its slot is free");
 }
 
+/// Promise (Code execution): The number of sessions is limited, and idle sessions end.
 #[tokio::test]
 async fn sessions_are_bounded_and_idle_ones_end() {
     let bounds = SessionBounds { max_open: 1, idle_timeout: Duration::from_millis(700), ..SessionBounds::default() };

@@ -49,6 +49,7 @@ async fn suite(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
     assert!(left.is_empty(), "{}: {left:?}", engine.name);
 }
 
+/// Promise (Containers): The conformance suite passes on Docker with runc, as root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker() {
     if let Some(engine) = support::docker("the_kit_passes_on_docker") {
@@ -56,6 +57,7 @@ async fn the_kit_passes_on_docker() {
     }
 }
 
+/// Promise (Containers): The conformance suite passes on Podman.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_podman() {
     if let Some(engine) = support::podman("the_kit_passes_on_podman") {
@@ -64,6 +66,8 @@ async fn the_kit_passes_on_podman() {
 }
 
 /// Runs the suite with gVisor, which does not count processes, so that a weaker limit is accepted.
+///
+/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for five cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("the_kit_passes_on_docker_with_gvisor").await {
@@ -72,6 +76,8 @@ async fn the_kit_passes_on_docker_with_gvisor() {
 }
 
 /// Runs the suite as an ordinary user, who can mount its own directories, unlike root.
+///
+/// Promise (Containers): The conformance suite passes on Docker as an ordinary user.
 #[test]
 fn the_kit_passes_for_an_ordinary_user() {
     use std::os::unix::process::CommandExt;

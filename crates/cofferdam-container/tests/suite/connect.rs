@@ -65,6 +65,7 @@ fn check(error: &Error, says: &str, remedy: &str) {
     assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{:?}", error.remedy());
 }
 
+/// Promise (Containers): The error for a missing engine socket has a remedy.
 #[tokio::test]
 async fn a_missing_socket_says_how_to_get_an_engine() {
     let directory = tempfile::tempdir().unwrap();
@@ -79,6 +80,7 @@ async fn a_socket_without_a_listener_says_how_to_start_the_engine() {
     check(&failure(&socket).await, "no server listens", "systemctl start docker");
 }
 
+/// Promise (Containers): The error for an engine socket without access has a remedy.
 #[tokio::test]
 async fn a_socket_of_others_says_how_to_be_let_in() {
     use std::os::unix::fs::PermissionsExt;
@@ -93,6 +95,7 @@ async fn a_socket_of_others_says_how_to_be_let_in() {
     check(&failure(&socket).await, "this user cannot open", "group `docker`");
 }
 
+/// Promise (Containers): An engine that never answers is an error, not a hang.
 #[tokio::test]
 async fn an_engine_that_accepts_and_says_nothing_is_no_hang() {
     check(&served(|_| None).await, "gave no answer within 0.3 s", "hangs");
@@ -105,6 +108,7 @@ async fn an_engine_that_hangs_after_its_first_answer_is_no_hang() {
     check(&served(answers).await, "gave no answer within 0.3 s", "hangs");
 }
 
+/// Promise (Containers): An old engine is refused, and the error names the required version.
 #[tokio::test]
 async fn an_old_engine_is_refused_with_what_is_needed() {
     let answers: Answers = |_| Some(r#"{"ApiVersion":"1.39","Version":"18.09.1"}"#.to_owned());
@@ -144,6 +148,7 @@ async fn doctor_says_what_an_engine_has_and_what_not() {
     }
 }
 
+/// Promise (Containers): An unknown runtime is refused, and the error lists the known ones.
 #[tokio::test]
 async fn an_unknown_runtime_is_refused_with_those_that_there_are() {
     let Some(engine) = support::docker("an_unknown_runtime_is_refused_with_those_that_there_are") else { return };

@@ -43,6 +43,7 @@ fn ended(error: &Error, why: &str) {
     assert!(error.remedy().is_some(), "{error:?}");
 }
 
+/// Promise (Containers): The execs of a container that another process removes end with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
     for engine in support::engines("a_container_removed_behind_our_back_ends_its_execs_with_the_reason") {
@@ -72,6 +73,7 @@ async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
     }
 }
 
+/// Promise (Containers): The error for a deleted image has a remedy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
     for engine in support::engines("an_image_that_is_deleted_is_an_error_that_says_what_to_do") {
@@ -97,6 +99,7 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
     }
 }
 
+/// Promise (Containers): A hundred containers run at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_at_once_all_run() {
     let test = "a_hundred_at_once_all_run";
@@ -146,6 +149,7 @@ async fn makes_a_sandbox_and_waits() {
     tokio::time::sleep(Duration::from_secs(3600)).await;
 }
 
+/// Promise (Containers): A killed supervisor leaves no container.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_supervisor_leaves_no_container() {
     use std::io::{BufRead, BufReader};
@@ -169,6 +173,7 @@ async fn a_killed_supervisor_leaves_no_container() {
     }
 }
 
+/// Promise (Containers): A killed engine daemon causes no hang, and no container remains when it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back() {
     let test = "a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back";
@@ -203,6 +208,7 @@ async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back()
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Containers): An engine daemon that stops answering causes no hang.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_stops_answering_is_no_hang() {
     let test = "a_daemon_that_stops_answering_is_no_hang";
@@ -222,6 +228,7 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
     assert_eq!(backend.leftovers(), 0);
 }
 
+/// Promise (Containers): An error of the engine that comes from a full disk states that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_of_the_engine_is_said_to_be_full() {
     let test = "a_full_disk_of_the_engine_is_said_to_be_full";

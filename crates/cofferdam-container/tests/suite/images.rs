@@ -23,6 +23,7 @@ fn root(directory: &Path) {
     rustix::fs::mknodat(rustix::fs::CWD, directory.join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
 }
 
+/// Promise (Containers): A directory becomes an image, which the list of images contains.
 #[tokio::test]
 async fn a_directory_becomes_an_image_and_is_listed() {
     for engine in support::engines("a_directory_becomes_an_image_and_is_listed") {
@@ -71,6 +72,7 @@ async fn a_tar_becomes_an_image_and_what_is_none_does_not() {
     }
 }
 
+/// Promise (Containers): The pull of an image from a registry reports its progress.
 #[tokio::test]
 async fn an_image_comes_from_a_registry_with_its_progress() {
     let test = "an_image_comes_from_a_registry_with_its_progress";
@@ -107,6 +109,7 @@ async fn an_image_comes_from_a_registry_with_its_progress() {
     assert!(missing.remedy().is_some_and(|remedy| remedy.contains("image import")), "{missing:?}");
 }
 
+/// Promise (Containers): The pull policy decides which images are pulled.
 #[tokio::test]
 async fn a_policy_decides_what_may_be_pulled() {
     let config = DockerConfig {

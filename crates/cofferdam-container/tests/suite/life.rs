@@ -25,6 +25,7 @@ fn limited(change: impl FnOnce(&mut Limits)) -> Spec {
     support::spec().limits(limits).build().unwrap()
 }
 
+/// Promise (Containers): Every protection of a container is measured from inside, and none is weaker than required.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_protection_is_measured_and_nothing_is_weaker() {
     for engine in support::engines("every_protection_is_measured_and_nothing_is_weaker") {
@@ -50,6 +51,7 @@ async fn every_protection_is_measured_and_nothing_is_weaker() {
     }
 }
 
+/// Promise (Containers): The engine receives a request for every isolation boundary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_engine_is_asked_for_every_wall() {
     for engine in support::engines("the_engine_is_asked_for_every_wall") {
@@ -76,6 +78,7 @@ async fn the_engine_is_asked_for_every_wall() {
     }
 }
 
+/// Promise (Containers): A guest in a container does not reach the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_the_engine_can_be_reached_from_inside() {
     for engine in support::engines("nothing_of_the_engine_can_be_reached_from_inside") {
@@ -107,6 +110,7 @@ async fn nothing_of_the_engine_can_be_reached_from_inside() {
     }
 }
 
+/// Promise (Containers): A kill for memory and a timeout are reported as different limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_for_memory_is_told_apart_from_a_time_out() {
     for engine in support::engines("a_kill_for_memory_is_told_apart_from_a_time_out") {
@@ -126,6 +130,7 @@ async fn a_kill_for_memory_is_told_apart_from_a_time_out() {
     }
 }
 
+/// Promise (Containers): A spec names an image by its name, id or digest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_is_named_by_name_id_or_digest() {
     for engine in support::engines("an_image_is_named_by_name_id_or_digest") {
@@ -186,6 +191,8 @@ fn directory_of_a_user() -> tempfile::TempDir {
     directory
 }
 
+/// Promise (Containers): A container with a mounted host directory runs as the owner of the directory, and never as
+/// root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
     use std::os::unix::fs::MetadataExt;
@@ -229,6 +236,7 @@ async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
     }
 }
 
+/// Promise (Containers): Another engine restores a container snapshot from its file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_goes_through_a_file_to_another_engine() {
     let engines = support::engines("a_snapshot_goes_through_a_file_to_another_engine");
@@ -264,6 +272,7 @@ async fn a_snapshot_goes_through_a_file_to_another_engine() {
     }
 }
 
+/// Promise (Containers): A file that is not a snapshot is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_no_snapshot_restores_nothing() {
     for engine in support::engines("a_file_that_is_no_snapshot_restores_nothing") {

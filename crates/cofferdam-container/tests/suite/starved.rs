@@ -40,6 +40,7 @@ async fn spin(sandbox: &dyn Sandbox) -> ExecHandle {
     handle
 }
 
+/// Promise (Limits): The limits of a container hold with 500 busy processes, and `close` removes them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
     for engine in support::engines("limits_hold_and_close_removes_with_five_hundred_spinners") {
@@ -70,6 +71,7 @@ async fn supervisor() {
     std::future::pending::<()>().await;
 }
 
+/// Promise (Limits): A killed supervisor leaves no busy process of a container.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_supervisor_leaves_no_spinner() {
     for engine in support::engines("killed_supervisor_leaves_no_spinner") {

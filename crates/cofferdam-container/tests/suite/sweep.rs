@@ -28,6 +28,7 @@ async fn left(engine: &TestEngine, name: &str, labels: std::collections::HashMap
     engine.negotiated().await.create_container(Some(options), body).await.expect("a container").id
 }
 
+/// Promise (Containers): Containers of dead owners are removed, and those of live owners are not.
 #[tokio::test]
 async fn leftovers_of_the_dead_are_removed_and_nobody_elses() {
     for engine in support::engines("leftovers_of_the_dead_are_removed_and_nobody_elses") {

@@ -88,6 +88,7 @@ fn two_at_once_make_the_same_bytes_in_one_cache() {
     assert_sound(&cache);
 }
 
+/// Promise (Virtual machines): A killed build of a root file system leaves no partial result.
 #[test]
 fn a_killed_build_leaves_nothing_half_done() {
     let test = "a_killed_build_leaves_nothing_half_done";
@@ -113,6 +114,7 @@ fn a_killed_build_leaves_nothing_half_done() {
     assert_eq!(left.count(), 0, "files of the killed builds remain");
 }
 
+/// Promise (Virtual machines): The apt process of a killed build ends with it.
 #[test]
 fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let test = "an_apt_that_waits_for_the_network_ends_with_a_killed_build";

@@ -41,6 +41,7 @@ fn refusal(packages: &[Vec<u8>]) -> DebianError {
     error
 }
 
+/// Promise (Containers): A hostile Debian package is refused by name.
 #[test]
 fn a_package_with_something_evil_is_refused_by_name() {
     if !can_read("a_package_with_something_evil_is_refused_by_name") {

@@ -6,6 +6,7 @@ use cofferdam_debian::{Cache, Plan, Progress, Recipe, resolve};
 
 use crate::root::{Root, files_in, is_no_archive, tar_of};
 
+/// Promise (Containers): A root file system from Debian packages has the same bytes each time.
 #[test]
 fn the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time() {
     let test = "the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time";

@@ -61,6 +61,7 @@ mod tests {
         Spec::builder().limits(limits).build().unwrap()
     }
 
+    /// Promise (Daemon): A warm interpreter serves an identical spec only, except for names, permissions and the clock.
     #[test]
     fn names_permissions_and_the_clock_come_late_and_nothing_else() {
         let template = Spec::default();
@@ -92,6 +93,7 @@ mod tests {
         assert!(!is_compatible(&weaker, &template));
     }
 
+    /// Promise (Daemon): Code in a warm interpreter has the process limit and the time of its own spec.
     #[test]
     fn the_code_has_the_processes_and_the_time_that_were_asked_for() {
         let spec = with(|limits| limits.wall_time = Duration::from_secs(7));

@@ -142,6 +142,9 @@ mod tests {
     proptest! {
         /// Compares pushes, pops and removals with plain lists. No item is lost, no item overtakes another one of its
         /// tenant, and no tenant is served twice while another one waits all the time.
+        ///
+        /// Promise (Warm sandboxes and pools): A full pool serves tenants in turn, and each tenant in the order of its
+        /// calls.
         #[test]
         fn turns_are_fair(steps in prop::collection::vec((0usize..4, 0usize..5), 0..200)) {
             let mut queue = FairQueue::default();

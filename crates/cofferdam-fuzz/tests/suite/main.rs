@@ -41,6 +41,7 @@ fn archives_of_strangers_do_no_harm() {
     }
 }
 
+/// Promise (Static analysis and audit log): Arbitrary code does not harm the static analysis.
 #[test]
 fn code_of_strangers_is_screened_without_harm() {
     let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };

@@ -21,6 +21,7 @@ fn members(of: &std::path::Path) -> Vec<i32> {
     pids.filter(|pid| namespace(*pid).as_deref() == Some(of)).collect()
 }
 
+/// Promise (Containers): The guest agent ends all programs when the host closes its connection.
 #[tokio::test]
 async fn an_agent_whose_host_is_gone_ends_with_everything() {
     let (enclosure, guest) = guest().await;
@@ -69,6 +70,7 @@ async fn whoever_waits_is_told_when_the_agent_is_killed() {
     assert_eq!(members(&inside), [0; 0]);
 }
 
+/// Promise (Containers): The guest agent ends if it hears nothing from its host.
 #[tokio::test]
 async fn an_agent_that_hears_nothing_ends() {
     // The pause keeps the host from sending pings, while the pipe stays open.

@@ -59,6 +59,7 @@ async fn a_program_runs_and_its_end_is_told() {
     enclosure.ended().await;
 }
 
+/// Promise (Containers): A guest program inherits nothing from the guest agent.
 #[tokio::test]
 async fn a_program_gets_nothing_of_the_agents() {
     let (_enclosure, guest) = guest().await;

@@ -24,6 +24,7 @@ async fn read(guest: &Guest, name: &str) -> Vec<u8> {
     data
 }
 
+/// Promise (Containers): The guest agent's file API follows links inside the workspace only.
 #[tokio::test]
 async fn links_are_followed_inside_and_nowhere_else() {
     let (_enclosure, guest) = guest().await;
@@ -64,6 +65,7 @@ async fn what_is_no_plain_file_is_refused_and_never_waits() {
     }
 }
 
+/// Promise (Containers): The guest agent's file API stays inside the workspace while links are swapped.
 #[tokio::test]
 async fn a_swapped_path_never_gives_what_is_outside() {
     let (_enclosure, guest) = guest().await;

@@ -20,6 +20,7 @@ async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(LONG, work).await.expect("it does not hang")
 }
 
+/// Promise (Containers): No byte is lost while a guest is quiesced and released twenty times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_times_held_and_released_no_byte_is_lost() {
     let (_enclosure, guest) = guest().await;
@@ -78,6 +79,7 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
     assert!(promptly(copies.exit()).await.unwrap().success());
 }
 
+/// Promise (Containers): A quiesced guest runs nothing, and the time does not count against its limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_it_is_held_nothing_runs_and_no_time_counts() {
     let patience = Duration::from_secs(1);
@@ -198,6 +200,7 @@ async fn quiesced_by(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (O
     (held.err().map(|error| error.kind()), guest)
 }
 
+/// Promise (Containers): A peer that does not quiesce as the guest agent does is an error.
 #[tokio::test]
 async fn who_does_not_stop_as_an_agent_does_is_not_held() {
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
@@ -281,6 +284,7 @@ fn reseeded(id: u64, version: u32, ids: &[u64]) -> Vec<u8> {
     frame(RESEEDED, id, &[&version.to_le_bytes()[..], &ids].concat())
 }
 
+/// Promise (Containers): The host reattaches only to a copy of the quiesced guest.
 #[tokio::test]
 async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;

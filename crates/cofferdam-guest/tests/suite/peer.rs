@@ -118,6 +118,7 @@ async fn result_of(
     (result, guest)
 }
 
+/// Promise (Containers): A message that no guest agent sends ends the connection.
 #[tokio::test]
 async fn what_no_agent_says_ends_the_connection() {
     let many = |frame: Vec<u8>, count: usize| frame.repeat(count);
@@ -184,6 +185,7 @@ async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
     drop(reader);
 }
 
+/// Promise (Containers): A directory listing without an end is cut off.
 #[tokio::test]
 async fn a_list_without_end_is_cut_off() {
     let many = entry(b"name").repeat(1000);
@@ -192,6 +194,7 @@ async fn a_list_without_end_is_cut_off() {
     assert!(guest.is_alive(), "a large directory is no violation of the protocol");
 }
 
+/// Promise (Containers): A guest agent that stays silent is an error of its own.
 #[tokio::test]
 async fn silence_is_an_error_of_its_own() {
     for what in [Operation::Usage, Operation::Start, Operation::Read, Operation::List, Operation::Write] {
@@ -226,6 +229,7 @@ fn script() -> ExecRequest {
     ExecRequest::builder(Command::Script(script)).build().unwrap()
 }
 
+/// Promise (Limits): In containers and VMs, the timeout starts with the request, whatever the guest agent does.
 #[tokio::test]
 async fn time_out_runs_from_the_order_whatever_the_agent_does() {
     let limits = Limits { wall_time: Duration::from_secs(1), ..Limits::default() };
@@ -239,6 +243,7 @@ async fn time_out_runs_from_the_order_whatever_the_agent_does() {
     }
 }
 
+/// Promise (Limits): In containers and VMs, the host enforces the CPU limit when the guest agent does not answer.
 #[tokio::test]
 async fn cpu_limit_holds_by_the_hosts_own_count_with_an_agent_that_does_not_answer() {
     let limits = Limits { cpu_time: Some(Duration::from_secs(1)), wall_time: LONG * 10, ..Limits::default() };
@@ -269,6 +274,7 @@ async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
     assert_eq!(exit.usage.peak_memory_bytes, limits.memory.map(|size| size.as_bytes()));
 }
 
+/// Promise (Containers): The host gives up a peer that does not read.
 #[tokio::test]
 async fn a_peer_that_takes_nothing_is_given_up() {
     let (guest, peer) = connected().await;

@@ -207,7 +207,7 @@ const NODE: &[(&str, &str)] = &[
     ("exception", "function f() { throw new Error('x') }\nf()"),
     ("exception-of-text", "throw 'text'"),
     ("syntax-error", "let x = ("),
-    ("rejection", "Promise.reject(new Error('nobody'))"),
+    ("rejection", "Promise.reject(new Error('unhandled'))"),
     ("caught", "process.on('uncaughtException', (e) => console.log('caught', e.message)); throw new Error('x')"),
     ("missing-module", "require('nothing-of-this-name')"),
     (
@@ -244,11 +244,14 @@ const ESM: &[(&str, &str)] = &[
     ("exit-code", "process.exitCode = 7"),
 ];
 
+/// Promise (Warm interpreters): A Python script runs in a warm interpreter as in a cold one, except as
+/// `docs/interpreters.md` lists.
 #[test]
 fn python_scripts_run_as_from_cold() {
     compare("python_scripts_run_as_from_cold", &InterpreterConfig::python(), "main.py", PYTHON);
 }
 
+/// Promise (Warm interpreters): Preloaded modules do not change the behaviour of a script.
 #[test]
 fn preloaded_modules_change_nothing() {
     // Modules with their own threads, exit functions, hooks and state.
@@ -267,6 +270,7 @@ fn preloaded_modules_change_nothing() {
     compare("preloaded_modules_change_nothing", &config, "main.py", PYTHON);
 }
 
+/// Promise (Warm interpreters): Python options of a request take effect in a warm interpreter.
 #[test]
 fn python_options_count_for_the_request() {
     let words = ["python3", "-I", "-S", "-O"].map(str::to_owned).to_vec();
@@ -276,11 +280,13 @@ fn python_options_count_for_the_request() {
     compare("python_options_count_for_the_request", &config, "main.py", &some);
 }
 
+/// Promise (Warm interpreters): A Node script runs in a warm interpreter as in a cold one.
 #[test]
 fn node_scripts_run_as_from_cold() {
     compare("node_scripts_run_as_from_cold", &InterpreterConfig::node(), "main.js", NODE);
 }
 
+/// Promise (Warm interpreters): A Node module runs in a warm interpreter as in a cold one.
 #[test]
 fn node_modules_run_as_from_cold() {
     compare("node_modules_run_as_from_cold", &InterpreterConfig::node(), "main.mjs", ESM);
@@ -370,6 +376,7 @@ fn mask(line: &str, prefix: &str) -> String {
     masked
 }
 
+/// Promise (Warm interpreters): A script file of the workspace runs in a warm interpreter as in a cold one.
 #[test]
 fn files_of_the_workspace_run_as_from_cold() {
     block_on(async {

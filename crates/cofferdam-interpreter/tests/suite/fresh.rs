@@ -31,6 +31,7 @@ fn no_two_alike(names: &[&str], all: &[Vec<String>]) {
     }
 }
 
+/// Promise (Warm interpreters): No two warm Pythons share random state, hash seed or addresses.
 #[test]
 fn no_two_pythons_share_randomness_or_addresses() {
     block_on(async {
@@ -45,6 +46,7 @@ fn no_two_pythons_share_randomness_or_addresses() {
     });
 }
 
+/// Promise (Warm interpreters): No two warm Pythons share the random state of NumPy.
 #[test]
 fn no_two_pythons_share_the_random_state_of_numpy() {
     block_on(async {
@@ -57,6 +59,7 @@ fn no_two_pythons_share_the_random_state_of_numpy() {
     });
 }
 
+/// Promise (Warm interpreters): No two warm Nodes share random state.
 #[test]
 fn no_two_nodes_share_randomness() {
     block_on(async {

@@ -17,6 +17,7 @@ fn request(text: &str) -> cofferdam_contract::ExecRequestBuilder {
     code(&InterpreterConfig::python(), "main.py", text)
 }
 
+/// Promise (Warm interpreters): Modules are loaded before the request, and their output is not part of its output.
 #[test]
 fn modules_are_there_when_the_request_comes() {
     block_on(async {
@@ -40,6 +41,7 @@ fn modules_are_there_when_the_request_comes() {
     });
 }
 
+/// Promise (Warm interpreters): A missing module fails the preparation, and the error names it.
 #[test]
 fn what_cannot_be_warmed_is_refused_and_named() {
     block_on(async {
@@ -88,6 +90,7 @@ fn what_cannot_be_warmed_is_refused_and_named() {
     });
 }
 
+/// Promise (Warm interpreters): Input and output of a warm interpreter are streams.
 #[test]
 fn input_and_output_stream_both_ways() {
     block_on(async {
@@ -113,6 +116,7 @@ fn input_and_output_stream_both_ways() {
     });
 }
 
+/// Promise (Warm interpreters): A timeout ends the process tree of a warm interpreter.
 #[test]
 fn a_time_out_ends_the_whole_tree() {
     block_on(async {
@@ -140,6 +144,7 @@ fn a_time_out_ends_the_whole_tree() {
     });
 }
 
+/// Promise (Warm interpreters): The wall time of a warm interpreter starts with its request.
 #[test]
 fn the_wall_time_of_the_sandbox_counts_from_the_request() {
     block_on(async {
@@ -156,6 +161,7 @@ fn the_wall_time_of_the_sandbox_counts_from_the_request() {
     });
 }
 
+/// Promise (Warm interpreters): `cancel` sends a warm interpreter SIGTERM first, and the exit reports a signal.
 #[test]
 fn cancel_asks_first_and_surfaces_as_a_signal() {
     block_on(async {
@@ -181,6 +187,7 @@ fn cancel_asks_first_and_surfaces_as_a_signal() {
     });
 }
 
+/// Promise (Warm interpreters): The output of a warm interpreter is cut at the maximum of the request.
 #[test]
 fn output_is_cut_at_the_requests_maximum_and_counted_beyond_every_maximum() {
     block_on(async {
@@ -197,6 +204,7 @@ fn output_is_cut_at_the_requests_maximum_and_counted_beyond_every_maximum() {
     });
 }
 
+/// Promise (Warm interpreters): The CPU time of the preparation is not charged to the request.
 #[test]
 fn warming_is_not_charged_to_the_request() {
     block_on(async {
@@ -212,6 +220,7 @@ fn warming_is_not_charged_to_the_request() {
     });
 }
 
+/// Promise (Warm interpreters): The limits of the sandbox hold for a request to a warm interpreter.
 #[test]
 fn limits_hold_for_the_request() {
     block_on(async {
@@ -231,6 +240,7 @@ fn limits_hold_for_the_request() {
     });
 }
 
+/// Promise (Warm interpreters): A request to a warm interpreter can start as many processes as in a cold one.
 #[test]
 fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
     block_on(async {
@@ -247,6 +257,7 @@ fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
     });
 }
 
+/// Promise (Warm interpreters): The helper process of a warm interpreter shares memory with it and nothing else.
 #[test]
 fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
     block_on(async {
@@ -272,6 +283,7 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
     });
 }
 
+/// Promise (Warm interpreters): A request that cannot start is an error with the reason.
 #[test]
 fn a_request_that_cannot_begin_says_why() {
     block_on(async {
@@ -301,6 +313,7 @@ fn a_request_that_cannot_begin_says_why() {
     });
 }
 
+/// Promise (Warm interpreters): The sandbox of a warm interpreter ends with the request unless the caller keeps it.
 #[test]
 fn the_sandbox_lives_as_long_as_somebody_needs_it() {
     block_on(async {

@@ -33,13 +33,13 @@ pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// `clone` with a stack of the child's own, on which it runs `body(argument)`.
+/// `clone` with a stack of the child's own, on which it runs `body(argument)`. The key is for the filter of system calls only.
 ///
 /// # Safety
 ///
 /// `top` ends a stack that nothing else uses while the child does; `body` does not return; memory may only be shared
 /// (CLONE_VM) while the caller waits (CLONE_VFORK).
-pub unsafe fn clone(flags: usize, top: usize, body: extern "C" fn(usize) -> !, argument: usize) -> isize {
+pub unsafe fn clone([flags, key]: [usize; 2], top: usize, body: extern "C" fn(usize) -> !, argument: usize) -> isize {
     let result;
     // SAFETY: the child leaves this block by the call only, on its own stack; in the parent it is a plain system call.
     unsafe {
@@ -56,7 +56,7 @@ pub unsafe fn clone(flags: usize, top: usize, body: extern "C" fn(usize) -> !, a
             argument = in(reg) argument,
             in("x8") number::CLONE,
             inlateout("x0") flags as isize => result,
-            in("x1") top & !15, in("x2") 0, in("x3") 0, in("x4") 0,
+            in("x1") top & !15, in("x2") 0, in("x3") 0, in("x4") 0, in("x5") key,
             out("x30") _,
         );
     }

@@ -75,16 +75,15 @@ pub fn open_process(pid: i32) -> Res<Fd> {
     unsafe { checked(call(number::PIDFD_OPEN, [pid as usize, 0, 0, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
 }
 
-/// Returns a copy of a process's descriptor. The filter lets this call through with the key, which the kernel drops.
+/// Returns a copy of a process's descriptor. The filter lets this call through with the key, which the kernel does not read.
 pub fn take_descriptor(process: &Fd, descriptor: i32, key: u64) -> Res<Fd> {
-    let process = process.number() as usize | key as usize;
+    let arguments = [process.number() as usize, descriptor as usize, 0, 0, 0, key as usize];
     // SAFETY: plain numbers; the descriptor is new.
-    unsafe { checked(call(number::PIDFD_GETFD, [process, descriptor as usize, 0, 0, 0, 0])) }
-        .map(|fd| Fd::own(fd as i32))
+    unsafe { checked(call(number::PIDFD_GETFD, arguments)) }.map(|fd| Fd::own(fd as i32))
 }
 
-/// Listens on a socket. The filter lets this call through with the key, which the kernel drops.
+/// Listens on a socket. The filter lets this call through with the key, which the kernel does not read.
 pub fn listen(socket: &Fd, backlog: usize, key: u64) -> Res<()> {
     // SAFETY: plain numbers.
-    unsafe { checked(call(number::LISTEN, [socket.number() as usize | key as usize, backlog, 0, 0, 0, 0])) }.map(drop)
+    unsafe { checked(call(number::LISTEN, [socket.number() as usize, backlog, 0, 0, 0, key as usize])) }.map(drop)
 }

@@ -254,9 +254,14 @@ impl Stack {
     pub const NEW: Self = Self([0; 8192]);
 }
 
+/// Returns the key in one piece, which lets calls of this process's own through the filter, of the parts that set a mark.
+pub const fn whole_key((process, resource): (u64, u64)) -> u64 {
+    process | resource >> 32
+}
+
 /// Runs `body` in a new process that borrows this one's memory, while this one waits for it to execute a program or to
 /// end. If `body` returns, the process ends. Where the filter limits processes, it lets this call through with the key, which
-/// the kernel drops.
+/// the kernel does not read.
 pub fn spawn<F: FnMut()>(stack: &mut Stack, key: u64, body: &mut F) -> Res<i32> {
     const CLONE_VM: usize = 0x100;
     const CLONE_VFORK: usize = 0x4000;
@@ -266,10 +271,10 @@ pub fn spawn<F: FnMut()>(stack: &mut Stack, key: u64, body: &mut F) -> Res<i32> 
         exit(127)
     }
     let top = stack.0.as_mut_ptr_range().end as usize;
-    let flags = CLONE_VM | CLONE_VFORK | SIGCHLD | key as usize;
+    let flags = CLONE_VM | CLONE_VFORK | SIGCHLD;
     // SAFETY: with CLONE_VFORK this process waits, so that stack and closure outlive the child's use of them, and are
     // used by nobody else; `run` does not return.
-    let result = unsafe { clone(flags, top, run::<F>, &raw mut *body as usize) };
+    let result = unsafe { clone([flags, key as usize], top, run::<F>, &raw mut *body as usize) };
     checked(result).map(|pid| pid as i32)
 }
 
@@ -284,6 +289,6 @@ pub fn spawn_apart<F: FnMut()>(stack: &mut [Stack], body: &mut F) -> Res<i32> {
     }
     let top = stack.as_mut_ptr_range().end as usize;
     // SAFETY: the child has a copy of all memory, stack and closure included; `run` does not return.
-    let result = unsafe { clone(CLONE_NEWPID | SIGCHLD, top, run::<F>, &raw mut *body as usize) };
+    let result = unsafe { clone([CLONE_NEWPID | SIGCHLD, 0], top, run::<F>, &raw mut *body as usize) };
     checked(result).map(|pid| pid as i32)
 }

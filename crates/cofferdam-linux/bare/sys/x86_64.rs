@@ -33,13 +33,13 @@ pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// `clone` with a stack of the child's own, on which it runs `body(argument)`.
+/// `clone` with a stack of the child's own, on which it runs `body(argument)`. The key is for the filter of system calls only.
 ///
 /// # Safety
 ///
 /// `top` ends a stack that nothing else uses while the child does; `body` does not return; memory may only be shared
 /// (CLONE_VM) while the caller waits (CLONE_VFORK).
-pub unsafe fn clone(flags: usize, top: usize, body: extern "C" fn(usize) -> !, argument: usize) -> isize {
+pub unsafe fn clone([flags, key]: [usize; 2], top: usize, body: extern "C" fn(usize) -> !, argument: usize) -> isize {
     let result;
     // Registers that the call changes are no late outputs: the child still needs what is in the others.
     // SAFETY: the child leaves this block by the call only, on its own stack; in the parent it is a plain system call.
@@ -56,7 +56,7 @@ pub unsafe fn clone(flags: usize, top: usize, body: extern "C" fn(usize) -> !, a
             body = in(reg) body,
             argument = in(reg) argument,
             inlateout("rax") number::CLONE as isize => result,
-            in("rdi") flags, in("rsi") top & !15, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("rdi") flags, in("rsi") top & !15, in("rdx") 0, in("r10") 0, in("r8") 0, in("r9") key,
             out("rcx") _, out("r11") _,
         );
     }

@@ -39,6 +39,10 @@ const CLONE_THREAD: u32 = 0x0001_0000;
 const DESCRIPTORS_AND_THREADS_APART: Case =
     case(EPERM, &[field_one_of(0, CLONE_THREAD | CLONE_FILES, &[CLONE_THREAD, CLONE_FILES])]);
 
+/// Gives the calling thread a table of descriptors of its own first.
+const CLOSE_RANGE_UNSHARE: u32 = 2;
+pub(super) const CLOSE_RANGE: Verdict = allow_except(&[case(EINVAL, &[any_bit(2, CLOSE_RANGE_UNSHARE)])]);
+
 const NEW_NAMESPACES: Case = case(EPERM, &[any_bit(0, NEW_NAMESPACE)]);
 
 pub(super) const CLONE: Verdict = allow_except(&[NEW_NAMESPACES, DESCRIPTORS_AND_THREADS_APART]);

@@ -18,6 +18,9 @@ const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
+/// Carries the key of [`Verdict::Keyed`]: calls with fewer arguments leave it to chance, and a filter sees it.
+const KEY_ARGUMENT: u8 = 5;
+
 /// A range of numbers with one verdict. It ends where the next one starts.
 #[derive(Clone, Copy)]
 struct Range {
@@ -111,8 +114,11 @@ fn check(assembler: &mut Assembler, verdict: Verdict) -> Target {
         }
         Verdict::Keyed { key, with, without } => {
             let (with, without) = (check(assembler, *with), check(assembler, *without));
-            let branch = assembler.branch(Condition::Equal(key.process_half), with, without);
-            assembler.load(high(0), branch)
+            let words = [(low(KEY_ARGUMENT), key.resource_half), (high(KEY_ARGUMENT), key.process_half)];
+            words.into_iter().fold(with, |yes, (word, value)| {
+                let branch = assembler.branch(Condition::Equal(value), yes, without);
+                assembler.load(word, branch)
+            })
         }
         Verdict::Marking(key) => {
             let otherwise = check(assembler, PRLIMIT);

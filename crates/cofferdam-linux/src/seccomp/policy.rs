@@ -87,6 +87,12 @@ impl MarkKey {
         Self { process_half: (random >> 32) as u32 | 1, resource_half: random as u32 | 1 }
     }
 
+    /// Returns the sixth argument of the init's own calls that the filter would notify it of.
+    #[must_use]
+    pub fn whole(self) -> u64 {
+        u64::from(self.process_half) << 32 | u64::from(self.resource_half)
+    }
+
     /// What `prlimit64` takes as process and resource, to mark the caller.
     #[must_use]
     pub fn arguments(self) -> (u64, u64) {

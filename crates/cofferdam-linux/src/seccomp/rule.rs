@@ -24,7 +24,7 @@ pub(super) enum Verdict {
     ByArguments { cases: &'static [Case], otherwise: Action },
     /// `prlimit64` as the allowlist has it, and setting a mark with the key.
     Marking(MarkKey),
-    /// The verdict `without` the key in the upper half of the first argument, which the kernel drops; `with` it another.
+    /// The verdict `with` the key in the sixth argument, of calls that have fewer, and the one `without` it.
     Keyed { key: MarkKey, with: &'static Verdict, without: &'static Verdict },
 }
 

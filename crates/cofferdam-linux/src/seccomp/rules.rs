@@ -59,7 +59,11 @@ pub(super) static RULES: &[Rule] = &[
     ),
     nosys("clone3", "flags are in memory where a filter cannot see them; libcs fall back to clone"),
     allow("close", "descriptors"),
-    allow("close_range", "closing many descriptors; Python's subprocess uses it"),
+    check(
+        "close_range",
+        CLOSE_RANGE,
+        "closing many descriptors, but not in a table of the thread's own, which nothing shows",
+    ),
     allow("connect", "reaches what the network namespace and Landlock leave"),
     allow("copy_file_range", "copying inside the kernel; cp and Python use it"),
     check("creat", MODE_IN_1, "new files, but not with set-id bits"),

@@ -1,4 +1,4 @@
-//! Code in a language.
+//! Calls that run code.
 
 use bytes::Bytes;
 use cofferdam_code::{CodeRequest, CodeResult, Contents, Ends, RichKind, RichResult, Screened};
@@ -12,53 +12,53 @@ use crate::interpreters::{Entered, Name};
 use crate::policy;
 use crate::results::{CodeOutput, End, FileChange, Place, Rich, Session};
 
-/// The only image that results hold.
+/// The only image type of results.
 const PNG: &str = "image/png";
-/// Characters of a value that stand in the text for models.
+/// Maximum length of a value in the text for models, in characters.
 const MAX_VALUE: usize = 10_000;
-/// Files that the text names.
+/// Maximum number of files that the text names.
 const MAX_NAMED: usize = 20;
 
 impl Caller<'_> {
     pub(super) async fn run_code(self, arguments: RunCode) -> Result<CallToolResult> {
         let request = request(&arguments)?;
-        // A language that may not run needs no sandbox to be refused.
+        // Refuses a language before a sandbox is created.
         self.server.executor.config().languages.by_name(&request.language)?;
-        let most = text::most(&request, &self.server.executor.config().bounds)?;
+        let max_output = text::max_output(&request, &self.server.executor.config().bounds)?;
         if let Some(name) = &arguments.session {
-            return self.run_in_session(Name::parse(name)?, arguments.sandbox.as_deref(), request, most).await;
+            return self.run_in_session(Name::parse(name)?, arguments.sandbox.as_deref(), request, max_output).await;
         }
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let place = &self.server.place;
         let (result, ends) =
-            self.server.executor.execute_ends(place, &**found.sandbox, request, most, &on_output).await?;
-        answer(result, ends, most, None, found.place.clone())
+            self.server.executor.execute_ends(place, &**found.sandbox, request, max_output, &on_output).await?;
+        answer(result, ends, max_output, None, found.place.clone())
     }
 
-    /// Runs code in the sandbox's live interpreter of this name, which is started if there is none.
+    /// Runs code in the sandbox's live interpreter of this name. Starts the interpreter if there is none.
     async fn run_in_session(
         self,
         name: Name,
         sandbox: Option<&str>,
         request: CodeRequest,
-        most: usize,
+        max_output: usize,
     ) -> Result<CallToolResult> {
         let found = self.find_lasting(sandbox).await?;
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let server = self.server;
         let (result, ends) = match found.sandbox.interpreters().enter(&name, &request.language)? {
             Entered::Live(session) => {
-                session.call_ends(request, most, &on_output).await.map_err(|error| name.gone(&session, error))?
+                session.call_ends(request, max_output, &on_output).await.map_err(|error| name.gone(&session, error))?
             }
             Entered::New(opening) => {
                 let language = request.language.clone();
-                // What may not run starts nothing.
+                // Refused code starts no interpreter.
                 let admitted = server.executor.admit_first(&server.place, found.sandbox.spec(), request).await?;
                 let opened = match server.store.reserve_interpreter(self.account()) {
-                    Ok(held) => {
-                        let (place, held) = (&server.place, Box::new(held));
-                        server.interpreters.open_holding(place, &found.sandbox, &language, held).await
+                    Ok(reservation) => {
+                        let (place, reservation) = (&server.place, Box::new(reservation));
+                        server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await
                     }
                     Err(error) => Err(error),
                 };
@@ -66,10 +66,11 @@ impl Caller<'_> {
                     Ok(session) => opening.done(session),
                     Err(error) => return Err(admitted.not_started(error).await),
                 };
-                session.call_admitted(admitted, most, &on_output).await.map_err(|error| name.gone(&session, error))?
+                let called = session.call_admitted(admitted, max_output, &on_output).await;
+                called.map_err(|error| name.gone(&session, error))?
             }
         };
-        answer(result, ends, most, Some(&name), found.place.clone())
+        answer(result, ends, max_output, Some(&name), found.place.clone())
     }
 }
 
@@ -88,11 +89,11 @@ fn request(arguments: &RunCode) -> Result<CodeRequest> {
 fn answer(
     result: CodeResult,
     ends: [Ends; 2],
-    most: usize,
+    max_output: usize,
     session: Option<&Name>,
     place: Place,
 ) -> Result<CallToolResult> {
-    let (stdout, stderr, end) = text::ends(ends, most, End::from(&result));
+    let (stdout, stderr, end) = text::ends(ends, max_output, End::from(&result));
     let mut text = text::of(&stdout, &stderr, &end);
     let mut images = Vec::new();
     for rich in &result.results {
@@ -107,7 +108,7 @@ fn answer(
         Session { name, calls, lost }
     });
     if let Some(Session { name, lost: Some(why), .. }) = &session {
-        text += &format!("\n[the session '{name}' is gone: {why}]");
+        text += &format!("\n[the session '{name}' is lost: {why}]");
     }
     let runtime = match &result.meta.runtime.version {
         Some(version) => format!("{} {version}", result.meta.runtime.interpreter),
@@ -134,15 +135,15 @@ fn answer(
     structured(&output, content)
 }
 
-/// What screening came to, and what it did not come to.
+/// Returns the findings of screening, with notes on omitted findings and code that was not screened.
 fn findings(screened: &Screened) -> Vec<String> {
     let found = screened.findings.iter().map(ToString::to_string);
-    let more = screened.truncated.then(|| "there is more than is listed".to_owned());
+    let more = screened.truncated.then(|| "further findings are not listed".to_owned());
     let unseen = screened.not_screened.as_ref().map(|why| format!("the code was not screened: {why}"));
     found.chain(more).chain(unseen).collect()
 }
 
-/// A result for models: as plain text.
+/// Returns a result as plain text for models.
 fn shown(rich: &RichResult) -> String {
     let Some(value) = rich.data.get("text/plain").and_then(Value::as_str) else { return String::new() };
     let value: String = value.chars().take(MAX_VALUE).collect();
@@ -152,7 +153,7 @@ fn shown(rich: &RichResult) -> String {
     }
 }
 
-/// The files that changed, for models.
+/// Lists the changed files for models.
 fn named(result: &CodeResult) -> String {
     let changes = &result.files.changes;
     if changes.is_empty() {
@@ -169,7 +170,7 @@ fn named(result: &CodeResult) -> String {
     format!("\n[files: {}{more}]", names.join(", "))
 }
 
-/// A result as structured: without its image, which is content of its own.
+/// Converts a result to its structured form, without its image, which is separate content.
 fn rich(rich: RichResult) -> Rich {
     let kind = match rich.kind {
         RichKind::Value => "value",

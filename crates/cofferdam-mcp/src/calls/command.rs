@@ -1,4 +1,4 @@
-//! Shell lines, each in a process of its own; the directory where one ends is where the next begins.
+//! Calls that run shell lines. Each line has its own process, and starts in the directory where the previous one ended.
 
 use bytes::Bytes;
 use cofferdam_code::{CodeRequest, Contents, Languages, Line};
@@ -11,10 +11,10 @@ use crate::policy;
 use crate::results::{CommandResult, End};
 use crate::store::InUse;
 
-/// Shells, the first of them that may run and is there.
+/// Shells in order of preference.
 const SHELLS: [&str; 2] = ["bash", "sh"];
 
-/// Returns the shells that may run here.
+/// Returns the allowed shells.
 pub fn shells(languages: &Languages) -> impl Iterator<Item = &'static str> {
     SHELLS.into_iter().filter(|shell| languages.by_name(shell).is_ok())
 }
@@ -23,20 +23,20 @@ impl Caller<'_> {
     pub(super) async fn run_command(self, arguments: RunCommand) -> Result<CallToolResult> {
         let asked = arguments.working_dir.as_deref().map(SandboxPath::new).transpose()?;
         let mut request = request(&arguments)?;
-        let most = text::most(&request, &self.server.executor.config().bounds)?;
+        let max_output = text::max_output(&request, &self.server.executor.config().bounds)?;
         let found = self.find(arguments.sandbox.as_deref()).await?;
         let sandbox = &found.sandbox;
         request.working_dir = asked.clone().unwrap_or_else(|| sandbox.working_dir());
-        let line = match self.in_shell(sandbox, request.clone(), most).await {
-            // The directory that was kept may be gone.
+        let line = match self.in_shell(sandbox, request.clone(), max_output).await {
+            // The directory of the previous line may be deleted.
             Err(error) if asked.is_none() && !request.working_dir.is_workspace() && is_about_directory(&error) => {
                 request.working_dir = SandboxPath::default();
-                self.in_shell(sandbox, request.clone(), most).await?
+                self.in_shell(sandbox, request.clone(), max_output).await?
             }
             line => line?,
         };
         sandbox.set_working_dir(line.directory.unwrap_or(request.working_dir));
-        let (stdout, stderr, end) = text::ends([line.stdout, line.stderr], most, End::from(&line.result));
+        let (stdout, stderr, end) = text::ends([line.stdout, line.stderr], max_output, End::from(&line.result));
         let result = CommandResult {
             stdout,
             stderr,
@@ -48,28 +48,24 @@ impl Caller<'_> {
         structured(&result, vec![ContentBlock::text(text)])
     }
 
-    /// Runs the line in the first shell that is there.
-    async fn in_shell(self, sandbox: &InUse, mut request: CodeRequest, most: usize) -> Result<Line> {
+    /// Runs the line in the first shell that the sandbox has.
+    async fn in_shell(self, sandbox: &InUse, mut request: CodeRequest, max_output: usize) -> Result<Line> {
         let allowed: Vec<&str> = shells(&self.server.executor.config().languages).collect();
         let Some((last, before)) = allowed.split_last() else {
-            return Err(Error::new(
-                ErrorKind::Denied,
-                "run_command",
-                "no shell is among the languages that may run here",
-            )
-            .with_remedy("use run_code with a language that the server allows"));
+            return Err(Error::new(ErrorKind::Denied, "run_command", "the server allows no shell")
+                .with_remedy("use run_code with a language that the server allows"));
         };
         let on_output = |chunk: &Chunk| self.reporter.output(chunk);
         let (executor, place) = (&self.server.executor, &self.server.place);
         for shell in before {
             request.language = (*shell).to_owned();
-            match executor.run_line(place, &***sandbox, request.clone(), most, &on_output).await {
+            match executor.run_line(place, &***sandbox, request.clone(), max_output, &on_output).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 line => return line,
             }
         }
         request.language = (*last).to_owned();
-        executor.run_line(place, &***sandbox, request, most, &on_output).await
+        executor.run_line(place, &***sandbox, request, max_output, &on_output).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Calls of tools: arguments in, result out. What fails is a result that says why; nothing here is a protocol error.
+//! Execution of tool calls. Errors become results with a reason; nothing here is a protocol error.
 
 mod code;
 mod command;
@@ -23,12 +23,12 @@ use crate::results::Place;
 use crate::server::{Inner, Source};
 use crate::store::{Account, InUse, Owner};
 
-/// Who calls, and what it may use.
+/// The client of a call, and the resources that it may use.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     pub(crate) server: &'a Inner,
     pub(crate) owner: Owner,
-    /// Where it is, where there are many.
+    /// The client's address, if the server has many clients.
     pub(crate) client: Option<Client>,
     /// The sandbox of calls that name none.
     pub(crate) own: &'a Mutex<Option<String>>,
@@ -39,29 +39,29 @@ pub struct Caller<'a> {
 struct Found<'a> {
     sandbox: InUse,
     place: Place,
-    /// Closes it, where it is for this call alone.
-    _alone: Option<Alone<'a>>,
+    /// The guard of a sandbox that exists only for this call.
+    _temporary: Option<Temporary<'a>>,
 }
 
-/// Closes a sandbox that was made for one call, when that is over or given up.
-struct Alone<'a> {
+/// A guard that closes a sandbox of one call when the call ends or is cancelled.
+struct Temporary<'a> {
     server: &'a Inner,
     id: String,
 }
 
-impl Drop for Alone<'_> {
+impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         self.server.store.abandon(&self.id);
     }
 }
 
 impl<'a> Caller<'a> {
-    /// Returns what the caller's sandboxes count for.
+    /// Returns the account of the caller's sandboxes.
     fn account(self) -> Account {
         Account { owner: self.owner, client: self.client }
     }
 
-    /// Carries out a call.
+    /// Executes a call.
     pub async fn call(self, name: Name, arguments: JsonObject) -> CallToolResult {
         let result = match self.server.enter_call(self.client) {
             Ok(_call) => self.dispatch(name, arguments).await,
@@ -70,19 +70,20 @@ impl<'a> Caller<'a> {
         result.unwrap_or_else(|error| failure::result(&error))
     }
 
-    /// Files are worked on no longer than code may run: one without any contents can be as long as its guest likes.
+    /// Executes a call. File operations have the real time limit of code, because a guest can make a file endlessly
+    /// long.
     async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
         let files = [Name::ReadFile, Name::WriteFile, Name::EditFile, Name::ListFiles].contains(&name);
         let carried_out = self.carry_out(name, arguments);
         if !files {
             return carried_out.await;
         }
-        let most = self.server.config.spec.limits().wall_time;
-        tokio::time::timeout(most, carried_out).await.unwrap_or_else(|_| {
-            let what = format!("the files were not done with after {most:?}");
+        let max = self.server.config.spec.limits().wall_time;
+        tokio::time::timeout(max, carried_out).await.unwrap_or_else(|_| {
+            let what = format!("the file operation timed out after {max:?}");
             Err(Error::new(ErrorKind::ResourceExhausted, name.as_str(), what)
                 .with_retry(Retry::Never)
-                .with_remedy("work on less at once, or with run_command"))
+                .with_remedy("process less in one call, or use run_command"))
         })
     }
 
@@ -102,33 +103,33 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The sandbox that a call names, else the session's own, which is made if there is none. Without a session there is
-    /// one for this call alone.
+    /// Returns the sandbox that a call names, else the session's own sandbox, which is created if necessary. Without a
+    /// session, creates a sandbox for this call only.
     async fn find(self, named: Option<&str>) -> Result<Found<'a>> {
         if let Some(id) = named {
             let sandbox = self.server.store.enter(self.owner, id)?;
             let place = Place { sandbox: Some(id.to_owned()), created: false };
-            return Ok(Found { sandbox, place, _alone: None });
+            return Ok(Found { sandbox, place, _temporary: None });
         }
         let spec = || Source::Spec(Box::new(self.server.config.spec.clone()));
         if self.owner == Owner::Anyone {
-            let sandbox = self.server.make(self.account(), spec()).await?;
-            let alone = Alone { server: self.server, id: sandbox.id().to_owned() };
-            return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _alone: Some(alone) });
+            let sandbox = self.server.create(self.account(), spec()).await?;
+            let temporary = Temporary { server: self.server, id: sandbox.id().to_owned() };
+            return Ok(Found { sandbox, place: Place { sandbox: None, created: true }, _temporary: Some(temporary) });
         }
-        // Calls that come meanwhile wait for the sandbox that this one makes.
+        // Concurrent calls wait for the sandbox that this call creates.
         let mut own = self.own.lock().await;
         if let Some(sandbox) = own.as_deref().and_then(|id| self.server.store.enter(self.owner, id).ok()) {
             let place = Place { sandbox: Some(sandbox.id().to_owned()), created: false };
-            return Ok(Found { sandbox, place, _alone: None });
+            return Ok(Found { sandbox, place, _temporary: None });
         }
-        let sandbox = self.server.make(self.account(), spec()).await?;
+        let sandbox = self.server.create(self.account(), spec()).await?;
         *own = Some(sandbox.id().to_owned());
         let place = Place { sandbox: Some(sandbox.id().to_owned()), created: true };
-        Ok(Found { sandbox, place, _alone: None })
+        Ok(Found { sandbox, place, _temporary: None })
     }
 
-    /// The sandbox that a call names, else the session's own, if there is one.
+    /// Returns the sandbox that a call names, else the session's own sandbox, if it exists.
     async fn existing(self, named: Option<&str>) -> Result<InUse> {
         if let Some(id) = named {
             return self.server.store.enter(self.owner, id);
@@ -136,19 +137,19 @@ impl<'a> Caller<'a> {
         let own = self.own.lock().await.clone();
         match own {
             Some(id) => self.server.store.enter(self.owner, &id),
-            None => Err(Error::new(ErrorKind::NotFound, "find", "this client has no sandbox of its own")
-                .with_remedy("give the id of the sandbox that is meant")),
+            None => Err(Error::new(ErrorKind::NotFound, "find", "this session has no sandbox of its own")
+                .with_remedy("pass the id of a sandbox")),
         }
     }
 
-    /// As [`Self::find`], for what would be pointless in a sandbox that is gone after the call.
+    /// Returns a sandbox like [`Self::find`], for calls that need a sandbox that exists after the call.
     async fn find_lasting(self, named: Option<&str>) -> Result<Found<'a>> {
         if named.is_none() && self.owner == Owner::Anyone {
             return Err(Error::invalid(
                 "find",
-                "no sandbox is named, and this revision of the protocol has no sessions",
+                "sandbox is missing, which is required in protocol revisions without sessions",
             )
-            .with_remedy("make a sandbox with create_sandbox, and give its id as sandbox"));
+            .with_remedy("create a sandbox with create_sandbox, and pass its id as sandbox"));
         }
         self.find(named).await
     }
@@ -158,10 +159,10 @@ fn parse<T: DeserializeOwned>(name: Name, arguments: JsonObject) -> Result<T> {
     serde_json::from_value(Value::Object(arguments)).map_err(|error| failure::arguments(name.as_str(), &error))
 }
 
-/// A result that has a structured part, and content for who does not read that.
+/// Returns a result with structured content, and plain content for clients that do not read it.
 fn structured(value: &impl Serialize, content: Vec<ContentBlock>) -> Result<CallToolResult> {
     let value = serde_json::to_value(value).map_err(|error| {
-        Error::new(ErrorKind::Internal, "call", "the result has no form as JSON").with_source(error)
+        Error::new(ErrorKind::Internal, "call", "cannot convert the result to JSON").with_source(error)
     })?;
     let mut result = CallToolResult::success(content);
     if result.content.is_empty() {

@@ -1,33 +1,33 @@
-//! What a model reads of a run: output whose middle is left out where it is long, then whatever is not as usual.
+//! Text for models about a run: the output, with the middle of long output left out, then remarks about its end.
 
 use cofferdam_code::{Bounds, CodeRequest, Ends};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
 
 use crate::results::End;
 
-/// Characters of each stream that a result has where the call does not say how many.
-const USUAL_OUTPUT: ByteSize = ByteSize::from_bytes(20_000);
+/// Default maximum of each stream in a result.
+const DEFAULT_OUTPUT: ByteSize = ByteSize::from_bytes(20_000);
 
-/// Returns how much of each stream the result of a call has.
+/// Returns the maximum of each stream in the result of a call.
 ///
 /// # Errors
-/// `Denied` if the call asks for more than is configured.
-pub fn most(request: &CodeRequest, bounds: &Bounds) -> Result<usize> {
-    let most = request.max_output.unwrap_or(USUAL_OUTPUT.min(bounds.max_output));
-    if most > bounds.max_output {
-        let message = format!("{most} of output is more than the {} that are allowed", bounds.max_output);
-        return Err(Error::new(ErrorKind::Denied, "policy", message).with_remedy("ask for less"));
+/// Returns `Denied` if the call requests more than the configured maximum.
+pub fn max_output(request: &CodeRequest, bounds: &Bounds) -> Result<usize> {
+    let max_output = request.max_output.unwrap_or(DEFAULT_OUTPUT.min(bounds.max_output));
+    if max_output > bounds.max_output {
+        let message = format!("max_output_bytes {max_output} exceeds the server's limit of {}", bounds.max_output);
+        return Err(Error::new(ErrorKind::Denied, "policy", message).with_remedy("request less output"));
     }
-    Ok(usize::try_from(most.as_bytes()).unwrap_or(usize::MAX))
+    Ok(usize::try_from(max_output.as_bytes()).unwrap_or(usize::MAX))
 }
 
-/// Returns both streams as text, with the middle of a long one left out, and the end, which says whether any was.
-pub fn ends(ends: [Ends; 2], most: usize, end: End) -> (String, String, End) {
-    let [(stdout, of_stdout), (stderr, of_stderr)] = ends.map(|ends| ends.text(most));
+/// Returns both streams as text, with the middle of long ones left out, and the end with `truncated` set accordingly.
+pub fn ends(ends: [Ends; 2], max_output: usize, end: End) -> (String, String, End) {
+    let [(stdout, of_stdout), (stderr, of_stderr)] = ends.map(|ends| ends.text(max_output));
     (stdout, stderr, End { truncated: of_stdout || of_stderr, ..end })
 }
 
-/// Output and end as one text.
+/// Returns output and end as one text.
 pub fn of(stdout: &str, stderr: &str, end: &End) -> String {
     let mut parts = Vec::new();
     for (name, text) in [("", stdout), ("stderr:\n", stderr)] {
@@ -43,18 +43,18 @@ pub fn of(stdout: &str, stderr: &str, end: &End) -> String {
     parts.join("\n")
 }
 
-/// What is to be said about how something ended.
+/// Returns remarks about the end of a run.
 fn remarks(end: &End) -> Vec<String> {
     let mut remarks = Vec::new();
     match (&end.killed_by, end.timed_out, end.signal) {
         (Some(limit), ..) => remarks.push(format!("[killed at the {limit} limit]")),
-        (None, true, _) => remarks.push(format!("[killed after {:.1} s: the time was over]", end.duration_seconds)),
-        (None, false, Some(signal)) => remarks.push(format!("[ended by signal {signal}]")),
+        (None, true, _) => remarks.push(format!("[killed after {:.1} s: timeout]", end.duration_seconds)),
+        (None, false, Some(signal)) => remarks.push(format!("[terminated by signal {signal}]")),
         (None, false, None) if end.exit_code != 0 => remarks.push(format!("[exit code {}]", end.exit_code)),
         _ => {}
     }
     let others = end.limits_hit.iter().filter(|limit| end.killed_by.as_ref() != Some(limit));
-    remarks.extend(others.map(|limit| format!("[something was refused or killed at the {limit} limit]")));
+    remarks.extend(others.map(|limit| format!("[an operation was refused or a process killed at the {limit} limit]")));
     remarks
 }
 
@@ -77,13 +77,13 @@ mod tests {
         assert_eq!(
             text,
             "out\nstderr:\nerr\n[exit code 3]\n\
-             [something was refused or killed at the disk limit]"
+             [an operation was refused or a process killed at the disk limit]"
         );
         let quiet = End { exit_code: 0, truncated: false, limits_hit: Vec::new(), ..end.clone() };
         assert_eq!(of("", "", &quiet), "[no output]");
         let killed = End { killed_by: Some("memory".to_owned()), ..quiet.clone() };
         assert_eq!(of("", "", &killed), "[killed at the memory limit]");
         let late = End { timed_out: true, exit_code: -1, ..quiet };
-        assert_eq!(of("", "", &late), "[killed after 1.0 s: the time was over]");
+        assert_eq!(of("", "", &late), "[killed after 1.0 s: timeout]");
     }
 }

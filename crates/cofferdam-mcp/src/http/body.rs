@@ -1,5 +1,5 @@
-//! Bodies of requests, which must come within a time: a client that sends a byte now and then holds nothing for long. And
-//! bodies of answers, whose connection is idle when they end.
+//! Bodies of requests with a deadline, so that a client that sends a byte now and then cannot occupy resources for
+//! long. Bodies of answers, which mark their connection as idle when they end.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -15,8 +15,8 @@ use tokio::time::{Sleep, sleep};
 
 use super::connections::Connection;
 
-/// How long a body may take.
-const WHOLE: Duration = Duration::from_secs(60);
+/// Timeout for receiving a request body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A body with a deadline.
 pub struct Timed {
@@ -26,18 +26,18 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// The time begins now. The connection learns when the body is whole.
+    /// Starts the timeout. Notifies the connection when the body is complete.
     pub fn new(inner: Incoming, connection: Arc<Connection>) -> Self {
-        Self { inner, deadline: Box::pin(sleep(WHOLE)), connection }
+        Self { inner, deadline: Box::pin(sleep(BODY_TIMEOUT)), connection }
     }
 }
 
-/// Why a body ended early.
+/// The reason why a body ended early.
 #[derive(Debug)]
 pub enum Broken {
     /// The connection failed.
     Connection(hyper::Error),
-    /// It took too long.
+    /// The body timed out.
     TooSlow,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connection(error) => error.fmt(f),
-            Self::TooSlow => write!(f, "the body did not come within {WHOLE:?}"),
+            Self::TooSlow => write!(f, "the body did not arrive within {BODY_TIMEOUT:?}"),
         }
     }
 }
@@ -74,14 +74,14 @@ impl Body for Timed {
     }
 }
 
-/// An answer on its way. Dropped, it leaves its connection idle.
+/// The body of an answer. Dropping it marks its connection as idle.
 pub struct Answering {
     inner: BoxBody<Bytes, Infallible>,
     connection: Arc<Connection>,
 }
 
 impl Answering {
-    /// The body of an answer on this connection.
+    /// Creates the body of an answer on this connection.
     pub fn new(inner: BoxBody<Bytes, Infallible>, connection: Arc<Connection>) -> Self {
         Self { inner, connection }
     }

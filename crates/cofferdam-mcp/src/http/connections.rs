@@ -1,12 +1,12 @@
-//! Which connections there may be, and which one makes room for another. The choice is pure.
+//! Limits on connections, and the choice of connections to evict. The choice is pure.
 //!
 //! ```text
 //! new --(a request with the token)--> known: idle <-> receiving -> serving -> idle
 //!  \--(no request in time | evicted)-> closed          \--(evicted)-> closed
 //! ```
 //!
-//! A connection without an authenticated request counts in a small pool of its own, in which the oldest one of the address
-//! that has most makes room for the next. So clients without the token keep no others out.
+//! Connections without an authenticated request are in a small pool of their own. When it is full, the oldest
+//! connection of the address with most connections is evicted. So clients without the token cannot block others.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// Connections without an authenticated request at once.
+/// Maximum number of connections without an authenticated request.
 const MAX_NEW: usize = 32;
 
 /// The address of a client: an IPv6 network counts as one.
@@ -34,16 +34,16 @@ impl Client {
     }
 }
 
-/// What a connection does.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No request with the token has come.
+    /// Without an authenticated request so far.
     New,
-    /// It waits for the next request.
+    /// Waiting for the next request.
     Idle,
-    /// The body of a request is coming.
+    /// Receiving the body of a request.
     Receiving,
-    /// A request is being answered.
+    /// Answering a request.
     Serving,
 }
 
@@ -51,7 +51,7 @@ enum Phase {
 struct Entry {
     client: Client,
     phase: Phase,
-    /// When the phase began, in steps of the table.
+    /// Start of the phase, in steps of the table.
     since: u64,
     evict: CancellationToken,
 }
@@ -70,12 +70,12 @@ struct Table {
     step: u64,
 }
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRoom {
-    /// The client has as many connections as it may have.
+    /// The client has reached its connection limit.
     Client,
-    /// The server has.
+    /// The server has reached its connection limit.
     Server,
 }
 
@@ -86,11 +86,11 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // What a panic leaves behind is still consistent: every change is one step.
+        // The state is consistent after a panic, because every change is one step.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a connection, for which another new one may have to go.
+    /// Adds a connection. May evict another new one.
     pub fn enter(self: &Arc<Self>, client: Client) -> Arc<Connection> {
         let mut table = self.lock();
         if table.count(|entry| entry.phase == Phase::New) >= MAX_NEW {
@@ -113,7 +113,7 @@ impl Table {
         self.entries.values().filter(|entry| of(entry)).count()
     }
 
-    /// Evicts the connection that has been in its phase for longest, among those of the client that has most of them.
+    /// Evicts the connection with the longest time in its phase, among those of the client with most of them.
     fn evict(&mut self, of: impl Fn(&Entry) -> bool) -> bool {
         let mut counts: BTreeMap<Client, usize> = BTreeMap::new();
         for entry in self.entries.values().filter(|entry| of(entry)) {
@@ -122,7 +122,7 @@ impl Table {
         let most = counts.values().copied().max().unwrap_or_default();
         let candidates = self.entries.iter().filter(|(_, entry)| of(entry) && counts[&entry.client] == most);
         let Some(id) = candidates.min_by_key(|(_, entry)| entry.since).map(|(id, _)| *id) else { return false };
-        // Its task ends by this, and cannot come back: it has no entry any more.
+        // Cancelling ends the connection's task. It cannot return, because it has no entry.
         if let Some(entry) = self.entries.remove(&id) {
             entry.evict.cancel();
         }
@@ -130,28 +130,28 @@ impl Table {
     }
 }
 
-/// A connection, as long as it lives.
+/// A handle of an open connection.
 #[derive(Debug)]
 pub struct Connection {
     of: Arc<Connections>,
     id: u64,
     /// The client at its other end.
     pub client: Client,
-    /// Cancelled when it has to make room.
+    /// Cancelled when the connection is evicted.
     pub evicted: CancellationToken,
 }
 
 impl Connection {
-    /// Notes that a request with the token has come, whose body may be still to come.
+    /// Records an authenticated request, whose body may be incomplete.
     ///
     /// # Errors
-    /// If the client or the server has as many connections as there may be, and all of them are being answered.
+    /// Returns an error if the client or the server has reached its connection limit, and all connections are answering.
     pub fn receive(&self) -> Result<(), NoRoom> {
         let mut table = self.of.lock();
         let known = |entry: &Entry| entry.phase != Phase::New;
         let was_new = table.entries.get(&self.id).is_none_or(|entry| !known(entry));
         let own = |entry: &Entry| entry.client == self.client;
-        // What only waits makes room before what sends.
+        // Evicts idle connections before receiving ones.
         let make_room = |table: &mut Table, among: &dyn Fn(&Entry) -> bool| {
             table.evict(|entry| among(entry) && entry.phase == Phase::Idle)
                 || table.evict(|entry| among(entry) && entry.phase == Phase::Receiving)
@@ -169,12 +169,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Notes that a request has come whole, and is being answered.
+    /// Records that a request is complete and is being answered.
     pub fn serve(&self) {
         self.begin(&mut self.of.lock(), Phase::Serving);
     }
 
-    /// Notes that an answer is over.
+    /// Records that an answer is complete.
     pub fn rest(&self) {
         self.begin(&mut self.of.lock(), Phase::Idle);
     }
@@ -186,7 +186,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether no request with the token has come.
+    /// Returns true if the connection had no authenticated request.
     pub fn is_new(&self) -> bool {
         self.of.lock().entries.get(&self.id).is_none_or(|entry| entry.phase == Phase::New)
     }
@@ -211,7 +211,7 @@ mod tests {
         let connections = Connections::new(128);
         let honest = connections.enter(client(1));
         let flood: Vec<_> = (0..4 * MAX_NEW).map(|_| connections.enter(client(2))).collect();
-        assert!(!honest.evicted.is_cancelled(), "it is the oldest, but of another address");
+        assert!(!honest.evicted.is_cancelled(), "the oldest connection has another address");
         let left = flood.iter().filter(|one| !one.evicted.is_cancelled()).count();
         assert_eq!(left, MAX_NEW - 1);
         assert!(!flood[flood.len() - 1].evicted.is_cancelled(), "the newest stays");

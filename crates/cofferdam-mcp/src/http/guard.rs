@@ -1,4 +1,4 @@
-//! Who is let in: the bearer token, and answers to those who have none.
+//! Authentication by bearer token, and answers to refused requests.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,33 +12,33 @@ use sha2::{Digest, Sha256};
 
 use super::connections::NoRoom;
 
-/// An answer, as the SDK makes them.
+/// An answer of the SDK's type.
 pub type Answer = Response<BoxBody<Bytes, Infallible>>;
 
-/// The shortest token that is taken.
-const LEAST_CHARACTERS: usize = 16;
-/// When a client that finds no room may ask again.
+/// Minimum length of a token.
+const MIN_CHARACTERS: usize = 16;
+/// Time after which a refused client may retry.
 const RETRY_AFTER_SECONDS: &str = "10";
 
-/// What clients present. Its hash is kept, so that neither memory nor the time of a comparison tells it.
+/// The bearer token of clients. Only its hash is stored, so that neither memory nor comparison times reveal it.
 #[derive(Clone)]
 pub struct Token([u8; 32]);
 
 impl Token {
-    /// Reads a token; blanks around it do not count.
+    /// Reads a token. Ignores surrounding whitespace.
     pub fn new(text: &str) -> Result<Self> {
         let text = text.trim();
-        if text.len() < LEAST_CHARACTERS || !text.chars().all(|c| c.is_ascii_graphic()) {
+        if text.len() < MIN_CHARACTERS || !text.chars().all(|c| c.is_ascii_graphic()) {
             return Err(Error::invalid(
                 "read token",
-                format!("a token is {LEAST_CHARACTERS} or more letters, digits and signs, without blanks"),
+                format!("a token must have {MIN_CHARACTERS} or more printable ASCII characters, without spaces"),
             )
-            .with_remedy("make one with: head -c 32 /dev/urandom | base64"));
+            .with_remedy("generate one with: head -c 32 /dev/urandom | base64"));
         }
         Ok(Self(Sha256::digest(text).into()))
     }
 
-    /// Whether a request presents it.
+    /// Returns true if a request presents the token.
     pub fn admits(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(header::AUTHORIZATION).iter();
         let (Some(value), None) = (values.next(), values.next()) else { return false };
@@ -59,24 +59,24 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Nothing is at this path.
+/// Returns the answer for an unknown path.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "Not Found: the server is at /mcp\n")
 }
 
-/// The token is missing, or another.
+/// Returns the answer for a missing or wrong token.
 pub fn unauthorized() -> Answer {
     let mut answer =
-        text(StatusCode::UNAUTHORIZED, "Unauthorized: send the server's token, as Authorization: Bearer\n");
+        text(StatusCode::UNAUTHORIZED, "Unauthorized: send the server's token as Authorization: Bearer TOKEN\n");
     answer.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
     answer
 }
 
-/// There is no room for the request now: 429 where the client has its part of it, else 503.
+/// Returns the answer for a full server: 429 if the client has reached its share, else 503.
 pub fn full(full: NoRoom) -> Answer {
     let mut answer = match full {
         NoRoom::Client => {
-            text(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests: this client has all that it may have\n")
+            text(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests: this client has reached its connection limit\n")
         }
         NoRoom::Server => text(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable: the server is full\n"),
     };

@@ -1,7 +1,7 @@
-//! Many clients over streamable HTTP: one address, one path.
+//! Server for many clients over streamable HTTP, with one address and one path.
 //!
 //! ```text
-//! connection -> path -> token -> room -> Host and Origin -> the SDK: a session, or a request of its own
+//! connection -> path -> token -> capacity -> Host and Origin -> the SDK: a session, or a single request
 //! ```
 
 mod body;
@@ -32,75 +32,76 @@ use body::{Answering, Timed};
 pub(crate) use connections::Client;
 use connections::{Connection, Connections, NoRoom};
 pub use guard::Token;
-use sessions::{ASKED, Asked, Sessions};
+use sessions::{REQUEST, Request, Sessions};
 use stall::Stalling;
 
-/// The path that is served.
+/// The path of the server.
 pub const PATH: &str = "/mcp";
-/// How long a connection may be without a request that has the token.
+/// Timeout for the first authenticated request of a connection.
 const NEW_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the head of a later request may take, and how long a connection may be without one.
+/// Timeout for the head of a later request, and for an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a write may wait for a client that does not read.
+/// Timeout for a write to a client that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most headers of a request, and the most bytes of its head.
+/// Maximum number of headers of a request.
 const MAX_HEADERS: usize = 64;
+/// Maximum size of the head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
-/// How long answers may take to be brought to their end when the server ends.
-const DRAIN: Duration = Duration::from_secs(5);
-/// How long sandboxes may take to close.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it waits after a connection could not be taken, as when there are no descriptors left.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+/// Timeout for completing answers at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for closing all sandboxes at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Interval before the next accept after a failed one, for example without free descriptors.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where the server listens, and to whom.
+/// Address and access control of the HTTP server.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
-    /// Where it listens.
+    /// The address to listen on.
     pub address: SocketAddr,
-    /// What clients must present; needed where not only this machine can connect.
+    /// The token that clients must present; required if other hosts can connect.
     pub token: Option<Token>,
-    /// Names of this server in requests, besides those of this machine and the address.
+    /// Host names of the server in requests, in addition to those of this host and the address.
     pub hosts: Vec<String>,
-    /// Origins of web pages that may call it, besides those of this machine.
+    /// Origins of web pages that may call the server, in addition to those of this host.
     pub origins: Vec<String>,
 }
 
 impl HttpConfig {
-    /// Refuses what would let strangers in.
+    /// Refuses settings that would allow unauthenticated access by other hosts.
     pub fn validate(&self) -> Result<()> {
         let refused = |what: String, remedy: &str| Err(Error::invalid("listen", what).with_remedy(remedy));
         let address = self.address;
         if !address.ip().is_loopback() && self.token.is_none() {
             return refused(
-                format!("{address} can be reached by others, and no token keeps them out"),
-                "set a token by --token-file or COFFERDAM_MCP_TOKEN, or listen on 127.0.0.1",
+                format!("other hosts can reach {address}, but no token is set"),
+                "set a token with --token-file or COFFERDAM_MCP_TOKEN, or listen on 127.0.0.1",
             );
         }
         if address.ip().is_unspecified() && self.hosts.is_empty() {
             return refused(
-                format!("{address} is every address of this machine, and nothing says which name clients use"),
-                "name it with --allow-host, or listen on one address",
+                format!("{address} stands for all addresses of this host, but no host name is allowed"),
+                "allow the host name of the server with --allow-host, or listen on one address",
             );
         }
         let scheme = |origin: &String| origin.starts_with("http://") || origin.starts_with("https://");
         if let Some(origin) = self.origins.iter().find(|origin| !scheme(origin)) {
             return refused(
-                format!("'{}' is no origin of web pages", origin.escape_debug()),
+                format!("'{}' is not an origin of web pages", origin.escape_debug()),
                 "write it as https://example.com",
             );
         }
         Ok(())
     }
 
-    /// Names by which requests may call this server.
+    /// Returns the host names that requests may use.
     fn allowed_hosts(&self) -> Vec<String> {
         let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
         let bound = (!self.address.ip().is_unspecified()).then(|| self.address.ip().to_string());
         own.into_iter().chain(bound).chain(self.hosts.iter().cloned()).collect()
     }
 
-    /// Origins of pages that may call it. Pages of this machine may, where only it can connect.
+    /// Returns the origins of web pages that may call the server. Pages of this host may if only this host can connect.
     fn allowed_origins(&self) -> Vec<String> {
         let own = ["http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*"].map(str::to_owned);
         let own = if self.address.ip().is_loopback() { own.to_vec() } else { Vec::new() };
@@ -108,7 +109,7 @@ impl HttpConfig {
     }
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
@@ -116,24 +117,24 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens; nobody is answered yet.
+    /// Binds the socket. Answers no requests yet.
     pub async fn bind(config: HttpConfig) -> Result<Self> {
         config.validate()?;
         let failed = |error| {
             Error::new(ErrorKind::Unavailable, "listen", format!("cannot listen on {}", config.address))
                 .with_source(error)
-                .with_remedy("choose another port, or an address of this machine")
+                .with_remedy("use another port, or an address of this host")
         };
         let listener = TcpListener::bind(config.address).await.map_err(failed)?;
         Ok(Self { listener, config })
     }
 
-    /// Where it listens: the port is known now, if it was left open.
+    /// Returns the address of the socket, with the port that the system assigned.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr().unwrap_or(self.config.address)
     }
 
-    /// Serves until `stop` is cancelled; then closes everything.
+    /// Serves until `stop` is cancelled, then closes all connections and sandboxes.
     pub async fn serve(self, server: &Server, stop: CancellationToken) -> Result<()> {
         let Self { listener, config } = self;
         let bounds = server.config().bounds.clone();
@@ -167,13 +168,13 @@ impl Listening {
         }
         drop(listener);
         ending.cancel();
-        // Who does not go by then is cut off by the end of the process.
-        let _ = timeout(DRAIN, graceful.shutdown()).await;
-        server.shutdown(PATIENCE).await
+        // The end of the process closes remaining connections.
+        let _ = timeout(DRAIN_TIMEOUT, graceful.shutdown()).await;
+        server.shutdown(SHUTDOWN_TIMEOUT).await
     }
 }
 
-/// Drives a connection to its end, which is its client's business, or cuts it off.
+/// Drives a connection until its client closes it, or until it is evicted or times out.
 async fn follow(connection: impl Future, entry: Arc<Connection>) {
     let late = async {
         sleep(NEW_TIMEOUT).await;
@@ -191,12 +192,12 @@ async fn follow(connection: impl Future, entry: Arc<Connection>) {
 async fn accept(listener: &TcpListener) -> Option<(TcpStream, Client)> {
     match listener.accept().await {
         Ok((stream, from)) => {
-            // A late answer is worse than a small packet.
+            // Prefers low latency to fewer packets.
             let _ = stream.set_nodelay(true);
             Some((stream, Client::of(from.ip())))
         }
         Err(_) => {
-            sleep(AFTER_FAILURE).await;
+            sleep(ACCEPT_RETRY_INTERVAL).await;
             None
         }
     }
@@ -208,20 +209,20 @@ fn service(
     ending: CancellationToken,
 ) -> StreamableHttpService<Handler, Sessions> {
     let bounds = &server.config().bounds;
-    let most = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
+    let max_message = usize::try_from(bounds.message.as_bytes()).unwrap_or(usize::MAX);
     let wall_time = server.config().spec.limits().wall_time;
     let sessions = Sessions::new(bounds.clients, bounds.idle.max(wall_time) + Duration::from_secs(60));
     let protocol = StreamableHttpServerConfig::default()
         .with_allowed_hosts(config.allowed_hosts())
         .with_allowed_origins(config.allowed_origins())
         .enforce_origin_validation()
-        .with_max_request_body_bytes(most)
+        .with_max_request_body_bytes(max_message)
         .with_cancellation_token(ending);
     let server = server.clone();
     StreamableHttpService::new(move || Ok(server.stateless()), Arc::new(sessions), protocol)
 }
 
-/// What answers requests.
+/// The HTTP service.
 struct Service {
     inner: StreamableHttpService<Handler, Sessions>,
     token: Option<Token>,
@@ -241,14 +242,14 @@ impl Service {
             return guard::full(full);
         }
         request.extensions_mut().insert(connection.client);
-        let (asked, deletes) = (Asked::of(connection.client), request.method() == Method::DELETE);
+        let (current, deletes) = (Request::of(connection.client), request.method() == Method::DELETE);
         let request = request.map(|body| Timed::new(body, Arc::clone(&connection)));
-        let mut answer = ASKED.scope(Arc::clone(&asked), self.inner.handle(request)).await;
-        if asked.found_full() {
+        let mut answer = REQUEST.scope(Arc::clone(&current), self.inner.handle(request)).await;
+        if current.found_full() {
             answer = guard::full(NoRoom::Server);
         }
         if deletes && answer.status() == StatusCode::ACCEPTED {
-            // Clients take 200 and 204 for the end of a session, and complain of 202.
+            // Clients accept 200 and 204 for the end of a session, but not 202.
             *answer.status_mut() = StatusCode::NO_CONTENT;
         }
         connection.serve();
@@ -269,6 +270,7 @@ mod tests {
         }
     }
 
+    /// Promise (MCP server): A public address needs a token and a host name.
     #[test]
     fn what_others_can_reach_needs_a_token_and_a_name() {
         let token = Some("0123456789abcdef");

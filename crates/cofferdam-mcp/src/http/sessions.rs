@@ -1,5 +1,5 @@
-//! Client sessions over HTTP, of which there is a most: the SDK's own, and no more than that. Where there are as many as
-//! there may be, one that is not used makes room.
+//! Client sessions over HTTP: the SDK's own session manager with a limit on their number. If the limit is reached, an
+//! idle session is evicted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,63 +17,62 @@ use tokio::time::Instant;
 
 use super::connections::Client;
 
-/// A session that was used within this time makes no room for another.
+/// Minimum idle time before a session may be evicted.
 const MIN_IDLE: Duration = Duration::from_secs(60);
 
 tokio::task_local! {
-    /// The request that is being answered.
-    pub static ASKED: Arc<Asked>;
+    /// The current request.
+    pub static REQUEST: Arc<Request>;
 }
 
-/// What is known of a request, and becomes of it.
+/// Client and outcome of a request.
 #[derive(Debug)]
-pub struct Asked {
-    /// Where it came from.
+pub struct Request {
+    /// The client of the request.
     pub client: Client,
     full: AtomicBool,
 }
 
-impl Asked {
-    /// A request of a client.
+impl Request {
+    /// Creates the state of a client's request.
     pub fn of(client: Client) -> Arc<Self> {
         Arc::new(Self { client, full: AtomicBool::new(false) })
     }
 
-    /// Returns whether it was refused for want of sessions.
+    /// Returns true if the request was refused because of the session limit.
     pub fn found_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }
 }
 
-/// The sessions.
+/// The client sessions.
 #[derive(Debug)]
 pub struct Sessions {
     inner: LocalSessionManager,
-    most: usize,
+    max: usize,
     min_idle: Duration,
     beginning: tokio::sync::Mutex<()>,
     uses: Arc<Mutex<HashMap<SessionId, Use>>>,
 }
 
-/// How a session is used.
+/// The use of a session.
 #[derive(Debug, Clone, Copy)]
 struct Use {
     client: Option<Client>,
     last: Instant,
-    /// Requests that are being answered.
+    /// Number of requests that are being answered.
     busy: usize,
 }
 
 impl Sessions {
-    /// At most `most` at once, each ended after `idle` without a message.
-    pub fn new(most: usize, idle: Duration) -> Self {
+    /// Allows at most `max` sessions, and ends each after `idle` without a message.
+    pub fn new(max: usize, idle: Duration) -> Self {
         let mut inner = LocalSessionManager::default();
         inner.session_config.keep_alive = Some(idle);
-        // Answers that were sent are kept only until the next request: kept for a time, as many would gather as a client can
-        // have made in it.
+        // Sent answers are cached only until the next request. With a longer time, a client could fill the cache.
         inner.session_config.completed_cache_ttl = Duration::ZERO;
         let beginning = tokio::sync::Mutex::new(());
-        Self { inner, most, min_idle: MIN_IDLE.min(idle), beginning, uses: Arc::default() }
+        Self { inner, max, min_idle: MIN_IDLE.min(idle), beginning, uses: Arc::default() }
     }
 
     fn uses(&self) -> MutexGuard<'_, HashMap<SessionId, Use>> {
@@ -86,7 +85,7 @@ impl Sessions {
         }
     }
 
-    /// Closes a session that may make room; returns whether one did.
+    /// Evicts a session. Returns true if one was evicted.
     async fn make_room(&self) -> bool {
         let chosen = victim(&self.uses(), Instant::now(), self.min_idle);
         let Some(id) = chosen else { return false };
@@ -95,7 +94,7 @@ impl Sessions {
     }
 }
 
-/// Returns the session that has been idle for longest, among those of the client that has most of them.
+/// Returns the session with the longest idle time, among those of the client with most sessions.
 fn victim(uses: &HashMap<SessionId, Use>, now: Instant, min_idle: Duration) -> Option<SessionId> {
     let mut counts: BTreeMap<Option<Client>, usize> = BTreeMap::new();
     for of in uses.values() {
@@ -108,11 +107,11 @@ fn victim(uses: &HashMap<SessionId, Use>, now: Instant, min_idle: Duration) -> O
 }
 
 fn lock(uses: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
-    // What a panic leaves behind is still consistent: every change is one step.
+    // The state is consistent after a panic, because every change is one step.
     uses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The answer to a request: its session is in use as long as it lives.
+/// The answer to a request. Its session is in use until it is dropped.
 struct Busy<S> {
     inner: Pin<Box<S>>,
     id: SessionId,
@@ -144,19 +143,19 @@ impl<S> Drop for Busy<S> {
     }
 }
 
-/// Why a session does not do what is asked.
+/// The reason why a session request is refused.
 #[derive(Debug)]
 pub enum Refused {
-    /// There are as many as there may be.
+    /// The session limit is reached.
     Full(usize),
-    /// The SDK's own reason.
+    /// The SDK's reason.
     Own(LocalSessionManagerError),
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full(most) => write!(f, "{most} clients are connected, and no more may be"),
+            Self::Full(max) => write!(f, "the limit of {max} client sessions is reached"),
             Self::Own(error) => error.fmt(f),
         }
     }
@@ -175,18 +174,18 @@ impl SessionManager for Sessions {
     type Transport = <LocalSessionManager as SessionManager>::Transport;
 
     async fn create_session(&self) -> Result<(SessionId, Self::Transport), Refused> {
-        // Counted and made in one step.
+        // Counts and creates in one step.
         let _beginning = self.beginning.lock().await;
         let live: Vec<SessionId> = self.inner.sessions.read().await.keys().cloned().collect();
         self.uses().retain(|id, _| live.contains(id));
-        if live.len() >= self.most && !self.make_room().await {
-            let _ = ASKED.try_with(|asked| asked.full.store(true, Ordering::Relaxed));
-            return Err(Refused::Full(self.most));
+        if live.len() >= self.max && !self.make_room().await {
+            let _ = REQUEST.try_with(|request| request.full.store(true, Ordering::Relaxed));
+            return Err(Refused::Full(self.max));
         }
-        let made = self.inner.create_session().await?;
-        let client = ASKED.try_with(|asked| asked.client).ok();
-        self.uses().insert(made.0.clone(), Use { client, last: Instant::now(), busy: 0 });
-        Ok(made)
+        let created = self.inner.create_session().await?;
+        let client = REQUEST.try_with(|request| request.client).ok();
+        self.uses().insert(created.0.clone(), Use { client, last: Instant::now(), busy: 0 });
+        Ok(created)
     }
 
     async fn initialize_session(
@@ -251,7 +250,7 @@ mod tests {
             let uses = all.iter().enumerate().map(|(at, of)| (SessionId::from(at.to_string()), *of)).collect();
             victim(&uses, now, Duration::from_secs(60)).map(|id| id.to_string())
         };
-        // Another client's is older, but that client has one.
+        // The other client's session is older, but is that client's only one.
         assert_eq!(chosen(&[of(1, 900, 0), of(2, 100, 0), of(2, 300, 0)]).as_deref(), Some("2"));
         assert_eq!(chosen(&[of(1, 900, 0), of(2, 100, 1), of(2, 300, 1)]).as_deref(), Some("0"));
         assert_eq!(chosen(&[of(1, 59, 0), of(2, 900, 1)]), None);

@@ -1,4 +1,4 @@
-//! A stream whose writes must go on: a client that reads nothing of its answer is cut off.
+//! A stream with a write timeout, which disconnects clients that do not read.
 
 use std::io;
 use std::pin::Pin;
@@ -8,18 +8,18 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// The stream, and when a write that waits fails.
+/// A stream with a write timeout.
 pub struct Stalling<S> {
     inner: S,
-    most: Duration,
+    timeout: Duration,
     /// Set while a write waits.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Stalling<S> {
-    /// Fails a write that waits for `most`.
-    pub fn new(inner: S, most: Duration) -> Self {
-        Self { inner, most, deadline: None }
+    /// Creates a stream whose writes fail after waiting for `timeout`.
+    pub fn new(inner: S, timeout: Duration) -> Self {
+        Self { inner, timeout, deadline: None }
     }
 
     fn watched<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -27,10 +27,10 @@ impl<S> Stalling<S> {
             self.deadline = None;
             return polled;
         }
-        let most = self.most;
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(most)));
+        let timeout = self.timeout;
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(timeout)));
         if deadline.as_mut().poll(context).is_ready() {
-            deadline.as_mut().reset(Instant::now() + most);
+            deadline.as_mut().reset(Instant::now() + timeout);
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")));
         }
         Poll::Pending

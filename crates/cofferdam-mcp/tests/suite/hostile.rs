@@ -1,4 +1,4 @@
-//! Clients that want more than they may, or send what nobody should.
+//! Clients that exceed limits or send invalid messages.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::pipe::{Client, config, process, until_running};
 
+/// Promise (MCP server): Paths and resource addresses that lead upwards are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn paths_that_climb_are_refused() {
     let mut client = Client::processes().await;
@@ -31,7 +32,7 @@ async fn paths_that_climb_are_refused() {
             ("write_file", json!({"content": "x"})),
             ("edit_file", json!({"old_text": "r", "new_text": "x"})),
         ] {
-            // A file may be put where a link was; that changes nothing outside.
+            // A file may replace a symlink. That changes nothing outside.
             if tool == "write_file" && ["pipe"].contains(&path) {
                 continue;
             }
@@ -54,6 +55,7 @@ async fn paths_that_climb_are_refused() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Errors do not repeat long input of a client.
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_do_not_repeat_all_that_a_client_sent() {
     let mut client = Client::processes().await;
@@ -83,6 +85,7 @@ async fn errors_do_not_repeat_all_that_a_client_sent() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Invalid arguments are answered with the remedy.
 #[tokio::test(flavor = "multi_thread")]
 async fn arguments_that_do_not_fit_are_results_that_say_so() {
     let mut client = Client::processes().await;
@@ -119,6 +122,7 @@ async fn arguments_that_do_not_fit_are_results_that_say_so() {
     client.gone().await;
 }
 
+/// Promise (MCP server): No argument widens the settings of the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_argument_widens_what_the_server_was_started_with() {
     let mut client = Client::processes().await;
@@ -141,7 +145,7 @@ async fn no_argument_widens_what_the_server_was_started_with() {
             assert_eq!(client.fails(tool, arguments).await.1, "denied", "{tool} {name}");
         }
     }
-    // A sandbox's own limit is the most that a call in it gets.
+    // A sandbox's own limit is the maximum for its calls.
     let made = client.works("create_sandbox", json!({"limits": {"timeout_seconds": 2}, "read_only": true})).await;
     let longer = json!({"command": "true", "sandbox": made["sandbox"], "timeout_seconds": 3});
     assert_eq!(client.fails("run_command", longer).await.1, "denied");
@@ -153,6 +157,7 @@ async fn no_argument_widens_what_the_server_was_started_with() {
     client.gone().await;
 }
 
+/// Promise (MCP server): The bash tool runs only where its language is allowed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shell_runs_only_where_its_language_may() {
     let mut config = config(Bounds::default());
@@ -164,6 +169,7 @@ async fn a_shell_runs_only_where_its_language_may() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Floods of output and files are limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn floods_are_bounded() {
     let bounds = Bounds { file: ByteSize::from_bytes(100_000), entries: 50, ..Bounds::default() };
@@ -203,6 +209,7 @@ async fn a_file_of_any_length_holds_nothing_up() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Sandboxes, calls and messages are limited.
 #[tokio::test(flavor = "multi_thread")]
 async fn sandboxes_calls_and_messages_are_counted() {
     let bounds = Bounds {
@@ -225,11 +232,11 @@ async fn sandboxes_calls_and_messages_are_counted() {
     let (text, kind) = client.fails("run_command", json!({"command": "true"})).await;
     assert!(kind == "resource-exhausted" && text.contains("call again"), "{text}");
     client.answer(id).await;
-    // A message that is too large is dropped, what is no JSON is too, and the next is answered.
+    // The server drops a message that is too large or not JSON, and answers the next.
     client.raw(format!("{{\"jsonrpc\":\"2.0\",\"id\":\"{}\"}}\n", "x".repeat(100_000)).as_bytes()).await;
     client.raw(b"\xff\xff{]\n\n").await;
     assert_eq!(client.works("run_command", json!({"command": "echo ok"})).await["stdout"], "ok\n");
-    // More requests than may be open are read one after the other; a cancelled one is not open any more.
+    // Requests above the limit are read one after the other. A cancelled request no longer counts.
     for id in 1000..1020 {
         let call = json!({"name": "run_command", "arguments": {"command": "sleep 600"}});
         client
@@ -244,6 +251,7 @@ async fn sandboxes_calls_and_messages_are_counted() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Two open requests with the same id are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_open_requests_of_one_id_are_not_one() {
     let mut client = Client::processes().await;
@@ -254,12 +262,13 @@ async fn two_open_requests_of_one_id_are_not_one() {
     client.raw(format!("{again}\n").as_bytes()).await;
     let answer = client.answer(id).await;
     assert_eq!(answer["error"]["code"], -32600, "{answer}");
-    // The first goes on, and others are answered.
+    // The first call continues, and others are answered.
     assert_eq!(client.request("ping", json!({})).await["result"], json!({}));
     until_running("3941.5", 1, Duration::from_secs(1)).await;
     client.gone().await;
 }
 
+/// Promise (MCP server): Reads of resources are limited like calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn resources_are_bounded_as_calls_are() {
     let mut config = config(Bounds { calls: 1, ..Bounds::default() });
@@ -278,6 +287,7 @@ async fn resources_are_bounded_as_calls_are() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Idle sandboxes are closed, and busy ones are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_sandboxes_are_closed_and_busy_ones_are_not() {
     let bounds = Bounds { idle: Duration::from_secs(2), ..Bounds::default() };
@@ -294,6 +304,7 @@ async fn idle_sandboxes_are_closed_and_busy_ones_are_not() {
     client.gone().await;
 }
 
+/// Promise (MCP server): The end of input ends all sandboxes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_input_ends_everything() {
     let mut client = Client::processes().await;
@@ -304,6 +315,7 @@ async fn the_end_of_input_ends_everything() {
     until_running("3942.5", 0, Duration::from_secs(1)).await;
 }
 
+/// Promise (MCP server): A stop of the server ends all sandboxes.
 #[tokio::test(flavor = "multi_thread")]
 async fn being_told_to_stop_ends_everything() {
     let mut client = Client::processes().await;

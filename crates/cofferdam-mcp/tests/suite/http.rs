@@ -1,4 +1,4 @@
-//! Many clients over HTTP: who is let in, whose sandbox is whose.
+//! Many clients over HTTP: authentication and ownership of sandboxes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::pipe::{config, process, until_running};
 use crate::revisions::meta;
 
 const TOKEN: &str = "a-token-of-many-letters";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Served {
     address: SocketAddr,
@@ -42,15 +42,15 @@ impl Served {
 
     async fn end(self) {
         self.stop.cancel();
-        timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+        timeout(TEST_TIMEOUT, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    /// Sends a request as it stands, and reads the answer to its end.
+    /// Sends a raw request, and reads the complete answer.
     async fn raw(&self, text: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(text.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        timeout(PATIENCE, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
+        timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
         String::from_utf8_lossy(&answer).into_owned()
     }
 
@@ -76,7 +76,7 @@ impl Served {
         text + "\r\n" + body
     }
 
-    /// Begins a session of the revision before the current one; gives its id.
+    /// Begins a session of the previous protocol revision. Returns its id.
     async fn session(&self) -> String {
         let answer = self.send("POST", &[], &initialize()).await;
         let line = answer.lines().find(|line| line.to_ascii_lowercase().starts_with("mcp-session-id:"));
@@ -90,7 +90,7 @@ impl Served {
         message(&self.send("POST", &headers, &body.to_string()).await)["result"].clone()
     }
 
-    /// Calls a tool in a request of its own, as the current revision does.
+    /// Calls a tool in a single request, as in the current revision.
     async fn stateless(&self, name: &str, arguments: Value) -> Value {
         message(&self.send("POST", &current(name), &call(name, arguments)).await)["result"].clone()
     }
@@ -111,7 +111,7 @@ fn call(name: &str, arguments: Value) -> String {
     json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).to_string()
 }
 
-/// The answer in a body, which is JSON or a stream of events.
+/// Returns the answer in a body, which is JSON or a stream of events.
 fn message(answer: &str) -> Value {
     let pieces = answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
     let mut messages = pieces.filter_map(|piece| serde_json::from_str::<Value>(piece).ok());
@@ -122,6 +122,7 @@ fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
 }
 
+/// Promise (MCP server): The HTTP server refuses a wrong token, host name or origin.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
     let served = Served::new(Bounds::default(), Some(TOKEN)).await;
@@ -147,6 +148,7 @@ async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
     served.end().await;
 }
 
+/// Promise (MCP server): A sandbox belongs to its MCP session.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sandbox_belongs_to_its_session() {
     let served = Served::new(Bounds::default(), None).await;
@@ -168,7 +170,7 @@ async fn a_sandbox_belongs_to_its_session() {
     until_running("3944.5", 1, Duration::from_secs(10)).await;
     let fresh = served.tool(&other, "list_files", json!({})).await;
     assert_eq!(fresh["structuredContent"]["entries"], json!([]), "{fresh}");
-    // The end of a session is the end of its sandboxes, and of no other's.
+    // The end of a session closes its sandboxes, and no others.
     let headers = [("Mcp-Session-Id", one.as_str()), ("MCP-Protocol-Version", "2025-11-25")];
     let deleted = served.send("DELETE", &headers, "").await;
     assert!(status(&deleted) < 300, "{deleted}");
@@ -177,6 +179,7 @@ async fn a_sandbox_belongs_to_its_session() {
     served.end().await;
 }
 
+/// Promise (MCP server): Without MCP sessions, the id of a sandbox grants access, and no other client learns it.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_sessions_the_id_is_the_right() {
     let served = Served::new(Bounds::default(), None).await;
@@ -201,7 +204,7 @@ async fn without_sessions_the_id_is_the_right() {
     let stranger = served.session().await;
     let theirs = served.tool(&stranger, "run_code", live("x", &made)).await;
     assert_eq!(theirs["_meta"]["cofferdam/error"]["kind"], "not-found", "{theirs}");
-    // The end of the connection ends the call, and with it the interpreter that it was in.
+    // The end of the connection ends the call and its interpreter.
     let mut stream = TcpStream::connect(served.address).await.unwrap();
     let body = call("run_code", live("import subprocess\nsubprocess.run(['sleep', '3948.5'])", &made));
     stream.write_all(served.text("POST", &current("run_code"), &body).as_bytes()).await.unwrap();
@@ -212,7 +215,7 @@ async fn without_sessions_the_id_is_the_right() {
     assert_eq!(gone["_meta"]["cofferdam/error"]["kind"], "closed", "{gone}");
     let closed = served.stateless("close_sandbox", json!({"sandbox": made, "session": "main"})).await;
     assert_eq!(closed["isError"], false, "{closed}");
-    // Nobody is told the ids of others.
+    // No client gets the ids of others.
     let headers = [("MCP-Protocol-Version", "2026-07-28"), ("Mcp-Method", "resources/list")];
     let body = json!({"jsonrpc": "2.0", "id": 7, "method": "resources/list", "params": {"_meta": meta(json!({}))}});
     let listed = served.send("POST", &headers, &body.to_string()).await;
@@ -235,7 +238,7 @@ async fn connections_without_the_token_keep_nobody_out() {
     }
     let answer = served.send("POST", &[("Authorization", &bearer)], &initialize()).await;
     assert_eq!(status(&answer), 200, "{answer}");
-    // They are cut off, the first of them to make room, the last of them because nothing comes.
+    // The server closes them: the first to make room, the last after the timeout.
     for mut stream in [silent.remove(0), silent.pop().unwrap()] {
         let read = timeout(Duration::from_secs(20), stream.read_to_end(&mut Vec::new())).await;
         assert!(read.is_ok(), "the connection is still open");
@@ -284,6 +287,7 @@ async fn one_address_does_not_have_every_sandbox() {
     served.end().await;
 }
 
+/// Promise (MCP server): HTTP sessions and bodies are limited, and a client that closes its connection ends its call.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() {
     let bounds = Bounds { clients: 2, message: ByteSize::from_bytes(50_000), ..Bounds::default() };
@@ -305,6 +309,7 @@ async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() 
     served.end().await;
 }
 
+/// Promise (MCP server): A stop of the HTTP server ends its sessions, calls and sandboxes.
 #[tokio::test(flavor = "multi_thread")]
 async fn being_told_to_stop_ends_sessions_calls_and_sandboxes() {
     let served = Served::new(Bounds::default(), None).await;

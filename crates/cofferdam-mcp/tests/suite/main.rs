@@ -1,5 +1,5 @@
-//! The protocol as a client sees it: over pipes in memory and over HTTP, with sandboxes of the process backend, and of the
-//! simulated one where only that has what is asked for.
+//! The protocol from a client's view: over in-memory pipes and over HTTP, with sandboxes of the process backend, or of
+//! the simulated one for features that only it has.
 #![forbid(unsafe_code)]
 
 mod hostile;

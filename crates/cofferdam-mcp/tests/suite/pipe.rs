@@ -1,4 +1,4 @@
-//! A client over pipes in memory: it says what it is told to, line by line, and keeps what it hears.
+//! A scripted client over in-memory pipes, which records all messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, ReadHal
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// How long an answer may take on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What a pipe holds.
+/// Timeout for answers on a busy host.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Capacity of a pipe.
 const PIPE: usize = 1 << 20;
 
-/// What an ordinary user's host may be unable to enforce is no matter here.
+/// Returns a spec that accepts the protections that may be unavailable on the host of an unprivileged user.
 pub fn spec() -> Spec {
     let weaker = [P::Memory, P::CpuTime, P::Processes, P::Disk];
     let limits = Limits { pids: Some(32), memory: Some(ByteSize::from_mebibytes(256)), ..Limits::default() };
@@ -43,7 +43,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that has said nothing yet.
+    /// Creates a client that has sent nothing.
     pub fn silent(backend: Arc<dyn Backend>, config: McpConfig) -> Self {
         let server = Server::new(backend, config).expect("a server");
         let (ours, theirs) = tokio::io::duplex(PIPE);
@@ -55,7 +55,7 @@ impl Client {
         Self { input: Some(input), output: BufReader::new(output), stop, served, last: 0, heard: Vec::new() }
     }
 
-    /// A client of the revision before the current one, in its session.
+    /// Creates a client of the previous protocol revision, in its session.
     pub async fn new(backend: Arc<dyn Backend>, config: McpConfig) -> Self {
         let mut client = Self::silent(backend, config);
         let info =
@@ -84,7 +84,7 @@ impl Client {
         self.say(&json!({"jsonrpc": "2.0", "method": method, "params": params})).await;
     }
 
-    /// Sends a request; gives its id.
+    /// Sends a request. Returns its id.
     pub async fn begin(&mut self, method: &str, params: Value) -> u64 {
         self.last += 1;
         let id = self.last;
@@ -92,18 +92,19 @@ impl Client {
         id
     }
 
-    /// The next message, whatever it is.
+    /// Reads the next message of any kind.
     pub async fn hear(&mut self) -> Option<Value> {
         let mut line = String::new();
-        let read = timeout(PATIENCE, self.output.read_line(&mut line)).await.expect("an answer in time").expect("read");
+        let read =
+            timeout(TEST_TIMEOUT, self.output.read_line(&mut line)).await.expect("an answer in time").expect("read");
         (read > 0).then(|| serde_json::from_str(&line).expect("JSON"))
     }
 
-    /// The answer to a request.
+    /// Reads the answer to a request.
     pub async fn answer(&mut self, id: u64) -> Value {
         self.heard.clear();
         loop {
-            let message = self.hear().await.expect("the server is there");
+            let message = self.hear().await.expect("the server is running");
             if message["id"] == id {
                 return message;
             }
@@ -116,21 +117,21 @@ impl Client {
         self.answer(id).await
     }
 
-    /// The result of a tool, whether it worked or not.
+    /// Calls a tool. Returns its result on success and failure.
     pub async fn tool(&mut self, name: &str, arguments: Value) -> Value {
         let answer = self.request("tools/call", json!({"name": name, "arguments": arguments})).await;
         assert!(answer["result"].is_object(), "{name}: {answer}");
         answer["result"].clone()
     }
 
-    /// The structured result of a tool that works.
+    /// Calls a tool and requires success. Returns the structured result.
     pub async fn works(&mut self, name: &str, arguments: Value) -> Value {
         let result = self.tool(name, arguments).await;
         assert_eq!(result["isError"], false, "{name}: {result}");
         result["structuredContent"].clone()
     }
 
-    /// The error of a tool that fails: text for models, and its kind.
+    /// Calls a tool and requires failure. Returns the text for models and the kind of the error.
     pub async fn fails(&mut self, name: &str, arguments: Value) -> (String, String) {
         let result = self.tool(name, arguments).await;
         assert_eq!(result["isError"], true, "{name}: {result}");
@@ -140,21 +141,21 @@ impl Client {
         (text, kind)
     }
 
-    /// Closes our side.
+    /// Closes the client's side.
     pub fn hang_up(&mut self) {
-        // A half of a stream in memory is closed with the whole.
+        // A half of an in-memory stream is closed with the whole stream.
         self.input = None;
     }
 
-    /// Waits until the server has ended, after our side was closed.
+    /// Closes the client's side, and waits until the server has ended.
     pub async fn gone(mut self) {
         self.hang_up();
         drop(self.output);
-        timeout(PATIENCE, self.served).await.expect("in time").expect("no panic").expect("closed");
+        timeout(TEST_TIMEOUT, self.served).await.expect("in time").expect("no panic").expect("closed");
     }
 }
 
-/// Processes on this machine whose command line holds a mark, this one's own aside.
+/// Counts the processes of this host with a mark in their command line, except this one.
 pub fn running(mark: &str) -> usize {
     let own = std::process::id().to_string();
     let entries = std::fs::read_dir("/proc").expect("proc");
@@ -169,9 +170,9 @@ pub fn running(mark: &str) -> usize {
         .count()
 }
 
-/// Waits until that many run.
-pub async fn until_running(mark: &str, count: usize, patience: Duration) {
-    let deadline = tokio::time::Instant::now() + patience;
+/// Waits until this number of marked processes run.
+pub async fn until_running(mark: &str, count: usize, limit: Duration) {
+    let deadline = tokio::time::Instant::now() + limit;
     while running(mark) != count {
         assert!(tokio::time::Instant::now() < deadline, "{} of {mark} run, and not {count}", running(mark));
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,11 +1,11 @@
-//! Both revisions of the protocol, over pipes.
+//! Both protocol revisions, over pipes.
 
 use cofferdam_mcp::Bounds;
 use serde_json::{Value, json};
 
 use crate::pipe::{Client, config, process};
 
-/// What every request of the current revision carries.
+/// Returns the metadata of every request in the current revision.
 pub fn meta(more: Value) -> Value {
     let mut meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -18,6 +18,7 @@ pub fn meta(more: Value) -> Value {
     meta
 }
 
+/// Promise (MCP server): The current MCP revision needs no handshake.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_current_revision_needs_no_handshake() {
     let mut client = Client::silent(process(), config(Bounds::default()));
@@ -30,8 +31,8 @@ async fn the_current_revision_needs_no_handshake() {
     let run = call("run_command", json!({"command": "echo x > f; echo loud"}), json!({}));
     let first = client.request("tools/call", run).await;
     assert_eq!(first["result"]["resultType"], "complete", "{first}");
-    assert!(client.heard.is_empty(), "nobody asked for messages: {:?}", client.heard);
-    // One connection is one client: its own sandbox is there in the next request.
+    assert!(client.heard.is_empty(), "the client did not request messages: {:?}", client.heard);
+    // One connection is one client: its own sandbox exists in the next request.
     let logs = json!({"io.modelcontextprotocol/logLevel": "info"});
     let second = client.request("tools/call", call("run_command", json!({"command": "cat f"}), logs)).await;
     assert_eq!(second["result"]["structuredContent"]["stdout"], "x\n", "{second}");

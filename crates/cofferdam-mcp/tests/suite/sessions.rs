@@ -1,4 +1,4 @@
-//! Interpreters that live between calls.
+//! Live interpreters, which persist between calls.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn value(result: &Value) -> &str {
     result["results"][0]["data"]["text/plain"].as_str().unwrap_or_default()
 }
 
-/// With a log in a directory, and screening.
+/// Creates a configuration with an audit log and screening.
 fn watched(directory: &std::path::Path) -> McpConfig {
     let mut config = config(Bounds::default());
     config.code.audit = Some(AuditConfig {
@@ -37,13 +37,14 @@ fn watched(directory: &std::path::Path) -> McpConfig {
     config
 }
 
-/// The lines of the log that are of one kind.
+/// Returns the lines of one kind in the log.
 fn lines(log: &std::path::Path, kind: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(log.join("audit-00000001.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["kind"] == kind).collect()
 }
 
+/// Promise (MCP server): Variables of a code session persist between calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_call_defines_is_there_for_the_next() {
     let mut client = Client::processes().await;
@@ -57,7 +58,7 @@ async fn what_a_call_defines_is_there_for_the_next() {
     assert_eq!((&failed["exit_code"], &failed["session"]["lost"]), (&json!(1), &Value::Null), "{failed}");
     client.works("run_code", call("js", "javascript", "const x = 'j'; var n = 1")).await;
     assert_eq!(value(&client.works("run_code", call("js", "javascript", "x + n")).await), "'j1'");
-    // Other names, other sandboxes, and calls without a session have variables of their own.
+    // Other names, other sandboxes and calls without a session have separate variables.
     let unset = "print('x' in globals())";
     assert_eq!(client.works("run_code", python("other", unset)).await["stdout"], "False\n");
     let plain = client.works("run_code", json!({"language": "python", "code": unset})).await;
@@ -69,6 +70,7 @@ async fn what_a_call_defines_is_there_for_the_next() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A crash, a timeout or an endless loop ends its own code session only, with the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_goes_wrong_loses_one_session_and_says_so() {
     let mut client = Client::processes().await;
@@ -84,11 +86,11 @@ async fn what_goes_wrong_loses_one_session_and_says_so() {
         let result = client.tool("run_code", wrong).await;
         let lost = result["structuredContent"]["session"]["lost"].as_str().unwrap_or_default().to_owned();
         assert!(lost.contains(why), "{code}: {result}");
-        assert!(result["content"][0]["text"].as_str().unwrap().contains("is gone"), "{result}");
+        assert!(result["content"][0]["text"].as_str().unwrap().contains("is lost"), "{result}");
         let (text, kind) = client.fails("run_code", call(name, language, "1")).await;
         assert!(kind == "closed" && text.contains(why) && text.contains("close_sandbox"), "{text}");
         assert_eq!(value(&client.works("run_code", python("good", "kept")).await), "1");
-        // Who has read why may use the name again.
+        // The client can reuse the name after closing the session.
         client.works("close_sandbox", json!({"session": name})).await;
         assert_eq!(client.works("run_code", call(name, language, "1")).await["session"]["calls"], 1);
         client.works("close_sandbox", json!({"session": name})).await;
@@ -96,6 +98,7 @@ async fn what_goes_wrong_loses_one_session_and_says_so() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A cancelled call ends its own code session only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_loses_its_session_alone_and_is_killed() {
     let mut client = Client::processes().await;
@@ -111,7 +114,7 @@ async fn a_cancelled_call_loses_its_session_alone_and_is_killed() {
     let (text, kind) = client.fails("run_code", python("busy", "1")).await;
     assert!(kind == "closed" && text.contains("cancelled"), "{text}");
     assert_eq!(value(&client.works("run_code", python("good", "kept")).await), "1");
-    // One that is cancelled while its interpreter starts leaves its name free.
+    // A call that is cancelled while its interpreter starts frees the name.
     let id = client.begin("tools/call", json!({"name": "run_code", "arguments": python("new", "1")})).await;
     client.notify("notifications/cancelled", json!({"requestId": id})).await;
     for _ in 0..200 {
@@ -129,6 +132,7 @@ async fn a_cancelled_call_loses_its_session_alone_and_is_killed() {
     panic!("its name is not free");
 }
 
+/// Promise (MCP server): Code sessions are limited, end when idle, and widen no setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_are_bounded_end_when_idle_and_cannot_widen_anything() {
     let mut config = config(Bounds { interpreters_of_client: 2, ..Bounds::default() });
@@ -164,18 +168,19 @@ async fn sessions_are_bounded_end_when_idle_and_cannot_widen_anything() {
     tokio::time::sleep(Duration::from_secs(9)).await;
     let (text, kind) = client.fails("run_code", python("idle", "1")).await;
     assert!(kind == "closed" && text.contains("it was idle for 6 s"), "{text}");
-    // Its place is free.
+    // Its reservation is released.
     client.works("run_code", python("d", "1")).await;
     client.works("run_code", python("e", "1")).await;
     client.gone().await;
 }
 
+/// Promise (MCP server): Each call of a code session is analysed and logged before it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_call_of_a_session_is_screened_and_logged() {
     let home = tempfile::tempdir().unwrap();
     let log = home.path().join("log");
     let mut client = Client::new(process(), watched(&log)).await;
-    // Nothing is started for code that may not run: the first call of a name is screened before.
+    // Refused code starts nothing: the first call of a name is screened before the start.
     assert_eq!(client.fails("run_code", python("main", "import os")).await.1, "denied");
     assert_eq!(client.fails("run_code", python("main", "= =")).await.1, "invalid-input");
     let first = client.works("run_code", python("main", "x = 1")).await;
@@ -189,6 +194,7 @@ async fn each_call_of_a_session_is_screened_and_logged() {
     assert!(ends[0]["sandbox"].is_string() && ends[0]["sandbox"] == ends[1]["sandbox"], "{ends:?}");
 }
 
+/// Promise (MCP server): A restore or fork has a line in the audit log, and fails if the log cannot be written.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_be_written() {
     let home = tempfile::tempdir().unwrap();
@@ -206,7 +212,7 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
         assert!(end["posture"].is_string() && end["restored"]["from"].is_string(), "{end}");
         assert!(end["restored"]["programs"] == false && end["restored"]["from"] != end["sandbox"], "{end}");
     }
-    // An id is the right to use what it names, where there are no sessions: it is not told to who reads the log.
+    // Without sessions an id grants access, so the log does not contain it.
     let text = std::fs::read_to_string(log.join("audit-00000001.jsonl")).unwrap();
     for id in [&sandbox, &snapshot] {
         assert!(!text.contains(id.as_str().unwrap()), "{text}");
@@ -223,6 +229,7 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
     client.gone().await;
 }
 
+/// Promise (MCP server): A restored sandbox gets no more than its source had.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_restored_gets_no_more_than_what_was_frozen() {
     let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));

@@ -1,4 +1,4 @@
-//! What each tool does.
+//! Behaviour of each tool.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::pipe::{Client, config, process, spec, until_running};
 
-/// A picture of one point.
+/// A picture with one pixel.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,6 +97,7 @@ async fn code_gives_output_value_files_and_where_it_ran() {
     client.gone().await;
 }
 
+/// Promise (MCP server): A figure is an image in the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_figure_is_an_image() {
     let mut client = Client::processes().await;
@@ -151,6 +152,7 @@ async fn files_are_written_read_edited_and_listed() {
     client.gone().await;
 }
 
+/// Promise (Files): No MCP tool changes a host directory that is mounted read-only.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
     let lent = tempfile::tempdir().unwrap();
@@ -161,7 +163,7 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
         let spec = spec().to_builder().workspace(workspace).limits(Limits { disk: None, ..spec().limits().clone() });
         let config = McpConfig { spec: spec.build().unwrap(), ..config(Bounds::default()) };
         let mut client = Client::new(process(), config).await;
-        // Also where only the client asked for less than the server lends.
+        // Also if only the client restricts a workspace that the server mounts writable.
         let sandbox = client.works("create_sandbox", json!({"read_only": asks})).await["sandbox"].clone();
         let read = client.works("read_file", json!({"path": "a.txt", "sandbox": sandbox})).await;
         assert_eq!(read["text"], "as it was", "{read}");
@@ -181,6 +183,7 @@ async fn a_directory_that_was_lent_to_be_read_is_not_written_by_any_tool() {
     }
 }
 
+/// Promise (MCP server): A file that is not text is a blob in the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_text_is_a_blob() {
     let mut client = Client::processes().await;
@@ -199,6 +202,7 @@ async fn what_is_no_text_is_a_blob() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Long file listings are split into pages.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_files_come_in_pages() {
     let mut client = Client::processes().await;
@@ -222,6 +226,7 @@ async fn many_files_come_in_pages() {
     client.gone().await;
 }
 
+/// Promise (MCP server): Output and progress are sent while code runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn output_and_progress_come_while_code_runs() {
     let mut client = Client::processes().await;
@@ -245,13 +250,14 @@ async fn output_and_progress_come_while_code_runs() {
         .filter_map(|message| message["params"]["progress"].as_f64())
         .collect();
     assert!(progress.len() >= 2 && progress.is_sorted_by(|a, b| a < b), "{progress:?}");
-    // Who wants no messages about ordinary things gets none.
+    // A client that opts out of info messages gets none.
     client.request("logging/setLevel", json!({"level": "error"})).await;
     client.works("run_command", json!({"command": "echo x"})).await;
     assert!(client.heard.is_empty(), "{:?}", client.heard);
     client.gone().await;
 }
 
+/// Promise (MCP server): A cancelled call is killed within a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_call_is_killed_within_a_second_and_the_next_goes_on() {
     let mut client = Client::processes().await;
@@ -297,6 +303,7 @@ async fn snapshots_are_restored_and_sandboxes_forked_where_the_backend_can() {
     client.gone().await;
 }
 
+/// Promise (MCP server): The pages of a listing contain every file.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_file_is_listed_however_many_there_are() {
     let bounds = Bounds { entries: 20, ..Bounds::default() };

@@ -150,6 +150,7 @@ fn told(event: wire::Event) -> protocol::Event {
 }
 
 proptest! {
+    /// Promise (Process isolation): The init decodes exactly the messages of its owner.
     #[test]
     fn the_init_reads_what_the_owner_writes(start in starts(), exec: u64, kill: bool) {
         for order in [protocol::Order::Start(start), protocol::Order::Signal { exec, kill }] {
@@ -162,6 +163,7 @@ proptest! {
         }
     }
 
+    /// Promise (Process isolation): The init refuses the messages that its owner would refuse.
     #[test]
     fn the_init_refuses_what_the_owner_would_refuse(body in prop::collection::vec(any::<u8>(), 0..40)) {
         match (wire::order(&body), protocol::decode::<protocol::Order>(&body)) {
@@ -176,6 +178,7 @@ proptest! {
         }
     }
 
+    /// Promise (Process isolation): The owner decodes exactly the messages of the init.
     #[test]
     fn the_owner_reads_what_the_init_writes(
         exec: u64, status: i32, peak_bytes: u64, cpu_micros: u64, memory: bool, (reason, failure) in failures(),
@@ -201,6 +204,7 @@ proptest! {
         }
     }
 
+    /// Promise (Process isolation): The init receives arguments and environment in the layout of execve.
     #[test]
     fn an_order_is_laid_out_as_execve_takes_it(start in starts()) {
         let body = body(&protocol::Order::Start(start.clone()));

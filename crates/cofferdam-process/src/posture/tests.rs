@@ -141,6 +141,8 @@ impl Case {
 }
 
 proptest! {
+    /// Promise (Process isolation): A command starts before its posture is verified only if the posture satisfies the
+    /// spec.
     #[test]
     fn what_starts_before_it_is_judged_is_never_judged_too_weak(
         limits in limits(),
@@ -179,6 +181,7 @@ fn execs_that_cannot_be_told_apart_are_said_not_to_be() {
     }
 }
 
+/// Promise (Process isolation): A sandbox with a missing protection never counts as complete.
 #[test]
 fn a_missing_wall_is_never_whole() {
     let limits = Limits::default();

@@ -69,6 +69,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Option<String> {
     Some(String::from_utf8(done.stdout).unwrap())
 }
 
+/// Promise (Static analysis and audit log): Code that Python compiles is not a syntax error.
 #[test]
 fn what_python_compiles_is_no_syntax_error() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, &MAX_FILES.to_string()], "") else { return };
@@ -91,6 +92,7 @@ fn what_python_compiles_is_no_syntax_error() {
     assert!(read > 50, "only {read} files of the library were found");
 }
 
+/// Promise (Static analysis and audit log): The positions of imports are those of Python.
 #[test]
 fn imports_stand_where_python_says() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, "200"], "") else { return };
@@ -122,6 +124,8 @@ fn imports_stand_where_python_says() {
 }
 
 /// Scripts that come with Node.js, which runs them.
+///
+/// Promise (Static analysis and audit log): Code that Node runs is not a syntax error.
 #[test]
 fn what_node_runs_is_no_syntax_error() {
     let Some(program) = run("node", &["-p", "process.execPath"], "") else { return };

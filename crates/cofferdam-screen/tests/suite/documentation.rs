@@ -20,6 +20,7 @@ fn rows(heading: &str) -> Vec<(String, String)> {
     rows
 }
 
+/// Promise (Static analysis and audit log): Static analysis finds what its documentation lists as found.
 #[test]
 fn what_the_documentation_says_is_found_is_found() {
     let screen = Screen::default();
@@ -35,6 +36,7 @@ fn what_the_documentation_says_is_found_is_found() {
     }
 }
 
+/// Promise (Static analysis and audit log): Static analysis misses what its documentation lists as missed.
 #[test]
 fn what_the_documentation_says_gets_by_gets_by() {
     let screen = Screen::default();

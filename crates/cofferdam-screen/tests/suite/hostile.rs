@@ -20,6 +20,7 @@ fn check(language: Language, code: &str) -> Result<Report, ScreenError> {
     answer
 }
 
+/// Promise (Static analysis and audit log): Excessive nesting is refused by name and does not overflow the stack.
 #[test]
 fn nesting_without_end_is_refused_by_name() {
     for piece in [
@@ -118,6 +119,8 @@ fn what_is_right_and_deep_is_read_or_refused_quickly() {
     }
 }
 
+/// Promise (Static analysis and audit log): Nesting behind regular expressions and divisions does not overflow the
+/// stack.
 #[test]
 fn depth_that_hides_behind_a_slash_overflows_nothing() {
     // Code, a regular expression, a text or a comment may follow these. After some of them the parser gives up.
@@ -146,6 +149,7 @@ fn depth_that_hides_behind_a_slash_overflows_nothing() {
     }
 }
 
+/// Promise (Static analysis and audit log): Code that is deep and long is refused before its analysis takes long.
 #[test]
 fn deep_and_long_is_refused_before_it_takes_long() {
     for open in ["(a=", "a?(b)=>c?(", "async(a=", "a<(", "a?(b)=>"] {
@@ -156,6 +160,7 @@ fn deep_and_long_is_refused_before_it_takes_long() {
     }
 }
 
+/// Promise (Static analysis and audit log): The lookup of names in deep scopes takes little time.
 #[test]
 fn names_in_deep_scopes_are_looked_up_in_time() {
     let python = |depth: usize, names: usize| format!("{}[{}]", "lambda b:".repeat(depth), "a,".repeat(names));
@@ -168,6 +173,7 @@ fn names_in_deep_scopes_are_looked_up_in_time() {
     }
 }
 
+/// Promise (Static analysis and audit log): The resolution of chained aliases takes little time.
 #[test]
 fn aliases_of_aliases_are_followed_in_time() {
     let attributes: String = (1..40_000).map(|name| format!("x{name} = x{}.a\n", name - 1)).collect();

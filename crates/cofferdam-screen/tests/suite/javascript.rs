@@ -297,11 +297,14 @@ fn screen() -> Screen {
     Screen::default()
 }
 
+/// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of
+/// JavaScript, as a module and as a script.
 #[test]
 fn what_is_not_wanted_is_seen_where_it_is() {
     assert!(table(&screen(), Language::JavaScript, SEEN) >= 120);
 }
 
+/// Promise (Static analysis and audit log): Static analysis reports no permitted JavaScript code.
 #[test]
 fn what_only_looks_like_it_is_left_alone() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();

@@ -297,11 +297,14 @@ fn screen() -> Screen {
     Screen::default()
 }
 
+/// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of Python by
+/// line and column, also through simple aliases.
 #[test]
 fn what_is_not_wanted_is_seen_where_it_is() {
     assert!(table(&screen(), Language::Python, SEEN) >= 120);
 }
 
+/// Promise (Static analysis and audit log): Static analysis reports no permitted Python code.
 #[test]
 fn what_only_looks_like_it_is_left_alone() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();
@@ -382,6 +385,8 @@ fn findings_are_shown_as_they_stand_in_the_code() {
     );
 }
 
+/// Promise (Static analysis and audit log): Python in an encoding that can hide another program is not analysed, and
+/// the error names the encoding.
 #[test]
 fn code_in_an_encoding_that_is_another_program_is_not_screened() {
     for (code, line, name) in [
@@ -399,6 +404,8 @@ fn code_in_an_encoding_that_is_another_program_is_not_screened() {
 }
 
 /// Prints a message on a machine without the interpreter.
+///
+/// Promise (Static analysis and audit log): Python reads the refused encodings as other programs.
 #[test]
 fn the_interpreter_reads_the_encodings_that_are_refused() {
     let folder = std::env::temp_dir().join(format!("cofferdam-screen-{}", std::process::id()));

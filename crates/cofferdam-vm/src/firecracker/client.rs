@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::error::Failed;
-use super::model::{BalloonStats, FirecrackerVersion, InstanceInfo, MachineConfig};
+use super::model::{FirecrackerVersion, InstanceInfo};
 use super::process::Tree;
 use super::request::{Method, Pace, Request};
 use super::socket;
@@ -44,12 +44,6 @@ pub struct Deadlines {
     pub call: Duration,
     /// Time for an answer that reads or writes memory.
     pub slow: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self { connect: Duration::from_secs(2), call: Duration::from_secs(5), slow: Duration::from_secs(60) }
-    }
 }
 
 type Message = hyper::Request<Full<Bytes>>;
@@ -110,21 +104,8 @@ impl Client {
         self.query(operation, &Request::Version).await
     }
 
-    /// Requests the configured processors and memory.
-    pub async fn machine(&self, operation: &'static str) -> Result<MachineConfig> {
-        self.query(operation, &Request::DescribeMachine).await
-    }
-
-    /// Requests the guest's memory statistics.
-    pub async fn balloon_stats(&self, operation: &'static str) -> Result<BalloonStats> {
-        self.query(operation, &Request::BalloonStats).await
-    }
-
-    /// Sends a request. The answer to a GET must be JSON, and is discarded.
+    /// Sends a request, and discards the body of the answer.
     pub async fn send(&self, operation: &'static str, request: &Request) -> Result<()> {
-        if request.method() == Method::Get {
-            return self.query::<serde_json::Value>(operation, request).await.map(drop);
-        }
         self.call(operation, request).await.map(drop)
     }
 

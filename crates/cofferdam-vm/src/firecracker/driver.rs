@@ -15,7 +15,7 @@ use super::channel::{self, Channel};
 use super::client::Deadlines;
 use super::ids::DriveId;
 use super::jailer::{self, Jailer};
-use super::model::{Action, BootSource, CacheType, Drive, Entropy, MachineConfig, SnapshotLoad, Vsock};
+use super::model::{BootSource, Drive, MachineConfig, SnapshotLoad, Vsock};
 use super::process::Launch;
 use super::request::Request;
 use super::version::{self, Version};
@@ -40,8 +40,6 @@ const OLDEST_TEXT: &str = "1.16.2";
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Minimum time to open its socket, however short the deadline for answers is.
 const MIN_READY_TIMEOUT: Duration = Duration::from_secs(20);
-/// Guest CID. Each VM has a vsock of its own, so all have the same.
-const ADDRESS: u32 = 3;
 /// File names in a VM's directory.
 const KERNEL: &str = "kernel";
 const INITRAMFS: &str = "initramfs";
@@ -110,7 +108,7 @@ impl FirecrackerVmm {
         }
         *known = None;
         let version = version::of_program("probe", &program, VERSION_TIMEOUT).await?;
-        version.standing("probe")?;
+        version.check_supported("probe")?;
         // With older versions, the agent never learns that a snapshot closed its connection.
         if !version.hears_after_resume() {
             let found = version.to_string();
@@ -169,7 +167,7 @@ impl FirecrackerVmm {
         let patience = self.config.patience;
         let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
         let launch = Launch { program, ready: patience.max(MIN_READY_TIMEOUT), deadlines };
-        let process = launch.start_confined(confined, &id).await?;
+        let process = launch.start(confined, &id).await?;
         if process.version() != version {
             let (found, what) = (process.version(), "its program was replaced while a VM was started");
             // The sweep reports files that cannot be removed now.
@@ -192,7 +190,7 @@ impl FirecrackerVmm {
     async fn configure(vm: FirecrackerVm, operation: &'static str, requests: &[Request]) -> Result<FirecrackerVm> {
         for request in requests {
             let closed = match request {
-                Request::Act(Action::InstanceStart) => vm.close_directory().await,
+                Request::Start => vm.close_directory().await,
                 _ => Ok(()),
             };
             let done = match closed {
@@ -237,8 +235,8 @@ fn canonical(directory: &Path) -> Result<PathBuf> {
 fn boot_requests(hardware: &Hardware, boot: &Boot, kernel_arguments: &str) -> Result<Vec<Request>> {
     let kernel = BootSource {
         kernel_image_path: KERNEL.into(),
-        initrd_path: Some(INITRAMFS.into()),
-        boot_args: Some(format!("{kernel_arguments} {}", boot.command_line)),
+        initrd_path: INITRAMFS.into(),
+        boot_args: format!("{kernel_arguments} {}", boot.command_line),
     };
     let machine = MachineConfig::new(hardware.processors, ByteSize::from_bytes(memory_size(hardware)))?;
     let mut all = vec![Request::Machine(machine), Request::BootSource(kernel)];
@@ -247,12 +245,10 @@ fn boot_requests(hardware: &Hardware, boot: &Boot, kernel_arguments: &str) -> Re
         all.push(Request::Drive(match disk.access {
             Access::ReadOnly => Drive::read_only(id, path),
             // Written data survives the VM in the host's page cache; a crash of the host loses both.
-            Access::ReadWrite => Drive::writable(id, path, CacheType::Unsafe),
+            Access::ReadWrite => Drive::writable(id, path),
         }));
     }
-    all.push(Request::Entropy(Entropy::default()));
-    all.push(Request::Vsock(Vsock::new(ADDRESS, VSOCK)?));
-    all.push(Request::Act(Action::InstanceStart));
+    all.extend([Request::Entropy, Request::Vsock(Vsock::new(VSOCK)), Request::Start]);
     Ok(all)
 }
 
@@ -370,7 +366,7 @@ impl Vmm for FirecrackerVmm {
             VmFile::new(MEMORY_IN, reopen(state.memory())?, Access::ReadOnly),
         ];
         let (vm, streams) = self.launch(&hardware, all, Sharing::State).await?;
-        let load = Request::LoadSnapshot(SnapshotLoad::new(STATE_IN, MEMORY_IN).with_vsock(VSOCK));
+        let load = Request::LoadSnapshot(SnapshotLoad::new(STATE_IN, MEMORY_IN, VSOCK));
         Ok(started(Self::configure(vm, "restore", &[load]).await?, streams))
     }
 }

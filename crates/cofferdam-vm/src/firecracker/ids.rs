@@ -1,7 +1,6 @@
 //! Validated names that become part of a path or of a command line.
 
 use std::fmt;
-use std::path::Path;
 
 use cofferdam_contract::{Error, Result};
 use serde::Serialize;
@@ -19,11 +18,6 @@ impl DriveId {
     pub fn new(name: impl Into<String>) -> Result<Self> {
         checked(name.into(), "_", "a drive's name is 1 to 64 ASCII letters, digits and underscores").map(Self)
     }
-
-    /// Returns the name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl fmt::Display for DriveId {
@@ -34,49 +28,24 @@ impl fmt::Display for DriveId {
 
 /// The name of a VM: 1 to 64 ASCII letters, digits and hyphens, no hyphen first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct InstanceId(String);
+pub(super) struct InstanceId(String);
 
 impl InstanceId {
     /// Validates a name.
-    pub fn new(name: impl Into<String>) -> Result<Self> {
+    pub(super) fn new(name: impl Into<String>) -> Result<Self> {
         checked(name.into(), "-", "a VM's name is 1 to 64 ASCII letters, digits and hyphens, with no hyphen first")
             .map(Self)
     }
 
     /// Returns the name.
-    pub fn as_str(&self) -> &str {
+    pub(super) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for InstanceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The name of a file in a VM's directory: 1 to 64 ASCII letters, digits, underscores, hyphens and points, no hyphen or
-/// point first.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct FileName(String);
-
-impl FileName {
-    /// Validates a name.
-    pub fn new(name: impl Into<String>) -> Result<Self> {
-        let rule = "a file's name is 1 to 64 ASCII letters, digits, '_', '-' and '.', with no '-' or '.' first";
-        checked(name.into(), "_-.", rule).map(Self)
-    }
-}
-
-impl AsRef<Path> for FileName {
-    fn as_ref(&self) -> &Path {
-        Path::new(&self.0)
     }
 }
 
 fn checked(name: String, further: &str, rule: &'static str) -> Result<String> {
     let right = |c: char| c.is_ascii_alphanumeric() || further.contains(c);
-    if (1..=MAX_LENGTH).contains(&name.len()) && name.chars().all(right) && !name.starts_with(['-', '.']) {
+    if (1..=MAX_LENGTH).contains(&name.len()) && name.chars().all(right) && !name.starts_with('-') {
         Ok(name)
     } else {
         Err(Error::invalid("create", rule).with_context("name", name.escape_debug().to_string()))
@@ -93,14 +62,11 @@ mod tests {
         for bad in ["", ".", "..", "a/b", "a b", "a?b", "a%2fb", "ä", "a\n", &long] {
             assert!(DriveId::new(bad).is_err(), "{bad:?}");
             assert!(InstanceId::new(bad).is_err(), "{bad:?}");
-            assert!(FileName::new(bad).is_err(), "{bad:?}");
         }
         assert!(DriveId::new("a-b").is_err());
         assert!(InstanceId::new("a_b").is_err());
         assert!(InstanceId::new("--version").is_err());
-        assert!(FileName::new(".hidden").is_err() && FileName::new("-x").is_err());
-        assert_eq!(FileName::new("root-1.img").unwrap().as_ref(), Path::new("root-1.img"));
-        assert_eq!(DriveId::new("root_1").unwrap().as_str(), "root_1");
-        assert_eq!(InstanceId::new("vm-1").unwrap().to_string(), "vm-1");
+        assert_eq!(DriveId::new("root_1").unwrap().to_string(), "root_1");
+        assert_eq!(InstanceId::new("vm-1").unwrap().as_str(), "vm-1");
     }
 }

@@ -237,6 +237,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): The jailer receives the root, the user, the control groups and the limits of a VM.
     #[test]
     fn the_jailer_is_told_everything() {
         let id = InstanceId::new("vm-1").unwrap();

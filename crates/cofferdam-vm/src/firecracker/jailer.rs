@@ -161,7 +161,7 @@ pub(super) fn confine(
     };
     // Only root can create files between the tree's root and the jail's root.
     let outside = PathBuf::from(format!("/proc/self/fd/{}", tree.as_raw_fd())).join(&layout.below);
-    let view = View { outside, inside: PathBuf::from("/"), owner: Some(user), tree: Some(Arc::new(tree)) };
+    let view = View { outside, tree: Some(Arc::new(tree)) };
     Ok(Confined { command, tie: Tie::Namespace, view, start, running })
 }
 
@@ -252,6 +252,7 @@ mod tests {
         assert_eq!(layout.root, Path::new("/srv/monitors/firecracker/vm-1/root"));
     }
 
+    /// Promise (Virtual machines): `doctor` reports whether the configured jailer exists.
     #[test]
     fn a_jailer_is_found_or_missed_where_it_is_named() {
         let place = tempfile::tempdir().unwrap();
@@ -269,6 +270,7 @@ mod tests {
         assert!(Jailer::At(JAILER.into()).program(&firecracker).unwrap_err().to_string().contains("absolute path"));
     }
 
+    /// Promise (Virtual machines): A jailer of another version, or without root, is refused.
     #[test]
     fn what_cannot_be_jailed_is_refused() {
         let root = rustix::process::geteuid().is_root();

@@ -18,9 +18,7 @@ mod client;
 mod console;
 mod driver;
 mod error;
-mod files;
 mod ids;
-mod jail;
 mod jailer;
 mod model;
 mod owner;
@@ -34,13 +32,10 @@ mod walls;
 
 pub use client::{Client, Deadlines};
 pub use driver::{FirecrackerConfig, FirecrackerVmm};
-pub use ids::{DriveId, FileName, InstanceId};
-pub use jail::{GroupVersion, Groups, Jail};
+pub use ids::DriveId;
 pub use jailer::Jailer;
 pub use model::*;
-pub use process::{Firecracker, Launch};
 pub use request::{Method, Request};
-pub use version::{NEWEST_DESCRIBED, OLDEST, Standing, Version};
 
 use crate::error::VmError;
 

@@ -8,7 +8,7 @@ use cofferdam_contract::Result;
 use cofferdam_linux::process::Life;
 use rustix::process::{Pid, test_kill_process};
 
-use crate::firecracker::InstanceId;
+use super::ids::InstanceId;
 
 const PREFIX: &str = "cofferdam";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn an_owner_is_found_again_in_a_name() {
         let owner = Owner::this().unwrap();
-        let name = owner.name().unwrap();
-        assert_eq!(Owner::of(name.as_str()), Some(owner.clone()));
-        assert_ne!(name, owner.name().unwrap());
+        let name = owner.name().unwrap().as_str().to_owned();
+        assert_eq!(Owner::of(&name), Some(owner.clone()));
+        assert_ne!(name, owner.name().unwrap().as_str());
         let longest = Owner { boot: u32::MAX, namespace: u32::MAX.into(), process: 4_194_304, start: 10_u64.pow(11) };
         longest.name().expect("a valid name, for thirty years since the boot");
         for foreign in ["", "cofferdam", "cofferdam-x", "vm-1", &format!("{name}-1"), &format!("x{name}")] {

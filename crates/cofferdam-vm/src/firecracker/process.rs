@@ -5,13 +5,12 @@
 //!    '--exits, no answer, other version-----> killed        '--drop, this process dies--> killed
 //! ```
 //!
-//! It dies with this process in any case. [`super::Jail::sweep`] removes its files later, unless they are in a
-//! directory of the caller.
+//! It dies with this process in any case. The next start removes its files then.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -31,8 +30,8 @@ use super::client::{Client, Deadlines};
 use super::console::Console;
 use super::error::shown;
 use super::ids::InstanceId;
-use super::version::{OLDEST, Standing, Version};
-use super::{socket, version};
+use super::socket;
+use super::version::{OLDEST, Version};
 
 /// The socket of the API in the process's directory.
 pub(super) const API_SOCKET: &str = "api.sock";
@@ -45,67 +44,23 @@ const JAILER_REMEDY: &str = "run as root with the capabilities that the jailer n
      namespaces and device nodes), or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER";
 /// Interval between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum length of a socket's path, without the terminating byte.
-const MAX_SOCKET: usize = 107;
 
 /// The parameters for starting Firecracker.
-#[derive(Debug, Clone)]
-pub struct Launch {
-    /// Absolute path of the program.
-    pub program: PathBuf,
+#[derive(Debug)]
+pub(super) struct Launch {
+    /// Absolute path of the program, for errors.
+    pub(super) program: PathBuf,
     /// Time until it answers.
-    pub ready: Duration,
+    pub(super) ready: Duration,
     /// Deadlines of its client.
-    pub deadlines: Deadlines,
+    pub(super) deadlines: Deadlines,
 }
 
 impl Launch {
-    /// Creates the parameters for a program, with the default deadlines.
-    pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { program: program.into(), ready: Duration::from_secs(10), deadlines: Deadlines::default() }
-    }
-
-    /// Queries the version of the program, and whether it is supported.
-    pub async fn version(&self) -> Result<(Version, Standing)> {
-        let version = version::of_program("create", &self.program, self.ready).await?;
-        Ok((version, version.standing("create")?))
-    }
-
-    /// Starts it as this user, in a new directory of that name in `parent`. For hosts without the privileges for a
-    /// jail: only Firecracker's own system-call filter then confines a guest that breaks out of the VM.
-    pub async fn start(&self, parent: &Path, id: &InstanceId) -> Result<Firecracker> {
-        let directory = parent.join(id.as_str());
-        let socket = directory.join(API_SOCKET);
-        if socket.as_os_str().len() > MAX_SOCKET {
-            let message = format!("a socket's path may have at most {MAX_SOCKET} bytes");
-            return Err(Error::invalid("create", message)
-                .with_context("path", socket.display().to_string())
-                .with_remedy("use a directory with a shorter path"));
-        }
-        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        made.map_err(|error| os("create the VM's directory", &directory, error))?;
-        let remains = Remains { directory: Some(directory.clone()), ..Remains::default() };
-        let mut command = Command::new(&self.program);
-        command.arg("--api-sock").arg(&socket).args(["--id", id.as_str()]).current_dir(&directory);
-        let view = View { outside: directory.clone(), inside: directory, owner: None, tree: None };
-        self.begin((command, Start::default()), Tie::Own, view, Running::new(remains), id).await
-    }
-
     /// Starts it in an existing directory, which becomes its own, with the prepared isolation. Relative paths in
     /// requests start in that directory.
-    pub(super) async fn start_confined(&self, confined: Confined, id: &InstanceId) -> Result<Firecracker> {
-        let Confined { command, tie, view, start, running } = confined;
-        self.begin((command, start), tie, view, running, id).await
-    }
-
-    pub(super) async fn begin(
-        &self,
-        (mut command, start): (Command, Start),
-        tie: Tie,
-        view: View,
-        running: Running,
-        id: &InstanceId,
-    ) -> Result<Firecracker> {
+    pub(super) async fn start(&self, confined: Confined, id: &InstanceId) -> Result<Firecracker> {
+        let Confined { mut command, tie, view, start, running } = confined;
         let (console, writer) = Console::new().map_err(|error| os("create a pipe", &view.outside, error))?;
         let second = writer.try_clone().map_err(|error| os("create a pipe", &view.outside, error))?;
         command.env_clear().stdin(Stdio::null()).stdout(writer).stderr(second);
@@ -156,13 +111,10 @@ pub(super) enum Tie {
     Namespace,
 }
 
-/// A directory, from the view of this process and of Firecracker.
+/// Its directory, from the view of this process.
 #[derive(Debug)]
 pub(super) struct View {
     pub outside: PathBuf,
-    pub inside: PathBuf,
-    /// User and group of Firecracker, if they differ from this process's.
-    pub owner: Option<(u32, u32)>,
     /// The mount that `outside` starts at, if that has no path on the host.
     pub tree: Tree,
 }
@@ -174,24 +126,13 @@ pub(super) type Tree = Option<Arc<OwnedFd>>;
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     pub directory: Option<PathBuf>,
-    pub groups: Vec<PathBuf>,
     /// The resource bounds of the process.
     pub enclosure: Option<Enclosure>,
 }
 
 impl Remains {
-    /// Removes everything, within a time limit: a control group can be removed only after its last process has left it.
-    pub(super) fn remove(&self, timeout: Duration) -> io::Result<()> {
-        let begun = Instant::now();
-        for group in &self.groups {
-            loop {
-                match fs::remove_dir(group) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
-                    Err(_) if begun.elapsed() < timeout => std::thread::sleep(POLL_INTERVAL),
-                    other => break other?,
-                }
-            }
-        }
+    /// Removes everything.
+    pub(super) fn remove(&self) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         // The directory may be closed to its own user. It is in a directory of Cofferdam.
         let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
@@ -251,7 +192,7 @@ impl Running {
     fn reap(mut self) -> End {
         let (child, remains) = (self.child.take(), self.remains.take());
         let status = child.and_then(|mut child| child.wait().ok());
-        let removed = remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT));
+        let removed = remains.map_or(Ok(()), |remains| remains.remove());
         End { status, left: removed.err().map(|error| error.to_string()) }
     }
 
@@ -263,7 +204,7 @@ impl Running {
         if let Some(mut child) = child {
             child.wait()?;
         }
-        remains.map_or(Ok(()), |remains| remains.remove(EXIT_TIMEOUT))
+        remains.map_or(Ok(()), |remains| remains.remove())
     }
 
     fn has_ended(&mut self) -> bool {
@@ -276,7 +217,7 @@ impl Drop for Running {
         if self.child.is_some() || self.remains.is_some() {
             let (child, remains) = (self.child.take(), self.remains.take());
             let running = std::mem::ManuallyDrop::new(Self { child, tie: self.tie, remains });
-            // A drop may not block, and cannot report errors: the sweep finds a jail again by its name.
+            // A drop may not block, and cannot report errors: the sweep finds a directory again by its name.
             let finish = move || drop(std::mem::ManuallyDrop::into_inner(running).finish());
             // Without a thread, the process dies with this one.
             drop(std::thread::Builder::new().name("firecracker-end".to_owned()).spawn(finish));
@@ -317,7 +258,7 @@ pub(super) struct Confined {
 
 /// A Firecracker that is ready for requests.
 #[derive(Debug)]
-pub struct Firecracker {
+pub(super) struct Firecracker {
     client: Client,
     pub(super) view: View,
     running: Running,
@@ -326,42 +267,16 @@ pub struct Firecracker {
 }
 
 impl Firecracker {
-    /// Returns its API client.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Returns its version.
-    pub fn version(&self) -> Version {
+    pub(super) fn version(&self) -> Version {
         self.version
     }
 
-    /// Returns its directory, as this process sees it.
-    pub fn directory(&self) -> &Path {
-        &self.view.outside
-    }
-
-    /// Returns its directory, as Firecracker sees it: paths in requests start here.
-    pub fn directory_inside(&self) -> &Path {
-        &self.view.inside
-    }
-
-    /// Returns the end of its own and its guest's output, which is untrusted.
-    pub fn console(&self) -> String {
-        self.console.text()
-    }
-
-    /// Waits until the process has ended: until all copies of its output's writing end are closed. Firecracker never
-    /// closes its output while it runs; a process that does is to be killed as well.
-    pub async fn ended(&self) {
-        self.console.over().await;
-    }
-
     /// Kills it, and returns when the process and its files are gone.
-    pub async fn end(mut self) -> Result<()> {
+    pub(super) async fn end(mut self) -> Result<()> {
         self.running.kill().map_err(|error| os("kill Firecracker", &self.view.outside, error))?;
         // In a jail, the killed process is the parent of Firecracker: its output ends when Firecracker is gone.
-        let gone = timeout(EXIT_TIMEOUT, self.ended()).await;
+        let gone = timeout(EXIT_TIMEOUT, self.console.over()).await;
         gone.map_err(|_| {
             internal(&format!("Firecracker still runs {} s after it was killed", EXIT_TIMEOUT.as_secs()))
         })?;
@@ -413,7 +328,7 @@ impl Firecracker {
         let Some(version) = Version::parse(&text) else {
             return Err(self.not_ready(format!("Firecracker reports the invalid version '{}'", shown(&text))));
         };
-        version.standing("create")?;
+        version.check_supported("create")?;
         let instance = self.client.describe("create").await?;
         if instance.id != id.as_str() {
             return Err(self.not_ready(format!("another VM answers: '{}'", shown(&instance.id))));

@@ -1,14 +1,11 @@
-//! The requests of the API that are used: method, path, body, and expected status.
+//! The requests of the driver: method, path, body, and expected status.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::model::{
-    Action, Balloon, BalloonStatsUpdate, BalloonUpdate, BootSource, Drive, Entropy, Logger, MachineConfig, Metrics,
-    Serial, SnapshotCreate, SnapshotLoad, VmState, Vsock,
-};
+use super::model::{BootSource, Drive, MachineConfig, SnapshotCreate, SnapshotLoad, VmState, Vsock};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,10 +34,6 @@ pub enum Request {
     DescribeInstance,
     /// Queries the version.
     Version,
-    /// Queries processors and memory of the VM.
-    DescribeMachine,
-    /// Queries the guest's memory statistics.
-    BalloonStats,
     /// Sets processors and memory.
     Machine(MachineConfig),
     /// Sets kernel and command line.
@@ -49,22 +42,10 @@ pub enum Request {
     Drive(Drive),
     /// Adds a vsock.
     Vsock(Vsock),
-    /// Adds a balloon.
-    Balloon(Balloon),
-    /// Resizes the balloon.
-    ResizeBalloon(BalloonUpdate),
-    /// Changes the interval between reports.
-    BalloonStatsInterval(BalloonStatsUpdate),
-    /// Adds a device for random numbers.
-    Entropy(Entropy),
-    /// Sets the destination of the console.
-    Serial(Serial),
-    /// Sets the destination of the log.
-    Logger(Logger),
-    /// Sets the destination of metrics.
-    Metrics(Metrics),
-    /// Performs an action.
-    Act(Action),
+    /// Adds a device with random numbers of the host.
+    Entropy,
+    /// Starts the VM.
+    Start,
     /// Pauses or resumes.
     Change(VmState),
     /// Writes a snapshot.
@@ -77,18 +58,14 @@ impl Request {
     /// Returns its method.
     pub fn method(&self) -> Method {
         match self {
-            Self::DescribeInstance | Self::Version | Self::DescribeMachine | Self::BalloonStats => Method::Get,
-            Self::ResizeBalloon(_) | Self::BalloonStatsInterval(_) | Self::Change(_) => Method::Patch,
+            Self::DescribeInstance | Self::Version => Method::Get,
+            Self::Change(_) => Method::Patch,
             Self::Machine(_)
             | Self::BootSource(_)
             | Self::Drive(_)
             | Self::Vsock(_)
-            | Self::Balloon(_)
-            | Self::Entropy(_)
-            | Self::Serial(_)
-            | Self::Logger(_)
-            | Self::Metrics(_)
-            | Self::Act(_)
+            | Self::Entropy
+            | Self::Start
             | Self::CreateSnapshot(_)
             | Self::LoadSnapshot(_) => Method::Put,
         }
@@ -99,17 +76,12 @@ impl Request {
         Cow::Borrowed(match self {
             Self::DescribeInstance => "/",
             Self::Version => "/version",
-            Self::DescribeMachine | Self::Machine(_) => "/machine-config",
-            Self::BalloonStats | Self::BalloonStatsInterval(_) => "/balloon/statistics",
-            Self::Balloon(_) | Self::ResizeBalloon(_) => "/balloon",
+            Self::Machine(_) => "/machine-config",
             Self::BootSource(_) => "/boot-source",
             Self::Drive(drive) => return Cow::Owned(format!("/drives/{}", drive.id())),
             Self::Vsock(_) => "/vsock",
-            Self::Entropy(_) => "/entropy",
-            Self::Serial(_) => "/serial",
-            Self::Logger(_) => "/logger",
-            Self::Metrics(_) => "/metrics",
-            Self::Act(_) => "/actions",
+            Self::Entropy => "/entropy",
+            Self::Start => "/actions",
             Self::Change(_) => "/vm",
             Self::CreateSnapshot(_) => "/snapshot/create",
             Self::LoadSnapshot(_) => "/snapshot/load",
@@ -119,19 +91,13 @@ impl Request {
     /// Returns its body, if it has one. Fails for a path that is not UTF-8, which JSON cannot represent.
     pub fn body(&self) -> serde_json::Result<Option<Value>> {
         match self {
-            Self::DescribeInstance | Self::Version | Self::DescribeMachine | Self::BalloonStats => Ok(None),
+            Self::DescribeInstance | Self::Version => Ok(None),
             Self::Machine(body) => some(body),
             Self::BootSource(body) => some(body),
             Self::Drive(body) => some(body),
             Self::Vsock(body) => some(body),
-            Self::Balloon(body) => some(body),
-            Self::ResizeBalloon(body) => some(body),
-            Self::BalloonStatsInterval(body) => some(body),
-            Self::Entropy(body) => some(body),
-            Self::Serial(body) => some(body),
-            Self::Logger(body) => some(body),
-            Self::Metrics(body) => some(body),
-            Self::Act(action) => Ok(Some(json!({ "action_type": action }))),
+            Self::Entropy => Ok(Some(json!({}))),
+            Self::Start => Ok(Some(json!({ "action_type": "InstanceStart" }))),
             Self::Change(state) => Ok(Some(json!({ "state": state }))),
             Self::CreateSnapshot(body) => some(body),
             Self::LoadSnapshot(body) => some(body),
@@ -145,7 +111,7 @@ impl Request {
 
     pub(super) fn pace(&self) -> Pace {
         match self {
-            Self::Act(Action::InstanceStart) | Self::CreateSnapshot(_) | Self::LoadSnapshot(_) => Pace::Slow,
+            Self::Start | Self::CreateSnapshot(_) | Self::LoadSnapshot(_) => Pace::Slow,
             _ => Pace::Quick,
         }
     }
@@ -155,21 +121,12 @@ impl Request {
         match self {
             Self::DescribeInstance => "query the state of the VM",
             Self::Version => "query the version",
-            Self::DescribeMachine => "query the VM's processors and memory",
-            Self::BalloonStats => "query the guest's memory",
             Self::Machine(_) => "set the VM's processors and memory",
             Self::BootSource(_) => "set the VM's kernel",
             Self::Drive(_) => "add a drive to the VM",
             Self::Vsock(_) => "add a vsock to the VM",
-            Self::Balloon(_) => "add a balloon to the VM",
-            Self::ResizeBalloon(_) => "resize the VM's balloon",
-            Self::BalloonStatsInterval(_) => "change the interval of the guest's memory reports",
-            Self::Entropy(_) => "add a random number device to the VM",
-            Self::Serial(_) => "set the destination of the VM's console",
-            Self::Logger(_) => "set the destination of the log",
-            Self::Metrics(_) => "set the destination of the metrics",
-            Self::Act(Action::InstanceStart) => "start the VM",
-            Self::Act(Action::FlushMetrics) => "write the metrics",
+            Self::Entropy => "add a random number device to the VM",
+            Self::Start => "start the VM",
             Self::Change(VmState::Paused) => "pause the VM",
             Self::Change(VmState::Resumed) => "resume the VM",
             Self::CreateSnapshot(_) => "write a snapshot of the VM",

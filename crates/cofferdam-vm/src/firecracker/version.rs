@@ -13,9 +13,9 @@ use tokio::time::timeout;
 use super::error::shown;
 
 /// The oldest supported version: the first with a vsock override and a clock update for restored VMs.
-pub const OLDEST: Version = Version { major: 1, minor: 16, patch: 0 };
+pub(super) const OLDEST: Version = Version { major: 1, minor: 16, patch: 0 };
 /// The newest version whose API description the requests were checked against.
-pub const NEWEST_DESCRIBED: Version = Version { major: 1, minor: 17, patch: 0 };
+const NEWEST_DESCRIBED: Version = Version { major: 1, minor: 17, patch: 0 };
 /// The first version whose guests accept new connections from the host after a resume. In older versions, each of them
 /// hangs.
 const HEARS_AFTER_RESUME: Version = Version { major: 1, minor: 16, patch: 2 };
@@ -24,27 +24,18 @@ const MAX_OUTPUT: u64 = 4096;
 
 /// A version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub(super) struct Version {
     /// Incremented for breaking changes.
-    pub major: u32,
+    major: u32,
     /// Incremented for features.
-    pub minor: u32,
+    minor: u32,
     /// Incremented for fixes.
-    pub patch: u32,
-}
-
-/// The relation of a version to the supported range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// Requests were checked against the description of its API.
-    Described,
-    /// A newer version, which was not checked. So far, Firecracker removed nothing within a major version.
-    Newer,
+    patch: u32,
 }
 
 impl Version {
     /// Parses `1.16.1`, with an optional prefix `v` and an optional suffix such as `-dev`.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix('v').unwrap_or(text);
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         if !matches!(text[end..].chars().next(), None | Some('-' | '+')) {
@@ -57,12 +48,13 @@ impl Version {
 
     /// Returns true if the vsock accepts new streams after the VM was paused and resumed. Otherwise a VM with a vsock
     /// must not be paused, except for a snapshot after which it ends.
-    pub fn hears_after_resume(self) -> bool {
+    pub(super) fn hears_after_resume(self) -> bool {
         self >= HEARS_AFTER_RESUME
     }
 
-    /// Fails if the version is too old, or has an unknown major version.
-    pub fn standing(self, operation: &'static str) -> Result<Standing> {
+    /// Fails if the version is too old, or has an unknown major version. Within a major version, Firecracker has removed
+    /// nothing so far, so versions newer than the described one are supported.
+    pub(super) fn check_supported(self, operation: &'static str) -> Result<()> {
         let unsupported = |remedy| {
             let message =
                 format!("Firecracker {self} is not supported; supported versions are {OLDEST} to {NEWEST_DESCRIBED}");
@@ -72,10 +64,8 @@ impl Version {
             unsupported("install a newer Firecracker")
         } else if self.major > NEWEST_DESCRIBED.major {
             unsupported("install an older Firecracker, or a newer Cofferdam")
-        } else if (self.major, self.minor) > (NEWEST_DESCRIBED.major, NEWEST_DESCRIBED.minor) {
-            Ok(Standing::Newer)
         } else {
-            Ok(Standing::Described)
+            Ok(())
         }
     }
 }
@@ -87,7 +77,7 @@ impl fmt::Display for Version {
 }
 
 /// Queries the version of a program, `firecracker` or `jailer`.
-pub async fn of_program(operation: &'static str, program: &Path, deadline: Duration) -> Result<Version> {
+pub(super) async fn of_program(operation: &'static str, program: &Path, deadline: Duration) -> Result<Version> {
     let failed = |why: String| {
         Error::new(ErrorKind::Unavailable, operation, format!("cannot query Firecracker's version: {why}"))
             .with_retry(Retry::Never)
@@ -153,15 +143,15 @@ mod tests {
 
     #[test]
     fn old_and_unknown_versions_are_refused() {
-        let standing = |text| Version::parse(text).unwrap().standing("create");
-        assert_eq!(standing("1.16.0").unwrap(), Standing::Described);
-        assert_eq!(standing("1.17.9").unwrap(), Standing::Described);
-        assert_eq!(standing("1.18.0").unwrap(), Standing::Newer);
+        let check = |text| Version::parse(text).unwrap().check_supported("create");
+        for supported in ["1.16.0", "1.17.9", "1.18.0"] {
+            check(supported).unwrap();
+        }
         let hears = |text| Version::parse(text).unwrap().hears_after_resume();
         assert!(!hears("1.16.1") && hears("1.16.2") && hears("1.17.0"));
         for (text, remedy) in [("1.15.9", "a newer Firecracker"), ("0.25.0", "a newer Firecracker"), ("2.0.0", "older")]
         {
-            let error = standing(text).unwrap_err();
+            let error = check(text).unwrap_err();
             assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
         }
     }

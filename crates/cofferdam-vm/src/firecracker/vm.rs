@@ -21,7 +21,7 @@ use super::broken;
 use super::channel::Channel;
 use super::client::Client;
 use super::console::Console;
-use super::model::{InstanceState, SnapshotCreate, SnapshotType, VmState};
+use super::model::{InstanceState, SnapshotCreate, VmState};
 use super::process::{End, Watched};
 use super::request::Request;
 use super::walls;
@@ -215,12 +215,8 @@ impl Vm for FirecrackerVm {
             return Err(broken("a running VM cannot be saved"));
         }
         self.dumps.empty()?;
-        let create = SnapshotCreate {
-            snapshot_type: SnapshotType::Full,
-            snapshot_path: STATE_OUT.into(),
-            mem_file_path: MEMORY_OUT.into(),
-        };
-        let written = self.send("snapshot", &Request::CreateSnapshot(create)).await;
+        let create = Request::CreateSnapshot(SnapshotCreate::new(STATE_OUT, MEMORY_OUT));
+        let written = self.send("snapshot", &create).await;
         let (dumps, length, most) = (Arc::clone(&self.dumps), self.memory, most.as_bytes());
         let copying = tokio::task::spawn_blocking(move || {
             let copied = written.and_then(|()| dumps.copy(length, most));

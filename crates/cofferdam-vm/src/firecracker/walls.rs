@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use cofferdam_contract::Access;
 use cofferdam_linux::child::{Calls, Pages, Seclusion, Start};
@@ -22,9 +21,6 @@ use crate::error::{Result, VmError, io};
 use crate::qemu;
 use crate::rules::{self, Opened};
 use crate::vmm::Accelerator;
-
-/// Time to remove each directory of a dead owner.
-const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A file that Firecracker gets under a name in its directory.
 #[derive(Debug)]
@@ -54,7 +50,7 @@ pub(super) fn prepare_base(base: &Path) -> Result<InstanceId> {
         if name.to_str().and_then(Owner::of).is_some_and(|owner| owner.is_dead(&here)) {
             let remains = Remains { directory: Some(base.join(&name)), ..Remains::default() };
             // Another process may be removing it as well; the next sweep finds the rest.
-            let _ = remains.remove(SWEEP_TIMEOUT);
+            let _ = remains.remove();
         }
     }
     Ok(here.name()?)
@@ -74,7 +70,7 @@ pub(super) fn confine(
     let enclosure = Enclosure::make(vmm_limits, user.is_some());
     let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
     let directory_left = Some(directory.clone());
-    let remains = Remains { directory: directory_left, enclosure: Some(enclosure), ..Remains::default() };
+    let remains = Remains { directory: directory_left, enclosure: Some(enclosure) };
     // Removed when anything fails, or when the caller stops waiting.
     let running = Running::new(remains);
     let failed = || io("set up", &directory);
@@ -108,7 +104,7 @@ pub(super) fn confine(
     };
     let mut command = Command::new(program);
     command.args(["--api-sock", API_SOCKET, "--id", id.as_str()]).current_dir(&directory);
-    let view = View { outside: directory, inside: PathBuf::new(), owner: user, tree: None };
+    let view = View { outside: directory, tree: None };
     Ok(Confined { command, tie: Tie::Own, view, start, running })
 }
 

@@ -71,6 +71,7 @@ fn contents(images: &Images) -> Vec<String> {
     names
 }
 
+/// Promise (Virtual machines): An imported image equals the exported one and can be exported again.
 #[test]
 fn an_image_is_the_same_in_another_store_and_travels_on() {
     let [one, two, three] = [(); 3].map(|()| tempfile::tempdir().unwrap());
@@ -119,6 +120,7 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
     ));
 }
 
+/// Promise (Virtual machines): An import takes no name from another image and does not change its contents.
 #[test]
 fn an_import_takes_neither_names_nor_contents_from_others() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -149,6 +151,7 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
     }
 }
 
+/// Promise (Virtual machines): A build does not reuse an imported image as its own.
 #[test]
 fn no_build_takes_an_imported_image_for_what_it_made_itself() {
     let [one, two] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -224,6 +227,7 @@ fn text_of_a_hostile_document_is_cut_and_cleaned() {
 
 type Change = fn(&mut Value);
 
+/// Promise (Virtual machines): A file that is not an image is refused and leaves nothing.
 #[test]
 fn what_is_no_image_is_refused_and_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();

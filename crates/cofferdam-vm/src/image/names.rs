@@ -104,6 +104,7 @@ mod tests {
     use super::super::store::key;
     use super::*;
 
+    /// Promise (Virtual machines): Images have names, which can be set and removed.
     #[test]
     fn a_name_is_given_read_and_taken_away() {
         let place = tempfile::tempdir().unwrap();

@@ -104,6 +104,7 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
+/// Promise (Virtual machines): The layers of an OCI image are applied in order, with their whiteouts.
 #[test]
 fn layers_lie_over_one_another_however_they_are_packed() {
     let (_place, from, into) = places();
@@ -155,6 +156,7 @@ fn layers_lie_over_one_another_however_they_are_packed() {
     fs::set_permissions(into.join("usr/bin"), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
+/// Promise (Virtual machines): No layer creates, changes or removes a file outside the image.
 #[test]
 fn nothing_outside_is_made_changed_or_removed() {
     let (place, from, into) = places();
@@ -227,6 +229,7 @@ fn nothing_outside_is_made_changed_or_removed() {
     }
 }
 
+/// Promise (Virtual machines): A layer that does not match its digest is refused.
 #[test]
 fn what_is_not_what_its_digest_says_is_refused() {
     let good = || layer(&[(FILE, "f", "", 0o644, b"hello")]);
@@ -279,6 +282,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
     assert!(error.contains("hashes to something else"), "{error}");
 }
 
+/// Promise (Virtual machines): A layer that exceeds the size limit is refused.
 #[test]
 fn what_grows_without_an_end_is_stopped() {
     let zeros = vec![0; 64 << 20];
@@ -298,6 +302,7 @@ fn what_grows_without_an_end_is_stopped() {
     assert!(error.contains("larger than allowed"), "{error}");
 }
 
+/// Promise (Virtual machines): The image for the architecture of the host is chosen.
 #[test]
 fn one_image_for_this_processor_is_taken() {
     let (_place, from, _) = places();
@@ -337,6 +342,7 @@ fn one_image_for_this_processor_is_taken() {
     assert!(identity().unwrap_err().to_string().contains("without an end"));
 }
 
+/// Promise (Virtual machines): An OCI image can come from a tar file or from `docker save`.
 #[test]
 fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     let (place, from, into) = places();

@@ -150,6 +150,7 @@ mod tests {
         LZ4.iter().copied().chain(packed).collect()
     }
 
+    /// Promise (Virtual machines): Firecracker gets the kernel from its compressed image.
     #[test]
     fn kernels_are_found_in_what_they_are_packed_in() {
         let kernel = kernel();
@@ -193,6 +194,7 @@ mod tests {
         assert!(kernel_of(&long).unwrap_err().contains("neither"));
     }
 
+    /// Promise (Virtual machines): A kernel image that unpacks to more than the limit is refused.
     #[test]
     fn what_unpacks_to_more_than_anybody_needs_is_refused() {
         let zeros = vec![0; LZ4_BLOCK];
@@ -202,6 +204,8 @@ mod tests {
     }
 
     /// Unpacks the default kernel, if VM tests are enabled.
+    ///
+    /// Promise (Virtual machines): The kernel of the default image is unpacked.
     #[test]
     fn the_usual_kernel_is_unpacked() {
         let variable = |name: &str| std::env::var_os(name).map(std::path::PathBuf::from);

@@ -237,6 +237,8 @@ mod tests {
     }
 
     /// On any host, a verdict comes in time, and the second call returns the cached one.
+    ///
+    /// Promise (Virtual machines): The result of a KVM test is remembered.
     #[test]
     fn a_verdict_comes_and_is_remembered() {
         let directory = tempfile::tempdir().unwrap();

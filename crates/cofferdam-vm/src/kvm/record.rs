@@ -214,6 +214,7 @@ mod tests {
         }
     }
 
+    /// Promise (Virtual machines): The result of a guest kernel under KVM is recorded for that kernel.
     #[test]
     fn how_a_kernel_fared_is_another_record() {
         let directory = tempfile::tempdir().unwrap();

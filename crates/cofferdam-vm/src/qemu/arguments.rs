@@ -187,6 +187,7 @@ mod tests {
         all.windows(2).filter(|pair| pair[0] == key).map(|pair| pair[1].as_str()).collect()
     }
 
+    /// Promise (Virtual machines): The arguments of QEMU contain no path of the host and no network.
     #[test]
     fn no_path_of_the_host_and_no_network_is_among_it() {
         let all = sample();

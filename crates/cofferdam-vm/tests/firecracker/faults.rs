@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Retry};
-use cofferdam_vm::firecracker::{Action, BootSource, Client, InstanceState, Request};
+use cofferdam_vm::firecracker::{BootSource, Client, InstanceState, Request};
 
 use crate::support::{Reply, Server, http, quick};
 
-const START: Request = Request::Act(Action::InstanceStart);
+const START: Request = Request::Start;
 
 /// Far longer than any deadline: anything later is a hang.
 const NO_HANG: Duration = Duration::from_secs(20);
@@ -65,7 +65,8 @@ async fn a_path_that_json_cannot_say_is_refused_and_nothing_is_sent() {
     use std::os::unix::ffi::OsStrExt;
     let server = Server::start(|_| Reply::Say(http(204, "")));
     let kernel = std::ffi::OsStr::from_bytes(b"/\xff").into();
-    let request = Request::BootSource(BootSource { kernel_image_path: kernel, initrd_path: None, boot_args: None });
+    let (initrd_path, boot_args) = ("/initrd".into(), String::new());
+    let request = Request::BootSource(BootSource { kernel_image_path: kernel, initrd_path, boot_args });
     let error = failure(&server.client(), &request).await;
     check(&error, ErrorKind::InvalidInput, Retry::Never, "UTF-8");
     assert!(server.seen().is_empty());

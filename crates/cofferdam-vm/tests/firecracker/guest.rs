@@ -148,6 +148,8 @@ pub(crate) async fn said(guest: &Guest, line: &str) -> String {
     String::from_utf8_lossy(&collected.stdout).trim().to_owned()
 }
 
+/// Promise (Virtual machines): A guest agent is reached through vsock, and through a new connection after each quiesce,
+/// where docs/vm.md names the device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() {
     let Some((image, device)) = parts("an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held") else {

@@ -164,6 +164,8 @@ fn of_stage(place: &Path) -> BTreeSet<String> {
     mounts.lines().chain(sockets.lines()).filter(|line| line.contains(name)).map(str::to_owned).collect()
 }
 
+/// Promise (Virtual machines): A supervisor of Firecracker VMs killed with SIGKILL at any step leaves no process, and
+/// nothing else remains after the next start, jailed or not.
 #[test]
 fn a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing() {
     let test = "a_supervisor_of_firecrackers_killed_at_any_step_leaves_nothing";

@@ -35,7 +35,8 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Creates a stage. `fault` is a fault at a request, such as `die PUT /vsock`; `version` is the program's version.
+    /// Creates a stage. `fault` is a fault at a request, such as `die PUT /vsock`, or another difference from Firecracker,
+    /// such as `reports 1.15.0`; `version` is the version that the program prints.
     pub(crate) fn new(fault: &str, version: &str) -> Self {
         let stage = Self { directory: tempfile::tempdir().expect("a directory") };
         let path = |name: &str| stage.directory.path().join(name);
@@ -385,10 +386,19 @@ async fn is_a_firecracker_with_a_machine() {
     let Ok(arguments) = std::env::var("COFFERDAM_TEST_MACHINE") else { return };
     let (socket, id) = arguments.split_once(' ').expect("a socket and a name");
     let version = std::env::var("COFFERDAM_TEST_VERSION").expect("a version");
+    let version = fault_of("reports").unwrap_or(version);
     let fault = std::env::var("COFFERDAM_TEST_FAULT").unwrap_or_default();
     let (kind, at) = fault.split_once(' ').unwrap_or_default();
-    let (kind, at, name) = (kind.to_owned(), at.to_owned(), id.to_owned());
+    let (kind, at, name) = (kind.to_owned(), at.to_owned(), fault_of("named").unwrap_or_else(|| id.to_owned()));
     report_isolation(id);
+    match fault.as_str() {
+        "mute" => std::future::pending().await,
+        "quit" => {
+            eprintln!("no memory");
+            std::process::exit(3);
+        }
+        _ => {}
+    }
     let fake: Shared = Arc::new(Mutex::new(Fake { state: "Not started", ..Fake::default() }));
     let description = contract::description();
     let listener = UnixListener::bind(socket).expect("a socket");

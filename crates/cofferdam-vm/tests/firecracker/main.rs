@@ -3,13 +3,10 @@
 
 mod contract;
 mod driver;
-mod fake;
 mod faults;
 mod guest;
-mod jail;
 mod kill;
 mod machine;
-mod process;
 mod programs;
 mod real;
 mod support;

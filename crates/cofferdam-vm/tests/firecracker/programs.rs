@@ -8,9 +8,10 @@ use cofferdam_contract::ErrorKind;
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::Vmm;
 
-use crate::driver::{MOST, PATIENCE, VERSION, can_be_confined, promptly, says_back};
+use crate::driver::{MOST, PATIENCE, SHORT, VERSION, can_be_confined, promptly, says_back};
 use crate::machine::Stage;
 
+/// Promise (Virtual machines): A connection to a guest agent that breaks before the first message is opened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     let test = "a_connection_that_is_lost_before_anything_was_said_is_made_again";
@@ -35,6 +36,7 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     }
 }
 
+/// Promise (Virtual machines): A replaced Firecracker program is inspected again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_was_replaced_is_asked_again() {
     let stage = Stage::new("", VERSION);
@@ -50,6 +52,7 @@ async fn a_program_that_was_replaced_is_asked_again() {
     assert!(driver.version().await.unwrap_err().to_string().contains("not installed"));
 }
 
+/// Promise (Virtual machines): A Firecracker program without permission to execute is an error with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_may_not_be_executed_is_told_as_such() {
     let test = "a_program_that_may_not_be_executed_is_told_as_such";
@@ -68,6 +71,42 @@ async fn a_program_that_may_not_be_executed_is_told_as_such() {
     assert!(error.message().contains("may not execute") && error.message().contains("bin/firecracker"), "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("chmod")), "{error:?}");
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
+}
+
+/// Promise (Virtual machines): A jailer that cannot be used is refused with a remedy before any resource is created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_does_not_become_ready_is_reported_with_the_reason() {
+    if !can_be_confined("a_program_that_does_not_become_ready_is_reported_with_the_reason") {
+        return;
+    }
+    for (fault, says) in [
+        ("quit", "exited immediately:"),
+        ("quit", "no memory"),
+        ("mute", "opened no socket within 20 s"),
+        ("reports 1.15.0", "1.15.0 is not supported"),
+        ("reports new", "the invalid version 'new'"),
+        ("reports 1.16.3", "its program was replaced"),
+        ("named vm-2", "another VM answers: 'vm-2'"),
+    ] {
+        let stage = Stage::new(fault, VERSION);
+        let error = promptly(stage.driver(SHORT).start(stage.machine().0)).await.unwrap_err().into_contract("create");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault}: {error}");
+        let has_remedy = error.remedy().is_some() || error.message().ends_with("try again");
+        assert!(error.message().contains(says) && has_remedy, "{fault}: {error:?}");
+        assert_eq!(stage.left(), Vec::<PathBuf>::new(), "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_prints_no_version_is_refused() {
+    let stage = Stage::new("", VERSION);
+    for (program, says) in [("/bin/false", "it exited with"), ("/bin/true", "no version")] {
+        let base = FirecrackerConfig::new(stage.place());
+        let driver = FirecrackerVmm::new(FirecrackerConfig { program: Some(program.into()), ..base });
+        let error = driver.version().await.unwrap_err().into_contract("create");
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.message().contains(says) && error.remedy().is_some(), "{error:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,6 +141,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
 
+/// Promise (Virtual machines): Capabilities that Firecracker does not have answer `Unsupported`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_firecracker_cannot_do_is_refused() {
     let stage = Stage::new("", VERSION);

@@ -1,90 +1,24 @@
 //! Firecracker itself, if `FIRECRACKER_BIN` names it.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use cofferdam_contract::{Access, ByteSize, ErrorKind};
 use cofferdam_guest::{Guest, Renewal, Settings};
-use cofferdam_vm::firecracker::{
-    Action, Balloon, BootSource, CacheType, Drive, DriveId, Entropy, FirecrackerConfig, FirecrackerVmm, InstanceId,
-    InstanceState, Jailer, Launch, LogLevel, Logger, MachineConfig, Metrics, Request, Serial, SnapshotLoad, VmState,
-    Vsock,
-};
-use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, Vmm};
+use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, MachineState, Vmm};
 
-fn launch(test: &str) -> Option<Launch> {
+fn program(test: &str) -> Option<PathBuf> {
     let program = std::env::var_os("FIRECRACKER_BIN");
     if program.is_none() {
         println!("SKIP {test}: no Firecracker here (FIRECRACKER_BIN names none)");
     }
-    program.map(Launch::new)
-}
-
-/// Everything that can be set before the start is accepted, and read back; requests in the wrong state are refused.
-#[tokio::test]
-async fn the_real_program_takes_each_setting() {
-    let Some(launch) = launch("the_real_program_takes_each_setting") else { return };
-    launch.version().await.expect("a supported version");
-    let place = tempfile::tempdir().unwrap();
-    let machine = launch.start(place.path(), &InstanceId::new("vm-1").unwrap()).await.unwrap();
-    let client = machine.client();
-    assert_eq!(client.describe("test").await.unwrap().state, InstanceState::NotStarted);
-    let file = |name: &str| {
-        let path = machine.directory().join(name);
-        std::fs::write(&path, vec![0; 4096]).unwrap();
-        path
-    };
-    let config = MachineConfig::new(1, ByteSize::from_mebibytes(64)).unwrap().tracking_dirty_pages();
-    let id = |name| DriveId::new(name).unwrap();
-    let kernel_image_path = file("kernel");
-    let settings = [
-        Request::Logger(Logger {
-            log_path: file("log"),
-            level: LogLevel::Info,
-            show_level: true,
-            show_log_origin: false,
-        }),
-        Request::Metrics(Metrics { metrics_path: file("figures") }),
-        Request::Machine(config.clone()),
-        Request::BootSource(BootSource { kernel_image_path, initrd_path: None, boot_args: Some("ro".to_owned()) }),
-        Request::Drive(Drive::read_only(id("root_1"), file("root")).as_root()),
-        Request::Drive(Drive::writable(id("data"), file("data"), CacheType::Writeback)),
-        Request::Vsock(Vsock::new(3, machine.directory().join("v.sock")).unwrap()),
-        Request::Balloon(Balloon { amount_mib: 0, deflate_on_oom: true, stats_polling_interval_s: 1 }),
-        Request::Entropy(Entropy::default()),
-        Request::Serial(Serial { serial_out_path: file("console") }),
-    ];
-    for setting in &settings {
-        client.send("test", setting).await.unwrap_or_else(|error| panic!("{setting:?}: {error}"));
-    }
-    let set = client.machine("test").await.unwrap();
-    assert_eq!((set.vcpus(), set.memory(), set.smt()), (config.vcpus(), config.memory(), false));
-    let early = client.send("test", &Request::Change(VmState::Paused)).await.unwrap_err();
-    assert_eq!(early.kind(), ErrorKind::Conflict, "{early}");
-    // 4 KiB of zeros are not a kernel.
-    let no_kernel = client.send("test", &Request::Act(Action::InstanceStart)).await.unwrap_err();
-    assert_ne!(no_kernel.kind(), ErrorKind::Internal, "{no_kernel}");
-    machine.end().await.unwrap();
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
-}
-
-/// All properties of a load are accepted: it fails because of its files, not because of its form.
-#[tokio::test]
-async fn the_real_program_understands_a_load() {
-    let Some(launch) = launch("the_real_program_understands_a_load") else { return };
-    let place = tempfile::tempdir().unwrap();
-    let machine = launch.start(place.path(), &InstanceId::new("vm-1").unwrap()).await.unwrap();
-    let load = SnapshotLoad::new("/nowhere/state", "/nowhere/memory")
-        .tracking_dirty_pages()
-        .with_vsock(machine.directory().join("v.sock"))
-        .with_clock_of_now();
-    let error = machine.client().send("test", &Request::LoadSnapshot(load)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
-    machine.end().await.unwrap();
+    program.map(PathBuf::from)
 }
 
 /// Returns the jailer of that Firecracker: `JAILER_BIN`, or the program beside it.
-fn jailer(launch: &Launch) -> Option<Jailer> {
-    let beside = launch.program.with_file_name("jailer");
+fn jailer(program: &Path) -> Option<Jailer> {
+    let beside = program.with_file_name("jailer");
     match std::env::var_os("JAILER_BIN") {
         Some(named) => Some(Jailer::At(named.into())),
         None => beside.exists().then_some(Jailer::At(beside)),
@@ -95,8 +29,8 @@ fn jailer(launch: &Launch) -> Option<Jailer> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_jailer_starts_the_real_program_for_the_driver() {
     let test = "the_real_jailer_starts_the_real_program_for_the_driver";
-    let Some(launch) = launch(test) else { return };
-    let Some(jailer) = jailer(&launch) else {
+    let Some(program) = program(test) else { return };
+    let Some(jailer) = jailer(&program) else {
         println!("SKIP {test}: no jailer here (JAILER_BIN names none, and there is none beside Firecracker)");
         return;
     };
@@ -104,23 +38,23 @@ async fn the_real_jailer_starts_the_real_program_for_the_driver() {
         println!("SKIP {test}: only root can jail");
         return;
     }
-    makes_a_machine(test, launch, jailer).await;
+    makes_a_machine(test, program, jailer).await;
 }
 
 /// Starts a VM with the driver: with the image of the tests if the processor runs ordinary guests, else with an invalid
-/// kernel, which the real program must refuse without leaving anything.
+/// kernel and an invalid state, which the real program must refuse without leaving anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_real_program_makes_a_machine_by_the_driver() {
     let test = "the_real_program_makes_a_machine_by_the_driver";
-    let Some(launch) = launch(test) else { return };
-    makes_a_machine(test, launch, Jailer::Off).await;
+    let Some(program) = program(test) else { return };
+    makes_a_machine(test, program, Jailer::Off).await;
 }
 
-async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
+async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let monitors = place.path().join("monitors");
-    let config = FirecrackerConfig { program: Some(launch.program), jailer, ..FirecrackerConfig::new(&monitors) };
+    let config = FirecrackerConfig { program: Some(program), jailer, ..FirecrackerConfig::new(&monitors) };
     let driver = FirecrackerVmm::new(config);
     if let Err(error) = driver.version().await {
         println!("SKIP {test}: {error}");
@@ -134,7 +68,7 @@ async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
         path
     };
     let disk = |path| Disk { name: "root", contents: Contents::Shared(path), access: Access::ReadOnly };
-    let sample = Machine {
+    let sample = || Machine {
         kernel: file("kernel", b"\x7fELF, and nothing behind it"),
         initramfs: file("initramfs", b"x"),
         command_line: String::new(),
@@ -143,8 +77,17 @@ async fn makes_a_machine(test: &str, launch: Launch, jailer: Jailer) {
         disks: vec![disk(file("root", &[0; 4096]))],
         port: "dev.x",
     };
-    let error = driver.start(sample).await.unwrap_err().into_contract("create");
+    let error = driver.start(sample()).await.unwrap_err().into_contract("create");
     assert!(error.message().contains("cannot start the VM"), "{error}");
+    assert!(empty(), "something is left");
+    // The load of a state that is none fails because of its files, not because of its form.
+    let hardware = sample().into_parts().0;
+    let (memory, devices) = (cofferdam_vm::sparse::blank(hardware.memory.as_bytes()), cofferdam_vm::sparse::blank(0));
+    let devices = devices.unwrap();
+    devices.write_all_at(b"no state", 0).unwrap();
+    let state = MachineState::new(memory.unwrap(), devices).unwrap();
+    let error = driver.restore(hardware, &state).await.unwrap_err().into_contract("restore");
+    assert!(error.message().contains("cannot restore the VM") && error.kind() != ErrorKind::Unsupported, "{error}");
     assert!(empty(), "something is left");
     let verdict = cofferdam_vm::kvm::Probe { cache: None, ..cofferdam_vm::kvm::Probe::default() }.verdict();
     if !verdict.is_usable() {

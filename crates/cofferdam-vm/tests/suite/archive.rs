@@ -56,6 +56,7 @@ impl Write for Full {
     }
 }
 
+/// Promise (Virtual machines): A VM snapshot moves between backends as a file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_travels_between_backends() {
     let Some(backend) = support::backend("a_snapshot_travels_between_backends") else { return };

@@ -72,6 +72,8 @@ fn monitor_with(memory: &str) -> u32 {
     found[0]
 }
 
+/// Promise (Virtual machines): A control group limits the memory, CPU and threads of a VMM where the user can create
+/// one, and ends with the VMM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
     let test = "a_monitor_is_bounded_from_outside_and_its_group_goes_with_it";
@@ -197,6 +199,8 @@ fn was_refused(output: &Output, wall: &str) {
 }
 
 /// Root starts VMMs as another user, which may lack access to the program. That is not a lack of isolation.
+///
+/// Promise (Virtual machines): A VMM program without permission to execute is an error with that reason.
 #[tokio::test]
 async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
     let test = "a_monitor_that_may_not_be_executed_is_told_as_such";
@@ -221,6 +225,7 @@ async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
     assert!(error.kind() == ErrorKind::Denied && error.remedy().is_some(), "{error:?}");
 }
 
+/// Promise (Virtual machines): Without Landlock or namespaces no VMM starts, and `doctor` reports the reason.
 #[test]
 fn without_its_walls_no_monitor_is_started() {
     let test = "without_its_walls_no_monitor_is_started";
@@ -287,6 +292,7 @@ while (: < /tmp/x) 2> /dev/null; do :; done
 echo full; while :; do :; done
 ";
 
+/// Promise (Limits): A guest that exhausts the open files of a VM's kernel keeps its CPU limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit() {
     let test = "who_uses_up_all_files_of_a_kernel_keeps_its_cpu_limit";

@@ -92,6 +92,7 @@ async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Repor
     first
 }
 
+/// Promise (Virtual machines): The conformance suite passes on VMs with emulation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes_on_translated_machines() {
     let test = "the_kit_passes_on_translated_machines";

@@ -142,6 +142,8 @@ async fn flooded() {
     println!("borne: {part}");
 }
 
+/// Promise (Virtual machines): A root guest that floods the serial console or the guest agent's port neither hangs its
+/// supervisor nor exhausts its memory.
 #[test]
 fn root_who_floods_a_console_costs_its_supervisor_nothing() {
     if support::image("root_who_floods_a_console_costs_its_supervisor_nothing").is_none() {

@@ -102,6 +102,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Promise (Containers): A VM that another host process reattaches has another clock, id, boot id and name before any
+/// program resumes.
+/// Promise (Virtual machines): Each copy of a VM measures its kernel, its own capabilities, its filter and
+/// `no_new_privs` before any program resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let test = "a_machine_that_is_held_goes_on_as_another_one_for_another_host";

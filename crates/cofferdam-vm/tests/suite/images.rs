@@ -40,6 +40,7 @@ fn images(place: &Path, name: &str) -> Images {
     Images::new(place.join(name), Cache::new(place.join("packages")))
 }
 
+/// Promise (Virtual machines): The same sources give the same image in every cache.
 #[test]
 fn the_same_sources_give_the_same_bytes_in_every_cache() {
     if !has_mkfs("the_same_sources_give_the_same_bytes_in_every_cache") {
@@ -61,6 +62,7 @@ fn the_same_sources_give_the_same_bytes_in_every_cache() {
     assert_ne!(changed.key, second.key);
 }
 
+/// Promise (Virtual machines): A damaged image is recreated.
 #[test]
 fn a_damaged_image_is_made_again_and_only_then() {
     if !has_mkfs("a_damaged_image_is_made_again_and_only_then") {

@@ -47,6 +47,7 @@ fn forever() -> ExecRequest {
     ExecRequest::argv(["sleep", "1000000"]).timeout(Duration::from_secs(3600)).build().unwrap()
 }
 
+/// Promise (Virtual machines): The execs of a killed VM end with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
     let test = "a_machine_killed_behind_our_back_ends_its_execs_with_the_reason";
@@ -66,6 +67,7 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
+/// Promise (Virtual machines): A VMM has no capability, no network and no path of the host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
@@ -122,6 +124,7 @@ async fn holder() {
     std::future::pending::<()>().await;
 }
 
+/// Promise (Virtual machines): A killed supervisor leaves no VM.
 #[test]
 fn a_killed_supervisor_leaves_no_machine() {
     if support::image("a_killed_supervisor_leaves_no_machine").is_none() {

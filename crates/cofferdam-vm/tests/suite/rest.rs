@@ -72,6 +72,7 @@ async fn create(backend: &VmBackend) -> Arc<dyn Sandbox> {
     promptly(backend.create(Spec::default())).await.unwrap()
 }
 
+/// Promise (Virtual machines): A program resumes from a snapshot of a restored VM, in memory and in files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_goes_on_over_three_generations() {
     let Some(backend) = support::backend("a_program_goes_on_over_three_generations") else { return };
@@ -123,6 +124,8 @@ async fn a_program_goes_on_over_three_generations() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
+/// Promise (Virtual machines): VMs from one snapshot differ in random numbers, name, machine id and boot id, and have
+/// the correct time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_clones_are_eight_machines() {
     let Some(backend) = support::backend("eight_clones_are_eight_machines") else { return };
@@ -178,6 +181,7 @@ except ImportError:
     lines
 }
 
+/// Promise (Virtual machines): Twenty pauses lose no byte, and a paused VM can be saved as a snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
     let Some(backend) = support::backend("twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down") else {
@@ -229,6 +233,7 @@ async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
+/// Promise (Virtual machines): A snapshot that cannot satisfy the spec is refused, and no limit is dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
     let Some(backend) = support::backend("what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on") else {
@@ -285,6 +290,7 @@ async fn what_cannot_be_honoured_is_refused_and_parts_that_travelled_go_on() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
+/// Promise (Virtual machines): A dead or hostile guest cannot delay a snapshot without end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
     let Some(backend) = support::backend("a_dead_or_hostile_guest_hangs_no_snapshot") else { return };
@@ -320,6 +326,7 @@ async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }
 
+/// Promise (Virtual machines): Warm VMs come from one snapshot and differ.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn warm_machines_come_from_one_snapshot_and_differ() {
     let Some(backend) = support::backend("warm_machines_come_from_one_snapshot_and_differ") else { return };

@@ -46,6 +46,7 @@ async fn booted(image: &Image) -> Started {
     started
 }
 
+/// Promise (Virtual machines): A snapshot of a restored VM is as complete as the first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_of_a_state_is_as_good_as_the_first() {
     let Some(image) = support::image("a_state_of_a_state_is_as_good_as_the_first") else { return };
@@ -86,6 +87,7 @@ async fn a_state_of_a_state_is_as_good_as_the_first() {
     assert_eq!(support::left(&before).await, Default::default());
 }
 
+/// Promise (Virtual machines): A snapshot of another VM configuration is refused with the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_no_state_of_this_machine_is_refused_with_a_reason() {
     let Some(image) = support::image("what_is_no_state_of_this_machine_is_refused_with_a_reason") else { return };
@@ -124,6 +126,7 @@ async fn what_is_no_state_of_this_machine_is_refused_with_a_reason() {
     assert_eq!(support::left(&before).await, Default::default());
 }
 
+/// Promise (Virtual machines): A VMM that dies or hangs during a snapshot causes an error, not a hang.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody() {
     let Some(image) = support::image("a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody") else { return };

@@ -7,7 +7,7 @@ use wasmtime::component::Resource;
 use super::bindings::io::poll;
 use super::error::trap;
 use super::resources::Pollable;
-use crate::leash::Input;
+use crate::guest_control::Input;
 use crate::network::{Connection, Interest};
 use crate::wasi::Host;
 

@@ -11,7 +11,7 @@ use super::bindings::io::streams::{Host as Streams, HostInputStream, HostOutputS
 use super::error::{StreamFail, code, socket_code, trap};
 use super::resources::{InputStream, IoError, OutputStream, Pollable};
 use crate::fs::FsError;
-use crate::leash::Input;
+use crate::guest_control::Input;
 use crate::network::{Connection, Interest, PERMITTED};
 use crate::wasi::Host;
 

@@ -165,6 +165,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Promise (WebAssembly): File contents in memory behave like one vector of bytes.
         #[test]
         fn pieces_are_the_same_as_one_vector(steps in prop::collection::vec(step(), 0..12)) {
             let (mut contents, mut model, mut cost) = (Contents::default(), Vec::<u8>::new(), 0u64);

@@ -191,6 +191,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
+    /// Promise (WebAssembly): The file tree in memory behaves like a simple model of paths and contents.
     #[test]
     fn the_tree_is_the_same_as_a_map_of_paths(steps in prop::collection::vec(step(), 0..40)) {
         let account = Arc::new(Account::new(None));

@@ -278,6 +278,7 @@ fn is_source_of_itself(address: IpAddr) -> bool {
 mod tests {
     use super::*;
 
+    /// Promise (WebAssembly): The addresses of this host are not public to a component.
     #[test]
     fn this_machine_knows_its_own_addresses() {
         for (address, own) in [

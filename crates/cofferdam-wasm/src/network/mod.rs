@@ -175,6 +175,7 @@ mod tests {
         assert!(lines.lines().count() == MAX_REFUSALS + 1 && lines.len() < 2 * MAX_REFUSALS * MAX_TEXT, "{lines}");
     }
 
+    /// Promise (WebAssembly): The number of name lookups of an exec is limited.
     #[test]
     fn an_exec_has_a_bounded_number_of_lookups() {
         let mut egress = egress("localhost");

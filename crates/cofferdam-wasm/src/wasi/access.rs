@@ -8,7 +8,7 @@ use super::descriptors::{Descriptor, OpenDirectory};
 use super::host::Host;
 use crate::ending::Termination;
 use crate::fs::{FsResult, Tree};
-use crate::leash::{GuestControl, Input};
+use crate::guest_control::{GuestControl, Input};
 use crate::network::Waker;
 use crate::time::{Clock, Random};
 

@@ -6,7 +6,7 @@ use super::abi::{Answer, Errno, UNKNOWN, fdflags, filetype, fstflags, rights};
 use super::descriptors::{Descriptor, MAX_DESCRIPTORS, OpenFile};
 use super::host::Call;
 use crate::fs::{Ino, Kind, SetTime, Stat};
-use crate::leash::Input;
+use crate::guest_control::Input;
 use cofferdam_wasm_supply::REQUEST_DESCRIPTOR;
 
 /// The maximum bytes that one call reads from or writes to a file. Guests must accept short counts.

@@ -14,7 +14,7 @@ use crate::account::Account;
 use crate::component::Resources;
 use crate::ending::Termination;
 use crate::fs::{Base, FsError, FsResult, Ino, Tree};
-use crate::leash::{GuestControl, Input};
+use crate::guest_control::{GuestControl, Input};
 use crate::limiter::Limiter;
 use crate::network::{Connection, Egress, Interest, Waker, await_any};
 use crate::output::Output;

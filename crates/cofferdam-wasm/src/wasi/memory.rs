@@ -93,6 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// Promise (WebAssembly): No pointer of a module leads out of its memory.
         #[test]
         fn no_pointer_reaches_outside(at: u32, length: u32, size in 0usize..200) {
             let mut bytes = vec![0; size];

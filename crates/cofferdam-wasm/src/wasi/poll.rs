@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::abi::{Answer, CLOCK_MONOTONIC, CLOCK_REALTIME, Errno, Stop};
 use super::descriptors::Descriptor;
 use super::host::Call;
-use crate::leash::Input;
+use crate::guest_control::Input;
 
 /// The maximum number of subscriptions of one call.
 const MAX_SUBSCRIPTIONS: u32 = 1024;

@@ -37,6 +37,7 @@ async fn trapped(more: &str, code: &str) {
     assert_eq!(usage.memory_bytes, Some(0), "only files use memory, and they have their own account");
 }
 
+/// Promise (WebAssembly): No path of a component leads above a directory that it was given.
 #[tokio::test]
 async fn no_path_leads_above_its_directory() {
     for path in ["..", "../x", "./..", "a/../..", "/", "/etc/passwd", "/workspace", "//tmp", "../tmp"] {
@@ -53,6 +54,7 @@ async fn no_path_leads_above_its_directory() {
     }
 }
 
+/// Promise (WebAssembly): No link of a component leads above a directory that it was given.
 #[tokio::test]
 async fn no_link_leads_above_its_directory() {
     let targets = ["..", "../../..", "/etc", "/", "/tmp", "/workspacex", "b/../..", "../", "/etc/", "b/../../"];
@@ -304,6 +306,7 @@ fn calls() -> Vec<(String, String, bool)> {
     calls.filter(|(name, ..)| !name.starts_with("exit")).collect()
 }
 
+/// Promise (WebAssembly): No arguments to the functions of WASI 0.2 harm the host.
 #[tokio::test]
 async fn no_numbers_given_to_the_calls_do_harm() {
     let calls = calls();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cofferdam_conformance::{Options, Target, run};
 use cofferdam_wasm::{WasmBackend, WasmPrograms};
 
+/// Promise (WebAssembly): The WebAssembly backend passes the conformance suite.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kit_passes() {
     let target = Target::new(Arc::new(WasmBackend::default()), WasmPrograms);

@@ -27,6 +27,7 @@ fn seeded(seed: impl Into<Value>) -> Spec {
     Spec::builder().attribute("wasm.deterministic", seed).build().unwrap()
 }
 
+/// Promise (WebAssembly): The same seed gives the same bytes.
 #[tokio::test]
 async fn the_same_seed_gives_the_same_bytes() {
     let mut outputs = Vec::new();

@@ -95,6 +95,7 @@ async fn a_script_is_private_to_its_exec() {
     assert!(sandbox.list_dir(&path("")).await.unwrap().is_empty());
 }
 
+/// Promise (Files): The file API of a module does not change a host directory that is mounted read-only.
 #[tokio::test]
 async fn a_directory_that_was_lent_to_be_read_is_not_changed_by_the_file_api() {
     let mounted = tempfile::tempdir().unwrap();

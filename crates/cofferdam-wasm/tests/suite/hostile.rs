@@ -40,6 +40,7 @@ fn open(fd: u32, (at, length): (usize, usize)) -> String {
     )
 }
 
+/// Promise (WebAssembly): No path of a module leads above a directory that it was given.
 #[tokio::test]
 async fn no_path_leads_above_its_directory() {
     for path in ["..", "../x", "./..", "a/../..", "/", "/etc/passwd", "/workspace", "//tmp", "../tmp"] {
@@ -56,6 +57,7 @@ async fn no_path_leads_above_its_directory() {
     }
 }
 
+/// Promise (WebAssembly): No link of a module leads above a directory that it was given.
 #[tokio::test]
 async fn no_link_leads_above_its_directory() {
     for target in ["..", "../../..", "/etc", "/", "/tmp", "/workspacex", "b/../.."] {
@@ -76,6 +78,7 @@ async fn no_link_leads_above_its_directory() {
     }
 }
 
+/// Promise (WebAssembly): A path with a slash at its end leads no further than the path without it.
 #[tokio::test]
 async fn a_slash_at_the_end_leads_no_further() {
     let imports = r#"(import "wasi_snapshot_preview1" "path_filestat_get"
@@ -125,6 +128,7 @@ async fn a_slash_at_the_end_leads_no_further() {
     }
 }
 
+/// Promise (WebAssembly): A module cannot rename or link files out of a read-only directory.
 #[tokio::test]
 async fn a_read_only_directory_lets_nothing_be_renamed_or_linked_out() {
     let imports = r#"(import "wasi_snapshot_preview1" "path_link"
@@ -175,6 +179,7 @@ async fn descriptors_run_out_before_memory_does() {
     assert_eq!(text(&done.stdout), (1024 - 6).to_string());
 }
 
+/// Promise (WebAssembly): The disk limit counts file names and empty files.
 #[tokio::test]
 async fn names_and_empty_files_cannot_outgrow_the_disk() {
     let code = "(i32.store8 (i32.const 0x200000) (i32.const 110))
@@ -262,6 +267,7 @@ fn caller(calls: &[(usize, Vec<u64>)]) -> Vec<u8> {
     crate::support::assemble(&(text + "))"))
 }
 
+/// Promise (WebAssembly): No arguments to WASI functions harm the host.
 #[tokio::test]
 async fn no_numbers_given_to_the_calls_do_harm() {
     let number = prop_oneof![

@@ -204,12 +204,14 @@ pub(crate) fn runs_on_two_threads(loaded: &Loaded, until: impl Fn(usize) -> bool
     })
 }
 
+/// Promise (WebAssembly): No run sees the memory of another over thousands of direct runs on two threads.
 #[test]
 fn nothing_of_thousands_of_runs_on_two_threads_is_seen_by_another() {
     let loaded = load(checking(), spec());
     assert_eq!(runs_on_two_threads(&loaded, |round| round == 1500), 3000);
 }
 
+/// Promise (WebAssembly): No run sees the memory of another while the process takes page faults.
 #[test]
 fn nothing_is_seen_while_the_process_takes_page_faults_all_the_time() {
     let loaded = load(checking(), spec());
@@ -227,6 +229,7 @@ fn nothing_is_seen_while_the_process_takes_page_faults_all_the_time() {
     });
 }
 
+/// Promise (WebAssembly): A run that only reads sees nothing of an earlier run that wrote all its memory.
 #[test]
 fn a_run_that_only_looks_after_one_that_wrote_everything_sees_nothing() {
     let loaded = load(checking(), spec());
@@ -288,6 +291,8 @@ fn what_lies_behind_the_memory_traps_after_a_run_that_had_grown_it() {
 }
 
 /// Tables and passive data cannot be reset: such guests are recreated.
+///
+/// Promise (WebAssembly): Each run starts with the initial tables and passive segments.
 #[test]
 fn tables_and_dropped_segments_are_as_at_the_beginning() {
     let module = assemble(

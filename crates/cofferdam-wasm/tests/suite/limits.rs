@@ -17,6 +17,7 @@ fn memory(mebibytes: u64) -> Spec {
     limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(mebibytes)))
 }
 
+/// Promise (WebAssembly): A module cannot grow its memories and tables beyond the memory limit.
 #[tokio::test]
 async fn a_loop_of_growth_gets_no_more_than_the_limit() {
     let code = "(loop $more (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
@@ -43,6 +44,7 @@ async fn a_program_that_gives_up_without_memory_was_killed_by_the_limit() {
     assert_eq!(done.exit.killed_by, Some(LimitKind::Memory), "{:?}", done.exit);
 }
 
+/// Promise (WebAssembly): The initial memories and tables of a module count against the memory limit.
 #[tokio::test]
 async fn what_a_module_begins_with_counts() {
     for module in [
@@ -55,6 +57,7 @@ async fn what_a_module_begins_with_counts() {
     }
 }
 
+/// Promise (WebAssembly): All execs of a sandbox share its memory limit and free their part at their end.
 #[tokio::test]
 async fn execs_share_one_memory_limit_and_give_it_back() {
     let sandbox = sandbox(memory(64)).await;
@@ -72,6 +75,7 @@ async fn execs_share_one_memory_limit_and_give_it_back() {
     assert!(light < 1 << 20, "{light} bytes are still charged");
 }
 
+/// Promise (WebAssembly): Files in memory count against the memory limit.
 #[tokio::test]
 async fn files_count_towards_the_memory_limit() {
     let sandbox = sandbox(limited(|limits| {
@@ -102,6 +106,7 @@ async fn traps_surface_as_the_signals_of_native_programs() {
     assert_eq!(done.exit.signal, Some(SIGSEGV), "{:?}", done.exit);
 }
 
+/// Promise (WebAssembly): A timeout ends an endless loop, also in a start function.
 #[tokio::test]
 async fn a_start_function_that_loops_is_ended_like_the_rest() {
     let module = assemble(r#"(module (func $s (loop (br 0))) (start $s) (func (export "_start")))"#);
@@ -111,6 +116,7 @@ async fn a_start_function_that_loops_is_ended_like_the_rest() {
     assert_eq!(run(module, spec).await.unwrap().exit.killed_by, Some(LimitKind::Cpu));
 }
 
+/// Promise (WebAssembly): A timeout and a cancel end calls that wait.
 #[tokio::test]
 async fn calls_that_wait_are_ended_by_time_and_by_order() {
     let asleep = program("", "(loop $on (call $sleep) (br $on))");

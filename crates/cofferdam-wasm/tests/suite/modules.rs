@@ -31,6 +31,7 @@ fn good() -> Vec<u8> {
     )
 }
 
+/// Promise (WebAssembly): A file that is not a module is refused with that reason.
 #[tokio::test]
 async fn what_is_no_module_is_refused_as_such() {
     let backend = WasmBackend::default();
@@ -64,6 +65,7 @@ async fn what_is_no_module_is_refused_as_such() {
     }
 }
 
+/// Promise (WebAssembly): WebAssembly proposals that programs do not need are disabled.
 #[tokio::test]
 async fn proposals_that_are_not_needed_are_off() {
     let backend = WasmBackend::default();
@@ -82,6 +84,7 @@ async fn proposals_that_are_not_needed_are_off() {
     }
 }
 
+/// Promise (WebAssembly): A module that is cut at any byte runs or is refused.
 #[tokio::test]
 async fn every_cut_of_a_module_is_answered() {
     let (backend, good) = (WasmBackend::default(), good());
@@ -91,6 +94,7 @@ async fn every_cut_of_a_module_is_answered() {
     start(&backend, good).await.unwrap();
 }
 
+/// Promise (WebAssembly): A module with flipped bits or random bytes runs or is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_flipped_bit_and_every_noise_is_answered() {
     let (backend, good) = (WasmBackend::default(), good());
@@ -128,6 +132,7 @@ fn bomb(locals: usize, blocks: usize) -> Vec<u8> {
     assemble(&format!(r#"(module (func (export "_start") (local {declared}) (loop $again {body} (br $again))))"#))
 }
 
+/// Promise (WebAssembly): A function that is too large is refused before it is compiled.
 #[tokio::test]
 async fn a_function_too_large_for_the_compiler_is_refused_before_it() {
     let started = Instant::now();
@@ -145,6 +150,7 @@ async fn a_module_beyond_its_size_is_refused() {
     assert_eq!(error.kind(), ErrorKind::NotExecutable);
 }
 
+/// Promise (WebAssembly): The wait for the compiler is bounded.
 #[tokio::test]
 async fn who_waits_for_the_compiler_waits_only_so_long() {
     let config = WasmConfig { compile_time: Duration::from_millis(20), compilers: 2, ..WasmConfig::default() };

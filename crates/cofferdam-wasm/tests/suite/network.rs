@@ -73,6 +73,7 @@ fn ended(done: &Completed) -> (i32, Option<i32>) {
     (done.exit.code, done.exit.signal)
 }
 
+/// Promise (WebAssembly): A component reaches the addresses that the network policy lists.
 #[tokio::test]
 async fn what_is_listed_can_be_talked_to() {
     let (port, served) = server(2, echo);
@@ -93,6 +94,7 @@ async fn what_is_listed_can_be_talked_to() {
     served.join().unwrap();
 }
 
+/// Promise (WebAssembly): A component reaches no address that the network policy does not list.
 #[tokio::test]
 async fn what_is_not_listed_is_refused() {
     // No connection may arrive here.
@@ -142,6 +144,7 @@ async fn what_is_not_listed_is_refused() {
     assert!(listener.accept().is_err(), "a connection was not refused");
 }
 
+/// Promise (WebAssembly): A listed name never leads to this host or its network.
 #[tokio::test]
 async fn a_name_must_not_lead_to_this_machine_or_its_network() {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -234,6 +237,7 @@ fn deaf() -> (u16, impl Sized) {
     (to.port(), (address, queued))
 }
 
+/// Promise (WebAssembly): A peer that never answers does not keep a component beyond its timeout or a cancel.
 #[tokio::test]
 async fn nobody_who_never_answers_holds_a_guest() {
     let (silent_port, _silent) = silent();
@@ -287,6 +291,7 @@ async fn a_server_that_goes_away_is_told() {
     assert_eq!(ended(&done), (CONNECTION_REFUSED, None));
 }
 
+/// Promise (WebAssembly): The connections of an exec are limited, and its end closes them.
 #[tokio::test]
 async fn connections_are_counted_and_closed_at_the_end() {
     const MAX_CONNECTIONS: usize = 64;
@@ -324,6 +329,7 @@ fn resolvers() -> usize {
     tasks.map(name).filter(|name| name.starts_with("wasm-resolver")).count()
 }
 
+/// Promise (WebAssembly): A flood of name lookups uses a limited number of threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_lookups_has_few_threads() {
     let (data, places) = texts(&["localhost"]);
@@ -354,6 +360,7 @@ async fn a_flood_of_lookups_has_few_threads() {
     assert!(max_threads <= 32, "{max_threads} threads");
 }
 
+/// Promise (WebAssembly): A component can open TCP connections only: it cannot listen and has no UDP.
 #[tokio::test]
 async fn nothing_but_connections_is_to_be_had() {
     let spec = allowing(&["127.0.0.1".to_owned(), "localhost".to_owned()]);

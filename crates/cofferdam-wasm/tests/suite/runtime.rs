@@ -14,6 +14,7 @@ fn endless() -> Vec<u8> {
     program("", "(loop $on (br $on))")
 }
 
+/// Promise (WebAssembly): An endless loop blocks neither the async runtime nor other execs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_loops_block_neither_timers_nor_others() {
     let backend = WasmBackend::default();
@@ -85,6 +86,7 @@ async fn a_single_command_ends_with_its_sandbox() {
     assert!(exit.cancelled && !exit.success(), "{exit:?}");
 }
 
+/// Promise (WebAssembly): No state of a module's run remains for the next run.
 #[tokio::test]
 async fn nothing_of_one_run_is_there_in_the_next() {
     // Counts in a global, in memory and in open descriptors.

@@ -60,6 +60,8 @@ fn ended(session: &Session) {
     assert_eq!(session.snapshot().unwrap_err().kind(), ErrorKind::Closed);
 }
 
+/// Promise (WebAssembly): The state that a call leaves is there for the next call of its session, and for no other
+/// session.
 #[tokio::test]
 async fn what_a_call_leaves_is_there_for_the_next_and_for_no_other_session() {
     let backend = WasmBackend::default();
@@ -71,6 +73,7 @@ async fn what_a_call_leaves_is_there_for_the_next_and_for_no_other_session() {
     assert_eq!(output_of(&one, "count").await, "133");
 }
 
+/// Promise (WebAssembly): The end of a guest ends its session and no other.
 #[tokio::test]
 async fn what_ends_a_guest_ends_its_session_and_no_other() {
     let backend = WasmBackend::default();
@@ -188,6 +191,7 @@ async fn calls_count_among_the_guests_that_may_run() {
     assert_eq!(output_of(&other, "count").await, "111");
 }
 
+/// Promise (WebAssembly): Endless calls block neither the async runtime nor other sessions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_calls_block_neither_timers_nor_other_sessions() {
     let backend = WasmBackend::default();

@@ -77,6 +77,7 @@ async fn saved_text(session: &Session) -> String {
     text(&session.sandbox().read_file_to_end(&path, MAX_SIZE).await.unwrap())
 }
 
+/// Promise (WebAssembly): A snapshot resumes with the memory, globals, tables and files of its module.
 #[tokio::test]
 async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
     let backend = WasmBackend::default();
@@ -92,6 +93,7 @@ async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
     }
 }
 
+/// Promise (WebAssembly): Forks of a session do not affect each other.
 #[tokio::test]
 async fn forks_go_their_own_ways() {
     let backend = WasmBackend::default();
@@ -115,6 +117,7 @@ async fn a_session_that_nothing_was_called_of_can_be_frozen() {
     assert_eq!(output_of(&session.fork().await.unwrap(), "count").await, "111");
 }
 
+/// Promise (WebAssembly): A snapshot resumes in another process where the session stopped.
 #[tokio::test]
 async fn another_process_goes_on_where_this_one_stopped() {
     const FILE: &str = "COFFERDAM_TEST_SNAPSHOT";
@@ -190,6 +193,7 @@ fn refused(bytes: &[u8]) -> ErrorKind {
     SessionSnapshot::from_bytes(bytes, MAX_SIZE).expect_err("refused").kind()
 }
 
+/// Promise (WebAssembly): A changed or truncated snapshot is refused.
 #[tokio::test]
 async fn a_file_that_was_changed_or_cut_off_is_refused() {
     let file = changed(&WasmBackend::default(), Spec::default()).await.snapshot().unwrap().to_bytes().unwrap();
@@ -242,6 +246,7 @@ async fn tried(backend: &WasmBackend, file: &[u8], spec: Spec) -> Result<()> {
     exit.map(drop)
 }
 
+/// Promise (WebAssembly): A changed snapshot with a matching hash is refused or harmless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_changed_file_whose_hash_fits_is_refused_or_harmless() {
     let backend = WasmBackend::default();

@@ -20,6 +20,7 @@ async fn prints(language: Language, cases: &[(&str, &str)]) {
     }
 }
 
+/// Promise (WebAssembly): Common Python programs run.
 #[tokio::test]
 async fn python_does_what_people_write() {
     prints(
@@ -44,6 +45,7 @@ async fn python_does_what_people_write() {
     .await;
 }
 
+/// Promise (WebAssembly): Common JavaScript programs run.
 #[tokio::test]
 async fn javascript_does_what_people_write() {
     prints(
@@ -69,6 +71,7 @@ async fn javascript_does_what_people_write() {
     .await;
 }
 
+/// Promise (WebAssembly): A missing feature raises an exception of the language.
 #[tokio::test]
 async fn what_fails_says_so_as_the_language_does() {
     let Some(backend) = backend("errors of scripts") else { return };
@@ -122,6 +125,7 @@ async fn what_fails_says_so_as_the_language_does() {
     }
 }
 
+/// Promise (WebAssembly): Endless recursion in a script raises an exception of its language.
 #[tokio::test]
 async fn endless_recursion_is_an_exception_whatever_it_goes_through() {
     let Some(backend) = backend("endless recursion") else { return };
@@ -243,6 +247,7 @@ async fn input_environment_and_working_directory_reach_a_script() {
     }
 }
 
+/// Promise (WebAssembly): No state of a script's run remains for the next run.
 #[tokio::test]
 async fn nothing_of_a_script_is_there_in_the_next() {
     let Some(backend) = backend("scripts one after the other") else { return };
@@ -279,6 +284,7 @@ const DRAWS: [(Language, &str); 2] = [
     (Language::JavaScript, "console.log(Math.random(), Math.random())"),
 ];
 
+/// Promise (WebAssembly): Two runs get different random numbers.
 #[tokio::test]
 async fn two_runs_draw_different_numbers() {
     let Some(backend) = backend("randomness of scripts") else { return };
@@ -296,6 +302,7 @@ fn different(one: &str, other: &str) {
     }
 }
 
+/// Promise (WebAssembly): An exception does not end a session.
 #[tokio::test]
 async fn sessions_keep_what_they_know_and_exceptions_end_nothing() {
     let Some(backend) = backend("sessions of interpreters") else { return };
@@ -332,6 +339,7 @@ async fn a_session_ends_with_the_code_that_it_wishes() {
     assert_eq!(session.execute("import sys; sys.exit(5)").await.unwrap().exit.code, 5);
 }
 
+/// Promise (WebAssembly): Forks have the same variables and get different random numbers.
 #[tokio::test]
 async fn forks_know_the_same_and_draw_different_numbers() {
     let Some(backend) = backend("forks of interpreters") else { return };
@@ -369,6 +377,7 @@ async fn forks_know_the_same_and_draw_different_numbers() {
     }
 }
 
+/// Promise (WebAssembly): A script's snapshot resumes in another process with the same variables.
 #[tokio::test]
 async fn another_process_goes_on_with_the_same_variables() {
     const FILE: &str = "COFFERDAM_TEST_INTERPRETER_SNAPSHOT";
@@ -432,6 +441,7 @@ fn ready(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
     ready
 }
 
+/// Promise (WebAssembly): Damaged and foreign files in the cache are recreated.
 #[tokio::test]
 async fn a_damaged_or_foreign_entry_of_the_cache_is_made_again() {
     let Some(shared) = backend("a damaged cache") else { return };
@@ -501,6 +511,7 @@ fn copied_entry(from: &std::path::Path, to: &std::path::Path) {
     }
 }
 
+/// Promise (WebAssembly): The error for an interpreter that is not installed has a remedy.
 #[tokio::test]
 async fn what_is_not_installed_says_how_it_is() {
     let empty = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("empty-{}", std::process::id()));

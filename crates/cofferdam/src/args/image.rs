@@ -1,4 +1,4 @@
-//! The words of `cofferdam image`.
+//! Arguments of `cofferdam image`.
 
 use std::path::PathBuf;
 
@@ -6,70 +6,70 @@ use clap::{Args, Subcommand};
 
 const IMAGE_HELP: &str = "\
 Examples:
-  cofferdam image build-base           shell, Python and Node from Debian packages, without a registry
+  cofferdam image build-base           shell, Python and Node from Debian packages; no registry
   cofferdam image import ./rootfs my/root
   cofferdam image pull python:3.13-slim
   cofferdam run --image my/root -- sh -c 'cat /etc/os-release'
 
-The engine is the one of DOCKER_HOST, else the configuration file's, else Docker's usual socket, then
-Podman's.";
+The engine is that of DOCKER_HOST, of the configuration file, of Docker's default socket or of
+Podman's, in this order.";
 
 /// `cofferdam image`.
 #[derive(Debug, Args)]
 #[command(after_help = IMAGE_HELP)]
 pub struct ImageArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: ImageCommand,
 }
 
-/// What to do with images.
+/// Commands for images of the container engine.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// List the images that the engine has
+    /// List the images of the engine
     List {
         /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Make an image from a directory with a root file system, or from a tar of one
+    /// Import a root file system from a directory or a tar file as an image
     Import {
-        /// The directory or the tar
+        /// Import this directory or tar file
         #[arg(value_name = "DIR|TAR")]
         source: PathBuf,
-        /// The new image's name
+        /// Name the new image
         name: String,
-        /// Answer as JSON
+        /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Make the image that containers have where none is named, from Debian packages
+    /// Build the default image of containers from Debian packages
     BuildBase {
-        /// The new image's name
+        /// Name the new image
         #[arg(long, default_value = cofferdam::registry::images::BASE_IMAGE)]
         name: String,
-        /// Only a shell and a small Python, without the usual tools and Node
+        /// Include only a shell and a small Python, without the usual tools and Node
         #[arg(long)]
         tiny: bool,
-        /// One more package; may be given again
+        /// Add a package; may be repeated
         #[arg(long, value_name = "NAME")]
         package: Vec<String>,
-        /// Answer as JSON
+        /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Get an image from its registry
+    /// Pull an image from its registry
     Pull {
-        /// Its name, with a digest (name@sha256:...) to be sure of its content
+        /// Pull the image of this name; a digest (name@sha256:...) fixes its content
         name: String,
-        /// Answer as JSON
+        /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
 }
 
 impl ImageCommand {
-    /// Whether the answer is JSON.
+    /// Returns true if the result is printed as JSON.
     pub fn json(&self) -> bool {
         match self {
             Self::List { json }

@@ -1,4 +1,4 @@
-//! The words of `cofferdam vm`.
+//! Arguments of `cofferdam vm`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,50 +8,50 @@ use cofferdam::{ByteSize, parse_duration};
 
 const MACHINE_HELP: &str = "\
 Examples:
-  cofferdam vm build-image             shell, Python and Node from Debian packages, and Debian's kernel
+  cofferdam vm build-image             shell, Python, Node and kernel from Debian packages
   cofferdam vm build-image --name small --tiny --package jq
   cofferdam vm build-image --name mine --from ./rootfs
-  cofferdam vm build-image --name mine --from image.tar      of `docker save`, or an OCI image layout
+  cofferdam vm build-image --name mine --from image.tar      a `docker save` or OCI image layout
   cofferdam run --level vm --image mine -- cat /etc/os-release
   cofferdam vm export-image mine --out mine.image
-  cofferdam vm import-image mine.image --name mine           on another machine
+  cofferdam vm import-image mine.image --name mine           on another host
 
-Images are kept in $XDG_CACHE_HOME/cofferdam/vm or ~/.cache/cofferdam/vm. Making one needs neither
-root nor a container engine: apt and dpkg for packages, and mkfs.ext4.";
+Images are stored in $XDG_CACHE_HOME/cofferdam/vm or ~/.cache/cofferdam/vm. Builds need neither root
+nor a container engine, but apt and dpkg for packages, and mkfs.ext4.";
 
 /// `cofferdam vm`.
 #[derive(Debug, Args)]
 #[command(after_help = MACHINE_HELP)]
 pub struct MachineArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: MachineCommand,
 }
 
-/// What to do with the images of virtual machines.
+/// Commands for VM images.
 #[derive(Debug, Subcommand)]
 pub enum MachineCommand {
-    /// Make an image: a kernel, and a disk with a root file system
+    /// Build a VM image: a kernel, and a disk with a root file system
     BuildImage(Box<BuildImageArgs>),
-    /// Write an image to a file, for another machine
+    /// Export a VM image to a file for another host
     ExportImage(ExportImageArgs),
-    /// Read an image from a file that `export-image` wrote
+    /// Import a VM image from a file that `export-image` wrote
     ImportImage(ImportImageArgs),
-    /// List the images
+    /// List the VM images
     Images {
         /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Remove what has no name and was not used for long; machines that run go on
+    /// Remove unnamed images that were not used for a long time; running VMs continue
     Prune {
-        /// An image to be removed as well; may be given again
+        /// Remove this named image too; may be repeated
         #[arg(long, value_name = "NAME")]
         name: Vec<String>,
-        /// How long something without a name must not have been used [default: 720h]
-        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+        /// Remove unnamed images that were not used for this time [default: 720h]
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
         unused: Option<Duration>,
-        /// Answer as JSON
+        /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
@@ -60,35 +60,35 @@ pub enum MachineCommand {
 /// `cofferdam vm build-image`.
 #[derive(Debug, Args)]
 pub struct BuildImageArgs {
-    /// The image's name [default: `default`]
+    /// Name the image [default: `default`]
     #[arg(long)]
     pub name: Option<String>,
-    /// Replace an image of this name that was made from something else
+    /// Replace an image of this name that was built from another source
     #[arg(long)]
     pub force: bool,
-    /// Root file system: a directory, a tar of one, an OCI image layout (directory or tar) or a file of `docker save`,
-    /// instead of Debian packages
+    /// Take the root file system from a directory, a tar of one, an OCI image layout (directory or tar) or a file of
+    /// `docker save` instead of Debian packages
     #[arg(long, value_name = "DIR|TAR", conflicts_with_all = ["tiny", "package"])]
     pub from: Option<PathBuf>,
-    /// Only a shell and a small Python, without the usual tools and Node
+    /// Include only a shell and a small Python, without the usual tools and Node
     #[arg(long)]
     pub tiny: bool,
-    /// One more package; may be given again
+    /// Add a package; may be repeated
     #[arg(long, value_name = "NAME")]
     pub package: Vec<String>,
-    /// Debian package with the kernel, instead of the one for clouds
+    /// Take the kernel from this Debian package instead of the one for clouds
     #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
     pub kernel_package: Option<String>,
-    /// Kernel of this machine's files
+    /// Take the kernel from a file of this host
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// Module that this kernel needs for virtio and ext4; may be given again, in the order of loading
+    /// Add a module that this kernel needs for virtio and ext4; may be repeated, in load order
     #[arg(long, value_name = "FILE", requires = "kernel")]
     pub module: Vec<PathBuf>,
-    /// The largest disk that may come of it [default: 8G]
+    /// Limit the size of the disk [default: 8G]
     #[arg(long, value_name = "SIZE")]
     pub max_size: Option<ByteSize>,
-    /// Answer as JSON
+    /// Print a JSON document
     #[arg(long)]
     pub json: bool,
 }
@@ -96,22 +96,22 @@ pub struct BuildImageArgs {
 /// `cofferdam vm export-image`.
 #[derive(Debug, Args)]
 pub struct ExportImageArgs {
-    /// The image's name, or its whole key as `vm images --json` prints it [default: the image that runs use]
+    /// Export the image of this name, or with this full key of `vm images --json` [default: the image that runs use]
     #[arg(value_name = "NAME|KEY")]
     pub image: Option<String>,
-    /// The file to write; it is there whole or not at all
+    /// Write to this file; it appears complete or not at all
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
-    /// Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits, readable by its owner only
+    /// Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits, readable only by its owner
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// How hard to compress, from 1 (fast) to 19 (small) [default: 1]
+    /// Set the compression level, from 1 (fast) to 19 (small) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
     pub compression: Option<i32>,
-    /// Answer as JSON
+    /// Print a JSON document
     #[arg(long)]
     pub json: bool,
 }
@@ -119,27 +119,27 @@ pub struct ExportImageArgs {
 /// `cofferdam vm import-image`.
 #[derive(Debug, Args)]
 pub struct ImportImageArgs {
-    /// What `cofferdam vm export-image` wrote
+    /// Import this file of `cofferdam vm export-image`
     pub file: PathBuf,
-    /// The image's name here [default: one that the same image has, else `imported-` and the beginning of its key]
+    /// Name the image [default: a name that the same image has, else `imported-` and the beginning of its key]
     #[arg(long)]
     pub name: Option<String>,
     /// Take the name from another image
     #[arg(long)]
     pub force: bool,
-    /// The key that it was encrypted with
+    /// Decrypt with the key in this file
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// The largest disk that is taken [default: 8G]
+    /// Limit the size of the disk [default: 8G]
     #[arg(long, value_name = "SIZE")]
     pub max_size: Option<ByteSize>,
-    /// Answer as JSON
+    /// Print a JSON document
     #[arg(long)]
     pub json: bool,
 }
 
 impl MachineCommand {
-    /// Whether the answer is JSON.
+    /// Returns true if the result is printed as JSON.
     pub fn json(&self) -> bool {
         match self {
             Self::BuildImage(args) => args.json,

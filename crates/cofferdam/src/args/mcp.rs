@@ -1,4 +1,4 @@
-//! The words of `cofferdam mcp`.
+//! Arguments of `cofferdam mcp`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,65 +7,66 @@ use std::time::Duration;
 use clap::Args;
 use cofferdam::{ByteSize, Level, parse_duration};
 
-use super::{LimitArgs, PlaceArgs};
+use super::{LimitArgs, SandboxArgs};
 
 const HELP: &str = "\
 Examples:
   cofferdam mcp                                     one client, over standard input and output
-  cofferdam mcp --workspace ~/project --disk none   all sandboxes work in one directory of this machine
+  cofferdam mcp --workspace ~/project --disk none   mount one host directory in all sandboxes
   cofferdam mcp --http 127.0.0.1:8765               many clients, at http://127.0.0.1:8765/mcp
   COFFERDAM_MCP_TOKEN=… cofferdam mcp --http 192.0.2.7:8765
 
-What is set here holds for every sandbox; nothing that a client sends widens it. With --workspace all
-clients share the files of that directory; without it each sandbox has its own. docs/mcp.md has the
-tools, and how clients are told of this server. SIGTERM and SIGINT close everything and end it.";
+These settings apply to every sandbox. Requests of clients can only tighten them. With --workspace
+all clients share the files of that directory; without it each sandbox has its own workspace.
+docs/mcp.md lists the tools and the configuration of clients. SIGTERM and SIGINT close all sandboxes
+and stop the server.";
 
 /// `cofferdam mcp`.
 #[derive(Debug, Default, Args)]
 #[command(after_help = HELP)]
 pub struct McpArgs {
-    /// Listen on this address, instead of serving one client over standard input and output
+    /// Listen on this address instead of serving one client over standard input and output
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub http: Option<SocketAddr>,
 
-    /// File with the token that clients over HTTP must present; COFFERDAM_MCP_TOKEN may hold it instead. Needed where others
-    /// than this machine can connect
+    /// Read the token that HTTP clients must present from this file instead of COFFERDAM_MCP_TOKEN; required if other
+    /// hosts can connect
     #[arg(long, value_name = "FILE", requires = "http")]
     pub token_file: Option<PathBuf>,
 
-    /// Another name by which requests may call this server
+    /// Accept requests for this host name too
     #[arg(long, value_name = "NAME[:PORT]", requires = "http")]
     pub allow_host: Vec<String>,
 
-    /// Another origin of web pages that may call this server, such as https://example.com
+    /// Accept requests of web pages with this origin, such as https://example.com
     #[arg(long, value_name = "ORIGIN", requires = "http")]
     pub allow_origin: Vec<String>,
 
-    /// Sandboxes at once [default: 32]
+    /// Limit the number of sandboxes [default: 32]
     #[arg(long, value_name = "N")]
     pub sandboxes: Option<usize>,
 
-    /// Sandboxes of one client at once [default: 8]
+    /// Limit the number of sandboxes per client [default: 8]
     #[arg(long, value_name = "N")]
     pub sandboxes_of_client: Option<usize>,
 
-    /// Time after which a sandbox is closed that no call uses [default: 15m]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Close a sandbox that no call used for this time [default: 15m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub idle: Option<Duration>,
 
-    /// Calls at once [default: 16]
+    /// Limit concurrent calls [default: 16]
     #[arg(long, value_name = "N")]
     pub calls: Option<usize>,
 
-    /// The largest file that is read or written at once [default: 8M]
+    /// Limit the size of a file that one call reads or writes [default: 8M]
     #[arg(long, value_name = "SIZE")]
     pub max_file: Option<ByteSize>,
 
-    /// Least thickness of the wall: wasm (1), process (2), container, vm (3)
+    /// Require at least this isolation level: wasm (1), process (2), container, vm (3)
     #[arg(long)]
     pub level: Option<Level>,
 
-    /// Backend that makes the sandboxes; see `cofferdam backends`
+    /// Select the backend of the sandboxes; `cofferdam backends` lists them
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
@@ -73,5 +74,5 @@ pub struct McpArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 }

@@ -5,39 +5,40 @@ use std::path::PathBuf;
 use clap::Args;
 use cofferdam::Level;
 
-use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs};
+use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs};
 
 const REPL_HELP: &str = "\
 Examples:
-  cofferdam repl                       Python, a line at a time, with what was defined before
+  cofferdam repl                       use Python; definitions are kept between lines
   cofferdam repl --lang javascript --timeout 5s --workspace .:ro
 
-An open bracket, a colon at the end of a line and the like let the code go on; an empty line ends it.
-Ctrl-C interrupts what runs and keeps what was defined (Python); what does not stop in 3 s, or at a second
-Ctrl-C, and JavaScript, is ended with all that was defined. exit(), quit() and Ctrl-D end the sandbox.
-A limit on CPU time counts for all calls together; `--cpu-time none` lifts it.";
+Code continues on the next line after an open bracket, a colon and the like; an empty line ends it.
+Ctrl-C interrupts running Python code and keeps all definitions. JavaScript, and code that does not
+stop within 3 s or at a second Ctrl-C, is killed with its interpreter, and all definitions are lost.
+exit(), quit() and Ctrl-D close the sandbox. The CPU time limit counts for all lines together;
+`--cpu-time none` removes it.";
 
 /// `cofferdam repl`.
 #[derive(Debug, Args)]
 #[command(after_help = REPL_HELP)]
 pub struct ReplArgs {
-    /// Language: python, javascript or typescript
+    /// Set the language: python, javascript or typescript
     #[arg(long, value_name = "LANG", default_value = "python")]
     pub lang: String,
 
-    /// Least thickness of the wall: process (2), container, vm (3)
+    /// Require at least this isolation level: process (2), container, vm (3)
     #[arg(long)]
     pub level: Option<Level>,
 
-    /// Backend that makes the sandbox
+    /// Select the backend
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
-    /// File that keeps the lines that were typed [default: $XDG_STATE_HOME/cofferdam/history-LANG]
+    /// Keep the history of lines in this file [default: $XDG_STATE_HOME/cofferdam/history-LANG]
     #[arg(long, value_name = "FILE", conflicts_with = "no_history")]
     pub history: Option<PathBuf>,
 
-    /// Keep no lines
+    /// Keep no history
     #[arg(long)]
     pub no_history: bool,
 
@@ -45,15 +46,15 @@ pub struct ReplArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 }
 
 impl ReplArgs {
-    /// The same as a run would be asked for.
+    /// Converts to the arguments of a run, the history file and the `--no-history` option.
     pub fn into_run(self) -> (RunArgs, Option<PathBuf>, bool) {
-        let Self { lang, level, backend, history, no_history, limits, place } = self;
+        let Self { lang, level, backend, history, no_history, limits, sandbox } = self;
         let output = OutputArgs::default();
-        let run = RunArgs { lang: Some(lang), level, backend, limits, place, output, ..RunArgs::default() };
+        let run = RunArgs { lang: Some(lang), level, backend, limits, sandbox, output, ..RunArgs::default() };
         (run, history, no_history)
     }
 }

@@ -1,4 +1,4 @@
-//! The words of `cofferdam snapshot`.
+//! Arguments of `cofferdam snapshot`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use cofferdam::{ByteSize, TenantId, parse_duration};
 
-use super::{LimitArgs, OutputArgs, PlaceArgs, RunArgs, StartArgs};
+use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs, StartArgs};
 use crate::bound::Bound;
 
 const SNAPSHOT_HELP: &str = "\
@@ -18,27 +18,27 @@ Examples:
   cofferdam snapshot restore m.snap --lang python --code 'print(1)'
   cofferdam snapshot restore m.snap --for 10s
 
-What was in the machine's memory is in the file, passwords and keys too: it is readable by its owner
-only. With --key-file it is encrypted, and restored only if it was written by somebody with that key:
+The file holds the memory of the VM, including passwords and keys. Only its owner can read it. With
+--key-file it is encrypted, and restore accepts only files that were written with the same key:
   (umask 077; head -c 32 /dev/urandom > m.key)";
 
 /// `cofferdam snapshot`.
 #[derive(Debug, Args)]
 #[command(after_help = SNAPSHOT_HELP)]
 pub struct SnapshotArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: SnapshotCommand,
 }
 
-/// What to do with snapshots.
+/// Commands for VM snapshots.
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
-    /// Run something in a virtual machine, and freeze it to a file while it runs
+    /// Run a command in a VM and save the VM to a file
     Save(Box<SaveArgs>),
-    /// Let a machine go on that was frozen, here
+    /// Restore a VM from a snapshot file
     Restore(Box<RestoreArgs>),
-    /// Show what a file holds; needs no machine
+    /// Print the contents of a snapshot file without starting a VM
     Inspect(InspectArgs),
 }
 
@@ -50,47 +50,48 @@ cofferdam snapshot save [OPTIONS] --out FILE -- COMMAND [ARGS]...
 #[derive(Debug, Default, Args)]
 #[command(override_usage = SAVE_USAGE)]
 pub struct SaveArgs {
-    /// PROGRAM and its arguments, or after `--` a command and its arguments
+    /// Run PROGRAM with its arguments, or after `--` a command with its arguments
     #[arg(trailing_var_arg = true, value_name = "PROGRAM [ARGS] | -- COMMAND")]
     pub words: Vec<String>,
 
-    /// The file to write; it is there whole or not at all
+    /// Write to this file; it appears complete or not at all
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
 
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
 
-    /// Freeze when it has run for this time [default: 1s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with_all = ["when_prints", "when_done"])]
+    /// Save when the command has run for this time [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(conflicts_with_all = ["when_prints", "when_done"])]
     pub after: Option<Duration>,
 
-    /// Freeze as soon as it prints this text
+    /// Save when the command prints this text
     #[arg(long, value_name = "TEXT", conflicts_with = "when_done")]
     pub when_prints: Option<String>,
 
-    /// Freeze when it has ended, with the files that it made and what it left running
+    /// Save when the command has exited, with its files and the processes that it left running
     #[arg(long)]
     pub when_done: bool,
 
-    /// Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits, readable by its owner only
+    /// Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits, readable only by its owner
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 
-    /// How hard to compress, from 1 (fast) to 19 (small) [default: 1]
+    /// Set the compression level, from 1 (fast) to 19 (small) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
     pub compression: Option<i32>,
 
-    /// Language of the code, instead of the one that PROGRAM's extension picks
+    /// Set the language of the code instead of deriving it from PROGRAM's extension
     #[arg(long, value_name = "LANG")]
     pub lang: Option<String>,
 
-    /// Code to run, instead of PROGRAM; needs --lang
+    /// Run this code instead of PROGRAM; needs --lang
     #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
     pub code: Option<String>,
 
-    /// Backend of machines: vm, vm:qemu or vm:firecracker [default: vm]
+    /// Select the VM backend: vm, vm:qemu or vm:firecracker [default: vm]
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
 
@@ -98,7 +99,7 @@ pub struct SaveArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub sandbox: SandboxArgs,
 
     #[command(flatten)]
     pub start: StartArgs,
@@ -106,24 +107,24 @@ pub struct SaveArgs {
     #[command(flatten)]
     pub answer: AnswerArgs,
 
-    /// Whether `--` stood before the words; filled in after parsing.
+    /// True if `--` precedes the words; set after parsing.
     #[arg(skip)]
     pub separated: bool,
 }
 
-/// How a command on snapshots answers.
+/// Output options of snapshot commands.
 #[derive(Debug, Default, Clone, Copy, Args)]
 #[command(next_help_heading = "Output")]
 pub struct AnswerArgs {
-    /// Print one JSON document at the end, and nothing else
+    /// Print only one JSON document, at the end
     #[arg(long)]
     pub json: bool,
 
-    /// Do not make terminal control sequences in the output harmless
+    /// Print the output with its terminal control sequences instead of escaping them
     #[arg(long)]
     pub raw_output: bool,
 
-    /// No remarks of Cofferdam's own on standard error, only errors
+    /// Print no messages on standard error except errors
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -136,7 +137,7 @@ impl AnswerArgs {
 }
 
 impl SaveArgs {
-    /// The run that is to be frozen; what it has of the other arguments is taken away.
+    /// Takes the arguments of the run to save out of these arguments.
     pub fn take_run(&mut self) -> RunArgs {
         RunArgs {
             words: std::mem::take(&mut self.words),
@@ -144,7 +145,7 @@ impl SaveArgs {
             lang: self.lang.take(),
             code: self.code.take(),
             limits: std::mem::take(&mut self.limits),
-            place: std::mem::take(&mut self.place),
+            sandbox: std::mem::take(&mut self.sandbox),
             start: std::mem::take(&mut self.start),
             output: self.answer.output(),
             separated: self.separated,
@@ -156,45 +157,46 @@ impl SaveArgs {
 /// `cofferdam snapshot restore`.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// What `cofferdam snapshot save` wrote
+    /// Restore this file of `cofferdam snapshot save`
     pub file: PathBuf,
 
-    /// Command to run in the machine, with its arguments, or arguments of --code; then the machine ends
+    /// Run this command with its arguments in the VM, or pass arguments to --code, then stop the VM
     #[arg(last = true, value_name = "COMMAND")]
     pub words: Vec<String>,
 
-    /// Language of --code
+    /// Set the language of --code
     #[arg(long, value_name = "LANG", requires = "code")]
     pub lang: Option<String>,
 
-    /// Code to run in the machine instead of COMMAND, screened as any; needs --lang
+    /// Run this code in the VM instead of COMMAND, screened like other code; needs --lang
     #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
     pub code: Option<String>,
 
-    /// How long the machine runs before COMMAND, or before it ends [default: without COMMAND, until it is interrupted]
-    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
+    /// Let the VM run for this time before COMMAND starts or the VM stops [default: without COMMAND, until interrupted]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub time: Option<Duration>,
 
-    /// The key that it was encrypted with
+    /// Decrypt with the key in this file
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 
-    /// The largest workspace that is taken [default: 8G]
+    /// Limit the size of the workspace [default: 8G]
     #[arg(long, value_name = "SIZE")]
     pub max_disk: Option<ByteSize>,
 
-    /// Show the output of the program that was running, and exit with its status; then the machine ends
+    /// Print the output of the restored program and exit with its status, then stop the VM
     #[arg(long, conflicts_with_all = ["words", "code", "time", "stdin"])]
     pub attach: bool,
 
-    /// Whose work it is: a snapshot of another tenant is refused [default: of the configuration, else default]
+    /// Restore on behalf of this tenant; snapshots of other tenants are refused [default: that of the configuration
+    /// file, else default]
     #[arg(long, value_name = "NAME", value_parser = |text: &str| TenantId::new(text))]
     pub tenant: Option<TenantId>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// Pass standard input on to COMMAND
+    /// Pass standard input to COMMAND
     #[arg(long, conflicts_with = "json")]
     pub stdin: bool,
 
@@ -203,9 +205,9 @@ pub struct RestoreArgs {
 }
 
 impl RestoreArgs {
-    /// What runs COMMAND.
+    /// Returns the arguments of the run of COMMAND.
     ///
-    /// What the archive may use is bounded by these limits as well.
+    /// These limits also bound the archive.
     pub fn run(&mut self) -> RunArgs {
         let mut limits = std::mem::take(&mut self.limits);
         limits.disk = limits.disk.or(self.max_disk.map(Bound::Of));
@@ -215,7 +217,7 @@ impl RestoreArgs {
             code: self.code.clone(),
             backend: Some(cofferdam::registry::MACHINE_BACKEND.to_owned()),
             limits,
-            place: PlaceArgs { tenant: self.tenant.clone(), ..PlaceArgs::default() },
+            sandbox: SandboxArgs { tenant: self.tenant.clone(), ..SandboxArgs::default() },
             output: OutputArgs { stdin: self.stdin, ..self.answer.output() },
             separated: true,
             ..RunArgs::default()
@@ -226,14 +228,14 @@ impl RestoreArgs {
 /// `cofferdam snapshot inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// What `cofferdam snapshot save` wrote
+    /// Read this file of `cofferdam snapshot save`
     pub file: PathBuf,
 
-    /// Read all of it, and compare every hash
+    /// Read the whole file and verify every hash
     #[arg(long)]
     pub verify: bool,
 
-    /// The key that it was encrypted with
+    /// Decrypt with the key in this file
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 
@@ -243,7 +245,7 @@ pub struct InspectArgs {
 }
 
 impl SnapshotCommand {
-    /// Whether the answer is JSON.
+    /// Returns true if the result is printed as JSON.
     pub fn json(&self) -> bool {
         match self {
             Self::Save(args) => args.answer.json,

@@ -1,4 +1,4 @@
-//! `cofferdam audit`: says whether the log is as it was written, and finds lines in it.
+//! `cofferdam audit`: verifies the audit log and queries its lines.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::terminal::safe_json;
 /// The maximum number of lines of `--last`.
 const MAX_LAST: usize = 100_000;
 
-/// Verifies, or finds; the exit status of `verify` is 1 for a log that is broken, 3 for one that is incomplete.
+/// Verifies or queries a log. The exit status of `verify` is 1 for a broken log and 3 for an incomplete one.
 pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
     let form = match &args.command {
         AuditCommand::Verify(VerifyArgs { json: true, .. }) => Form::Json,
@@ -73,8 +73,8 @@ fn line(entry: &Entry) -> String {
 fn directory(named: Option<&PathBuf>, file: &ConfigFile) -> Result<PathBuf> {
     let configured = file.audit.as_ref().map(|audit| &audit.directory);
     named.or(configured).cloned().ok_or_else(|| {
-        Error::invalid("audit", "no directory of an audit log is named")
-            .with_remedy("name it, or set directory in the table [audit] of the configuration")
+        Error::invalid("audit", "no audit log directory is given")
+            .with_remedy("pass the directory, or set `directory` in [audit] of the configuration file")
     })
 }
 

@@ -1,4 +1,4 @@
-//! `cofferdam backends`: which backends exist and which this version has.
+//! `cofferdam backends`: lists the known backends and their availability in this version.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! `cofferdam conformance`: runs the kit of `cofferdam-conformance` against a backend of this build.
+//! `cofferdam conformance`: runs the suite of `cofferdam-conformance` against a backend of this build.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::block_on;
 use crate::args::ConformanceArgs;
 use crate::report::{self, Form};
 
-/// How long sandboxes that a case left to the background may take to end.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Timeout for sandboxes that a test case left to close in the background.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs the kit; the exit status is 0 when no case fails.
+/// Runs the suite. The exit status is 0 if no case fails.
 pub fn main(args: &ConformanceArgs) -> u8 {
     let form = if args.json { Form::Json } else { Form::Text };
     match conform(args) {
@@ -28,7 +28,7 @@ fn conform(args: &ConformanceArgs) -> Result<u8> {
     let show = !args.json;
     let progress = move |case: &CaseResult| {
         if show {
-            // A reader that went away must not end the run: the exit status still tells.
+            // A closed standard output must not end the run: the exit status still reports the result.
             let _ = writeln!(std::io::stdout(), "{case}");
         }
     };
@@ -54,7 +54,7 @@ async fn examine(args: &ConformanceArgs, options: &Options) -> Result<Report> {
     }
     let report = cofferdam_conformance::run(&target, options).await;
     if let Some(pooled) = pooled {
-        pooled.pool().shutdown(PATIENCE).await?;
+        pooled.pool().shutdown(SHUTDOWN_TIMEOUT).await?;
     }
     Ok(report)
 }

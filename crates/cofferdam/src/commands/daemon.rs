@@ -1,8 +1,8 @@
-//! `cofferdam daemon`: keeps sandboxes and interpreters warm for runs to come; asks one that does, or ends it.
+//! `cofferdam daemon`: runs a daemon that prepares sandboxes and interpreters for later runs, queries or stops it.
 //!
 //! ```text
-//! --detach --starts--> stage 1: a session of its own --starts--> stage 2: the daemon
-//!     '--waits until it says that it listens, or ends <----------------'
+//! --detach --starts--> stage 1: session leader --starts--> stage 2: the daemon
+//!     '--waits until it reports that it listens, or exits <------'
 //! ```
 
 use std::fmt::Write;
@@ -29,20 +29,20 @@ use crate::settings::{Environment, Settings};
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-/// What a daemon says when it listens.
+/// Beginning of the message of a daemon that listens.
 const READY: &str = "the daemon listens on";
-/// Time without a run after which one that a run started ends.
-const ON_DEMAND_IDLE: Duration = Duration::from_secs(15 * 60);
-/// How long a daemon may take until it listens.
-const START_LIMIT: Duration = Duration::from_secs(30);
-/// The most of its words that is passed on meanwhile.
-const MAX_WORDS: usize = 64 * 1024;
-/// The session of its own.
+/// Idle timeout of a daemon that a run started.
+const ON_DEMAND_IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// Timeout until a started daemon listens.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum length of the messages that are read from a starting daemon.
+const MAX_MESSAGES: usize = 64 * 1024;
+/// Stage of the session leader.
 const STAGE_SESSION: u8 = 1;
-/// The daemon.
+/// Stage of the daemon.
 const STAGE_DAEMON: u8 = 2;
 
-/// Is a daemon, or asks one.
+/// Runs a daemon, or sends a command to a running one.
 pub fn main(args: &DaemonArgs, config: Option<PathBuf>) -> u8 {
     let form = match &args.command {
         Some(DaemonCommand::Status { json: true }) => Form::Json,
@@ -76,23 +76,23 @@ fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Opt
         if stage == Some(STAGE_DAEMON) {
             leave_terminal().map_err(|error| io("cannot leave the terminal", error))?;
         }
-        let (tell, told) = oneshot::channel::<()>();
-        let mut run = pin!(server.run(async { drop(told.await) }));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let mut run = pin!(server.run(async { drop(stopped.await) }));
         let number = tokio::select! {
             ended = &mut run => return ended.map(|()| 0),
             number = interrupts.next() => number,
         };
-        report::remark(&format!("signal {number}: the daemon ends when its runs have"), Tone::Warning);
-        drop(tell);
+        report::remark(&format!("signal {number}: the daemon exits when its runs have finished"), Tone::Warning);
+        drop(stop);
         tokio::select! {
             ended = &mut run => ended.map(|()| 0),
-            // What lives still dies with us.
+            // Remaining runs die with this process.
             number = interrupts.next() => Ok(128u8.saturating_add(u8::try_from(number).unwrap_or(127))),
         }
     })
 }
 
-/// Options over file over defaults.
+/// Merges options, file and defaults, in this order of precedence.
 fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<DaemonConfig> {
     let mut template = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
     for protection in &settings.allow_weaker {
@@ -106,13 +106,13 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
         max: default.max.max(warm),
         ..default
     };
-    let on_demand = Bound::Of(ON_DEMAND_IDLE);
+    let on_demand = Bound::Of(ON_DEMAND_IDLE_TIMEOUT);
     let idle = args.idle_exit.or(file.idle_exit).unwrap_or(if args.on_demand { on_demand } else { Bound::None });
     let base = DaemonConfig::new(resident::build(), resident::surroundings(settings));
     Ok(DaemonConfig {
         template: template.build()?,
         pool,
-        interpreters: InterpretersConfig::new(kept(args, settings, file)?),
+        interpreters: InterpretersConfig::new(prepared_interpreters(args, settings, file)?),
         connections: args.connections.or(file.connections).unwrap_or(base.connections),
         idle_exit: idle.into_option(),
         drain: args.drain.or(file.drain.map(|time| time.0)).unwrap_or(base.drain),
@@ -120,13 +120,15 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
     })
 }
 
-/// The interpreters to keep: those of the languages that may run, as the configuration starts them.
-fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<Vec<KeptInterpreter>> {
-    // Those are processes. The interpreters of this level begin where they were frozen, and wait for nobody.
+/// Returns the interpreters to prepare: those of allowed languages, started as the configuration describes.
+fn prepared_interpreters(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<Vec<KeptInterpreter>> {
+    // Prepared interpreters are processes. The interpreters of level wasm start from a snapshot without preparation.
     if settings.backend.level == Level::Wasm {
         if [args.python, args.node].into_iter().flatten().any(|ready| ready > 0) {
-            let what =
-                format!("the backend '{}' keeps no interpreters: its own are always ready", settings.backend.name);
+            let what = format!(
+                "the backend '{}' prepares no interpreters: its own start from a snapshot",
+                settings.backend.name
+            );
             return Err(Error::unsupported("daemon", what).with_remedy("leave out --python and --node"));
         }
         return Ok(Vec::new());
@@ -146,38 +148,38 @@ fn kept(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<V
             modules(&args.node_modules, &file.node_modules),
         ),
     ];
-    let kept = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
+    let prepared = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
         let command = settings.code.languages.by_name(name).ok()?.interpreter.clone();
         let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
         Some(KeptInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });
-    Ok(kept.filter(|kept| kept.ready > 0).collect())
+    Ok(prepared.filter(|kept| kept.ready > 0).collect())
 }
 
-/// Starts the first stage with our own words, and waits until the daemon listens.
+/// Starts the first stage with this process's arguments, and waits until the daemon listens.
 fn detach() -> Result<u8> {
-    let mut child = again(STAGE_SESSION).stderr(Stdio::piped()).spawn().map_err(cannot_start)?;
+    let mut child = own_command(STAGE_SESSION).stderr(Stdio::piped()).spawn().map_err(cannot_start)?;
     let stderr = child.stderr.take();
-    // It ends as soon as it has started the daemon, which has the same pipe.
+    // The child exits as soon as it has started the daemon, which inherits the pipe.
     child.wait().map_err(cannot_start)?;
-    let said = stderr.map(listen).transpose()?.unwrap_or_default();
-    said.lines().for_each(|line| report::remark(&one_line(line.trim_start_matches("cofferdam: ")), Tone::Good));
-    if said.contains(READY) {
+    let messages = stderr.map(read_messages).transpose()?.unwrap_or_default();
+    messages.lines().for_each(|line| report::remark(&one_line(line.trim_start_matches("cofferdam: ")), Tone::Good));
+    if messages.contains(READY) {
         return Ok(0);
     }
     Ok(FAILED)
 }
 
-/// Leads a session without a terminal, so that nothing of the caller's terminal reaches the daemon, and starts it. It
-/// does not wait: the daemon belongs to nobody then.
+/// Becomes the leader of a session without a terminal, so that signals of the caller's terminal do not reach the
+/// daemon, and starts the daemon. Does not wait for it, so that the daemon is reparented.
 fn lead_session() -> Result<u8> {
     rustix::process::setsid().map_err(|errno| cannot_start(errno.into()))?;
-    again(STAGE_DAEMON).stderr(Stdio::inherit()).spawn().map_err(cannot_start)?;
+    own_command(STAGE_DAEMON).stderr(Stdio::inherit()).spawn().map_err(cannot_start)?;
     Ok(0)
 }
 
-/// This program with the same words, but for the stage.
-fn again(stage: u8) -> Command {
+/// Returns the command of this process with another stage.
+fn own_command(stage: u8) -> Command {
     let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
     let mut command = Command::new(program);
     let mut words = std::env::args_os().skip(1).peekable();
@@ -196,11 +198,11 @@ fn cannot_start(error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "daemon", "cannot start the daemon").with_source(error)
 }
 
-/// What the daemon says until it lets go of the pipe, or ends.
-fn listen(mut pipe: impl Read + std::os::fd::AsFd) -> Result<String> {
-    let deadline = Instant::now() + START_LIMIT;
-    let (mut said, mut piece) = (Vec::new(), [0; 4096]);
-    while said.len() < MAX_WORDS {
+/// Reads the messages of the daemon until it closes the pipe or exits.
+fn read_messages(mut pipe: impl Read + std::os::fd::AsFd) -> Result<String> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    let (mut messages, mut piece) = (Vec::new(), [0; 4096]);
+    while messages.len() < MAX_MESSAGES {
         let left = deadline.saturating_duration_since(Instant::now());
         let limit = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
         let ready = poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&limit));
@@ -210,16 +212,16 @@ fn listen(mut pipe: impl Read + std::os::fd::AsFd) -> Result<String> {
             }
             Ok(_) => match pipe.read(&mut piece).map_err(cannot_start)? {
                 0 => break,
-                count => said.extend_from_slice(&piece[..count]),
+                count => messages.extend_from_slice(&piece[..count]),
             },
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(cannot_start(errno.into())),
         }
     }
-    Ok(String::from_utf8_lossy(&said).into_owned())
+    Ok(String::from_utf8_lossy(&messages).into_owned())
 }
 
-/// Lets go of the pipe of who started us, and of every directory.
+/// Closes the pipe of the starting process, and leaves its working directory.
 fn leave_terminal() -> std::io::Result<()> {
     std::env::set_current_dir("/")?;
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
@@ -237,7 +239,7 @@ fn status(form: Form) -> Result<u8> {
     };
     let status = match status {
         Ok(status) => status,
-        Err(refusal) => return not_there(&refusal, form),
+        Err(refusal) => return report_refusal(&refusal, form),
     };
     let printed = match form {
         Form::Json => report::document(&serde_json::to_value(&status).unwrap_or_default()),
@@ -246,7 +248,7 @@ fn status(form: Form) -> Result<u8> {
     Ok(report::printed(printed, 0))
 }
 
-fn not_there(refusal: &Refusal, form: Form) -> Result<u8> {
+fn report_refusal(refusal: &Refusal, form: Form) -> Result<u8> {
     if form == Form::Json {
         return Err(
             Error::new(ErrorKind::Unavailable, "daemon status", refusal.to_string()).with_remedy(refusal.remedy())
@@ -261,10 +263,10 @@ fn table(status: &Status) -> String {
     let mut out = format!("process {pid}, for {uptime_seconds:.0} s, build {}\n", one_line(build));
     // Writing to a string cannot fail.
     let _ = writeln!(out, "  sandboxes     {} (level {level})", one_line(backend));
-    let _ = writeln!(out, "  runs          {running} now, {runs} so far, {warm_runs} of them by waiting interpreters");
+    let _ = writeln!(out, "  runs          {running} now, {runs} in total, {warm_runs} in prepared interpreters");
     let _ = writeln!(
         out,
-        "  pool          {} ready, {} in use, {} claimed ready, {} made on request",
+        "  pool          {} prepared, {} in use, {} claimed prepared, {} created on request",
         pool.warm,
         pool.claimed,
         pool.claims.warm,
@@ -273,7 +275,7 @@ fn table(status: &Status) -> String {
     for kind in interpreters {
         let _ = writeln!(
             out,
-            "  {:<13} {} ready, {} being made, {} taken, {} missed",
+            "  {:<13} {} prepared, {} starting, {} used, {} missed",
             one_line(&kind.name),
             kind.waiting,
             kind.making,
@@ -293,7 +295,7 @@ fn stop() -> Result<u8> {
         Err(refusal) => Err(refusal),
     };
     match stopped {
-        Ok(pid) => report::remark(&format!("the daemon, process {pid}, has ended"), Tone::Good),
+        Ok(pid) => report::remark(&format!("the daemon, process {pid}, has exited"), Tone::Good),
         Err(Refusal::None) => report::remark(&Refusal::None.to_string(), Tone::Warning),
         Err(refusal) => {
             return Err(

@@ -1,4 +1,4 @@
-//! `cofferdam doctor`: what each backend can enforce on this host, what is missing, how to get it.
+//! `cofferdam doctor`: reports what each backend can enforce on this host, and how to fix what is missing.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::settings::{Chosen, Environment, backend, setup};
 use crate::style::{Style, Tone};
 use crate::terminal::one_line;
 
-/// Examines the host; the exit status is 0 when the default backend, or the one named, can be used.
+/// Examines the host. The exit status is 0 if the default backend, or the named one, can be used.
 pub fn main(args: &DoctorArgs, config: Option<PathBuf>) -> u8 {
     let form = if args.json { Form::Json } else { Form::Text };
     match examine(args, config) {
@@ -27,7 +27,7 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
     let file = crate::config::load(config, |name| std::env::var_os(name))?;
     let environment = Environment::read(|name| std::env::var_os(name))?;
     let default = match &args.backend {
-        // Asking about a backend by name is not using it, so no level applies.
+        // A query about a named backend does not use it, so no level applies.
         Some(name) => Chosen::named(name)?,
         None => backend(None, None, &environment, &file)?,
     };
@@ -59,7 +59,7 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
     Ok(report::printed(result, u8::from(!usable)))
 }
 
-/// The simulated backend needs nothing of the host, so that it is examined only when it is asked about.
+/// Returns true if a backend is examined without being named. The simulated backend needs nothing of the host.
 fn wanted(name: &str, default: &str) -> bool {
     name != "simulated" || default == "simulated"
 }
@@ -67,10 +67,10 @@ fn wanted(name: &str, default: &str) -> bool {
 fn table(report: &DoctorReport, style: Style) -> String {
     let verdict = match report.usable {
         true if report.level == Level::Simulated => {
-            style.paint(Tone::Warning, "can be used, for tests: it has no wall")
+            style.paint(Tone::Warning, "can be used for tests: it isolates nothing")
         }
-        true if !report.tried => style.paint(Tone::Good, "all that it needs is there; no sandbox was tried"),
-        false if !report.tried => style.paint(Tone::Bad, "cannot be used: something that it needs is missing"),
+        true if !report.tried => style.paint(Tone::Good, "all requirements are met; no sandbox was created as a test"),
+        false if !report.tried => style.paint(Tone::Bad, "cannot be used: a requirement is missing"),
         true => style.paint(Tone::Good, "can be used with every protection and the default limits"),
         false => style.paint(Tone::Bad, "cannot be used with every protection and the default limits"),
     };
@@ -126,7 +126,7 @@ mod tests {
           weaker   cgroup           v1
         ");
         let untried = |usable| DoctorReport { usable, tried: false, items: Vec::new(), ..report.clone() };
-        assert!(table(&untried(true), Style::Plain).contains("no sandbox was tried"));
+        assert!(table(&untried(true), Style::Plain).contains("no sandbox was created"));
         assert!(table(&untried(false), Style::Plain).contains("missing"));
     }
 }

@@ -1,4 +1,4 @@
-//! `cofferdam image`: the images of the container engine, and how to get some.
+//! `cofferdam image`: lists, builds, imports and pulls images of the container engine.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::report::{self, Form};
 use crate::settings::{Environment, containers};
 use crate::style::Tone;
 
-/// Does what is asked for; the exit status is 0 when it was done.
+/// Runs the command. The exit status is 0 on success.
 pub fn main(args: &ImageArgs, config: Option<PathBuf>) -> u8 {
     let form = if args.command.json() { Form::Json } else { Form::Text };
     carry_out(args, config, form).unwrap_or_else(|error| report::error(&error, form))
@@ -26,8 +26,8 @@ fn carry_out(args: &ImageArgs, config: Option<PathBuf>, form: Form) -> Result<u8
     let file = crate::config::load(config, variable)?;
     let images = Images::new(&containers(&Environment::read(variable)?, &file))?;
     let progress = Arc::new(Progress::new());
-    let told = Arc::clone(&progress);
-    let tell = Arc::new(move |step| told.tell(step));
+    let shown = Arc::clone(&progress);
+    let on_step = Arc::new(move |step| shown.report(step));
     let result = block_on(async {
         Ok(match &args.command {
             ImageCommand::List { .. } => {
@@ -40,13 +40,13 @@ fn carry_out(args: &ImageArgs, config: Option<PathBuf>, form: Form) -> Result<u8
             ImageCommand::Import { source, name, .. } => show(&images.import(source, name).await?, form, &progress),
             ImageCommand::BuildBase { name, tiny, package, .. } => {
                 let base = BaseImage { tiny: *tiny, packages: package.clone() };
-                show(&images.build_base(&base, name, tell).await?, form, &progress)
+                show(&images.build_base(&base, name, on_step).await?, form, &progress)
             }
             ImageCommand::Pull { name, .. } => {
-                images.pull(name, tell).await?;
+                images.pull(name, on_step).await?;
                 progress.finish();
                 match form {
-                    Form::Text => report::print(&format!("{name} is there: cofferdam run --image {name} ...\n")),
+                    Form::Text => report::print(&format!("pulled {name}; use it: cofferdam run --image {name} ...\n")),
                     _ => report::document(&json!({ "name": name })),
                 }
             }
@@ -63,7 +63,7 @@ fn show(made: &MadeImage, form: Form, progress: &Progress) -> std::io::Result<()
             for note in &made.notes {
                 report::remark(note, Tone::Warning);
             }
-            report::print(&format!("{0} is there: cofferdam run --image {0} ...\n", made.name))
+            report::print(&format!("created {0}; use it: cofferdam run --image {0} ...\n", made.name))
         }
         _ => report::document(&json!(made)),
     }

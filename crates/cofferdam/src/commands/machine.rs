@@ -1,4 +1,4 @@
-//! `cofferdam vm`: the images that virtual machines start from.
+//! `cofferdam vm`: builds, lists, exports, imports and prunes VM images.
 
 mod carry;
 
@@ -19,7 +19,7 @@ use crate::report::{self, Form};
 use crate::settings::{Environment, machines};
 use crate::terminal::one_line;
 
-/// Does what is asked for; the exit status is 0 when it was done.
+/// Runs the command. The exit status is 0 on success.
 pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
     let form = if args.command.json() { Form::Json } else { Form::Text };
     carry_out(args, config, form).unwrap_or_else(|error| report::error(&error, form))
@@ -33,8 +33,8 @@ fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<
     let printed = match &args.command {
         MachineCommand::BuildImage(args) => built(&build(&images, args)?, form),
         MachineCommand::ExportImage(args) => {
-            let usual = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
-            return block_on(carry::export(&images, args, usual, form));
+            let default = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
+            return block_on(carry::export(&images, args, default, form));
         }
         MachineCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
         MachineCommand::Images { .. } => {
@@ -66,12 +66,12 @@ fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
         most: args.max_size,
     };
     let progress = Arc::new(Progress::new());
-    let told = Arc::clone(&progress);
+    let shown = Arc::clone(&progress);
     let name = args.name.as_deref().unwrap_or(DEFAULT_IMAGE);
     let existing = if args.force { Existing::Replace } else { Existing::Keep };
-    let made = block_on(images.build(name, existing, &recipes, Arc::new(move |step| told.tell(step))));
+    let built = block_on(images.build(name, existing, &recipes, Arc::new(move |step| shown.report(step))));
     progress.finish();
-    made
+    built
 }
 
 fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
@@ -79,7 +79,7 @@ fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
         Form::Text => {
             let size = image.size.map_or_else(String::new, |bytes| format!(", {}", ByteSize::from_bytes(bytes)));
             report::print(&format!(
-                "{0} is there ({1}{size}): cofferdam run --level vm --image {0} ...\n",
+                "image {0} ({1}{size}) is ready; use it: cofferdam run --level vm --image {0} ...\n",
                 image.name,
                 one_line(&image.about)
             ))
@@ -118,9 +118,13 @@ fn table(all: &MachineImages) -> String {
     let bytes = all.nameless.iter().map(|part| part.size).sum();
     if !all.nameless.is_empty() {
         let count = all.nameless.len();
-        let _ = writeln!(out, "and {count} without a name, {}; see cofferdam vm prune", ByteSize::from_bytes(bytes));
+        let _ = writeln!(
+            out,
+            "{count} more without a name, {}; cofferdam vm prune removes them",
+            ByteSize::from_bytes(bytes)
+        );
     }
-    if out.is_empty() { "none yet; cofferdam vm build-image makes one\n".to_owned() } else { out }
+    if out.is_empty() { "no images; build one with cofferdam vm build-image\n".to_owned() } else { out }
 }
 
 #[cfg(test)]
@@ -145,7 +149,7 @@ mod tests {
         default          0123456789ab    200 MiB 6.1.0-x Debian packages (tiny)
         mine             0123456789ab   unusable 6.1.0-x Debian packages (tiny)
         (no name)        fedcba987654     20 MiB 6.1.0-x
-        and 1 without a name, 5 MiB; see cofferdam vm prune
+        1 more without a name, 5 MiB; cofferdam vm prune removes them
         ");
         let none =
             MachineImages { directory: "/x".into(), images: Vec::new(), unnamed: Vec::new(), nameless: Vec::new() };

@@ -20,25 +20,25 @@ use crate::report::{self, Form};
 use crate::settings::{Environment, Settings};
 use crate::style::Tone;
 
-/// The variable that may hold the token.
+/// The environment variable with the token.
 const TOKEN: &str = "COFFERDAM_MCP_TOKEN";
-/// The longest token file that is read.
+/// Maximum size of a token file.
 const MAX_TOKEN: u64 = 4096;
-/// How long what is being closed may take after a second signal.
-const AFTER_SECOND_SIGNAL: Duration = Duration::from_secs(1);
+/// Timeout for closing sandboxes after a second signal.
+const FORCED_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves until the client goes, or a signal comes.
+/// Serves until the client disconnects or a signal arrives.
 pub fn main(args: McpArgs, config: Option<PathBuf>) -> u8 {
-    // Standard output is the client's: what goes wrong is told on standard error.
+    // Standard output belongs to the client, so errors go to standard error.
     serve(args, config).unwrap_or_else(|error| report::error(&error, Form::Text))
 }
 
 fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, place, .. } = args;
+    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, sandbox, .. } = args;
     let bounds = bounds(
-        &Wanted {
+        &BoundOptions {
             sandboxes: args.sandboxes,
             sandboxes_of_client: args.sandboxes_of_client,
             idle: args.idle,
@@ -47,7 +47,7 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
         },
         &file.mcp,
     );
-    let run = RunArgs { level, backend, limits, place, ..RunArgs::default() };
+    let run = RunArgs { level, backend, limits, sandbox, ..RunArgs::default() };
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
     let spec = plan::sandbox(&run, &settings)?;
     let code = settings.code.clone();
@@ -62,36 +62,36 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let backend = registry::backend_with(settings.backend.name, &settings.setup)?;
         tokio::select! {
-            tried = try_out(&*backend, &settings, &config.spec) => tried?,
+            tested = self_test(&*backend, &settings, &config.spec) => tested?,
             number = interrupts.next() => return Ok(signal_status(number)),
         }
         let server = Server::new(backend, config)?;
         let stop = CancellationToken::new();
-        let told = stop.clone();
+        let on_signal = stop.clone();
         let mut signals = tokio::spawn(async move {
             let number = interrupts.next().await;
-            told.cancel();
+            on_signal.cancel();
             let second = interrupts.next().await;
             (number, second)
         });
-        let served = converse(&server, listen, stop.clone());
+        let served = serve_clients(&server, listen, stop.clone());
         tokio::select! {
             served = served => {
                 signals.abort();
                 served.map(|()| 0)
             }
-            // What lives still dies with us.
+            // Remaining sandboxes die with this process.
             ended = &mut signals => {
-                tokio::time::sleep(AFTER_SECOND_SIGNAL).await;
+                tokio::time::sleep(FORCED_SHUTDOWN_TIMEOUT).await;
                 Ok(signal_status(ended.map_or(0, |(_, second)| second)))
             }
         }
     })
 }
 
-/// Refuses to serve what would fail each call: makes one sandbox and closes it. A virtual machine takes too long to start for
-/// that under emulation; there the host is examined.
-async fn try_out(backend: &dyn Backend, settings: &Settings, spec: &Spec) -> Result<()> {
+/// Checks that calls can succeed before serving: creates one sandbox and closes it. Under emulation a VM takes too long
+/// to start for this check, so it only examines the host.
+async fn self_test(backend: &dyn Backend, settings: &Settings, spec: &Spec) -> Result<()> {
     if backend.level() == Level::Vm {
         let report = registry::doctor(settings.backend.name, &settings.setup).await?;
         let missing = report.items.iter().find(|item| item.state == FindingState::Missing);
@@ -107,19 +107,19 @@ async fn try_out(backend: &dyn Backend, settings: &Settings, spec: &Spec) -> Res
     backend.create(spec.clone()).await?.close().await
 }
 
-async fn converse(server: &Server, listen: Option<HttpConfig>, stop: CancellationToken) -> Result<()> {
+async fn serve_clients(server: &Server, listen: Option<HttpConfig>, stop: CancellationToken) -> Result<()> {
     let Some(listen) = listen else {
         return stdio::serve(server, tokio::io::stdin(), tokio::io::stdout(), stop).await;
     };
-    let guarded = if listen.token.is_some() { "with a token" } else { "for this machine, without a token" };
+    let guarded = if listen.token.is_some() { "with a token" } else { "for this host only, without a token" };
     let listening = Listening::bind(listen).await?;
     let address = listening.address();
     report::remark(&format!("serving http://{address}{}, {guarded}", cofferdam_mcp::http::PATH), Tone::Good);
     listening.serve(server, stop).await
 }
 
-/// What options say about the server's own bounds.
-struct Wanted {
+/// The server's bounds as given by options.
+struct BoundOptions {
     sandboxes: Option<usize>,
     sandboxes_of_client: Option<usize>,
     idle: Option<Duration>,
@@ -127,25 +127,25 @@ struct Wanted {
     max_file: Option<cofferdam::ByteSize>,
 }
 
-/// Options over file over defaults.
-fn bounds(wanted: &Wanted, file: &ConfigMcp) -> Bounds {
+/// Merges options, file and defaults, in this order of precedence.
+fn bounds(options: &BoundOptions, file: &ConfigMcp) -> Bounds {
     let base = Bounds::default();
-    let file_size = wanted.max_file.or(file.max_file.map(|size| size.0)).unwrap_or(base.file);
+    let file_size = options.max_file.or(file.max_file.map(|size| size.0)).unwrap_or(base.file);
     Bounds {
-        sandboxes: wanted.sandboxes.or(file.sandboxes).unwrap_or(base.sandboxes),
-        sandboxes_of_client: wanted
+        sandboxes: options.sandboxes.or(file.sandboxes).unwrap_or(base.sandboxes),
+        sandboxes_of_client: options
             .sandboxes_of_client
             .or(file.sandboxes_of_client)
             .unwrap_or(base.sandboxes_of_client),
         snapshots: file.snapshots.unwrap_or(base.snapshots),
         snapshots_of_client: file.snapshots_of_client.unwrap_or(base.snapshots_of_client),
         interpreters_of_client: file.interpreters_of_client.unwrap_or(base.interpreters_of_client),
-        idle: wanted.idle.or(file.idle.map(|time| time.0)).unwrap_or(base.idle),
-        calls: wanted.calls.or(file.calls).unwrap_or(base.calls),
+        idle: options.idle.or(file.idle.map(|time| time.0)).unwrap_or(base.idle),
+        calls: options.calls.or(file.calls).unwrap_or(base.calls),
         clients: file.clients.unwrap_or(base.clients),
         connections: file.connections.unwrap_or(base.connections),
         file: file_size,
-        // A file in base64 fits into a message, with something around it.
+        // A message has room for a file in base64 and the rest of the call.
         message: file.max_message.map_or_else(
             || base.message.max(cofferdam::ByteSize::from_bytes(file_size.as_bytes().saturating_mul(2))),
             |size| size.0,
@@ -154,22 +154,23 @@ fn bounds(wanted: &Wanted, file: &ConfigMcp) -> Bounds {
     }
 }
 
-/// The token from the file that was named, else from the environment. It is never an argument: those are told to everybody
-/// on this machine.
+/// Reads the token from the given file, else from the environment. It is never an argument: all users of this host can
+/// read those.
 fn token(file: Option<&Path>) -> Result<Option<Token>> {
     if let Some(path) = file {
         let failed = |error: std::io::Error| {
-            Error::new(ErrorKind::Io, "read token", "cannot read the file with the token")
+            Error::new(ErrorKind::Io, "read token", "cannot read the token file")
                 .with_context("file", path.display().to_string())
                 .with_source(error)
-                .with_remedy("name a file that this user can read")
+                .with_remedy("use a file that this user can read")
         };
         let mut text = String::new();
         let opened = trust::open(path, Secrecy::Secret).map_err(|distrust| match distrust {
             Distrust::Io { source, .. } => failed(source),
             distrust => {
-                let message = format!("the file with the token is not trusted: {distrust}");
-                let remedy = format!("{}; make a new token if others can have read it", distrust.remedy());
+                let message = format!("the token file is not trusted: {distrust}");
+                let remedy =
+                    format!("{}; generate a new token if other users may have read the file", distrust.remedy());
                 Error::new(ErrorKind::Denied, "read token", message).with_remedy(remedy)
             }
         });
@@ -196,14 +197,14 @@ mod tests {
             idle: Some(Human(Duration::from_secs(9))),
             ..ConfigMcp::default()
         };
-        let wanted = Wanted {
+        let options = BoundOptions {
             sandboxes: Some(5),
             sandboxes_of_client: None,
             idle: None,
             calls: None,
             max_file: Some(ByteSize::from_mebibytes(20)),
         };
-        let bounds = bounds(&wanted, &file);
+        let bounds = bounds(&options, &file);
         assert_eq!((bounds.sandboxes, bounds.calls, bounds.sandboxes_of_client), (5, 4, 8));
         assert_eq!((bounds.idle, bounds.message), (Duration::from_secs(9), ByteSize::from_mebibytes(40)));
     }

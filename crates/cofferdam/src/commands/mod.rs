@@ -1,4 +1,4 @@
-//! The commands, one file each.
+//! The commands, one per file.
 
 mod audit;
 mod backends;
@@ -30,7 +30,7 @@ use cofferdam::{Error, ErrorKind, Result};
 
 use crate::args::{Cli, Command};
 
-/// Does what the command line asks, with the launcher that was forked if it needs one; gives the exit status.
+/// Runs the command, with the forked launcher if it needs one. Returns the exit status.
 pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
         Command::Run(args) => run::main(&args, cli.config, launcher),
@@ -75,14 +75,14 @@ fn absent(command: &str, feature: &str) -> u8 {
     crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)
 }
 
-/// Runs a future to its end on this thread.
+/// Runs a future to completion on this thread.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    // What still runs on other threads is cleaning up; it may not hold us for ever.
+    // Other threads may still clean up. They must not block the exit forever.
     run_on(tokio::runtime::Builder::new_current_thread(), Duration::from_secs(2), future)
 }
 
-/// Runs a future to its end that serves many at once. It has cleaned up when it ends: what is left on other threads waits
-/// for input that nobody will send.
+/// Runs a server's future to completion on several threads. The future has cleaned up when it completes: threads that
+/// remain wait for input that will never arrive.
 #[cfg(feature = "mcp")]
 fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     run_on(tokio::runtime::Builder::new_multi_thread(), Duration::from_millis(100), future)
@@ -90,7 +90,7 @@ fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 
 fn run_on<T>(
     mut builder: tokio::runtime::Builder,
-    patience: Duration,
+    shutdown_timeout: Duration,
     future: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let runtime = builder
@@ -98,6 +98,6 @@ fn run_on<T>(
         .build()
         .map_err(|error| Error::new(ErrorKind::Io, "start", "cannot set up the event loop").with_source(error))?;
     let result = runtime.block_on(future);
-    runtime.shutdown_timeout(patience);
+    runtime.shutdown_timeout(shutdown_timeout);
     result
 }

@@ -1,4 +1,4 @@
-//! `cofferdam repl`: an interpreter in a sandbox, a line at a time.
+//! `cofferdam repl`: an interactive interpreter in a sandbox.
 
 mod line;
 
@@ -29,20 +29,20 @@ use crate::settings::{Environment, Settings};
 use crate::style::Tone;
 use crate::terminal::TerminalFilter;
 
-/// Entries of the history.
+/// Maximum number of entries in the history.
 const MAX_HISTORY: usize = 1000;
-/// How long code may take to stop once it is interrupted.
-const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
-/// The longest line that is read from what is no terminal.
+/// Timeout for interrupted code to stop.
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum length of a line from an input that is not a terminal.
 const MAX_LINE: u64 = 8 << 20;
 
-/// Reads, runs and shows until the input ends.
+/// Reads code, runs it and prints the results until the input ends.
 pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
     let (run, history, no_history) = args.into_run();
     let prepared = crate::config::load(config, |name| std::env::var_os(name)).and_then(|file| {
         let environment = Environment::read(|name| std::env::var_os(name))?;
         let settings = Settings::resolve(&run, &environment, &file)?;
-        let spec = Plan::place(&run, &settings)?;
+        let spec = Plan::sandbox_spec(&run, &settings)?;
         Ok((spec, settings))
     });
     let language = run.lang.clone().unwrap_or_default();
@@ -61,43 +61,47 @@ async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<Pa
     let backend = registry::backend_forked(settings.backend.name, None, &settings.setup, Arc::new(|_| {}))?;
     let executor = Executor::new(settings.code.clone())?;
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
-    let made = tokio::select! {
-        made = backend.create(spec) => made?,
+    let sandbox = tokio::select! {
+        created = backend.create(spec) => created?,
         number = interrupts.next() => return Ok(signal_status(number)),
     };
-    let talk =
-        Talk { language, place: Place::of(&*backend), sandbox: Arc::clone(&made), sessions: Sessions::new(executor) };
-    let outcome = talk.go_on(history.as_deref(), &mut interrupts).await;
-    talk.sessions.shutdown().await;
-    made.close().await?;
+    let repl = Repl {
+        language,
+        place: Place::of(&*backend),
+        sandbox: Arc::clone(&sandbox),
+        sessions: Sessions::new(executor),
+    };
+    let outcome = repl.run(history.as_deref(), &mut interrupts).await;
+    repl.sessions.shutdown().await;
+    sandbox.close().await?;
     outcome
 }
 
-/// What a piece of code leaves behind.
-enum After {
-    /// The interpreter, with all that was defined.
-    Goes,
-    /// Nothing: the interpreter is gone.
+/// The state of the interpreter after a piece of code.
+enum State {
+    /// Alive, with all definitions.
+    Alive,
+    /// Dead, with all definitions lost.
     Lost,
-    /// Nothing: the code ended the interpreter, with this status.
+    /// Exited by the code, with this status.
     Exited(u8),
 }
 
-/// What somebody types into, and what answers.
-struct Talk<'a> {
+/// A read-eval-print loop and the sandbox that evaluates.
+struct Repl<'a> {
     language: &'a str,
     place: Place,
     sandbox: Arc<dyn Sandbox>,
     sessions: Sessions,
 }
 
-impl Talk<'_> {
-    async fn go_on(&self, history: Option<&Path>, interrupts: &mut Interrupts) -> Result<u8> {
+impl Repl<'_> {
+    async fn run(&self, history: Option<&Path>, interrupts: &mut Interrupts) -> Result<u8> {
         let mut session = self.session().await?;
         let mut input = Input::new(history, self.language)?;
         if matches!(input, Input::Terminal(_)) {
             let backend = &self.place.backend;
-            report::remark(&format!("{} in a sandbox of {backend}; Ctrl-D ends it", self.language), Tone::Good);
+            report::remark(&format!("{} in a sandbox of {backend}; Ctrl-D exits", self.language), Tone::Good);
         }
         let before = rustix::termios::tcgetattr(io::stdin()).ok();
         loop {
@@ -111,7 +115,7 @@ impl Talk<'_> {
                 read = reading => read.map_err(|_| Error::new(ErrorKind::Internal, "repl", "the prompt ended early"))?,
                 number = interrupts.next() => {
                     if let Some(before) = &before {
-                        // What reads lines may have changed the terminal.
+                        // The line editor may have changed the terminal modes.
                         let _ = rustix::termios::tcsetattr(io::stdin(), rustix::termios::OptionalActions::Now, before);
                     }
                     return Ok(signal_status(number));
@@ -122,13 +126,13 @@ impl Talk<'_> {
             if code.trim().is_empty() {
                 continue;
             }
-            match self.answer(&session, &code, interrupts).await? {
-                After::Goes => {}
-                After::Lost => {
+            match self.evaluate(&session, &code, interrupts).await? {
+                State::Alive => {}
+                State::Lost => {
                     session = self.session().await?;
-                    report::remark("a new interpreter was started; what was defined is gone", Tone::Warning);
+                    report::remark("started a new interpreter; all definitions are lost", Tone::Warning);
                 }
-                After::Exited(status) => return Ok(status),
+                State::Exited(status) => return Ok(status),
             }
         }
         Ok(0)
@@ -138,11 +142,11 @@ impl Talk<'_> {
         self.sessions.open(&self.place, &self.sandbox, self.language).await
     }
 
-    /// Runs code and shows what comes. The first Ctrl-C interrupts the code; one more, or code that does not stop, ends the
-    /// interpreter.
-    async fn answer(&self, session: &CodeSession, code: &str, interrupts: &mut Interrupts) -> Result<After> {
-        let screen = Screen::default();
-        let show = |chunk: &Chunk| screen.show(chunk);
+    /// Runs code and prints its output. The first Ctrl-C interrupts the code. A second one, or code that does not stop,
+    /// ends the interpreter.
+    async fn evaluate(&self, session: &CodeSession, code: &str, interrupts: &mut Interrupts) -> Result<State> {
+        let output = Output::default();
+        let show = |chunk: &Chunk| output.show(chunk);
         let mut call = pin!(session.call_live(CodeRequest::new(self.language, code), &show));
         let first = tokio::select! {
             called = &mut call => Ok(called),
@@ -151,13 +155,13 @@ impl Talk<'_> {
         let called = match first {
             Ok(called) => Some(called),
             Err(number) if number != rustix::process::Signal::INT.as_raw() => {
-                screen.finish();
-                return Err(Error::new(ErrorKind::Closed, "repl", format!("ended by signal {number}")));
+                output.finish();
+                return Err(Error::new(ErrorKind::Closed, "repl", format!("terminated by signal {number}")));
             }
             Err(_) => {
                 let stopped = async {
-                    // Code whose interpreter cannot be interrupted is ended at once.
-                    let (sent, called) = tokio::join!(session.interrupt(), timeout(INTERRUPT_GRACE, &mut call));
+                    // An interpreter that cannot be interrupted is ended immediately.
+                    let (sent, called) = tokio::join!(session.interrupt(), timeout(INTERRUPT_TIMEOUT, &mut call));
                     sent.ok().and(called.ok())
                 };
                 tokio::select! {
@@ -166,52 +170,52 @@ impl Talk<'_> {
                 }
             }
         };
-        screen.finish();
+        output.finish();
         match called {
             None => {
-                report::remark("interrupted; the interpreter was ended", Tone::Warning);
-                Ok(After::Lost)
+                report::remark("interrupted; the interpreter was killed", Tone::Warning);
+                Ok(State::Lost)
             }
-            Some(Ok(result)) => Ok(self.told(&result)),
-            // What cannot run says why, and the next line can.
+            Some(Ok(result)) => Ok(self.print(&result)),
+            // Only this code failed. The next code can run.
             Some(Err(error)) => {
                 report::error(&error, Form::Text);
-                Ok(if error.kind() == ErrorKind::Closed { After::Lost } else { After::Goes })
+                Ok(if error.kind() == ErrorKind::Closed { State::Lost } else { State::Alive })
             }
         }
     }
 
-    fn told(&self, result: &CodeResult) -> After {
+    fn print(&self, result: &CodeResult) -> State {
         warn_of(result.screening.as_ref());
         for rich in &result.results {
-            let screen = Screen::default();
+            let output = Output::default();
             let text = match (rich.data.get("text/plain").and_then(|text| text.as_str()), rich.data.get("image/png")) {
                 (Some(text), _) => text.to_owned(),
-                (None, Some(_)) => "[an image; `cofferdam run --json` gives it]".to_owned(),
+                (None, Some(_)) => "[an image; `cofferdam run --json` returns it]".to_owned(),
                 _ => continue,
             };
-            screen.show(&Chunk { stream: OutputStream::Stdout, data: format!("{text}\n").into_bytes().into() });
-            screen.finish();
+            output.show(&Chunk { stream: OutputStream::Stdout, data: format!("{text}\n").into_bytes().into() });
+            output.finish();
         }
         if result.truncated {
             report::remark(&format!("output beyond {} was dropped", result.meta.max_output), Tone::Warning);
         }
         match result.session.as_ref().map(|state| (state.exited, state.lost.as_ref())) {
-            Some((true, _)) => After::Exited(u8::try_from(result.exit_code & 255).unwrap_or(1)),
+            Some((true, _)) => State::Exited(u8::try_from(result.exit_code & 255).unwrap_or(1)),
             Some((false, Some(why))) => {
                 report::remark(why, Tone::Warning);
-                After::Lost
+                State::Lost
             }
-            _ => After::Goes,
+            _ => State::Alive,
         }
     }
 }
 
-/// Our own streams, with a filter where a person's terminal shows them.
+/// Standard output and standard error of this process, with a filter for terminals.
 #[derive(Default)]
-struct Screen(Mutex<[Option<TerminalFilter>; 2]>);
+struct Output(Mutex<[Option<TerminalFilter>; 2]>);
 
-impl Screen {
+impl Output {
     fn show(&self, chunk: &Chunk) {
         let at = usize::from(chunk.stream == OutputStream::Stderr);
         let terminal = if at == 0 { io::stdout().is_terminal() } else { io::stderr().is_terminal() };
@@ -232,7 +236,7 @@ impl Screen {
     }
 }
 
-/// A reader that went away is told by the end of the input, which is its own, too.
+/// Writes data, and ignores a closed stream: the input ends with it, which ends the loop.
 fn write(at: usize, data: &[u8]) {
     let _ = match at {
         0 => io::stdout().write_all(data).and_then(|()| io::stdout().flush()),
@@ -240,13 +244,13 @@ fn write(at: usize, data: &[u8]) {
     };
 }
 
-/// Where lines come from.
+/// The source of lines.
 enum Input {
-    /// A person's terminal, with editing and history.
+    /// A terminal, with line editing and history.
     Terminal(Box<Reedline>),
-    /// Anything else: lines as they are.
+    /// Any other input, without editing.
     Plain {
-        /// The language, which says where code ends.
+        /// The language, which determines the end of code.
         language: String,
     },
 }
@@ -259,26 +263,27 @@ impl Input {
         }
         let mut editor = Reedline::create().with_validator(Box::new(Whole { language }));
         if let Some(path) = history {
-            let kept = kept_history(path)
+            let history = create_history(path)
                 .and_then(|()| FileBackedHistory::with_file(MAX_HISTORY, path.to_owned()).map_err(io::Error::other));
-            match kept {
-                Ok(kept) => editor = editor.with_history(Box::new(kept)),
+            match history {
+                Ok(history) => editor = editor.with_history(Box::new(history)),
                 Err(error) => {
-                    report::remark(&format!("no history is kept: {}: {error}", path.display()), Tone::Warning);
+                    let message = format!("cannot keep a history in {}: {error}", path.display());
+                    report::remark(&message, Tone::Warning);
                 }
             }
         }
         Ok(Self::Terminal(Box::new(editor)))
     }
 
-    /// The next piece of code; `None` at the end.
+    /// Reads the next piece of code. Returns `None` at the end of the input.
     fn next(&mut self) -> Result<Option<String>> {
         match self {
             Self::Terminal(editor) => loop {
                 match editor.read_line(&Arrows).map_err(unreadable)? {
                     Signal::Success(code) => return Ok(Some(code + "\n")),
                     Signal::CtrlD => return Ok(None),
-                    // The line is given up, and another is asked for.
+                    // The user discarded the line.
                     _ => {}
                 }
             },
@@ -289,7 +294,7 @@ impl Input {
                     if (&mut stdin).take(MAX_LINE).read_line(&mut code).map_err(unreadable)? == 0 {
                         return Ok((!code.is_empty()).then_some(code));
                     }
-                    if code.len() as u64 >= MAX_LINE || !line::goes_on(language, &code) {
+                    if code.len() as u64 >= MAX_LINE || !line::is_incomplete(language, &code) {
                         return Ok(Some(code));
                     }
                 }
@@ -298,29 +303,29 @@ impl Input {
     }
 }
 
-/// Makes the history's file for this user alone, before anybody writes to it.
-fn kept_history(path: &Path) -> io::Result<()> {
+/// Creates the history file with access for this user only, before the editor writes to it.
+fn create_history(path: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent() {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     }
     std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).map(drop)
 }
 
-/// Says whether what was typed is whole.
+/// A validator that decides whether typed code is complete.
 struct Whole {
     language: String,
 }
 
 impl Validator for Whole {
     fn validate(&self, code: &str) -> ValidationResult {
-        match line::goes_on(&self.language, &format!("{code}\n")) {
+        match line::is_incomplete(&self.language, &format!("{code}\n")) {
             true => ValidationResult::Incomplete,
             false => ValidationResult::Complete,
         }
     }
 }
 
-/// The prompt that Python has.
+/// Python's prompt.
 struct Arrows;
 
 impl Prompt for Arrows {

@@ -1,4 +1,4 @@
-//! `cofferdam run`: makes a sandbox, runs one thing in it, shows what comes out, tells how it ended.
+//! `cofferdam run`: creates a sandbox, runs one command or piece of code in it, prints the output and reports the exit.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::sink::{Collected, Events, Live, Raw, Record, Sink, merge};
 use crate::style::Tone;
 use crate::tty::{self, RawTerminal};
 
-/// Runs; the exit status is that of what was run, or says how Cofferdam failed.
+/// Runs the command. The exit status is that of the command, or the status of an error of Cofferdam.
 pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLauncher>) -> u8 {
     let form = match (args.output.json, args.output.events) {
         (true, _) => Form::Json,
@@ -31,18 +31,22 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         _ => Form::Text,
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
-        // A daemon shows no files, and starts one command in one sandbox.
-        let whole = form == Form::Json && plan.code.is_some();
+        // A daemon gives no access to files, and starts one command per sandbox.
+        let full_result = form == Form::Json && plan.code.is_some();
         let versioned = versioned(&plan, &settings.code);
-        if whole && settings.daemon == DaemonUse::Require {
-            let message = "the whole result of code needs the sandbox itself, which a daemon does not give";
-            return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or go without --json"));
+        if full_result && settings.daemon == DaemonUse::Require {
+            let message = "a daemon does not support the full result of code, which needs access to the sandbox";
+            return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or leave out --json"));
         }
-        // None is looked for or started that could not be used.
-        let daemon =
-            if whole || versioned.is_some() { None } else { resident::backend(args, &settings, config.as_deref())? };
-        if whole && settings.daemon != DaemonUse::Never && args.output.verbose {
-            report::remark("run without a daemon: the whole result of code needs the sandbox itself", Tone::Warning);
+        // Does not search or start a daemon that could not be used.
+        let daemon = if full_result || versioned.is_some() {
+            None
+        } else {
+            resident::backend(args, &settings, config.as_deref())?
+        };
+        if full_result && settings.daemon != DaemonUse::Never && args.output.verbose {
+            let message = "run without a daemon: the full result of code needs access to the sandbox";
+            report::remark(message, Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let called = wants_code(&plan, form, watched);
@@ -72,34 +76,34 @@ pub(super) struct Run<'a> {
     setup: Setup,
     grace: Duration,
     launcher: Option<ForkedLauncher>,
-    /// A daemon that runs it for us.
+    /// The daemon that executes the run.
     daemon: Option<Arc<dyn Backend>>,
-    /// What else is to be said of the sandbox, as members of an object.
+    /// Further members of the JSON document about the sandbox.
     about: Value,
-    /// How code runs.
+    /// The configuration of code execution.
     code: CodeConfig,
-    /// Whether it is a call: there is to be a whole result, or it is screened, logged or bounded.
+    /// True if the run is a call: it has a full result, or is screened, logged or bounded.
     called: bool,
-    /// The language, where its version is asked for.
+    /// The language, if a minimum version is required.
     versioned: Option<String>,
-    /// Output that went by, for the artifact of the audit log.
+    /// The output so far, for the artifact of the audit log.
     record: Mutex<Record>,
 }
 
-/// The language where not any version will do: an older interpreter would complain of what nobody wrote.
+/// Returns the language if it requires a minimum version: an older interpreter would report misleading errors.
 fn versioned(plan: &Plan, config: &CodeConfig) -> Option<String> {
     let name = &plan.code.as_ref()?.request.language;
     let known = config.languages.by_name(name).ok()?;
     known.least_version.as_ref().map(|_| name.clone())
 }
 
-/// What knows languages, and logs and bounds nothing: the output of a run may be more than a call could hold in memory.
+/// Creates an executor that neither logs nor bounds: the output of a run may exceed the memory that a call may use.
 fn unlogged(config: &CodeConfig) -> Result<Executor> {
     Executor::new(CodeConfig { audit: None, bounds: Bounds::default(), ..config.clone() })
 }
 
-/// Tells of a syntax error before anything is started, where no call does.
-pub(super) async fn look_at(config: &CodeConfig, plan: &Plan) -> Result<()> {
+/// Reports syntax errors before anything is started, for runs that are no calls.
+pub(super) async fn check_code(config: &CodeConfig, plan: &Plan) -> Result<()> {
     match &plan.code {
         Some(code) => {
             let screened = unlogged(config)?.look_at(&code.request.language, &code.request.code).await?;
@@ -110,36 +114,36 @@ pub(super) async fn look_at(config: &CodeConfig, plan: &Plan) -> Result<()> {
     }
 }
 
-/// Prints what screening found, where the code runs all the same.
+/// Prints the findings of screening for code that runs despite them.
 pub(super) fn warn_of(screened: Option<&Screened>) {
     let Some(Screened { findings, truncated, not_screened }) = screened else { return };
     for finding in findings {
         report::remark(&format!("screening: {finding}"), Tone::Warning);
     }
     if *truncated {
-        report::remark("screening: there is more than is shown", Tone::Warning);
+        report::remark("screening: further findings are not shown", Tone::Warning);
     }
     if let Some(why) = not_screened {
         report::remark(&format!("the code was not screened: {why}"), Tone::Warning);
     }
 }
 
-/// Whether a run is a call with code, or has to be screened, logged or bounded as one.
+/// Returns true if a run is a call with code, or is screened, logged or bounded as one.
 fn wants_code(plan: &Plan, form: Form, watched: bool) -> bool {
     watched || (form == Form::Json && plan.code.is_some())
 }
 
-/// How driving an exec ended.
+/// The end of an exec.
 struct End {
     exit: Exit,
-    /// The first signal that asked us to end.
+    /// The first termination signal that this process received.
     interrupted: Option<i32>,
-    /// Why output could not be written.
+    /// The error of writing output.
     write_error: Option<io::Error>,
 }
 
 impl<'a> Run<'a> {
-    /// A run in a sandbox that is there already.
+    /// Creates a run in an existing sandbox.
     #[cfg(feature = "vm")]
     pub(super) fn inside(args: &'a RunArgs, form: Form, plan: Plan, settings: Settings, about: Value) -> Self {
         let Settings { backend, setup, cancel_grace: grace, code, .. } = settings;
@@ -167,10 +171,10 @@ impl<'a> Run<'a> {
             Some(daemon) => daemon,
             None => {
                 let shown = Arc::clone(&progress);
-                let tell = Arc::new(move |step: ImageStep| {
-                    shown.iter().for_each(|progress: &Progress| progress.tell(step.clone()))
+                let on_step = Arc::new(move |step: ImageStep| {
+                    shown.iter().for_each(|progress: &Progress| progress.report(step.clone()))
                 });
-                registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, tell)?
+                registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, on_step)?
             }
         };
         let mut call = match self.begin(&*backend).await? {
@@ -182,21 +186,21 @@ impl<'a> Run<'a> {
         };
         let started = start(&mut call, &mut interrupts, async |call| self.start(&*backend, call).await).await?;
         let (sandbox, handle) = match started {
-            Started::Goes(parts) => parts,
+            Started::Running(parts) => parts,
             Started::Interrupted(number) => return Ok(signal_status(number)),
         };
         progress.iter().for_each(Progress::finish);
         let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts, call).await;
         if let Err(error) = sandbox.close().await {
-            report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
+            report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
         outcome
     }
 
-    /// What comes before the sandbox, where code is screened or logged, or its whole result is wanted.
+    /// Begins a call before the sandbox is created, if code is screened or logged, or its full result is requested.
     async fn begin(&self, backend: &dyn Backend) -> Result<Option<(Call, ExecRequest)>> {
         if !self.called {
-            look_at(&self.code, &self.plan).await?;
+            check_code(&self.code, &self.plan).await?;
             return Ok(None);
         }
         let json = self.form == Form::Json;
@@ -251,7 +255,7 @@ impl<'a> Run<'a> {
             let mut line = json!({"type": "started", "exec": handle.id()});
             merge(&mut line, identity(backend, sandbox));
             if let Err(error) = events.line(&line).await {
-                give_up(call).await;
+                abandon(call).await;
                 return self.unwritable(&error);
             }
         }
@@ -280,7 +284,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Moves output, input, sizes and signals until the exec has ended.
+    /// Forwards output, input, terminal sizes and signals until the exec has ended.
     async fn drive(&self, handle: &ExecHandle, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
         let mut resizes = if self.args.output.tty { Resizes::listen().map_err(no_signals)? } else { Resizes::none() };
         let mut output = pin!(self.pump(handle, sink));
@@ -295,7 +299,7 @@ impl<'a> Run<'a> {
                     if first && handle.try_exit().is_none() {
                         handle.request_cancel(self.grace);
                     } else {
-                        // The second time, or when only our reader keeps us: at once.
+                        // The second signal, or one while only the reader of the output delays the exit, kills.
                         handle.close().await?;
                         return Ok(End { exit: handle.exit().await?, interrupted, write_error: None });
                     }
@@ -315,7 +319,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Passes output on until it ends. When nobody takes it any more, the exec is cancelled.
+    /// Forwards output until it ends. Cancels the exec if the output cannot be written.
     async fn pump(&self, handle: &ExecHandle, sink: &mut Sink) -> Result<(Exit, Option<io::Error>)> {
         let mut output = handle.output();
         let mut write_error = None;
@@ -326,7 +330,7 @@ impl<'a> Run<'a> {
                 write_error = Some(error);
                 break;
             }
-            // A program that never stops writing must not keep signals and time-outs from their turn.
+            // A program that never stops writing must not starve signals and timeouts.
             tokio::task::consume_budget().await;
         }
         let exit = handle.exit().await?;
@@ -344,7 +348,7 @@ impl<'a> Run<'a> {
         sandbox: &dyn Sandbox,
         call: Option<Call>,
     ) -> Result<u8> {
-        let whole = match call {
+        let result = match call {
             Some(call) => Some(call.finish(sandbox, self.completed(&end, &sink)).await?),
             None => None,
         };
@@ -360,13 +364,13 @@ impl<'a> Run<'a> {
             merge(&mut document, identity(backend, sandbox));
             merge(&mut document, self.about.clone());
             if self.plan.code.is_some() {
-                merge(&mut document, whole.as_ref().map(|whole| of_code(whole, self.form)).unwrap_or_default());
+                merge(&mut document, result.as_ref().map(|result| of_code(result, self.form)).unwrap_or_default());
             }
             document
         };
         match sink {
             Sink::Live(live) => {
-                self.tell(&end, live.lost);
+                self.report(&end, live.lost);
                 Ok(status)
             }
             Sink::Collect(collected) => {
@@ -385,7 +389,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn tell(&self, end: &End, lost: u64) {
+    fn report(&self, end: &End, lost: u64) {
         if self.args.output.quiet {
             return;
         }
@@ -400,7 +404,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns an exec that has ended, with the output that was kept.
+    /// Returns the ended exec with its recorded output.
     fn completed(&self, end: &End, sink: &Sink) -> Completed {
         let (stdout, stderr) = match sink {
             Sink::Collect(collected) => collected.output(),
@@ -409,21 +413,22 @@ impl<'a> Run<'a> {
         Completed { exit: end.exit.clone(), stdout, stderr }
     }
 
-    /// A reader that went away is its own business; any other failure to write is an error.
+    /// Returns the status of a closed output, or the error of any other failed write.
     fn unwritable(&self, error: &io::Error) -> Result<u8> {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Ok(READER_GONE);
         }
         Err(Error::new(ErrorKind::Io, "run", format!("cannot write the output: {error}; the run was cancelled"))
-            .with_remedy("make room where standard output or standard error goes"))
+            .with_remedy("free space where standard output or standard error is written"))
     }
 }
 
-/// What is said of a result of code besides the output: as much of it as somebody looked for.
+/// Returns the members of a code result that the form of output includes.
 fn of_code(result: &CodeResult, form: Form) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or_default();
     if let (Value::Object(members), true) = (&mut value, form != Form::Json) {
-        // Output went by as events, and what else came of it was not asked for: nothing is not the same as not known.
+        // Output was printed as events, and the other members were not collected. An empty value would mean that there
+        // are none.
         for name in ["stdout", "stderr", "results", "results_dropped", "files"] {
             members.remove(name);
         }
@@ -431,8 +436,8 @@ fn of_code(result: &CodeResult, form: Form) -> Value {
     value
 }
 
-/// Screens what is about to run, and says in the audit log that it is. Gives what was planned within the bounds of the call,
-/// which its line in the log states.
+/// Screens the planned code and logs its start in the audit log. Returns the planned request within the bounds of the
+/// call, which its line in the log states.
 pub(super) async fn admit(
     config: &CodeConfig,
     backend: &dyn Backend,
@@ -460,15 +465,16 @@ pub(super) async fn admit(
 }
 
 fn bounded(planned: &ExecRequest, bounds: &ExecRequest) -> Result<ExecRequest> {
-    let most = bounds.max_output();
-    let mut builder = planned.to_builder().max_output(most).output_buffer(planned.output_buffer().min(most));
+    let max_output = bounds.max_output();
+    let mut builder =
+        planned.to_builder().max_output(max_output).output_buffer(planned.output_buffer().min(max_output));
     if let Some(time) = bounds.timeout() {
         builder = builder.timeout(time);
     }
     builder.build()
 }
 
-/// What was started, with its sandbox; where nothing was, that is closed.
+/// Returns the started exec with its sandbox. Closes the sandbox if the start failed.
 async fn with_sandbox(
     sandbox: Arc<dyn Sandbox>,
     started: Result<ExecHandle>,
@@ -479,14 +485,14 @@ async fn with_sandbox(
     }
 }
 
-/// How the start of a call came out.
+/// The result of starting a call.
 pub(super) enum Started<T> {
-    Goes(T),
-    /// The signal that asked us to end. The call is given up.
+    Running(T),
+    /// The signal that cancelled the start. The call is abandoned.
     Interrupted(i32),
 }
 
-/// Starts what a call is about, unless a signal comes first; one that does not start has its last line in the audit log.
+/// Starts a call, unless a signal arrives first. A call that does not start gets its last line in the audit log.
 pub(super) async fn start<T>(
     call: &mut Option<Call>,
     interrupts: &mut Interrupts,
@@ -495,12 +501,12 @@ pub(super) async fn start<T>(
     let started = tokio::select! {
         started = work(call.as_mut()) => started,
         number = interrupts.next() => {
-            give_up(call.take()).await;
+            abandon(call.take()).await;
             return Ok(Started::Interrupted(number));
         }
     };
     match started {
-        Ok(started) => Ok(Started::Goes(started)),
+        Ok(started) => Ok(Started::Running(started)),
         Err(error) => Err(match call.take() {
             Some(call) => call.not_started(error).await,
             None => error,
@@ -508,11 +514,11 @@ pub(super) async fn start<T>(
     }
 }
 
-/// Ends the line of a call that is given up. It may have been started by then: nobody knows.
-pub(super) async fn give_up(call: Option<Call>) {
+/// Logs the end of an abandoned call. It is unknown whether the call had started.
+pub(super) async fn abandon(call: Option<Call>) {
     if let Some(call) = call {
-        // Whoever gave it up knows why.
-        let _ = call.failed(Error::new(ErrorKind::Closed, "run", "it was given up before it had ended")).await;
+        // The caller reports the reason.
+        let _ = call.failed(Error::new(ErrorKind::Closed, "run", "the call was abandoned before it ended")).await;
     }
 }
 
@@ -520,7 +526,7 @@ fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forwards our standard input if the request wants it.
+/// Forwards standard input of this process if the request streams it.
 async fn forward(handle: &ExecHandle, stdin: &Stdin) {
     if let (Stdin::Stream, Some(writer)) = (stdin, handle.stdin()) {
         crate::stdin::forward(writer).await;

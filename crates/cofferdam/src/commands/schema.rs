@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::args::{SchemaArgs, SchemaName};
 use crate::report::{document, printed};
 
-/// Prints one schema, or all of them as members of one object.
+/// Prints one schema, or an object with all schemas.
 pub fn main(args: &SchemaArgs) -> u8 {
     let value = args.name.map_or_else(all, schema);
     printed(document(&value), 0)

@@ -8,7 +8,7 @@ use super::block_on;
 use crate::args::SetupArgs;
 use crate::report::{self, Form};
 
-/// Installs what is asked for; the exit status is 0 when all of it is there.
+/// Installs the requested interpreters. The exit status is 0 if all of them are installed.
 pub fn main(args: &SetupArgs) -> u8 {
     let form = if args.json { Form::Json } else { Form::Text };
     match install(args) {

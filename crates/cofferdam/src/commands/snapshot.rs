@@ -1,4 +1,4 @@
-//! `cofferdam snapshot`: freezes a machine to a file, lets it go on from one, shows what is in one.
+//! `cofferdam snapshot`: saves a VM to a file, restores it from the file, and prints the contents of the file.
 
 mod inspect;
 mod restore;
@@ -13,7 +13,7 @@ use super::work::{Outcome, Work};
 use crate::args::{SnapshotArgs, SnapshotCommand};
 use crate::report::{self, Form};
 
-/// Does what is asked for; the exit status is that of a command inside, if there was one.
+/// Runs the command. The exit status is that of a command in the VM, if there is one.
 pub fn main(args: SnapshotArgs, config: Option<PathBuf>) -> u8 {
     let form = if args.command.json() { Form::Json } else { Form::Text };
     let done = match args.command {

@@ -1,4 +1,4 @@
-//! Long work of a command: its progress, and its end when a signal asks for it.
+//! Long work of a command, with progress and cancellation by signals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,16 +11,16 @@ use crate::interrupts::Interrupts;
 use crate::progress::Progress;
 use crate::report::Form;
 
-/// Shows progress to people, and ends long work when a signal asks for it.
+/// Progress display and cancellation flag of long work.
 pub(super) struct Work {
     progress: Arc<Option<Progress>>,
     cancelled: Arc<AtomicBool>,
 }
 
-/// How long work came out.
+/// The result of long work.
 pub(super) enum Outcome<T> {
     Done(T),
-    /// The signal that asked us to end. Nothing is left of the work.
+    /// The signal that cancelled the work, which left nothing behind.
     Interrupted(i32),
 }
 
@@ -30,20 +30,20 @@ impl Work {
         Self { progress: Arc::new(progress), cancelled: Arc::default() }
     }
 
-    pub(super) fn tell(&self) -> Arc<dyn Fn(ImageStep) + Send + Sync> {
+    pub(super) fn progress(&self) -> Arc<dyn Fn(ImageStep) + Send + Sync> {
         let progress = Arc::clone(&self.progress);
-        Arc::new(move |step: ImageStep| progress.iter().for_each(|shown: &Progress| shown.tell(step.clone())))
+        Arc::new(move |step: ImageStep| progress.iter().for_each(|shown: &Progress| shown.report(step.clone())))
     }
 
     pub(super) fn watch(&self) -> Watch {
-        Watch { progress: self.tell(), cancelled: Arc::clone(&self.cancelled) }
+        Watch { progress: self.progress(), cancelled: Arc::clone(&self.cancelled) }
     }
 
     pub(super) fn finish(&self) {
         self.progress.iter().for_each(Progress::finish);
     }
 
-    /// Work that looks at our [`Watch`]: after a signal it is waited for, so that it leaves nothing.
+    /// Runs work that polls the [`Watch`]. After a signal, waits until the work has cleaned up.
     pub(super) async fn run<T>(
         &self,
         interrupts: &mut Interrupts,
@@ -54,7 +54,7 @@ impl Work {
             done = &mut work => done.map(Outcome::Done),
             number = interrupts.next() => {
                 self.cancelled.store(true, Ordering::Relaxed);
-                // What it came to does not matter any more.
+                // The result of cancelled work is irrelevant.
                 let _ = work.await;
                 Ok(Outcome::Interrupted(number))
             }

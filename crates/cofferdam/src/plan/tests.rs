@@ -83,7 +83,7 @@ fn a_directory_behind_a_link_is_refused_and_another_one_at_its_path_is_not_the_o
     let spec = plan(&["--workspace", path.to_str().unwrap(), "--", "true"]).unwrap().spec;
     let id = |path: &Path| recorded(Directory::open(path).unwrap()).1;
     assert!(spec.check_directory(&path, id(&path)).is_ok());
-    // File systems give the number of a removed directory to the next one; not that of one that is open.
+    // File systems reuse the inode number of a removed directory, but not while it is open.
     let removed = top.join("removed");
     std::fs::create_dir(&removed).unwrap();
     let planned = plan(&["--workspace", removed.to_str().unwrap(), "--", "true"]).unwrap().spec;
@@ -116,7 +116,7 @@ fn what_is_no_program_is_refused_with_its_reason() {
         ("", ErrorKind::InvalidInput, "is a directory"),
         ("a.rb", ErrorKind::Denied, "no language runs files that end in '.rb'"),
         ("big.py", ErrorKind::InvalidInput, "larger than the 16 MiB"),
-        ("fifo.py", ErrorKind::InvalidInput, "is not a plain file"),
+        ("fifo.py", ErrorKind::InvalidInput, "is not a regular file"),
     ] {
         let error = plan(&[&path(name)]).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");

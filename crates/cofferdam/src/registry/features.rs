@@ -13,7 +13,5 @@ pub(super) fn feature_of(backend: &str) -> Option<&'static str> {
 
 /// Returns the remedy for a feature that this build does not have.
 pub fn build_with(feature: &str) -> String {
-    format!(
-        "in the sources of Cofferdam: cargo install --path crates/cofferdam --features {feature} (or full, for everything)"
-    )
+    format!("in the sources of Cofferdam: cargo install --path crates/cofferdam --features {feature} (or full for all)")
 }

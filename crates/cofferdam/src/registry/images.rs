@@ -1,4 +1,4 @@
-//! Images of the container engine: what it has, and how it gets more, without a registry too.
+//! Images of the container engine: listing, pulling, importing and building.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use super::{Containers, ImageProgress, ImageStep, cache_directory};
 
-/// The name that [`Images::build_base`] gives its image unless told otherwise: that of the image where a spec names none.
+/// The default name of the image of [`Images::build_base`], which is also the image of specs that name none.
 pub const BASE_IMAGE: &str = DEFAULT_IMAGE;
-/// How long packages are kept that no build has used.
+/// Time after which unused packages are removed.
 const KEEP_PACKAGES: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// An image that the engine has.
+/// An image of the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ImageInfo {
     /// Its id: `sha256:…`.
@@ -25,57 +25,57 @@ pub struct ImageInfo {
     pub names: Vec<String>,
     /// Its digests in registries.
     pub digests: Vec<String>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Whether it was made here from files.
+    /// True if it was created from files of this host.
     pub imported: bool,
 }
 
-/// An image that was made.
+/// An image that was created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MadeImage {
     /// Its name.
     pub name: String,
     /// Its id: `sha256:…`.
     pub id: String,
-    /// What people should know: files and packages that were left out.
+    /// Notes for the user: files and packages that were left out.
     pub notes: Vec<String>,
 }
 
-/// Which packages a base image is made of.
+/// The packages of a base image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BaseImage {
-    /// The least that a shell and Python need, instead of the usual tools and Node.
+    /// True for only a shell and Python, instead of the usual tools and Node.
     pub tiny: bool,
-    /// Packages on top.
+    /// Additional packages.
     pub packages: Vec<String>,
 }
 
-/// The images of an engine. Nobody is contacted before the first call.
+/// The images of an engine. The engine is not contacted before the first call.
 #[derive(Debug)]
 pub struct Images {
     backend: DockerBackend,
 }
 
 impl Images {
-    /// Those of the engine that containers are made with.
+    /// Creates a client for the images of the container backend's engine.
     pub fn new(containers: &Containers) -> Result<Self> {
         Ok(Self { backend: DockerBackend::new(&containers.config())? })
     }
 
-    /// All that it has.
+    /// Lists all images of the engine.
     pub async fn list(&self) -> Result<Vec<ImageInfo>> {
         let mut images: Vec<ImageInfo> = self.backend.images().await?.into_iter().map(ImageInfo::from).collect();
         images.sort_by(|one, other| (&one.names, &one.id).cmp(&(&other.names, &other.id)));
         Ok(images)
     }
 
-    /// Gets one from its registry.
+    /// Pulls an image from its registry.
     pub async fn pull(&self, name: &str, progress: ImageProgress) -> Result<()> {
         self.backend.pull_image(name, &pulling(progress)).await
     }
 
-    /// Makes one from a directory with a root file system, or a tar of one.
+    /// Creates an image from a directory with a root file system, or from a tar of one.
     pub async fn import(&self, source: &Path, name: &str) -> Result<MadeImage> {
         let imported = self.backend.import_image(source, name).await?;
         let mut notes: Vec<String> = Vec::new();
@@ -83,28 +83,28 @@ impl Images {
             let named: Vec<String> = imported.left_out.iter().map(|path| path.display().to_string()).collect();
             let more = imported.left_out_in_all.saturating_sub(named.len());
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            notes.push(format!("sockets, fifos and devices were left out: {}{more}", named.join(", ")));
+            notes.push(format!("left out sockets, FIFOs and devices: {}{more}", named.join(", ")));
         }
         Ok(MadeImage { name: name.to_owned(), id: imported.id, notes })
     }
 
-    /// Makes one from Debian packages, which need no registry and no root.
+    /// Creates an image from Debian packages, without a registry and without root.
     pub async fn build_base(&self, base: &BaseImage, name: &str, progress: ImageProgress) -> Result<MadeImage> {
-        // Before minutes are spent on packages: is there an engine?
+        // Checks that the engine is available before spending minutes on packages.
         self.backend.images().await?;
         let mut recipe = if base.tiny { Recipe::tiny() } else { Recipe::base() };
         recipe.packages.extend(base.packages.iter().cloned());
         let directory = cache_directory("debian").ok_or_else(no_cache)?;
-        let told = Arc::clone(&progress);
-        let (plan, tar) = tokio::task::spawn_blocking(move || pack(&recipe, &directory, &told))
+        let on_step = Arc::clone(&progress);
+        let (plan, tar) = tokio::task::spawn_blocking(move || pack(&recipe, &directory, &on_step))
             .await
             .map_err(|error| Error::new(ErrorKind::Internal, OPERATION, "packing failed").with_source(error))??;
-        progress(ImageStep { what: "handing it to the engine".to_owned(), bytes: None });
-        let made = self.import(&tar.0, name).await;
+        progress(ImageStep { what: "importing the image into the engine".to_owned(), bytes: None });
+        let created = self.import(&tar.0, name).await;
         drop(tar);
-        let mut made = made?;
-        made.notes.splice(0..0, plan.notes().iter().cloned());
-        Ok(made)
+        let mut created = created?;
+        created.notes.splice(0..0, plan.notes().iter().cloned());
+        Ok(created)
     }
 }
 
@@ -115,29 +115,29 @@ fn no_cache() -> Error {
         .with_remedy("set HOME or XDG_CACHE_HOME")
 }
 
-/// A file that is removed when it is of no use any more.
+/// A temporary file that is removed on drop.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // It may not have come to be.
+        // The file may not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 fn pack(recipe: &Recipe, directory: &Path, progress: &ImageProgress) -> Result<(Plan, Temporary)> {
     let cache = Cache::new(directory);
-    let mut tell =
+    let mut on_step =
         |step: cofferdam_debian::Progress| progress(ImageStep { what: step.to_string(), bytes: step.bytes() });
-    let plan = cofferdam_debian::resolve(recipe, &cache, &mut tell).map_err(failed)?;
+    let plan = cofferdam_debian::resolve(recipe, &cache, &mut on_step).map_err(failed)?;
     let tar = Temporary(directory.join(format!("root-{}-{}.tar", &plan.key()[..16], std::process::id())));
-    plan.write_file(&tar.0, &mut tell).map_err(failed)?;
-    // Old packages are a matter of room, not of this image.
+    plan.write_file(&tar.0, &mut on_step).map_err(failed)?;
+    // Failing to remove old packages does not affect this image.
     let _ = cache.prune(KEEP_PACKAGES);
     Ok((plan, tar))
 }
 
-/// Those errors say in their second sentence what to do.
+/// Converts an error. The second line of its text is the remedy.
 fn failed(error: DebianError) -> Error {
     let text = error.to_string();
     let (what, remedy) = text.split_once('\n').unwrap_or((&text, ""));
@@ -147,11 +147,11 @@ fn failed(error: DebianError) -> Error {
         DebianError::UntrustedTool { .. } => ErrorKind::Denied,
         _ => ErrorKind::Unavailable,
     };
-    let made = Error::new(kind, OPERATION, what.to_owned());
-    if remedy.is_empty() { made } else { made.with_remedy(remedy.to_owned()) }
+    let converted = Error::new(kind, OPERATION, what.to_owned());
+    if remedy.is_empty() { converted } else { converted.with_remedy(remedy.to_owned()) }
 }
 
-/// Tells of a pull as of one thing, whose layers come side by side.
+/// Reports a pull as one step, with the progress of all its concurrent layers.
 pub(super) fn pulling(progress: ImageProgress) -> PullProgress {
     let layers = std::sync::Mutex::new(std::collections::BTreeMap::<String, (u64, u64)>::new());
     PullProgress::new(move |event: &PullEvent| {

@@ -1,4 +1,4 @@
-//! Virtual machines: how they are made, their images, and what this host offers for them.
+//! VMs: settings, images and the requirements of this host.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -20,25 +20,25 @@ pub use carried::*;
 #[cfg(feature = "vm")]
 pub use made::*;
 
-/// The name of the image that machines start from where none is named.
+/// The name of the default image of VMs.
 pub const DEFAULT_IMAGE: &str = "default";
-/// How long an image is kept that nobody asked for, unless told otherwise.
+/// Default time after which unused images are removed.
 pub const KEEP_IMAGES: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Which monitor makes machines.
+/// The choice of a VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Driver {
-    /// Firecracker where it is there and hardware virtualisation was tried with it and works, else QEMU.
+    /// Firecracker if it is installed and a test shows that hardware virtualisation works with it, else QEMU.
     #[default]
     Auto,
     /// QEMU.
     Qemu,
-    /// Firecracker, or no machine.
+    /// Firecracker, without a fallback.
     Firecracker,
 }
 
 impl Driver {
-    /// The word used in options and messages.
+    /// Returns the word used in options and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -54,19 +54,19 @@ impl FromStr for Driver {
     fn from_str(text: &str) -> Result<Self, String> {
         let all = [Self::Auto, Self::Qemu, Self::Firecracker];
         let found = all.into_iter().find(|driver| driver.as_str() == text);
-        found.ok_or_else(|| format!("'{}' is no driver; write auto, qemu or firecracker", text.escape_debug()))
+        found.ok_or_else(|| format!("'{}' is not a VMM; use auto, qemu or firecracker", text.escape_debug()))
     }
 }
 
-/// Whether Firecracker is started by its own jailer, which needs root, in place of the walls that QEMU has, too.
+/// The use of Firecracker's jailer, which needs root and replaces the isolation that is also used for QEMU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Jailer {
-    /// It is not.
+    /// No jailer.
     #[default]
     Off,
-    /// By the program `jailer` beside Firecracker's.
+    /// The program `jailer` in Firecracker's directory.
     On,
-    /// By this program.
+    /// This program.
     At(PathBuf),
 }
 
@@ -77,22 +77,22 @@ impl FromStr for Jailer {
         match text {
             "off" => Ok(Self::Off),
             "on" => Ok(Self::On),
-            // One of the directory in which somebody happens to be would be run as root.
+            // A relative path could run a program of the current directory as root.
             path if path.starts_with('/') => Ok(Self::At(path.into())),
-            _ => Err(format!("'{}' is no jailer; write off, on, or its whole path", text.escape_debug())),
+            _ => Err(format!("'{}' is not a jailer; use off, on or an absolute path", text.escape_debug())),
         }
     }
 }
 
-/// What runs the instructions of machines.
+/// The choice of an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Acceleration {
-    /// The processor where that was tried and works, else a translator.
+    /// KVM if a test shows that it works, else emulation.
     #[default]
     Auto,
-    /// A translator.
+    /// Emulation (TCG).
     Tcg,
-    /// The processor, or no machine.
+    /// KVM, without a fallback.
     Kvm,
 }
 
@@ -104,18 +104,18 @@ impl FromStr for Acceleration {
             "auto" => Ok(Self::Auto),
             "tcg" => Ok(Self::Tcg),
             "kvm" => Ok(Self::Kvm),
-            _ => Err(format!("'{}' is no accelerator; write auto, tcg or kvm", text.escape_debug())),
+            _ => Err(format!("'{}' is not an accelerator; use auto, tcg or kvm", text.escape_debug())),
         }
     }
 }
 
-/// What is done about the image of machines when there is none.
+/// The policy for a missing VM image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Build {
-    /// The run fails, and says how to get it.
+    /// Fail, and report how to build it.
     #[default]
     Never,
-    /// It is made, which takes a network and minutes.
+    /// Build it, which takes network access and minutes.
     Missing,
 }
 
@@ -126,40 +126,40 @@ impl FromStr for Build {
         match text {
             "never" => Ok(Self::Never),
             "missing" => Ok(Self::Missing),
-            _ => Err(format!("'{}' says nothing about building; write never or missing", text.escape_debug())),
+            _ => Err(format!("'{}' is not a build policy; use never or missing", text.escape_debug())),
         }
     }
 }
 
-/// How machines are made, beyond what a spec says. What is `None` is as the backend has it.
+/// Settings of the VM backend that are not in a spec. `None` selects the backend's default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Machines {
-    /// Where images are kept. Default: `cofferdam/vm` in the user's cache directory.
+    /// Directory of the images. Default: `cofferdam/vm` in the user's cache directory.
     pub images: Option<PathBuf>,
-    /// The image where a spec names none. Default: the one called [`DEFAULT_IMAGE`], if there is one.
+    /// The image of specs that name none. Default: the image [`DEFAULT_IMAGE`], if it exists.
     pub image: Option<String>,
-    /// What is done where there is none.
+    /// The policy for a missing image.
     pub build: Build,
-    /// Memory of a machine whose spec has no limit on it.
+    /// Memory of a VM whose spec has no memory limit.
     pub memory: Option<ByteSize>,
-    /// Processors of a machine whose spec asks for no share of them.
+    /// CPUs of a VM whose spec has no CPU limit.
     pub processors: Option<u32>,
-    /// Which monitor makes them.
+    /// The VMM.
     pub driver: Driver,
-    /// Firecracker's program. Default: the one of PATH, if there is one.
+    /// Path of Firecracker's program. Default: the one in PATH, if it exists.
     pub firecracker: Option<PathBuf>,
-    /// Whether its own jailer starts it.
+    /// The use of Firecracker's jailer.
     pub jailer: Jailer,
-    /// QEMU's program.
+    /// Path of QEMU's program.
     pub qemu: Option<PathBuf>,
-    /// How the accelerator is chosen.
+    /// The accelerator.
     pub accelerator: Acceleration,
-    /// The processor that machines have, by QEMU's name for it.
+    /// QEMU's name of the CPU model.
     pub processor: Option<String>,
 }
 
 impl Machines {
-    /// Says in one line what differs from the defaults: two that differ make different machines.
+    /// Returns a one-line fingerprint. Settings with different fingerprints create different VMs.
     pub fn fingerprint(&self) -> String {
         let Self { images, image, build, memory, processors, driver, firecracker, jailer, .. } = self;
         let Self { qemu, accelerator, processor, .. } = self;
@@ -167,8 +167,8 @@ impl Machines {
         format!("{sizes} {driver:?} {firecracker:?} {jailer:?} {qemu:?} {accelerator:?} {processor:?}")
     }
 
-    /// The key of the image that machines start from where none is named, as it is now. Only its name is looked up, as each run
-    /// does that a daemon may make.
+    /// Returns the current key of the default image. Only looks up its name, because each run that may use a daemon
+    /// does this.
     pub(super) fn image_key(&self) -> Option<String> {
         #[cfg(feature = "vm")]
         return Images::usual_key(self);
@@ -176,7 +176,7 @@ impl Machines {
         return None;
     }
 
-    /// The same with a driver, if one is named.
+    /// Returns these settings with another VMM, if one is named.
     pub(super) fn with_driver(&self, driver: Option<Driver>) -> Self {
         Self { driver: driver.unwrap_or(self.driver), ..self.clone() }
     }

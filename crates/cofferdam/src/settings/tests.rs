@@ -17,6 +17,8 @@ fn environment(entries: &[(&str, &str)]) -> Result<Environment> {
     Environment::read(|name| entries.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
 }
 
+/// Promise (Command line): Options take precedence over the environment, the configuration file and the defaults, in
+/// this order.
 #[test]
 fn options_beat_environment_beats_file_beats_defaults() {
     let file = ConfigFile {
@@ -46,7 +48,7 @@ fn an_option_that_would_do_nothing_is_refused() {
         |line: &str| Settings::resolve(&flags(line), &Environment::default(), &ConfigFile::default()).map(drop);
     for line in ["--pull missing x.py", "--backend vm --pull never x.py", "--build missing x.py"] {
         let error = resolve(line).unwrap_err();
-        assert!(error.to_string().contains("and the backend is") && error.remedy().is_some(), "{line}: {error}");
+        assert!(error.to_string().contains("but the backend is") && error.remedy().is_some(), "{line}: {error}");
     }
     for line in
         ["--backend docker --pull missing x.py", "--image a --pull missing x.py", "--level vm --build never x.py"]
@@ -222,14 +224,14 @@ fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
         ("x.wasm", &unset, &file, Some("7"), Some(30)),
         ("--fuel none x.wasm", &unset, &file, Some("7"), None),
         ("x.wasm", &unset, &none, None, None),
-        // They are for one backend, and take nothing from the others.
+        // These settings do not affect other backends.
         ("x.py", &set, &file, None, None),
     ] {
         let flags = flags(line);
         let settings = Settings::resolve(&flags, environment, file).unwrap();
         assert_eq!(settings.wasm.seed.as_deref(), seed, "{line}");
         assert_eq!(settings.wasm.fuel.map(NonZeroU64::get), fuel, "{line}");
-        // What `cofferdam mcp` makes its sandboxes from.
+        // The spec of the sandboxes of `cofferdam mcp`.
         let spec = crate::plan::sandbox(&flags, &settings).unwrap();
         let attribute = |name: &str| spec.attributes().get(name).cloned();
         assert_eq!(attribute("wasm.deterministic"), seed.map(Into::into), "{line}");
@@ -256,6 +258,7 @@ fn an_image_gets_the_backend_for_images_unless_another_is_named() {
     assert_eq!(choose("--level vm --image x x.py").unwrap(), "vm");
 }
 
+/// Promise (Daemon): Options, environment and configuration select the use of a daemon.
 #[test]
 fn whether_a_daemon_is_used_is_settled_like_everything_else() {
     let file = ConfigFile { use_daemon: Some(DaemonUse::Start), ..ConfigFile::default() };

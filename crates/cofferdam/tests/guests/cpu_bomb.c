@@ -1,6 +1,6 @@
 /* Burns three times the processor seconds it may (argument 2), ignoring the signal that warns. Argument 1: "one" process,
  * "many" at once, a "relay" of short ones, none of which is ever over its own limit, or "unreaped" ones, which vanish with their
- * times because nobody waits for them. */
+ * times because no process waits for them. */
 #include "guest.h"
 #include <sys/resource.h>
 
@@ -30,7 +30,7 @@ static void burn_unreaped(double goal)
             done -= piece;
         sleep_ms(8);
     }
-    escaped("used about %.2f processor seconds in children that nobody waited for", goal);
+    escaped("used about %.2f processor seconds in children that no process waited for", goal);
 }
 
 int main(int argc, char **argv)

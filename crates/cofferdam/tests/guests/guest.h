@@ -1,10 +1,10 @@
-/* What every hostile guest program shares.
+/* Shared code of the hostile guest programs.
  *
- * A guest tries one way out of the sandbox it runs in and tells by its exit code how that went:
+ * A guest tries one attack on its sandbox and reports the result by its exit code:
  *   0  contained: every attempt was refused        ("contained: ...")
  *   42 the attack worked                           ("ESCAPED: ...")
  *   43 the attempt could not be made on this kernel or processor ("not tried: ...")
- * Output goes out unbuffered, so that a killed program still tells how far it came.
+ * Output is unbuffered, so that a killed program still reports its progress.
  */
 #ifndef GUEST_H
 #define GUEST_H

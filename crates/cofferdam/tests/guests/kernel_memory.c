@@ -1,5 +1,5 @@
-/* Has the kernel hold ten times the memory that the sandbox may use, in one kind of its objects, and keeps them for a
- * moment. The host looks at its own memory meanwhile; what the program says itself is only how far it came.
+/* Makes the kernel allocate ten times the memory that the sandbox may use, in one kind of its objects, and keeps them for a
+ * moment. The host samples its own memory meanwhile; the program itself only reports its progress.
  * Arguments: form, goal in MiB, processes, milliseconds to hold. */
 #include "guest.h"
 #include <netinet/in.h>
@@ -28,9 +28,9 @@
 
 static char block[1 << 16];
 
-/* Each form takes some more and gives how many bytes it believes that was; 0 when there is no more to be had. */
+/* Each form allocates some more and returns the estimated number of bytes, or 0 if no more is available. */
 
-/* Shared memory that nothing maps any more: the mapping keeps it, and no page of it is in the process's count. */
+/* Shared memory whose page table entries are gone: the mapping keeps it, and no page of it is in the process's count. */
 static long zero_device(void)
 {
     int fd = open("/dev/zero", O_RDWR);

@@ -1,4 +1,4 @@
-/* Executes a program that is in no file system, so that no path rule applies; inside it the walls must still stand. */
+/* Executes a program that is in no file system, so that no path rule applies; the isolation must still hold. */
 #include "guest.h"
 #include <sched.h>
 #include <sys/mount.h>

@@ -156,7 +156,7 @@ int main(int argc, char **argv)
     form = argc > 1 ? argv[1] : "private";
     long limit = number(argc, argv, 2, 64) * MIB, processes = number(argc, argv, 3, 1), total = 0;
     directory = argc > 4 ? argv[4] : "/workspace";
-    /* What lives on without the process that made it. */
+    /* Objects that outlive the process that created them. */
     int lasting = strcmp(form, "file") == 0 || strcmp(form, "sysv") == 0;
     pid_t pids[64] = {0};
     ledger = shared_memory(sizeof *ledger);
@@ -179,7 +179,7 @@ int main(int argc, char **argv)
             busy += alive && !ledger->finished[i];
             total += alive || lasting ? ledger->held[i] : 0;
         }
-        /* Held at bay needs no waiting; beyond the limit it gives a watchdog time to come. */
+        /* Does not wait if it was refused. Beyond the limit it gives a watchdog time to act. */
         if (busy == 0 && full == 0)
             full = seconds_now() + (total > limit ? 4 : 0);
         if ((running == 0 && !lasting) || (full != 0 && seconds_now() > full) || seconds_now() > end)

@@ -1,4 +1,4 @@
-/* Changes what the sandbox only lends: the root, programs, libraries, configuration, the script directory. Arguments are
+/* Changes what the sandbox mounts read-only: the root, programs, libraries, configuration, the script directory. Arguments are
  * further directories that must be read-only. */
 #include "guest.h"
 #include <sys/xattr.h>

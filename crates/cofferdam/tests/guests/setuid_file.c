@@ -1,4 +1,4 @@
-/* Makes a set-uid or set-gid program for someone outside to run: by chmod, by the mode of a new file, by every variant of
+/* Creates a set-uid or set-gid program for a user outside to run: by chmod, by the mode of a new file, by every variant of
  * those calls. Argument 1 is a writable directory. */
 #include "guest.h"
 

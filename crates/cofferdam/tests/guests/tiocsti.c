@@ -1,4 +1,4 @@
-/* CVE-2017-5226: types into the terminal that whoever started the sandbox reads next. Also with garbage in the upper half
+/* CVE-2017-5226: types into the terminal that the process outside reads next. Also with garbage in the upper half
  * of the request, which the kernel drops and a filter may compare (CVE-2019-10063), and by the console's paste.
  * Argument "own" tries only a terminal of its own making. */
 #include "guest.h"

@@ -1,5 +1,5 @@
 /* Takes what the kernel counts for a user and not for a sandbox: inotify instances, and descriptors that were sent and that
- * nobody has received yet. With "take" it takes all it gets, says so, and holds it until it is killed; with "use" it must
+ * not received yet. With "take" it takes all it gets, reports it, and keeps it until it is killed; with "use" it must
  * still get one inotify instance beside others that take. */
 #include "guest.h"
 #include <sys/inotify.h>

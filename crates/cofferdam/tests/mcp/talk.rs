@@ -1,4 +1,4 @@
-//! A client over pipes that says what a test tells it to, and backends to talk about.
+//! A scripted client over pipes, and the backends to test.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 
 use crate::{cofferdam, wait};
 
-/// How long an answer may take on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// What an ordinary user's host may be unable to enforce is no matter here.
+/// Timeout for answers on a busy host.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Protections that may be unavailable on the host of an unprivileged user and are not tested here.
 const WEAKER: &str = "memory,cpu,pids,disk";
 
-/// A backend that the tests were given.
+/// A backend to test.
 #[derive(Debug, Clone)]
 pub struct Place {
     arguments: Vec<&'static str>,
     variables: Vec<(&'static str, OsString)>,
 }
 
-/// Containers, where the tests have an engine.
+/// Returns the container backend if the tests have an engine.
 pub fn containers(test: &str) -> Option<Place> {
     let Some(socket) = std::env::var_os("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP {test}: COFFERDAM_TEST_DOCKER names no engine");
@@ -35,7 +35,7 @@ pub fn containers(test: &str) -> Option<Place> {
     Some(Place { arguments: vec!["--backend", "docker"], variables: vec![("DOCKER_HOST", host)] })
 }
 
-/// Machines, where tests may start some.
+/// Returns the VM backend if the tests may start VMs.
 pub fn machines(test: &str) -> Option<Place> {
     if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
         println!("SKIP {test}: translated machines take minutes; COFFERDAM_TEST_MACHINES=1 has them tested");
@@ -48,7 +48,7 @@ pub fn machines(test: &str) -> Option<Place> {
     }
     let cache = cache();
     let variables: Vec<(&str, OsString)> = vec![
-        // Packages are kept beside images, in a directory that is called as the program is.
+        // Packages are stored next to the images, in a directory with the program's name.
         ("XDG_CACHE_HOME", cache.parent().expect("a cache is in something").into()),
         ("COFFERDAM_VM_IMAGES", cache.join("vm").into()),
         ("COFFERDAM_VM_IMAGE", "mcp-tests".into()),
@@ -59,7 +59,7 @@ pub fn machines(test: &str) -> Option<Place> {
     Some(Place { arguments: vec!["--backend", "vm", "--memory", "96M"], variables })
 }
 
-/// Where tests keep images: they take long, and are the same each time.
+/// Returns the image directory that tests share, because builds take long and give the same result.
 fn cache() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let usual = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
@@ -67,7 +67,7 @@ fn cache() -> PathBuf {
     named.unwrap_or_else(|| usual().unwrap_or_else(std::env::temp_dir).join("cofferdam"))
 }
 
-/// Processes of this host, where the tests need no more.
+/// Returns the process backend if the tests need no other.
 pub fn processes() -> Place {
     Place { arguments: vec!["--backend", "process"], variables: Vec::new() }
 }
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// A conversation of the revision before the current one with a server of its own.
+/// A connection of the previous protocol revision with its own server.
 pub struct Talk {
     child: Child,
     input: Option<ChildStdin>,
@@ -88,7 +88,7 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Starts a server with these arguments besides, and begins a session.
+    /// Starts a server with these additional arguments, and begins a session.
     pub fn new(place: &Place, arguments: &[&str]) -> Self {
         let mut child = Command::new(cofferdam())
             .args(["mcp", "--allow-weaker", WEAKER])
@@ -129,7 +129,7 @@ impl Talk {
         self.last
     }
 
-    /// Begins a call; gives its id.
+    /// Begins a call. Returns its id.
     pub fn begin(&mut self, name: &str, arguments: Value) -> u64 {
         self.request("tools/call", json!({"name": name, "arguments": arguments}))
     }
@@ -143,21 +143,21 @@ impl Talk {
             if let Some(answer) = self.came.remove(&id) {
                 return answer;
             }
-            let message = self.output.recv_timeout(PATIENCE).expect("an answer in time");
+            let message = self.output.recv_timeout(ANSWER_TIMEOUT).expect("an answer in time");
             if let Some(id) = message["id"].as_u64() {
                 self.came.insert(id, message);
             }
         }
     }
 
-    /// The result of a call that was begun.
+    /// Waits for the result of a call.
     pub fn result(&mut self, id: u64) -> Value {
         let answer = self.answer(id);
         assert!(answer["result"].is_object(), "{answer}");
         answer["result"].clone()
     }
 
-    /// The structured result of a tool that works.
+    /// Calls a tool and requires success. Returns the structured result.
     pub fn works(&mut self, name: &str, arguments: Value) -> Value {
         let id = self.begin(name, arguments);
         let result = self.result(id);
@@ -165,14 +165,14 @@ impl Talk {
         result["structuredContent"].clone()
     }
 
-    /// What a shell line prints.
+    /// Returns the output of a shell line.
     pub fn prints(&mut self, sandbox: &Value, line: &str) -> String {
         let result = self.works("run_command", json!({"sandbox": sandbox, "command": line}));
         assert_eq!((&result["exit_code"], &result["stderr"]), (&json!(0), &json!("")), "{line}: {result}");
         result["stdout"].as_str().expect("text").to_owned()
     }
 
-    /// The text of a tool that fails, and the kind of its error.
+    /// Calls a tool and requires failure. Returns the text and kind of the error.
     pub fn fails(&mut self, name: &str, arguments: Value) -> (String, String) {
         let id = self.begin(name, arguments);
         let result = self.result(id);
@@ -181,26 +181,26 @@ impl Talk {
         (result["content"][0]["text"].as_str().expect("text").to_owned(), kind)
     }
 
-    /// The id of a new sandbox.
+    /// Creates a sandbox. Returns its id.
     pub fn makes(&mut self, name: &str, arguments: Value) -> Value {
         self.works(name, arguments)["sandbox"].clone()
     }
 
-    /// Closes our side, and waits for the end.
+    /// Closes the client's side, and waits for the end of the server.
     pub fn end(mut self) {
         drop(self.input.take());
         assert_eq!(wait(&mut self.child, Duration::from_secs(60)), Some(0));
     }
 
-    /// Kills the server, which can do nothing about it.
+    /// Kills the server with SIGKILL.
     pub fn kill(mut self) {
-        self.child.kill().expect("it is there");
+        self.child.kill().expect("it exists");
         self.child.wait().expect("it ends");
     }
 }
 
 impl Drop for Talk {
-    /// Where a test fails before it ends it.
+    /// Ends the server if the test failed before.
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
@@ -209,9 +209,9 @@ impl Drop for Talk {
     }
 }
 
-/// Waits until something holds.
-pub fn until(what: &str, patience: Duration, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + patience;
+/// Waits until a condition holds.
+pub fn until(what: &str, timeout: Duration, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + timeout;
     while !holds() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(50));

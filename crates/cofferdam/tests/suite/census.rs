@@ -1,17 +1,19 @@
-//! What Cofferdam has made on this host and has not taken away again: processes, mounts, control groups, directories.
+//! Census of objects that Cofferdam created on this host and did not remove: processes, mounts, control groups,
+//! directories.
 //!
-//! Take a [`census`] before, work, and ask [`left_behind`] after. Other tests of the same binary run at the same time,
-//! so a single comparison would blame their live sandboxes; what is left behind is what stays.
+//! A test takes a [`census`] before its work, and calls [`left_behind`] afterwards. Other tests of the same binary run
+//! at the same time, so a single comparison would report their live sandboxes. Only objects that persist count as left
+//! behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How deep control groups are searched; ours lie at most this far below a controller's root.
+/// Maximum depth of searched control groups below a controller's root. Cofferdam's own are not deeper.
 const CGROUP_DEPTH: usize = 12;
 
-/// Everything of ours that exists now, one line each, so that a difference reads as a list.
+/// Lists all current objects of Cofferdam, one per line, so that a difference is readable.
 pub fn census() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     found.extend(processes());
@@ -27,12 +29,12 @@ pub fn census() -> BTreeSet<String> {
     found
 }
 
-/// What exists now, did not exist in `before`, and is still there after `patience`.
+/// Lists objects that are not in `before` and still exist after `timeout`.
 ///
-/// Returns as soon as nothing is left. Teardown off the critical path and sandboxes of other tests come and go within
-/// the patience; only what is seen every time counts.
-pub fn left_behind(before: &BTreeSet<String>, patience: Duration) -> BTreeSet<String> {
-    let deadline = Instant::now() + patience;
+/// Returns as soon as nothing is left. Background teardown and sandboxes of other tests come and go within the timeout,
+/// so only objects that every poll finds count.
+pub fn left_behind(before: &BTreeSet<String>, timeout: Duration) -> BTreeSet<String> {
+    let deadline = Instant::now() + timeout;
     let mut left: BTreeSet<String> = &census() - before;
     while !left.is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
@@ -41,7 +43,7 @@ pub fn left_behind(before: &BTreeSet<String>, patience: Duration) -> BTreeSet<St
     left
 }
 
-/// One process as `/proc` shows it.
+/// A process as shown in `/proc`.
 struct Process {
     parent: u32,
     started: String,
@@ -49,12 +51,12 @@ struct Process {
     nested: bool,
 }
 
-/// Descendants of this process, and every process in a process-id namespace below ours.
+/// Returns the descendants of this process, and all processes in PID namespaces below this one.
 fn processes() -> Vec<String> {
     let table: BTreeMap<u32, Process> = numbered_entries().filter_map(|pid| Some((pid, read_process(pid)?))).collect();
     let own = std::process::id();
     let descends = |mut pid: u32| {
-        // A chain is shorter than the table; the bound guards against a table read while it changed.
+        // A chain is shorter than the table. The bound protects against a table that changed during the read.
         for _ in 0..table.len() {
             match table.get(&pid) {
                 Some(process) if process.parent == own => return true,
@@ -71,14 +73,14 @@ fn processes() -> Vec<String> {
         .collect()
 }
 
-/// The process ids that `/proc` lists.
+/// Returns the process ids in `/proc`.
 pub fn numbered_entries() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn read_process(pid: u32) -> Option<Process> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in brackets and may hold anything, brackets too.
+    // The name is in brackets and can contain any character, including brackets.
     let (head, tail) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = tail.split_whitespace().collect();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -104,7 +106,7 @@ fn mounts() -> Vec<String> {
         .collect()
 }
 
-/// Entries below `parent` whose name says that they are ours. Links are not followed.
+/// Returns entries below `parent` whose names are Cofferdam's. Does not follow symlinks.
 fn named_directories(parent: &Path, depth: usize, what: &str, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().contains("cofferdam") {

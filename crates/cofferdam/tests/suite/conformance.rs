@@ -1,4 +1,4 @@
-//! The conformance kit on the process backend, with a census of the host.
+//! The conformance suite on the process backend, with a census of the host.
 
 use cofferdam::registry;
 use cofferdam::{
@@ -9,11 +9,12 @@ use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 use crate::census;
 
+/// Promise (Conformance suite): The process backend passes the conformance suite.
 #[test]
 fn process_backend_passes_the_conformance_kit() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        // Other tests run at the same time: what stays in every look is what counts.
+        // Other tests run at the same time, so only objects that every poll finds count.
         let target = registry::conformance_target("process").expect("the backend is built in").with_root("/");
         let report = run(&target, &Options::default()).await;
         for case in report.cases.iter().filter(|case| matches!(case.outcome, Outcome::Skipped(_))) {
@@ -26,6 +27,7 @@ fn process_backend_passes_the_conformance_kit() {
     });
 }
 
+/// Promise (Warm sandboxes and pools): The process backend passes the conformance suite through a pool.
 #[test]
 fn process_backend_passes_the_conformance_kit_through_a_pool() {
     let before = census::census();
@@ -81,7 +83,7 @@ fn the_command_line_examines_a_backend_through_a_pool() {
         let output = command.output().expect("the binary starts");
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
         assert_eq!((output.status.code(), &report["success"]), (Some(0), &true.into()), "{report}");
-        // A pool makes none ahead for others, whatever the backend inside does; a skip would say that it does.
+        // A pool prepares no sandboxes for other pools, whatever its backend does. A skip would report that.
         let cases = report["cases"].as_array().expect("cases").iter();
         let mut undeclared = cases.filter(|case| case["name"] == "undeclared/warm");
         assert!(undeclared.all(|case| case["outcome"] == "passed"), "{report}");
@@ -101,6 +103,7 @@ fn whole_life_of_a_backend_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Limits): A spec with a disk limit and a writable host directory is refused.
 #[test]
 fn a_writable_host_directory_with_a_disk_limit_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -130,9 +133,9 @@ fn starts_that_are_given_up_end_only_themselves() {
         let other = sandbox.start(request).await.expect("it starts");
         for round in 0u64..20 {
             let request = ExecRequest::argv(["sleep", "1000"]).build().expect("valid");
-            let patience = std::time::Duration::from_micros(round * 50);
-            // Most of these are dropped while the order is on its way.
-            drop(tokio::time::timeout(patience, sandbox.start(request)).await);
+            let limit = std::time::Duration::from_micros(round * 50);
+            // Most of these are dropped while the request is in transit.
+            drop(tokio::time::timeout(limit, sandbox.start(request)).await);
         }
         let mut input = other.stdin().expect("it was asked for");
         tokio::io::AsyncWriteExt::write_all(&mut input, b"alive").await.expect("it is read");
@@ -141,14 +144,14 @@ fn starts_that_are_given_up_end_only_themselves() {
         let first = output.next().await;
         assert!(matches!(&first, Some(OutputEvent::Chunk(chunk)) if chunk.data == "alive"), "{first:?}");
         assert!(other.exit().await.expect("it ends").success());
-        // What was given up does not stay: only so many processes are allowed at once.
+        // Cancelled execs do not leave processes: only a few are allowed at once.
         let sleepers = ExecRequest::shell("for i in 1 2 3 4 5 6; do sleep 0.2 & done; wait").build().expect("valid");
         assert!(sandbox.exec(sleepers).await.expect("it runs").exit.success());
         sandbox.close().await.expect("it closes");
     });
 }
 
-/// A posture without the identities of namespaces and users, which each sandbox has of its own.
+/// Returns a posture without the identities of namespaces and users, which differ between sandboxes.
 fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
     let items = sandbox.posture().items().iter();
     let rows = items.map(|item| {
@@ -160,6 +163,7 @@ fn shape(sandbox: &dyn Sandbox) -> Vec<String> {
     rows.collect()
 }
 
+/// Promise (Process isolation): A sandbox from prepared namespaces equals one that is created on request.
 #[test]
 fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -182,7 +186,7 @@ fn a_sandbox_from_the_stock_is_exactly_what_is_asked_for() {
             Spec::builder().workspace(host),
             Spec::builder().limits(Limits { memory: None, pids: None, ..Limits::default() }),
         ];
-        // Each is asked for after another one, and after a pause in which a child is forked for that other one.
+        // Each sandbox is requested after another one, and after a pause in which a child is forked for that one.
         for spec in specs.iter().chain(specs.iter().rev()) {
             let spec = spec.clone().build().expect("valid");
             tokio::time::sleep(std::time::Duration::from_millis(60)).await;

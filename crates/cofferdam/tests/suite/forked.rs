@@ -1,4 +1,4 @@
-//! The command line's launcher, which is a fork: what it must not have of its caller, and who ends with whom.
+//! The command line's forked launcher: memory that it must not inherit from its caller, and the order of deaths.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -11,10 +11,10 @@ use cofferdam::{ExecRequest, Spec};
 
 use crate::census;
 
-/// Bytes of memory read at once.
+/// Size of one memory read.
 const PIECE: usize = 1 << 20;
 
-/// A command line that is killed in the end, whatever the test finds.
+/// A command line that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -30,7 +30,7 @@ impl Running {
     }
 }
 
-/// A run that has printed `ready` from inside, with one secret in its environment and one in its arguments.
+/// Starts a run that prints `ready` from inside, with one secret in its environment and one in its arguments.
 fn supervisor(environment: &str, argument: &str) -> Running {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
         .args(["run", "--label", &format!("note={argument}"), "--", "sh", "-c", "echo ready; sleep 1002"])
@@ -52,10 +52,10 @@ fn only_child(pid: u32) -> u32 {
     children[0]
 }
 
-/// No process is smaller, in bytes.
+/// Minimum memory size of a process, in bytes.
 const SMALLEST: usize = 64 * 1024;
 
-/// Whether the bytes are anywhere in a process's memory that can be read.
+/// Returns true if the bytes are in the readable memory of a process.
 fn memory_holds(pid: u32, needle: &str) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("root reads it");
     let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("root opens it");
@@ -74,25 +74,27 @@ fn memory_holds(pid: u32, needle: &str) -> bool {
         }
         contents.windows(needle.len()).any(|window| window == needle.as_bytes())
     });
-    // An init is small, but it has a stack, data and code.
+    // An init is small, but has a stack, data and code.
     assert!(found || looked_at > SMALLEST, "only {looked_at} bytes of {pid} could be read");
     found
 }
 
-/// A field of `/proc/PID/stat`, counted from the state, which is 0.
+/// Returns a field of `/proc/PID/stat`, counted from the state, which is 0.
 fn stat_field(pid: u32, index: usize) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it exists");
     let (_, rest) = stat.rsplit_once(") ").expect("a name in brackets");
     rest.split_whitespace().nth(index).expect("a field").to_owned()
 }
 
+/// Promise (Process isolation): The launcher and the init of the command line have nothing of its environment and
+/// arguments.
 #[test]
 fn launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments() {
     if !rustix::process::geteuid().is_root() {
         println!("SKIP launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments: only root reads it");
         return;
     }
-    // Put together here, so that they are not in the binary, which is mapped into all of them.
+    // Concatenated here, so that the text is not in the binary, which all processes map.
     let (environment, argument) = ["E", "A"].map(|which| format!("{which}-secret-{}", std::process::id())).into();
     let child = supervisor(&environment, &argument);
     let launcher = only_child(child.id());
@@ -108,6 +110,8 @@ fn launcher_and_init_hold_nothing_of_the_callers_environment_and_arguments() {
     assert!(named.starts_with(b"cofferdam-launcher\0"), "{named:?}");
 }
 
+/// Promise (Process isolation): A forked launcher has one thread, a session of its own, no signal handler and no file
+/// of its caller.
 #[test]
 fn a_forked_launcher_starts_as_an_executed_one_does() {
     let child = supervisor("x", "y");
@@ -117,7 +121,7 @@ fn a_forked_launcher_starts_as_an_executed_one_does() {
     let status = std::fs::read_to_string(format!("/proc/{launcher}/status")).expect("it exists");
     let handled = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a mask");
     let handled = u64::from_str_radix(handled.trim(), 16).expect("a mask");
-    // Above those is what the C library keeps for itself.
+    // The C library uses the signals above these.
     assert_eq!(handled & 0x7fff_ffff, 0, "no signal is handled");
     if rustix::process::geteuid().is_root() {
         let mut open: Vec<String> = std::fs::read_dir(format!("/proc/{launcher}/fd"))
@@ -132,6 +136,7 @@ fn a_forked_launcher_starts_as_an_executed_one_does() {
     }
 }
 
+/// Promise (Process isolation): Killing the command line at any moment leaves nothing.
 #[test]
 fn killing_the_command_line_at_any_moment_leaves_nothing_behind() {
     let before = census::census();
@@ -145,14 +150,15 @@ fn killing_the_command_line_at_any_moment_leaves_nothing_behind() {
         child.kill().expect("it can be killed");
         assert_eq!(child.wait().expect("it ends").signal(), Some(9));
     }
-    // What it could not remove because its launcher was killed as well would be for the next start; nobody killed it.
+    // If its launcher had been killed too, the next start would remove the rest. Here the launcher lived.
     let left = census::left_behind(&before, Duration::from_secs(60));
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Process isolation): A process with several threads executes its launcher and does not fork it.
 #[tokio::test]
 async fn a_process_with_threads_is_not_forked_and_executes_its_launcher() {
-    // This harness runs each test in a thread of its own.
+    // This harness runs each test in a separate thread.
     let forked = ForkedLauncher::fork();
     assert!(forked.is_none());
     let backend =

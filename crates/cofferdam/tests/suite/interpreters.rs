@@ -1,4 +1,4 @@
-//! Interpreters that wait, in process sandboxes of a pool.
+//! Prepared interpreters in process sandboxes of a pool.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use cofferdam::{
     Workspace, collect, registry,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Kept {
     pool: Arc<PooledBackend>,
     interpreters: Interpreters,
 }
 
-/// What an ordinary user's host may be unable to enforce is no matter here.
+/// Returns a spec that accepts the protections that may be unavailable on the host of an unprivileged user.
 fn spec() -> SpecBuilder {
     use Protection as P;
     [P::Memory, P::CpuTime, P::Processes, P::Disk]
@@ -39,7 +39,7 @@ fn keep(interpreter: InterpreterConfig, times: InterpreterTimes) -> Kept {
 
 impl Kept {
     async fn until(&self, holds: impl Fn(&InterpreterMetrics) -> bool) -> InterpreterMetrics {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             let metrics = self.interpreters.metrics().remove(0);
             if holds(&metrics) {
@@ -65,6 +65,7 @@ fn python(code: &'static str) -> ExecRequest {
     ExecRequest::builder(Command::Script(script)).build().expect("valid")
 }
 
+/// Promise (Daemon): A warm interpreter serves one request and is replaced.
 #[tokio::test]
 async fn one_that_waits_is_used_once_and_replaced() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
@@ -88,6 +89,7 @@ async fn one_that_waits_is_used_once_and_replaced() {
     kept.end().await;
 }
 
+/// Promise (Daemon): A request without a compatible warm interpreter starts a cold one.
 #[tokio::test]
 async fn what_does_not_fit_starts_cold() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
@@ -104,7 +106,7 @@ async fn what_does_not_fit_starts_cold() {
     for request in [
         request.to_builder().env("PYTHONHASHSEED", "1").build().expect("valid"),
         request.to_builder().max_output(ByteSize::from_mebibytes(100)).build().expect("valid"),
-        // Longer than the interpreter lives.
+        // A longer time than the interpreter lives.
         request.to_builder().timeout(Duration::from_secs(7200)).build().expect("valid"),
         ExecRequest::argv(["python3", "-c", "1"]).build().expect("valid"),
     ] {
@@ -121,6 +123,7 @@ async fn what_does_not_fit_starts_cold() {
     kept.end().await;
 }
 
+/// Promise (Daemon): Old and dead warm interpreters are replaced.
 #[tokio::test]
 async fn the_old_and_the_dead_are_replaced() {
     let check_every = Duration::from_millis(50);
@@ -138,6 +141,7 @@ async fn the_old_and_the_dead_are_replaced() {
     kept.end().await;
 }
 
+/// Promise (Daemon): A failed preparation is retried with increasing delays.
 #[tokio::test]
 async fn one_that_cannot_be_made_is_tried_again_ever_more_rarely() {
     let missing = InterpreterConfig { command: vec!["no-such-python".to_owned()], ..InterpreterConfig::python() };
@@ -145,12 +149,13 @@ async fn one_that_cannot_be_made_is_tried_again_ever_more_rarely() {
     let kept = keep(missing, InterpreterTimes { first_backoff: first, ..InterpreterTimes::default() });
     let begun = Instant::now();
     let metrics = kept.until(|metrics| metrics.failures >= 4).await;
-    // At least half of 50, 100 and 200 ms between them.
+    // Waits at least half of 50, 100 and 200 ms between them.
     assert!(begun.elapsed() >= Duration::from_millis(175));
     assert!(metrics.last_error.is_some_and(|error| error.contains("no-such-python")));
     kept.end().await;
 }
 
+/// Promise (Daemon): A dropped pool closes its warm interpreters.
 #[tokio::test]
 async fn dropped_ones_are_closed() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
@@ -158,6 +163,6 @@ async fn dropped_ones_are_closed() {
     let taken = kept.interpreters.take(&spec().build().expect("valid"), &python("1")).expect("it waits");
     let Kept { pool, interpreters } = kept;
     drop((taken, interpreters));
-    pool.pool().shutdown(PATIENCE).await.expect("it ends");
+    pool.pool().shutdown(TEST_TIMEOUT).await.expect("it ends");
     assert_eq!(pool.pool().metrics().close_failures, 0);
 }

@@ -1,4 +1,4 @@
-//! Everything that is tested by running the built binary or a whole sandbox, in one program.
+//! Tests that run the built binary or complete sandboxes, in one program.
 #![forbid(unsafe_code)]
 
 mod census;

@@ -1,4 +1,4 @@
-//! A pool of process sandboxes: what it gives out is what a create gives, and nothing is left behind.
+//! Pools of sandboxes: their sandboxes equal created ones, and nothing is left behind.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use cofferdam_conformance::twins::{Trial, compare_backends};
 
 use crate::census;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Each costs two sandboxes, and a template for every other one.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of cases. Each takes two sandboxes, and every other one a template.
 const TRIALS: u64 = 12;
 
-/// Runs an async test on one thread, between two looks at the host.
+/// Runs an async test on one thread, between two censuses of the host.
 fn leaving_nothing(test: impl Future<Output = ()>) {
     let before = census::census();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(test);
     drop(runtime);
-    let left = census::left_behind(&before, PATIENCE);
+    let left = census::left_behind(&before, TEST_TIMEOUT);
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -29,9 +29,9 @@ fn process() -> Arc<dyn Backend> {
     registry::backend("process").expect("the backend is built in")
 }
 
-/// Waits until as many are ready as are to be kept, where the backend makes any ahead for this template.
+/// Waits until the configured number of sandboxes is prepared, if the backend prepares any for this template.
 async fn refilled(pooled: &PooledBackend, ahead: bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
     loop {
         let metrics = pooled.pool().metrics();
         if !ahead || metrics.refill_failures > 0 || metrics.warm >= pooled.pool().config().min_warm {
@@ -42,18 +42,20 @@ async fn refilled(pooled: &PooledBackend, ahead: bool) {
     }
 }
 
+/// Promise (Warm sandboxes and pools): A claimed process sandbox equals a created one in posture, environment and
+/// access.
 #[test]
 fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
     leaving_nothing(async {
         let lent = tempfile::tempdir().expect("a directory");
-        // As an ordinary user's sandbox sees it: writable for whoever the guest is.
+        // As an unprivileged user's sandbox sees it: writable for the guest, whatever its user id.
         std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).expect("it is ours");
         let directory = lent.path().canonicalize().expect("it exists");
         let backend = process();
         let ahead = backend.capabilities().contains(&Capability::Warm);
         let mut warm = 0;
         for pair in 0..TRIALS / 2 {
-            // Without control groups hardly anything but the template itself fits: so one pair has it.
+            // Without control groups only the template itself is compatible, so one pair uses it.
             let seed = if pair == 0 { 0 } else { pair + 1000 };
             let template = Trial::seeded(seed, &Spec::default(), None).spec;
             let config = PoolConfig { min_warm: 1, ..PoolConfig::default() };
@@ -66,7 +68,7 @@ fn a_claimed_sandbox_is_the_one_that_a_create_makes() {
                 compared.unwrap_or_else(|differs| panic!("{differs}, for {:?}", trial.spec));
             }
             warm += pooled.pool().metrics().claims.warm;
-            pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+            pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
         }
         assert!(warm > 0 || !ahead, "nothing was claimed that was made ahead");
     });
@@ -97,10 +99,12 @@ fn runs_through_a_pool_are_apart_and_leave_nothing() {
         }
         let metrics = pooled.pool().metrics();
         assert_eq!((metrics.claims.total(), metrics.failures), (24, 0), "{metrics:?}");
-        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+        pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
     });
 }
 
+/// Promise (Warm sandboxes and pools): A run with a mounted host directory returns only when no process can write
+/// there.
 #[test]
 fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
     leaving_nothing(async {
@@ -118,12 +122,12 @@ fn a_run_in_a_lent_directory_answers_when_nothing_writes_there_any_more() {
         let before = size();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(size(), before);
-        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+        pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
     });
 }
 
-/// What a tenant looks for of those before: files wherever it can write, shared memory, processes, variables. The patterns do not
-/// find themselves.
+/// A search for traces of earlier tenants: files in writable directories, shared memory, processes, variables. The
+/// patterns do not match themselves.
 const LOOK: &str = r#"
     ls -A /workspace
     find /tmp /var/tmp /dev/shm /dev/mqueue /run /home -xdev -name 'of-a-tenant*' 2> /dev/null
@@ -131,7 +135,7 @@ const LOOK: &str = r#"
     for entry in /proc/[0-9]*; do tr '\0' ' ' < $entry/cmdline; tr '\0' ' ' < $entry/environ; echo; done 2> /dev/null |
         grep -e 'sleep 777[7]' -e 'OF_A[_]TENANT'
     true"#;
-/// Leaves all of that, as far as it can.
+/// A program that leaves all these traces, as far as it can.
 const LEAVE: &str = r#"
     for place in /workspace /tmp /var/tmp /dev/shm /dev/mqueue /run /home; do
         echo secret > $place/of-a-tenant
@@ -139,10 +143,10 @@ const LEAVE: &str = r#"
     setsid sleep 7777 > /dev/null 2>&1 < /dev/null &
     test -e /workspace/of-a-tenant -a -e /tmp/of-a-tenant -a -e /dev/shm/of-a-tenant"#;
 
-/// Leases of a pool, one after the other and two at once, half of them for other tenants.
+/// Uses leases of a pool, one after the other and two at once, half of them for other tenants.
 async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
     let config = PoolConfig { max: 4, min_warm: 2, ..PoolConfig::default() };
-    // What a host cannot limit is no matter here.
+    // Limits that a host cannot enforce are not tested here.
     let weaker = [Protection::Memory, Protection::CpuTime, Protection::Processes, Protection::Disk];
     let base = weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().expect("valid");
     let pooled = PooledBackend::new(backend, base.clone(), config).expect("a pool");
@@ -153,7 +157,7 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
     let mut given = std::collections::BTreeSet::new();
     for round in 0..4 {
         refilled(&pooled, true).await;
-        // Containers that are made ahead fit their own tenant alone.
+        // Prepared containers are compatible only with their own tenant.
         let leases = [base.clone(), spec(round)].map(|spec| pooled.pool().claim(spec));
         let [one, other] = leases;
         let (one, other) = tokio::join!(one, other);
@@ -164,7 +168,8 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
             let leave = ExecRequest::shell(LEAVE).env("OF_A_TENANT", "secret").build().expect("valid");
             let left = lease.exec(leave).await.expect("it runs");
             assert!(left.exit.success(), "nothing could be left: {left:?}");
-            // That the look finds what is there. The environment of another process cannot be read in containers.
+            // Checks that the search finds existing traces. The environment of another process cannot be read in
+            // containers.
             let look = lease.exec(ExecRequest::shell(LOOK).build().expect("valid")).await.expect("it runs");
             let found = String::from_utf8_lossy(&look.stdout);
             for what in ["/tmp/of-a-tenant", "/dev/shm/of-a-tenant", "sleep 7777"] {
@@ -175,9 +180,10 @@ async fn tenants_share_nothing(backend: Arc<dyn Backend>) {
     }
     let metrics = pooled.pool().metrics();
     assert!(metrics.claims.warm > 0, "nothing was claimed that was made ahead: {metrics:?}");
-    pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+    pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
 }
 
+/// Promise (Warm sandboxes and pools): Tenants of a pool of process sandboxes share nothing.
 #[test]
 fn tenants_of_a_pool_share_nothing() {
     leaving_nothing(async {
@@ -189,6 +195,7 @@ fn tenants_of_a_pool_share_nothing() {
     });
 }
 
+/// Promise (Warm sandboxes and pools): Tenants of a pool of containers share nothing.
 #[cfg(feature = "container")]
 #[test]
 fn tenants_of_a_pool_of_containers_share_nothing() {
@@ -207,6 +214,7 @@ fn tenants_of_a_pool_of_containers_share_nothing() {
     }
 }
 
+/// Promise (Warm sandboxes and pools): A dropped pool and a dropped lease leave no process sandbox.
 #[test]
 fn a_dropped_pool_and_a_dropped_lease_leave_nothing() {
     leaving_nothing(async {
@@ -221,11 +229,12 @@ fn a_dropped_pool_and_a_dropped_lease_leave_nothing() {
     });
 }
 
-/// Prints what is there of others, and leaves files and a process.
+/// A program that prints traces of other tenants, and leaves files and a process.
 #[cfg(feature = "vm")]
 const MARKS: &str = "ls -A /workspace /tmp /dev/shm | grep -v ':$' | grep .; cat /proc/[0-9]*/comm | grep -x sleep
 for at in /workspace /tmp /dev/shm; do echo $MINE > $at/$MINE; done; (sleep 1000 > /dev/null 2>&1 &) ; echo marked";
 
+/// Promise (Virtual machines): Each VM of a pool serves one lease, and each snapshot one tenant.
 #[cfg(feature = "vm")]
 #[test]
 fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
@@ -276,6 +285,6 @@ fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
         let done = own.exec(ExecRequest::shell("ls /workspace").build().expect("valid")).await.expect("it runs");
         assert_eq!(String::from_utf8_lossy(&done.stdout), "acme-0\n");
         own.close().await.expect("it ends");
-        pooled.pool().shutdown(PATIENCE).await.expect("everything ends");
+        pooled.pool().shutdown(TEST_TIMEOUT).await.expect("everything ends");
     });
 }

@@ -1,4 +1,4 @@
-//! What becomes of sandboxes whose supervisor is killed, or has fewer rights than it seems to have.
+//! Sandboxes whose supervisor is killed, or has fewer rights than it seems to have.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::census;
 
-/// A run of the command line that has printed `ready` from inside its sandbox, and leaves daemons there.
+/// Starts a run that prints `ready` from inside its sandbox, and leaves daemons there.
 fn supervisor() -> std::process::Child {
     let script = "(setsid sleep 1000 &) ; sleep 1001 & echo ready; sleep 1002";
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
@@ -22,6 +22,7 @@ fn supervisor() -> std::process::Child {
     child
 }
 
+/// Promise (Process isolation): Killing the supervisor with SIGKILL leaves nothing.
 #[test]
 fn killing_the_supervisor_leaves_nothing_behind() {
     let before = census::census();
@@ -35,7 +36,7 @@ fn killing_the_supervisor_leaves_nothing_behind() {
     }
 }
 
-/// The launcher is the supervisor's child, and the init the launcher's.
+/// Returns the child of a process with this name: the launcher of a supervisor, or the init of a launcher.
 fn child_of(pid: u32, named: &str) -> Option<u32> {
     let mut children = std::fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -47,6 +48,7 @@ fn child_of(pid: u32, named: &str) -> Option<u32> {
     children.find(|(_, parent, named)| *parent == pid && *named).map(|(pid, ..)| pid)
 }
 
+/// Promise (Process isolation): A killed launcher is reported, and the next start removes what it left.
 #[test]
 fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     let before = census::census();
@@ -56,13 +58,14 @@ fn killing_the_launcher_is_reported_and_the_next_start_sweeps() {
     assert!(status.success());
     let status = child.wait().expect("it ends");
     assert_eq!(status.code(), Some(125), "a lost launcher is Cofferdam's failure, not the command's");
-    // Empty control groups cannot remove themselves: the next start does it.
+    // Empty control groups cannot remove themselves. The next start removes them.
     let next = Command::new(env!("CARGO_BIN_EXE_cofferdam")).args(["run", "--", "true"]).status().expect("it starts");
     assert!(next.success());
     let left = census::left_behind(&before, Duration::from_secs(60));
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// Promise (Process isolation): An init has nothing of the launcher's memory.
 #[test]
 fn an_init_is_a_program_of_its_own() {
     let mut child = supervisor();
@@ -73,7 +76,7 @@ fn an_init_is_a_program_of_its_own() {
     let status = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
     assert!(status.success());
     child.wait().expect("it ends");
-    // Guests cannot look; who made the namespaces can.
+    // Guests cannot inspect their init; the creator of the namespaces can.
     let maps = maps.expect("the host may look");
     assert!(maps.contains("cofferdam-init"), "{maps}");
     assert!(!maps.contains(env!("CARGO_BIN_EXE_cofferdam")), "it has pages of the launcher's program: {maps}");
@@ -83,16 +86,17 @@ fn an_init_is_a_program_of_its_own() {
     }
 }
 
-/// The command line's `run -- true` under another program. Status and standard error.
+/// Runs `run -- true` under another program. Returns status and standard error.
 fn run_under(wrapper: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(wrapper[0])
         .args(&wrapper[1..])
         .args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--", "true"])
         .output()
-        .expect("util-linux is there");
+        .expect("util-linux is installed");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// Promise (Process isolation): A supervisor that is the host's root in a user namespace cannot run sandboxes.
 #[test]
 fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
     let root = rustix::process::geteuid().is_root();
@@ -105,6 +109,7 @@ fn root_of_a_user_namespace_that_is_the_hosts_root_is_refused() {
     }
 }
 
+/// Promise (Process isolation): A root supervisor without the capability to mount runs its sandboxes as another user.
 #[test]
 fn root_without_the_right_to_mount_becomes_somebody_else() {
     if !rustix::process::geteuid().is_root() {
@@ -115,7 +120,9 @@ fn root_without_the_right_to_mount_becomes_somebody_else() {
     assert_eq!(status, Some(0), "{text}");
 }
 
-/// A launcher that is held up makes its sandboxes late; the commands in them have their whole time all the same.
+/// Tests a delayed launcher: it creates its sandboxes late, but the commands in them have their full time.
+///
+/// Promise (Process isolation): The wall time of a command starts with the command, not with its sandbox.
 #[tokio::test]
 async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     use cofferdam::{ExecRequest, Spec, registry};
@@ -125,7 +132,7 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     first.close().await.expect("it closes");
     let signal =
         |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(launcher).expect("a pid"), signal);
-    // By what it measured alone, and then by comparison.
+    // First by its own measurement, then by comparison.
     for _ in 0..2 {
         signal(rustix::process::Signal::STOP).expect("it stops");
         let request = ExecRequest::argv(["true"]).timeout(Duration::from_millis(400)).build().expect("valid");
@@ -141,7 +148,8 @@ async fn a_commands_time_begins_with_it_and_not_with_its_sandbox() {
     }
 }
 
-/// The init refuses to start a command in a sandbox that fell short, and says so while the supervisor still accepts it.
+/// Tests an init that refuses to start a command in a sandbox with missing protections, and reports it while the
+/// supervisor still accepts the report.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_that_comes_early_is_not_lost() {
     use cofferdam::{Access, ExecRequest, Spec, Workspace, registry};
@@ -153,7 +161,7 @@ async fn a_refusal_that_comes_early_is_not_lost() {
     }
     let spec = spec.build().expect("valid");
     for _ in 0..20 {
-        // Its first sandbox is compared with nothing, and a host directory has no disk limit.
+        // The first sandbox is not compared, and a host directory has no disk limit.
         let backend = registry::backend("process").expect("there is one");
         let request = ExecRequest::argv(["true"]).build().expect("valid");
         let run = tokio::time::timeout(Duration::from_secs(60), backend.run(spec.clone(), request));
@@ -162,7 +170,7 @@ async fn a_refusal_that_comes_early_is_not_lost() {
     }
 }
 
-/// The most memory that a run's supervisor had, once it writes its document.
+/// Returns the peak memory of a run's supervisor when it writes its document.
 fn supervisors_peak(max_output: &str, script: &str) -> u64 {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
         .args(["run", "--level", "process", "--timeout", "120s", "--json", "--max-output", max_output, "--"])
@@ -172,9 +180,9 @@ fn supervisors_peak(max_output: &str, script: &str) -> u64 {
         .spawn()
         .expect("the command line starts");
     let mut stdout = child.stdout.take().expect("it is piped");
-    // The document is larger than a pipe, so that its writer is still there.
+    // The document is larger than a pipe, so its writer is still running.
     stdout.read_exact(&mut [0]).expect("there is a document");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is there");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it exists");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
     std::io::copy(&mut stdout, &mut std::io::sink()).expect("it can be read");
     assert!(child.wait().expect("it ends").success());
@@ -185,9 +193,9 @@ fn supervisors_peak(max_output: &str, script: &str) -> u64 {
 fn output_costs_the_supervisor_a_small_multiple_of_its_limit() {
     const MIB: u64 = 1 << 20;
     for (max_output, most, script) in [
-        // Each of these bytes has six in the document.
+        // Each of these bytes becomes six in the document.
         ("48M", 5 * 48 * MIB, "import os\nfor _ in range(768): os.write(1, b'\\x01' * 65536)"),
-        // Single bytes, to both streams in turn.
+        // Writes single bytes to both streams alternately.
         ("48M", 96 * MIB, "import os\nfor _ in range(400000): os.write(1, b'o'); os.write(2, b'e')"),
     ] {
         let peak = supervisors_peak(max_output, script);

@@ -153,6 +153,7 @@ fn failures_are_waited_out_and_then_tried_one_at_a_time() {
     assert_eq!(ledger.refill(again + 1000 * SECOND), 0, "never again");
 }
 
+/// Promise (Warm sandboxes and pools): Refills yield to creates of callers, but not without end.
 #[test]
 fn a_refill_gives_way_to_creates_but_not_for_ever() {
     let mut ledger = Book::new(config());
@@ -184,6 +185,7 @@ fn draining_gives_everything_back_and_refills_no_more() {
     assert_eq!((ledger.refill(SECOND), ledger.next_poll(SECOND)), (0, None));
 }
 
+/// Promise (Warm sandboxes and pools): A leased sandbox never becomes idle again.
 #[test]
 fn what_was_leased_is_never_idle_again() {
     use SlotState as S;
@@ -232,6 +234,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// The slots add up, the bounds hold, no sandbox is handed out twice, and no claim waits while nothing is under
     /// way.
+    ///
+    /// Promise (Warm sandboxes and pools): A caller waits only while all slots of a pool are taken.
     #[test]
     fn places_add_up_and_nobody_waits_for_nothing(
         steps in prop::collection::vec(step(), 0..300),

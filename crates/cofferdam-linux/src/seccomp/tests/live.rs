@@ -25,6 +25,7 @@ fn under_filter<T: Send>(options: Options, test: impl FnOnce() -> T + Send) -> T
     })
 }
 
+/// Promise (Process isolation): The kernel refuses the system calls that the seccomp table refuses.
 #[test]
 fn kernel_refuses_what_the_table_refuses() {
     // A container that tests run in may refuse some already, but not all: a bad descriptor is EBADF everywhere.

@@ -118,6 +118,8 @@ fn check(arch: Arch, options: &Options, program: &Program, call: &Call) {
     assert_eq!(run(program, call), expected(arch, options, call), "{arch:?} {options:?} {call:?}");
 }
 
+/// Promise (Process isolation): The seccomp filter treats every system call number as its table states, on both
+/// architectures.
 #[test]
 fn every_number_gets_the_verdict_of_the_table() {
     for arch in Arch::ALL {
@@ -248,6 +250,7 @@ fn any_audit() -> impl Strategy<Value = u32> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// Promise (Process isolation): The seccomp filter treats random system calls as its table states.
     #[test]
     fn random_calls_get_the_verdict_of_the_table(
         arch in prop::sample::select(&Arch::ALL[..]),

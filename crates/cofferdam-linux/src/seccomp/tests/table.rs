@@ -11,6 +11,7 @@ fn rules_are_sorted_and_unique() {
     }
 }
 
+/// Promise (Process isolation): Every allowed system call states its reason.
 #[test]
 fn every_rule_says_why() {
     for rule in RULES {
@@ -36,6 +37,8 @@ fn verdicts_by_arguments_have_cases_with_tests() {
 }
 
 /// The crate that we take numbers from is generated; these come from the kernel's headers.
+///
+/// Promise (Process isolation): The seccomp table has the kernel's system call numbers.
 #[test]
 fn numbers_are_those_of_the_kernel() {
     let known = [

@@ -59,6 +59,7 @@ fn undisturbed(place: &Place) -> (BTreeSet<PathBuf>, usize) {
     (census::files(&place.path().join("images")), steps)
 }
 
+/// Promise (Virtual machines): An image whose build is killed is complete or absent.
 #[test]
 fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
     let test = "an_image_whose_maker_is_killed_is_whole_or_not_there";

@@ -300,6 +300,7 @@ async fn keeper() {
     assert_eq!(census::files(&place.join("tmp")), BTreeSet::new());
 }
 
+/// Promise (Virtual machines): A VMM killed at any step leaves nothing, and its supervisor creates the next VM.
 #[test]
 fn a_supervisor_goes_on_whenever_its_monitor_is_killed() {
     let test = "a_supervisor_goes_on_whenever_its_monitor_is_killed";

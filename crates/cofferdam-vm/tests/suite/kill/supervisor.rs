@@ -150,6 +150,8 @@ fn is_clean(place: &Place, pid: u32, before: &BTreeSet<String>) {
     assert_eq!(census::host_left(before), BTreeSet::new());
 }
 
+/// Promise (Virtual machines): A supervisor killed with SIGKILL at any step leaves no process, and nothing else remains
+/// after the next start.
 #[test]
 fn a_supervisor_killed_at_any_step_leaves_nothing() {
     let test = "a_supervisor_killed_at_any_step_leaves_nothing";

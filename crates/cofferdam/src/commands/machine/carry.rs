@@ -1,4 +1,4 @@
-//! `cofferdam vm export-image` and `import-image`.
+//! `cofferdam vm export-image` and `cofferdam vm import-image`.
 
 use cofferdam::registry::machines::{ExportedImage, Images, LARGEST_IMAGE};
 use cofferdam::{ByteSize, Result};
@@ -15,14 +15,14 @@ use crate::report::{self, Form};
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-pub(super) async fn export(images: &Images, args: &ExportImageArgs, usual: &str, form: Form) -> Result<u8> {
+pub(super) async fn export(images: &Images, args: &ExportImageArgs, default: &str, form: Form) -> Result<u8> {
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let key = key(args.key_file.as_deref())?;
     let existing = if args.force { out_file::Existing::Replace } else { out_file::Existing::Keep };
     let out = OutFile::begin(&args.out, existing)?;
     let work = Work::new(form, false);
-    let which = args.image.as_deref().unwrap_or(usual);
-    let exporting = images.export(which, out.file()?, key.as_ref(), args.compression, work.watch());
+    let image = args.image.as_deref().unwrap_or(default);
+    let exporting = images.export(image, out.file()?, key.as_ref(), args.compression, work.watch());
     let exported = match work.run(&mut interrupts, exporting).await? {
         Outcome::Done(exported) => exported,
         Outcome::Interrupted(number) => return Ok(signal_status(number)),
@@ -36,10 +36,11 @@ fn show(args: &ExportImageArgs, exported: &ExportedImage, form: Form) -> std::io
     let ExportedImage { key, kernel, archive } = exported;
     match form {
         Form::Text => {
-            let (size, locked) =
+            let (size, encrypted) =
                 (ByteSize::from_bytes(archive.bytes), if archive.encrypted { ", encrypted" } else { "" });
             let file = one_line(&file);
-            report::remark(&format!("{file} is there ({size}{locked}): cofferdam vm import-image {file}"), Tone::Good);
+            let message = format!("wrote {file} ({size}{encrypted}); use it: cofferdam vm import-image {file}");
+            report::remark(&message, Tone::Good);
             Ok(())
         }
         _ => report::document(&json!({ "file": file, "key": key, "kernel": kernel, "archive": archive })),
@@ -50,9 +51,9 @@ pub(super) async fn import(images: &Images, args: &ImportImageArgs, form: Form) 
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let key = key(args.key_file.as_deref())?;
     let existing = if args.force { Existing::Replace } else { Existing::Keep };
-    let most = args.max_size.unwrap_or(LARGEST_IMAGE);
+    let max_size = args.max_size.unwrap_or(LARGEST_IMAGE);
     let work = Work::new(form, false);
-    let importing = images.import(&args.file, args.name.as_deref(), existing, most, key.as_ref(), work.watch());
+    let importing = images.import(&args.file, args.name.as_deref(), existing, max_size, key.as_ref(), work.watch());
     let imported = match work.run(&mut interrupts, importing).await? {
         Outcome::Done(image) => image,
         Outcome::Interrupted(number) => return Ok(signal_status(number)),

@@ -1,7 +1,7 @@
-//! Whether code goes on with the next line. Pure, and no more than a guess: the interpreter says what is right.
+//! Heuristic that detects incomplete code. Pure. Only the interpreter knows whether code is valid.
 
-/// Whether more is to come: a bracket or text is open, or a block has begun that no empty line ended.
-pub fn goes_on(language: &str, code: &str) -> bool {
+/// Returns true if code continues on the next line: a bracket or string is open, or no empty line has ended a block.
+pub fn is_incomplete(language: &str, code: &str) -> bool {
     let python = language == "python";
     let open = open_parts(code, python);
     if open.text || open.brackets > 0 {
@@ -18,12 +18,12 @@ pub fn goes_on(language: &str, code: &str) -> bool {
     (open.block || code.starts_with('@')) && !blank
 }
 
-/// What is open at the end of code.
+/// Constructs that are open at the end of code.
 struct Open {
     brackets: i64,
-    /// A text of many lines.
+    /// True in a multi-line string.
     text: bool,
-    /// A line of Python ended in a colon, outside of brackets and texts.
+    /// True if a line of Python ended in a colon outside brackets and strings.
     block: bool,
 }
 
@@ -35,7 +35,7 @@ fn open_parts(code: &str, python: bool) -> Open {
     while let Some(c) = rest.chars().next() {
         if let Some(end) = quote {
             let ended = rest.starts_with(end);
-            // A text of one line ends with it, whatever is missing.
+            // A single-line string ends with its line, even without a closing quote.
             let broken = c == '\n' && end.len() == 1 && end != "`";
             if ended || broken {
                 quote = None;
@@ -104,7 +104,7 @@ mod tests {
             ("python", "'\\", true),
             ("python", "'\u{e9}\\\u{e9}", false),
         ] {
-            assert_eq!(goes_on(language, code), more, "{code:?}");
+            assert_eq!(is_incomplete(language, code), more, "{code:?}");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::terminal::one_line;
 pub(super) fn carry_out(args: &InspectArgs, form: Form) -> Result<u8> {
     let key = key(args.key_file.as_deref())?;
     let work = Work::new(form, !args.verify);
-    // Nothing is written, so that a signal may end us as it ends others.
+    // Nothing is written, so signals keep their default action.
     let found = inspect_archive(&args.file, key.as_ref(), args.verify.then(|| work.watch()));
     work.finish();
     let found = found.map_err(|error| error.with_context("file", args.file.display().to_string()))?;
@@ -25,10 +25,10 @@ pub(super) fn carry_out(args: &InspectArgs, form: Form) -> Result<u8> {
     Ok(report::printed(printed, 0))
 }
 
-/// Describes what runs in it, as a clause. Which processes a command left behind is not in an archive.
+/// Describes the running commands, as a clause. An archive does not list processes that a command left running.
 pub(super) fn running(about: &SnapshotInfo) -> String {
     match about.running.len() {
-        0 => "its command has ended, what that left running resumes".to_owned(),
+        0 => "its command has ended, processes that it left running resume".to_owned(),
         1 => "1 command is running".to_owned(),
         count => format!("{count} commands are running"),
     }
@@ -37,7 +37,7 @@ pub(super) fn running(about: &SnapshotInfo) -> String {
 fn text(found: &ArchiveInfo) -> String {
     let ArchiveInfo { version, encrypted, bytes, parts, machine, odd, verified } = found;
     let mut out = format!(
-        "archive of a machine, version {version}, {}, {}\n",
+        "VM snapshot, version {version}, {}, {}\n",
         ByteSize::from_bytes(*bytes),
         if *encrypted { "encrypted" } else { "not encrypted" },
     );
@@ -49,11 +49,11 @@ fn text(found: &ArchiveInfo) -> String {
     match (machine, odd) {
         (Some(machine), _) => out.push_str(&about(machine)),
         (None, Some(odd)) => out.push_str(&format!("  {}\n", one_line(odd))),
-        (None, None) => out.push_str("  what it says of its machine is encrypted: give --key-file\n"),
+        (None, None) => out.push_str("  the description of the VM is encrypted; decrypt it with --key-file\n"),
     }
     let _ = match verified {
-        Some(digest) => writeln!(out, "whole, SHA-256 of the contents {digest}"),
-        None => writeln!(out, "only its head was read; --verify reads all of it"),
+        Some(digest) => writeln!(out, "complete and intact, SHA-256 of the contents {digest}"),
+        None => writeln!(out, "only the header was read; --verify reads the whole file"),
     };
     out
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::{RestoreArgs, RunArgs};
 use crate::commands::block_on;
-use crate::commands::run::{Run, Started, admit, give_up, identity, look_at, no_signals, signal_status, start};
+use crate::commands::run::{Run, Started, abandon, admit, check_code, identity, no_signals, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -20,10 +20,10 @@ use crate::settings::{Environment, Settings};
 use crate::sink::{Collected, Live, Raw, Sink, merge};
 use crate::style::Tone;
 
-/// How often a machine is asked whether it is still there.
-const LOOK: Duration = Duration::from_millis(500);
+/// Interval at which a restored VM is polled for its end.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A machine that resumed, and what was running in it.
+/// A restored VM and the execs that run in it.
 type Restored = (Arc<dyn Sandbox>, Vec<ExecHandle>);
 
 pub(super) fn carry_out(mut args: RestoreArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
@@ -39,10 +39,10 @@ pub(super) fn carry_out(mut args: RestoreArgs, config: Option<PathBuf>, form: Fo
 async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Plan>, settings: Settings) -> Result<u8> {
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let work = Work::new(form, args.answer.quiet);
-    let snapshots = MachineSnapshots::new(&settings.setup.machines, work.tell())?;
+    let snapshots = MachineSnapshots::new(&settings.setup.machines, work.progress())?;
     let key = key(args.key_file.as_deref())?;
-    let most = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
-    let loading = snapshots.load(&args.file, key.as_ref(), most, settings.limits.clone(), work.watch());
+    let max_disk = args.max_disk.unwrap_or(LARGEST_WORKSPACE);
+    let loading = snapshots.load(&args.file, key.as_ref(), max_disk, settings.limits.clone(), work.watch());
     let (snapshot, spec) = match work.run(&mut interrupts, loading).await? {
         Outcome::Done(loaded) => loaded,
         Outcome::Interrupted(number) => return Ok(signal_status(number)),
@@ -54,31 +54,31 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
     let origin = Origin::snapshot(&snapshot, &args.file.to_string_lossy());
     let (restoring, mut call, plan) = begin(&*backend, &spec, origin, plan, &settings).await?;
-    // Interrupted, the line of the restore ends as cancelled.
-    let restored = async |_: Option<&mut Call>| made(snapshots.restore(&snapshot, spec).await, restoring).await;
+    // If interrupted, the log records the restore as cancelled.
+    let restored = async |_: Option<&mut Call>| log_restored(snapshots.restore(&snapshot, spec).await, restoring).await;
     let (sandbox, mut execs) = match start(&mut call, &mut interrupts, restored).await? {
-        Started::Goes(sandbox) => sandbox,
+        Started::Running(sandbox) => sandbox,
         Started::Interrupted(number) => return Ok(signal_status(number)),
     };
     if form == Form::Text && !args.answer.quiet {
         let about = running(&*sandbox, &about).await;
         report::remark(&format!("restored as {}: {about}", sandbox.id()), Tone::Good);
     }
-    // The others keep their handles here: without them they would end.
+    // The handles of the other execs stay alive here: dropping a handle ends its exec.
     let main = main.and_then(|main| execs.iter().position(|exec| exec.id() == main)).map(|at| execs.swap_remove(at));
     let inside = Inside { args, run, form, about };
     let outcome = match main {
         Some(main) => inside.attach(&*backend, &*sandbox, main, &settings, &mut interrupts).await,
-        None => inside.go_on(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await,
+        None => inside.run_command(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await,
     };
     if let Err(error) = sandbox.close().await {
-        report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
+        report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
     }
     outcome
 }
 
-/// What comes before the machine goes on: a line in the audit log for that, and the command that is to run in it, which is
-/// screened and logged as any other, where the configuration wants that.
+/// Begins a restore: logs it in the audit log, and screens and logs the command like any other, if the configuration
+/// requires that.
 async fn begin(
     backend: &dyn Backend,
     spec: &Spec,
@@ -88,7 +88,7 @@ async fn begin(
 ) -> Result<(Option<Restoring>, Option<Call>, Option<Plan>)> {
     if !settings.watched {
         if let Some(plan) = &plan {
-            look_at(&settings.code, plan).await?;
+            check_code(&settings.code, plan).await?;
         }
         return Ok((None, None, plan));
     }
@@ -105,42 +105,42 @@ async fn begin(
     }
 }
 
-/// The machine that goes on, once the log says so. Where it must and cannot, there is none.
-async fn made(restored: Result<Restored>, restoring: Option<Restoring>) -> Result<Restored> {
+/// Logs a restored VM and returns it. Closes the VM if it must be logged and cannot be.
+async fn log_restored(restored: Result<Restored>, restoring: Option<Restoring>) -> Result<Restored> {
     let Some(restoring) = restoring else { return restored };
     let (sandbox, execs) = match restored {
         Ok(restored) => restored,
         Err(error) => return Err(restoring.failed(error).await),
     };
     if let Err(error) = restoring.made(&*sandbox).await {
-        // What it could not say is said by this error.
+        // The logging error takes precedence over one of closing.
         let _ = sandbox.close().await;
         return Err(error);
     }
     Ok((sandbox, execs))
 }
 
-/// Returns what it was saved with, under the caller's limits: the tighter of both holds. What is fixed in the machine was
-/// compared when the archive was read. Exceptions are never taken from an archive.
+/// Returns the saved spec under the caller's limits: the tighter limit of both applies. Limits that are fixed in the VM
+/// were compared when the archive was read. Exceptions are never taken from an archive.
 fn spec_of(spec: SpecBuilder, about: &SnapshotInfo, settings: &Settings) -> Result<Spec> {
-    let (mut limits, most) = (about.limits.clone(), &settings.limits);
-    limits.wall_time = limits.wall_time.min(most.wall_time);
-    limits.cpu_time = [limits.cpu_time, most.cpu_time].into_iter().flatten().min();
+    let (mut limits, ceiling) = (about.limits.clone(), &settings.limits);
+    limits.wall_time = limits.wall_time.min(ceiling.wall_time);
+    limits.cpu_time = [limits.cpu_time, ceiling.cpu_time].into_iter().flatten().min();
     let spec = spec.limits(limits).tenant(settings.tenant.clone());
     settings.allow_weaker.iter().fold(spec, |spec, protection| spec.allow_weaker(*protection)).build()
 }
 
-/// Returns the program to attach to: the first one that was started.
+/// Returns the exec to attach to: the first one that was started.
 fn main_of(about: &SnapshotInfo) -> Result<ExecId> {
     about.running.iter().min().copied().ok_or_else(|| {
-        let what = "the command had ended when it was saved, so that there is no output to attach to";
-        Error::new(ErrorKind::Conflict, "restore", what).with_remedy("run a COMMAND in it instead, after `--`")
+        let what = "cannot attach: the command had ended when the VM was saved";
+        Error::new(ErrorKind::Conflict, "restore", what).with_remedy("run a COMMAND in the VM instead, after `--`")
     })
 }
 
-/// Describes what runs in a machine that resumed.
+/// Describes the execs and processes that run in a restored VM.
 async fn running(sandbox: &dyn Sandbox, about: &SnapshotInfo) -> String {
-    // Only for people; a machine that has ended already is reported by what comes next.
+    // Only informational. The next step reports a VM that has already ended.
     let processes = sandbox.usage().await.ok().and_then(|usage| usage.processes);
     let ids: Vec<String> = about.running.iter().map(|id| id.0.to_string()).collect();
     let which = if ids.is_empty() { String::new() } else { format!(" (exec {})", ids.join(", ")) };
@@ -148,7 +148,7 @@ async fn running(sandbox: &dyn Sandbox, about: &SnapshotInfo) -> String {
     format!("{}{which}{processes}", super::inspect::running(about))
 }
 
-/// What is done in a machine that goes on.
+/// The work in a restored VM.
 struct Inside<'a> {
     args: &'a RestoreArgs,
     run: &'a RunArgs,
@@ -157,7 +157,7 @@ struct Inside<'a> {
 }
 
 impl Inside<'_> {
-    /// Passes on what the program prints that was running, until it ends.
+    /// Forwards the output of the restored program until it ends.
     async fn attach(
         &self,
         backend: &dyn Backend,
@@ -217,7 +217,7 @@ impl Inside<'_> {
         Ok(report::printed(report::document(&document), status))
     }
 
-    async fn go_on(
+    async fn run_command(
         &self,
         backend: &dyn Backend,
         sandbox: &dyn Sandbox,
@@ -253,13 +253,13 @@ impl Inside<'_> {
                 run.follow(backend, sandbox, handle, interrupts, call).await
             }
             (interrupted, _) => {
-                give_up(call).await;
+                abandon(call).await;
                 self.end(backend, sandbox, about, interrupted.map_or(0, signal_status))
             }
         }
     }
 
-    /// Nothing was to be run.
+    /// Ends a restore without a command.
     fn end(&self, backend: &dyn Backend, sandbox: &dyn Sandbox, about: Value, status: u8) -> Result<u8> {
         if self.form == Form::Text {
             return Ok(status);
@@ -286,10 +286,10 @@ async fn pass(time: Option<Duration>) {
     }
 }
 
-/// Waits until the machine has ended, and says why.
+/// Waits until the VM has ended, and returns the reason.
 async fn gone(sandbox: &dyn Sandbox) -> Error {
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         if let Err(error) = sandbox.usage().await {
             return error;
         }

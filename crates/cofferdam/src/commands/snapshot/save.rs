@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{Outcome, Work, key};
 use crate::args::SaveArgs;
 use crate::commands::block_on;
-use crate::commands::run::{Started, admit, give_up, look_at, no_signals, prepare, signal_status, start};
+use crate::commands::run::{Started, abandon, admit, check_code, no_signals, prepare, signal_status, start};
 use crate::interrupts::Interrupts;
 use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
@@ -25,23 +25,23 @@ use crate::sink::{Collected, Live, Raw, Sink, merge};
 use crate::style::Tone;
 use crate::terminal::one_line;
 
-/// How long it runs where nothing is said about that.
-const USUAL: Duration = Duration::from_secs(1);
+/// Default run time before the VM is saved.
+const DEFAULT_RUN_TIME: Duration = Duration::from_secs(1);
 
-/// When the machine is frozen.
+/// The condition for saving the VM.
 #[derive(Debug)]
-enum Moment {
-    /// When it has run for so long.
+enum Trigger {
+    /// The command has run for this time.
     After(Duration),
-    /// When it has printed this.
+    /// The command has printed this text.
     Printed(Seen),
-    /// When it has ended.
+    /// The command has ended.
     Done,
 }
 
-/// What ended the wait for the moment.
+/// The reason why the wait for the trigger ended.
 enum Waited {
-    Now,
+    Triggered,
     Ended(Exit),
     Interrupted(i32),
 }
@@ -50,33 +50,31 @@ pub(super) fn carry_out(mut args: SaveArgs, config: Option<PathBuf>, form: Form)
     let run = args.take_run();
     run.backend.as_deref().map_or(Ok(()), check_backend)?;
     let (plan, settings) = prepare(&run, config)?;
-    let moment = moment(&args)?;
+    let trigger = trigger(&args)?;
     let key = key(args.key_file.as_deref())?;
     let existing = if args.force { Existing::Replace } else { Existing::Keep };
     let out = OutFile::begin(&args.out, existing)?;
     let save = Save { args, form, key, out };
-    block_on(save.session(&plan, settings, moment))
+    block_on(save.session(&plan, settings, trigger))
 }
 
-/// Refuses a backend whose sandboxes are no machines.
+/// Refuses a backend whose sandboxes are not VMs.
 fn check_backend(name: &str) -> Result<()> {
     let info = registry::find(name)?;
     if info.name == MACHINE_BACKEND {
         return Ok(());
     }
-    let what = format!("only machines can be frozen to a file, and the backend {} makes none", info.name);
-    Err(Error::unsupported("save", what).with_remedy("leave --backend out, or name vm, vm:qemu or vm:firecracker"))
+    let what = format!("only VMs can be saved to a file, and the backend {} does not create VMs", info.name);
+    Err(Error::unsupported("save", what).with_remedy("leave out --backend, or use vm, vm:qemu or vm:firecracker"))
 }
 
-fn moment(args: &SaveArgs) -> Result<Moment> {
+fn trigger(args: &SaveArgs) -> Result<Trigger> {
     match (&args.when_prints, args.when_done) {
-        (Some(text), _) if text.is_empty() => {
-            Err(Error::invalid("save", "--when-prints waits for a text, and there is none")
-                .with_remedy("give a text that it prints, or a time with --after"))
-        }
-        (Some(text), _) => Ok(Moment::Printed(Seen::new(text))),
-        (None, true) => Ok(Moment::Done),
-        (None, false) => Ok(Moment::After(args.after.unwrap_or(USUAL))),
+        (Some(text), _) if text.is_empty() => Err(Error::invalid("save", "the text of --when-prints is empty")
+            .with_remedy("pass a text that the command prints, or a time with --after")),
+        (Some(text), _) => Ok(Trigger::Printed(Seen::new(text))),
+        (None, true) => Ok(Trigger::Done),
+        (None, false) => Ok(Trigger::After(args.after.unwrap_or(DEFAULT_RUN_TIME))),
     }
 }
 
@@ -87,18 +85,18 @@ struct Save {
     out: OutFile,
 }
 
-/// What was frozen.
+/// A snapshot of a paused VM.
 struct Frozen {
     snapshot: Snapshot,
-    /// How the command had ended, if it had.
+    /// The exit of the command, if it had ended.
     exit: Option<Exit>,
 }
 
 impl Save {
-    async fn session(self, plan: &Plan, settings: Settings, moment: Moment) -> Result<u8> {
+    async fn session(self, plan: &Plan, settings: Settings, trigger: Trigger) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let work = Work::new(self.form, self.args.answer.quiet);
-        let snapshots = MachineSnapshots::new(&settings.setup.machines, work.tell())?;
+        let snapshots = MachineSnapshots::new(&settings.setup.machines, work.progress())?;
         let mut sink = match self.form {
             Form::Text if self.args.answer.raw_output => Sink::Live(Live::new(Raw::Yes)),
             Form::Text => Sink::Live(Live::new(Raw::No)),
@@ -108,13 +106,13 @@ impl Save {
         let (mut call, request) = begin(&*backend, plan, &settings).await?;
         let starting = async |_: Option<&mut Call>| backend.start_one(plan.spec.clone(), request).await;
         let (sandbox, handle) = match start(&mut call, &mut interrupts, starting).await? {
-            Started::Goes(parts) => parts,
+            Started::Running(parts) => parts,
             Started::Interrupted(number) => return Ok(signal_status(number)),
         };
         work.finish();
         let frozen = async {
-            let exit = match wait(&handle, moment, &mut sink, &mut interrupts).await? {
-                Waited::Now => None,
+            let exit = match wait(&handle, trigger, &mut sink, &mut interrupts).await? {
+                Waited::Triggered => None,
                 Waited::Ended(exit) => Some(exit),
                 Waited::Interrupted(number) => return Ok(Outcome::Interrupted(number)),
             };
@@ -124,11 +122,11 @@ impl Save {
             }
         };
         let frozen: Result<_> = frozen.await;
-        // It is of no use any more, and its memory is needed.
+        // Writing the file needs the memory of the sandbox, which is no longer used.
         if let Err(error) = sandbox.close().await {
-            report::remark(&format!("the sandbox was not cleaned up: {error}"), Tone::Warning);
+            report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
-        // What cannot be logged is not saved either.
+        // A snapshot whose run cannot be logged is not saved.
         match (frozen, call) {
             (Ok(Outcome::Done(frozen)), call) => {
                 if let Some(call) = call {
@@ -137,7 +135,7 @@ impl Save {
                 self.write(&frozen, sink, &work, &mut interrupts).await
             }
             (Ok(Outcome::Interrupted(number)), call) => {
-                give_up(call).await;
+                abandon(call).await;
                 Ok(signal_status(number))
             }
             (Err(error), Some(call)) => Err(call.failed(error).await),
@@ -155,28 +153,28 @@ impl Save {
         };
         let about = MachineSnapshots::about(&frozen.snapshot)?;
         self.out.finish()?;
-        Ok(report::printed(tell(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), sink), 0))
+        Ok(report::printed(print(&self.args, self.form, &saved, &about, frozen.exit.as_ref(), sink), 0))
     }
 }
 
-/// What comes before the machine: screening and the line in the audit log, where the configuration wants them.
+/// Screens and logs the run before the VM is created, if the configuration requires that.
 async fn begin(backend: &dyn Backend, plan: &Plan, settings: &Settings) -> Result<(Option<Call>, ExecRequest)> {
     if !settings.watched {
-        look_at(&settings.code, plan).await?;
+        check_code(&settings.code, plan).await?;
         return Ok((None, plan.request.clone()));
     }
     let (call, request) = admit(&settings.code, backend, plan, Want::No, Want::No).await?;
     Ok((Some(call), request))
 }
 
-/// Ends the line in the audit log. What was frozen while it ran has ended here, with its machine.
+/// Logs the end of the call. A program that was saved while it ran has ended in this VM, which was closed.
 async fn end(call: Call, sandbox: &dyn Sandbox, handle: &ExecHandle, exit: Option<Exit>, sink: &Sink) -> Result<()> {
     let exit = match exit {
         Some(exit) => exit,
         None => match handle.exit().await {
             Ok(exit) => exit,
             Err(_) => {
-                give_up(Some(call)).await;
+                abandon(Some(call)).await;
                 return Ok(());
             }
         },
@@ -188,11 +186,16 @@ async fn end(call: Call, sandbox: &dyn Sandbox, handle: &ExecHandle, exit: Optio
     call.finish(sandbox, Completed { exit, stdout, stderr }).await.map(drop)
 }
 
-/// Passes output on until the moment has come.
-async fn wait(handle: &ExecHandle, mut moment: Moment, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<Waited> {
+/// Forwards output until the trigger fires.
+async fn wait(
+    handle: &ExecHandle,
+    mut trigger: Trigger,
+    sink: &mut Sink,
+    interrupts: &mut Interrupts,
+) -> Result<Waited> {
     let mut output = handle.output();
-    let time = match &moment {
-        Moment::After(time) => Some(*time),
+    let time = match &trigger {
+        Trigger::After(time) => Some(*time),
         _ => None,
     };
     let mut later = std::pin::pin!(async {
@@ -210,43 +213,44 @@ async fn wait(handle: &ExecHandle, mut moment: Moment, sink: &mut Sink, interrup
                 let Some(event) = event else {
                     let exit = handle.exit().await?;
                     unwritten(sink.finish().await)?;
-                    return match moment {
-                        Moment::Done => Ok(Waited::Ended(exit)),
+                    return match trigger {
+                        Trigger::Done => Ok(Waited::Ended(exit)),
                         _ => Err(ended_early(&exit)),
                     };
                 };
-                let has_come = match &mut moment {
-                    Moment::Printed(seen) => seen.has_come(&event),
+                let fired = match &mut trigger {
+                    Trigger::Printed(seen) => seen.found_in(&event),
                     _ => false,
                 };
                 unwritten(sink.put(event).await)?;
-                if has_come {
+                if fired {
                     break;
                 }
             }
         }
     }
     unwritten(sink.finish().await)?;
-    Ok(Waited::Now)
+    Ok(Waited::Triggered)
 }
 
 fn unwritten(written: std::io::Result<()>) -> Result<()> {
     written.map_err(|error| {
         Error::new(ErrorKind::Io, "save", format!("cannot write the output: {error}; nothing was saved"))
-            .with_remedy("let standard output and standard error go somewhere")
+            .with_remedy("connect standard output and standard error to a terminal, file or reader")
     })
 }
 
 fn ended_early(exit: &Exit) -> Error {
     let what = format!(
-        "nothing was saved: the command ended with status {} before the time to freeze its machine",
+        "nothing was saved: the command ended with status {} before its VM was to be saved",
         exit.shell_status()
     );
-    Error::new(ErrorKind::Conflict, "save", what)
-        .with_remedy("add --when-done to save the machine with its files when the command has ended, or freeze it sooner with --after or --when-prints")
+    Error::new(ErrorKind::Conflict, "save", what).with_remedy(
+        "use --when-done to save the VM after the command has ended, or save it sooner with --after or --when-prints",
+    )
 }
 
-fn tell(
+fn print(
     args: &SaveArgs,
     form: Form,
     saved: &SavedArchive,
@@ -257,10 +261,10 @@ fn tell(
     let file = args.out.display().to_string();
     if form == Form::Text {
         if !args.answer.quiet {
-            let locked = if saved.encrypted { ", encrypted" } else { "" };
+            let encrypted = if saved.encrypted { ", encrypted" } else { "" };
             report::remark(
                 &format!(
-                    "{} is there ({} for a machine with {} of memory, {}{locked}): cofferdam snapshot restore {0}",
+                    "wrote {} ({} for a VM with {} of memory, {}{encrypted}); use it: cofferdam snapshot restore {0}",
                     one_line(&file),
                     ByteSize::from_bytes(saved.bytes),
                     about.memory,
@@ -279,11 +283,11 @@ fn tell(
     report::document(&document)
 }
 
-/// Looks for a text in what is printed, wherever it is cut.
+/// A search for a text in output that arrives in chunks.
 #[derive(Debug)]
 struct Seen {
     text: Vec<u8>,
-    /// The last bytes of either stream, fewer than the text has.
+    /// The last bytes of each stream, fewer than the length of the text.
     ends: [Vec<u8>; 2],
 }
 
@@ -292,7 +296,7 @@ impl Seen {
         Self { text: text.as_bytes().to_vec(), ends: Default::default() }
     }
 
-    fn has_come(&mut self, event: &OutputEvent) -> bool {
+    fn found_in(&mut self, event: &OutputEvent) -> bool {
         let OutputEvent::Chunk(chunk) = event else { return false };
         let end = &mut self.ends[usize::from(chunk.stream == cofferdam::OutputStream::Stderr)];
         end.extend_from_slice(&chunk.data);
@@ -315,7 +319,7 @@ mod tests {
         let (out, error) = (OutputStream::Stdout, OutputStream::Stderr);
         let come = |chunks: &[(OutputStream, &str)]| {
             let mut seen = Seen::new("ready");
-            chunks.iter().any(|(stream, text)| seen.has_come(&chunk(*stream, text)))
+            chunks.iter().any(|(stream, text)| seen.found_in(&chunk(*stream, text)))
         };
         for chunks in
             [&[(out, "is ready now")][..], &[(out, "rea"), (out, "dy")], &[(error, "xrr"), (out, "x"), (error, "eady")]]
@@ -326,6 +330,6 @@ mod tests {
             assert!(!come(chunks), "{chunks:?}");
         }
         let mut seen = Seen::new("r");
-        assert!(!seen.has_come(&chunk(out, "x")) && seen.has_come(&chunk(out, "r")) && seen.ends[0].len() == 1);
+        assert!(!seen.found_in(&chunk(out, "x")) && seen.found_in(&chunk(out, "r")) && seen.ends[0].len() == 1);
     }
 }

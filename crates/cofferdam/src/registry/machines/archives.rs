@@ -1,4 +1,4 @@
-//! Snapshots of machines that travel as files.
+//! Portable archives of VM snapshots.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, BufWriter};
@@ -19,12 +19,12 @@ use serde::Serialize;
 use super::Machines;
 use crate::registry::{ImageProgress, ImageStep};
 
-/// Bytes that are read or written at once.
+/// Size of read and write buffers.
 pub(super) const PIECE: usize = 1 << 20;
-/// The largest workspace that is restored unless told otherwise.
+/// Default maximum size of a restored workspace.
 pub const LARGEST_WORKSPACE: ByteSize = ByteSize::from_mebibytes(8192);
 
-/// What an archive is encrypted with. Nobody is shown it.
+/// An encryption key of archives. Its `Debug` output does not contain the key.
 #[derive(Debug, Clone)]
 pub struct ArchiveKey(Arc<Key>);
 
@@ -33,11 +33,12 @@ impl ArchiveKey {
         &self.0
     }
 
-    /// The key in a file of the user's own: exactly 32 bytes, or 64 hexadecimal digits.
+    /// Reads a key from the user's own file: exactly 32 bytes, or 64 hexadecimal digits.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a file with anything else in it, or one that others can read; never with its contents.
+    /// Returns `InvalidInput` for a file with other contents, or one that other users can read. Errors never include
+    /// the contents.
     pub fn read(path: &Path) -> Result<Self> {
         let file = open("read the key", path)?;
         let key = Key::of_file(&file).map_err(|error| failed("read the key", error)).and_then(|key| {
@@ -49,12 +50,12 @@ impl ArchiveKey {
     }
 }
 
-/// How far something is, and whether it is to end.
+/// Progress callback and cancellation flag of long work.
 #[derive(Clone)]
 pub struct Watch {
-    /// Told of the steps.
+    /// Callback for the steps.
     pub progress: ImageProgress,
-    /// Set by whoever wants it to end.
+    /// Set by the caller to cancel the work.
     pub cancelled: Arc<AtomicBool>,
 }
 
@@ -65,7 +66,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    pub(super) fn tell(&self, what: &str, step: Progress) -> ControlFlow<()> {
+    pub(super) fn report(&self, what: &str, step: Progress) -> ControlFlow<()> {
         if self.cancelled.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
@@ -74,20 +75,20 @@ impl Watch {
     }
 }
 
-/// What a snapshot of a machine is, as far as people and programs want to know.
+/// Description of a VM snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SnapshotInfo {
-    /// The key of the image that the machine started from.
+    /// The key of the VM's image.
     pub image: String,
-    /// What it depends on besides: monitor, version, machine, processor.
+    /// Further dependencies: VMM, its version, machine type, CPU model.
     pub origin: cofferdam_vm::vmm::Origin,
-    /// All of the machine's memory, in bytes.
+    /// Size of the VM's memory in bytes.
     pub memory: ByteSize,
-    /// The size of its workspace's disk, in bytes, if it has one.
+    /// Size of the workspace disk in bytes, if there is one.
     pub disk: Option<ByteSize>,
     /// The limits of the sandbox.
     pub limits: Limits,
-    /// Execs that ran and go on.
+    /// Running execs, which resume.
     pub running: Vec<ExecId>,
 }
 
@@ -109,9 +110,9 @@ impl From<&SnapshotManifest> for SnapshotInfo {
 pub struct SavedArchive {
     /// Its length.
     pub bytes: u64,
-    /// The SHA-256 that it ends with.
+    /// The SHA-256 at its end.
     pub sha256: String,
-    /// Whether it is encrypted.
+    /// True if it is encrypted.
     pub encrypted: bool,
 }
 
@@ -120,54 +121,54 @@ pub struct SavedArchive {
 pub struct ArchivePart {
     /// Its name.
     pub name: String,
-    /// What it is: `json`, `state`, `memory`, `disk`.
+    /// Its kind: `json`, `state`, `memory` or `disk`.
     pub kind: String,
-    /// Bytes when it is restored.
+    /// Its size in bytes after restoring.
     pub size: u64,
 }
 
-/// What an archive says of itself. Only after `verified` is it whole, and only a key shows who wrote it.
+/// Description of an archive. It is known to be complete only if `verified` is set, and authenticated only by a key.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ArchiveInfo {
     /// The version of its format.
     pub version: u32,
-    /// Whether it is encrypted.
+    /// True if it is encrypted.
     pub encrypted: bool,
     /// The file's length.
     pub bytes: u64,
     /// Its parts, in order.
     pub parts: Vec<ArchivePart>,
-    /// The machine; none of an encrypted archive without its key, or where it is not understood.
+    /// The VM, unless the archive is encrypted and the key is missing, or the description is not understood.
     pub machine: Option<SnapshotInfo>,
-    /// Why the machine is not understood.
+    /// The reason why the description of the VM is not understood.
     pub odd: Option<String>,
-    /// The SHA-256 that it ends with, where all of it was read and compared.
+    /// The SHA-256 at its end, if the whole archive was read and verified.
     pub verified: Option<String>,
 }
 
-/// The backend of machines, with the files that their snapshots are kept in.
+/// The VM backend, with archives of its snapshots.
 #[derive(Debug)]
 pub struct MachineSnapshots {
     backend: Arc<VmBackend>,
 }
 
 impl MachineSnapshots {
-    /// Nothing is looked at or started before the first use.
+    /// Creates the backend. Nothing is examined or started before the first use.
     pub fn new(machines: &Machines, progress: ImageProgress) -> Result<Self> {
         Ok(Self { backend: Arc::new(super::backend(machines, progress)?) })
     }
 
-    /// The backend, whose snapshots these are.
+    /// Returns the backend of the snapshots.
     pub fn backend(&self) -> Arc<dyn Backend> {
         Arc::clone(&self.backend) as _
     }
 
-    /// What a snapshot of this backend is.
+    /// Describes a snapshot of this backend.
     pub fn about(snapshot: &Snapshot) -> Result<SnapshotInfo> {
         Ok(of(snapshot)?.manifest().into())
     }
 
-    /// Writes one to a file, from the file's beginning. After an error, what is in the file is none.
+    /// Writes a snapshot to a file, from the file's beginning. After an error, the file contains no valid archive.
     pub async fn save(
         snapshot: &Snapshot,
         file: File,
@@ -178,18 +179,19 @@ impl MachineSnapshots {
         let options = SaveOptions { key: key.map(|key| Arc::clone(&key.0)), ..SaveOptions::default() };
         let options = SaveOptions { level: level.unwrap_or(options.level), ..options };
         let out = BufWriter::with_capacity(PIECE, file);
-        let told = move |step| watch.tell("writing the archive", step);
-        let written = of(snapshot)?.save(out, options, told).await?;
+        let on_step = move |step| watch.report("writing the archive", step);
+        let written = of(snapshot)?.save(out, options, on_step).await?;
         Ok(SavedArchive { bytes: written.bytes, sha256: written.digest.to_string(), encrypted: key.is_some() })
     }
 
-    /// Restores one, and returns the execs that were running in it: as [`VmBackend::restore_attached`].
+    /// Restores a snapshot with [`VmBackend::restore_attached`]. Returns the sandbox and the execs that run in it.
     pub async fn restore(&self, snapshot: &Snapshot, spec: Spec) -> Result<(Arc<dyn Sandbox>, Vec<ExecHandle>)> {
         self.backend.restore_attached(snapshot, spec).await
     }
 
-    /// Reads one, with a spec that it can be restored with: as [`VmBackend::load`]. One that may use more than `ceiling` is
-    /// refused before its memory is read.
+    /// Reads a snapshot with [`VmBackend::load`], and returns a spec that it can be restored with. Refuses a snapshot
+    /// whose limits exceed `ceiling` before reading its memory.
+    /// `ceiling` is refused before its memory is read.
     pub async fn load(
         &self,
         path: &Path,
@@ -201,35 +203,35 @@ impl MachineSnapshots {
         let input = BufReader::with_capacity(PIECE, open("load", path)?);
         let limits = Bounds { disk: workspace.as_bytes(), ..Bounds::default() };
         let options = LoadOptions { key: key.map(|key| Arc::clone(&key.0)), limits, ceiling };
-        let told = move |step| watch.tell("reading the archive", step);
-        let loaded = self.backend.load(input, options, told).await?;
+        let on_step = move |step| watch.report("reading the archive", step);
+        let loaded = self.backend.load(input, options, on_step).await?;
         let spec = loaded.spec();
         Ok((loaded.into(), spec))
     }
 }
 
 fn of(snapshot: &Snapshot) -> Result<&VmSnapshot> {
-    VmSnapshot::of(snapshot).ok_or_else(|| Error::invalid("save", "this is no snapshot of the vm backend"))
+    VmSnapshot::of(snapshot).ok_or_else(|| Error::invalid("save", "the snapshot does not belong to the vm backend"))
 }
 
-/// Says what an archive is; with `verify`, after reading all of it. Needs no machine, and keeps nothing.
+/// Describes an archive. With `verify`, reads and verifies all of it. Starts no VM and stores nothing.
 ///
 /// # Errors
 ///
-/// `InvalidInput` for what is no archive, or is damaged as far as it was read.
+/// Returns `InvalidInput` for a file that is not an archive, or that is damaged in the part that was read.
 pub fn inspect_archive(path: &Path, key: Option<&ArchiveKey>, verify: Option<Watch>) -> Result<ArchiveInfo> {
     let file = open("inspect", path)?;
     let bytes = file.metadata().map(|meta| meta.len()).unwrap_or_default();
     let mut input = BufReader::with_capacity(PIECE, file);
     let failed = |error| failed("inspect", error);
-    // Nothing is kept, whatever its size.
+    // The contents are not stored, so their size needs no limit.
     let options = ReadOptions { key: key.map(|key| &*key.0), limits: Bounds { json: 1 << 20, ..Bounds::FORMAT } };
     let Some(watch) = verify else {
         return Ok(info(&cofferdam_archive::inspect(&mut input, &options).map_err(failed)?, bytes, None));
     };
     let reader = Reader::open(input, &options).map_err(failed)?;
     let summary = reader.summary();
-    let verified = reader.verify(&mut |step| watch.tell("reading the archive", step)).map_err(failed)?;
+    let verified = reader.verify(&mut |step| watch.report("reading the archive", step)).map_err(failed)?;
     Ok(info(&summary, bytes, Some(verified.digest.to_string())))
 }
 
@@ -252,17 +254,17 @@ fn failed(operation: &'static str, error: ArchiveError) -> Error {
     VmError::from(error).into_contract(operation)
 }
 
-/// Opens a file that may be anything, and waits for nobody.
+/// Opens a file that may be of any type, without blocking.
 pub(super) fn open(operation: &'static str, path: &Path) -> Result<File> {
     let refused = |kind, why: String| {
-        Err(Error::new(kind, operation, format!("'{}' cannot be read: {why}", path.display()))
-            .with_remedy("name a file that exists and that you may read"))
+        Err(Error::new(kind, operation, format!("cannot read '{}': {why}", path.display()))
+            .with_remedy("pass a file that exists and that you may read"))
     };
     let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
     match opened.and_then(|file| Ok((file.metadata()?.is_file(), file))) {
         Ok((true, file)) => Ok(file),
-        Ok((false, _)) => refused(ErrorKind::InvalidInput, "it is no regular file".to_owned()),
+        Ok((false, _)) => refused(ErrorKind::InvalidInput, "it is not a regular file".to_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             refused(ErrorKind::NotFound, "there is no such file".to_owned())
         }

@@ -1,4 +1,4 @@
-//! Images of machines that travel as files.
+//! Export and import of VM images.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -13,27 +13,27 @@ use super::made::{blocking, shown};
 use super::{ArchiveKey, Existing, Images, MachineImage, SavedArchive, Watch};
 
 const IMPORT: &str = "import image";
-/// The largest disk of an image that is imported unless told otherwise.
+/// Default maximum disk size of an imported image.
 pub const LARGEST_IMAGE: ByteSize = ByteSize::from_mebibytes(8192);
 
 /// An image that was written to a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ExportedImage {
-    /// The key of the image: what an archive of a snapshot names.
+    /// The key of the image, which archives of snapshots name.
     pub key: String,
-    /// What `uname -r` prints in its machines; empty where that is not known.
+    /// The output of `uname -r` in its VMs; empty if unknown.
     pub kernel: String,
     /// The file.
     pub archive: SavedArchive,
 }
 
 impl Images {
-    /// Writes the image of this name, or with this key, to a file, from the file's beginning. After an error, what is in the
-    /// file is no image.
+    /// Exports the image with this name or key to a file, from the file's beginning. After an error, the file contains
+    /// no valid image.
     ///
     /// # Errors
     ///
-    /// `NotFound` where there is no such image, or it is damaged; `ResourceExhausted` where there is no room.
+    /// Returns `NotFound` if the image does not exist or is damaged, and `ResourceExhausted` if there is no space.
     pub async fn export(
         &self,
         which: &str,
@@ -47,20 +47,20 @@ impl Images {
         let write = move || {
             let options = ExportOptions { key: key.as_ref().map(ArchiveKey::get), level };
             let out = BufWriter::with_capacity(PIECE, file);
-            store.export(&which, out, options, &mut |step| watch.tell("writing the image", step))
+            store.export(&which, out, options, &mut |step| watch.report("writing the image", step))
         };
         let Exported { image, written } = blocking("export image", write).await?;
         let archive = SavedArchive { bytes: written.bytes, sha256: written.digest.to_string(), encrypted };
         Ok(ExportedImage { key: image.key, kernel: image.release, archive })
     }
 
-    /// Reads an image from a file, and gives it `name`; without one, it keeps a name that the same image has, else it gets one
-    /// of its key. With [`Existing::Keep`], an import that would take the name of another image is refused.
+    /// Imports an image from a file under `name`. Without a name, keeps a name that the same image has, else derives
+    /// one from its key. With [`Existing::Keep`], refuses to take the name of another image.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for what is no image, is damaged or is larger than `most`; `Conflict` where another image has the name, or
-    /// the same key with other contents. What was there stays then.
+    /// Returns `InvalidInput` for a file that is not an image, is damaged or is larger than `most`, and `Conflict` if
+    /// another image has the name, or the same key with other contents. Existing images are then unchanged.
     pub async fn import(
         &self,
         path: &Path,
@@ -80,10 +80,10 @@ impl Images {
             let key = key.as_ref().map(ArchiveKey::get);
             let options = ImportOptions { key, most, name: name.as_deref(), taken };
             let mut progress = |step| (watch.progress)(shown(&step));
-            store.import(input, options, &mut progress, &mut |step| watch.tell("reading the image", step))
+            store.import(input, options, &mut progress, &mut |step| watch.report("reading the image", step))
         };
         let imported = blocking(IMPORT, read).await?;
         let found = self.list().images.into_iter().find(|image| image.name == imported.name);
-        found.ok_or_else(|| Error::new(ErrorKind::Internal, IMPORT, "the image was imported, and is not there"))
+        found.ok_or_else(|| Error::new(ErrorKind::Internal, IMPORT, "the imported image is missing in the store"))
     }
 }

@@ -1,4 +1,4 @@
-//! Makes machines' backend and their images of what [`Machines`] says.
+//! Creation of the VM backend and of VM images from [`Machines`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ impl Machines {
             processor,
         } = self.clone();
         let no_cache = || {
-            Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for images of machines")
+            Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for VM images")
                 .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
         };
         let images = images.or_else(|| cache_directory("vm")).ok_or_else(no_cache)?;
-        // Everything beside the images where they are somewhere else.
+        // Without a cache directory, everything is stored below the image directory.
         let packages = cache_directory("debian").unwrap_or_else(|| images.join("packages"));
         let mut base = VmConfig::new(cache_directory("machines").unwrap_or_else(|| images.join("machines")));
         base.qemu.program = qemu;
@@ -73,7 +73,7 @@ impl Machines {
     }
 }
 
-/// Makes the backend; nothing is looked at or started before the first sandbox.
+/// Creates the backend. Nothing is examined or started before the first sandbox.
 pub(in crate::registry) fn backend(machines: &Machines, progress: ImageProgress) -> Result<VmBackend> {
     VmBackend::with_progress(machines.config()?, Arc::new(move |step| progress(shown(&step))))
 }
@@ -86,7 +86,7 @@ pub(super) fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
     ImageStep { what: step.to_string(), bytes }
 }
 
-/// Looks at this host; no machine is started.
+/// Examines this host without starting a VM.
 pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
     let config = match machines.config() {
         Ok(config) => config,
@@ -99,7 +99,7 @@ pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
     cofferdam_vm::doctor(&config).await.into_iter().map(Finding::from).collect()
 }
 
-/// A program of the user's PATH.
+/// Finds a program in the user's PATH.
 fn program(name: &str) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     std::env::split_paths(&directories).map(|path| path.join(name)).find(|path| path.is_absolute() && path.is_file())
@@ -116,37 +116,37 @@ impl From<cofferdam_vm::Finding> for Finding {
     }
 }
 
-/// What becomes of an image that has the name already.
+/// Treatment of another image with the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Existing {
-    /// It stays.
+    /// Keep it.
     Keep,
-    /// It loses its name.
+    /// Take its name.
     Replace,
 }
 
-/// What an image of machines is to be made from.
+/// The sources of a VM image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Recipes {
     /// A directory or a tar with a root file system or with a container's image, instead of Debian packages.
     pub from: Option<PathBuf>,
-    /// Only a shell and a small Python, of packages.
+    /// True for only a shell and a small Python from packages.
     pub tiny: bool,
-    /// Further packages.
+    /// Additional packages.
     pub packages: Vec<String>,
-    /// A Debian package with a kernel, instead of the usual one.
+    /// A Debian package with a kernel, instead of the default one.
     pub kernel_package: Option<String>,
-    /// A kernel of this machine's files.
+    /// A kernel file of this host.
     pub kernel: Option<PathBuf>,
-    /// Modules for that kernel, in the order in which they are loaded.
+    /// Modules of that kernel, in load order.
     pub modules: Vec<PathBuf>,
-    /// The largest disk that may come of it.
+    /// Maximum size of the disk.
     pub most: Option<ByteSize>,
 }
 
 impl Recipes {
     fn source(&self) -> Result<(Source, String), VmError> {
-        let usual = Source::default();
+        let default = Source::default();
         let (root, root_shown) = match &self.from {
             Some(path) => {
                 let root = RootSource::at(path)?;
@@ -175,65 +175,64 @@ impl Recipes {
             (None, Some(package)) => {
                 (KernelSource::Debian { package: package.clone() }, format!("; kernel of {package}"))
             }
-            (None, None) => (usual.kernel, String::new()),
+            (None, None) => (default.kernel, String::new()),
         };
-        let source = Source { kernel, root, most: self.most.unwrap_or(usual.most), recorded: None };
+        let source = Source { kernel, root, most: self.most.unwrap_or(default.most), recorded: None };
         Ok((source, format!("{root_shown}{kernel_shown}")))
     }
 }
 
-/// An image that machines start from.
+/// A named VM image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MachineImage {
     /// Its name.
     pub name: String,
-    /// What it was made from.
+    /// Description of its sources.
     pub about: String,
-    /// The SHA-256 of all that it was made from.
+    /// The SHA-256 of its sources.
     pub key: String,
-    /// What `uname -r` says in its machines; empty where nobody knows.
+    /// The output of `uname -r` in its VMs; empty if unknown.
     pub kernel: String,
-    /// Bytes of kernel, initramfs and disk; none where some of it is missing.
+    /// Size of kernel, initramfs and disk in bytes; `None` if a part is missing.
     pub size: Option<u64>,
 }
 
-/// A kernel or a disk that no name stands for.
+/// A kernel or a disk without a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NamelessPart {
     /// `kernel` or `root`.
     pub kind: String,
-    /// The SHA-256 of all that it was made from.
+    /// The SHA-256 of its sources.
     pub key: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// A kernel and a disk that no name stands for together.
+/// A kernel and a disk whose combination has no name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnnamedImage {
-    /// The SHA-256 of all that both were made from: what an archive of a snapshot names.
+    /// The SHA-256 of the sources of both, which archives of snapshots name.
     pub key: String,
-    /// What `uname -r` says in its machines; empty where nobody knows.
+    /// The output of `uname -r` in its VMs; empty if unknown.
     pub kernel: String,
-    /// Bytes of kernel, initramfs and disk.
+    /// Size of kernel, initramfs and disk in bytes.
     pub size: u64,
 }
 
-/// All that is kept.
+/// The contents of the image store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MachineImages {
-    /// Where.
+    /// Directory of the store.
     pub directory: PathBuf,
     /// Images with names.
     pub images: Vec<MachineImage>,
-    /// Images that can be put together of what is there, of which some part has no name. Machines that were frozen go on with
-    /// them.
+    /// Images that the stored parts form, of which some part has no name. Saved VMs resume with them.
     pub unnamed: Vec<UnnamedImage>,
-    /// What else is there: made for a root that was named in a run, or replaced by something newer.
+    /// Other parts: built for a root file system that a run named, or replaced by newer ones.
     pub nameless: Vec<NamelessPart>,
 }
 
-/// The images of machines.
+/// The store of VM images.
 #[derive(Debug, Clone)]
 pub struct Images {
     pub(super) store: Store,
@@ -241,13 +240,13 @@ pub struct Images {
 }
 
 impl Images {
-    /// Those of the directory that machines are made with.
+    /// Opens the store of the VM backend.
     pub fn new(machines: &Machines) -> Result<Self> {
         let config = machines.config()?;
         Ok(Self { store: Store::new(&config.images, Cache::new(&config.packages)), directory: config.images })
     }
 
-    /// All that is there, as far as is told without reading it.
+    /// Lists the contents of the store, without reading the images.
     pub fn list(&self) -> MachineImages {
         let Inventory { named, unnamed, nameless } = self.store.inventory();
         let other = |found: cofferdam_vm::image::Unnamed| UnnamedImage {
@@ -270,18 +269,18 @@ impl Images {
         }
     }
 
-    /// The key of what machines start from now where a spec names nothing, if that has a name.
+    /// Returns the current key of the default image, if it exists.
     pub(in crate::registry) fn usual_key(machines: &Machines) -> Option<String> {
         let name = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
         Self::new(machines).ok()?.store.key_of(name)
     }
 
-    /// Makes one, and gives it a name. With [`Existing::Keep`], an image of that name that was made from something else is
-    /// refused before anything is made; one that was made from the same is made again.
+    /// Builds an image under this name. With [`Existing::Keep`], refuses a name of an image that was built from other
+    /// sources before building anything, and rebuilds an image that was built from the same sources.
     ///
     /// # Errors
     ///
-    /// Each with what to do about it; what was there under the name stays then.
+    /// All errors have a remedy. After an error, an existing image keeps the name.
     pub async fn build(
         &self,
         name: &str,
@@ -293,22 +292,22 @@ impl Images {
         let make = move || {
             let (source, about) = recipes.source()?;
             if existing == Existing::Keep
-                && let Some(there) = store.about(&given).filter(|there| *there != about)
+                && let Some(other) = store.about(&given).filter(|other| *other != about)
             {
-                return Err(VmError::NameTaken { name: given.clone(), about: there, asked: about });
+                return Err(VmError::NameTaken { name: given.clone(), about: other, asked: about });
             }
             store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
         };
         blocking(OPERATION, make).await?;
         let found = self.list().images.into_iter().find(|image| image.name == name);
-        found.ok_or_else(|| Error::new(ErrorKind::Internal, OPERATION, "the image was made, and is not there"))
+        found.ok_or_else(|| Error::new(ErrorKind::Internal, OPERATION, "the built image is missing in the store"))
     }
 
-    /// Takes names away, then removes what has no name and was not asked for within `unused`. Gives the bytes that were.
+    /// Removes the given names, then removes unnamed parts that were not used within `unused`. Returns the freed bytes.
     ///
     /// # Errors
     ///
-    /// Those of the cache, and for a name that nothing has.
+    /// Returns errors of the cache, and an error for an unknown name.
     pub async fn prune(&self, names: &[String], unused: Duration) -> Result<u64> {
         let (store, names) = (self.store.clone(), names.to_vec());
         blocking(OPERATION, move || {
@@ -326,7 +325,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|error| Error::new(ErrorKind::Internal, operation, "it broke off").with_source(error))?;
+    let done =
+        done.map_err(|error| Error::new(ErrorKind::Internal, operation, "the task was aborted").with_source(error))?;
     done.map_err(|error| error.into_contract(operation))
 }
 
@@ -388,7 +388,7 @@ mod tests {
         assert!(first != none && first == print(None));
         name(DEFAULT_IMAGE, '2');
         assert_ne!(print(None), first);
-        assert_eq!(print(Some("mine")), mine, "it is of no matter there");
+        assert_eq!(print(Some("mine")), mine, "the default image does not affect another image");
         name("mine", '1');
         assert_ne!(print(Some("mine")), mine);
         name(DEFAULT_IMAGE, '1');

@@ -1,4 +1,4 @@
-//! Code with its whole result, an interpreter to talk to, and the log of what ran.
+//! Code with its full result, live interpreters and the audit log.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
 
-/// Python in the WebAssembly backend is there only where somebody installed it.
+/// Returns true if Python for WebAssembly is installed.
 fn installed(stderr: &str, test: &str) -> bool {
     let missing = stderr.contains("is not installed") || stderr.contains("not in this version");
     if missing {
@@ -18,6 +18,7 @@ fn installed(stderr: &str, test: &str) -> bool {
     !missing
 }
 
+/// Promise (Code execution): `run --json` returns the complete result of code.
 #[test]
 fn a_document_has_the_whole_result_of_code() {
     let code = "print('hi')\nopen('a.txt', 'w').write('x')\n[6 * 7]";
@@ -109,6 +110,7 @@ pub(super) fn typed(command: &mut Command, lines: &str) -> (i32, String, String)
     read(&child.wait_with_output().expect("it ends"))
 }
 
+/// Promise (Code execution): The lines of `repl` share their variables.
 #[test]
 fn lines_share_their_variables() {
     let lines =
@@ -130,7 +132,7 @@ fn configured(directory: &Path) -> String {
     configured_with(directory, "[screening]\nmode = \"block\"\n")
 }
 
-/// A log of its own, and what else is to hold.
+/// Writes a configuration with a separate audit log and further settings.
 fn configured_with(directory: &Path, more: &str) -> String {
     let file = directory.join("config.toml");
     let log = directory.join("log");
@@ -139,7 +141,7 @@ fn configured_with(directory: &Path, more: &str) -> String {
     file.display().to_string()
 }
 
-/// The records of the log, oldest first.
+/// Returns the records of the log, oldest first.
 fn records(config: &str) -> Vec<serde_json::Value> {
     let (_, stdout, stderr) = outcome(cofferdam().args(["audit", "query", "--config", config]));
     assert_eq!(stderr, "");
@@ -147,6 +149,7 @@ fn records(config: &str) -> Vec<serde_json::Value> {
     records.filter(|record| record["kind"] != "segment").collect()
 }
 
+/// Promise (Code execution): `audit` verifies the log of runs.
 #[test]
 fn runs_are_logged_and_the_log_is_verified() {
     let home = tempfile::tempdir().expect("a directory");
@@ -186,21 +189,22 @@ fn runs_are_logged_and_the_log_is_verified() {
     assert_eq!(audit(&["verify"]).0, 1, "nothing says where the log ends");
     assert_eq!(outcome(run(["--config", &config]).args(["--", "true"])).0, 0);
     assert_eq!(audit(&["verify"]).0, 3, "the log says that its end had not been known");
-    // What is left of the first line alone is no log that was only begun.
+    // A log with only a part of its first line is broken, not new.
     std::fs::write(&segment, text.split_inclusive('\n').next().expect("a line")).expect("written");
     std::fs::remove_file(&head).expect("removed");
     assert_eq!(audit(&["verify"]).0, 1, "all but the first line is gone");
-    // Where nothing can be logged, nothing runs.
+    // Nothing runs if logging fails.
     std::fs::rename(home.path().join("log"), home.path().join("old")).expect("moved");
     std::fs::write(home.path().join("log"), "in the way").expect("written");
     let mark = home.path().join("workspace");
-    std::fs::create_dir(&mark).expect("made");
+    std::fs::create_dir(&mark).expect("created");
     let words = ["--config", &config, "--workspace", mark.to_str().expect("a name"), "--", "touch", "ran"];
     let (status, _, stderr) = outcome(&mut run(words));
     assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
     assert!(!mark.join("ran").exists());
 }
 
+/// Promise (Code execution): The limits that the audit log states hold also without `--json`.
 #[test]
 fn the_bounds_that_the_log_states_hold_without_a_document() {
     let home = tempfile::tempdir().expect("a directory");
@@ -217,6 +221,7 @@ fn the_bounds_that_the_log_states_hold_without_a_document() {
     assert_eq!(records[1]["exit"]["timed_out"], true, "{records:?}");
 }
 
+/// Promise (Code execution): The configured limits hold for `run` without `--json`.
 #[test]
 fn bounds_that_are_configured_hold_for_plain_runs() {
     let home = tempfile::tempdir().expect("a directory");
@@ -233,16 +238,19 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
     assert_eq!((status, stdout.as_str()), (0, "1\n"));
 }
 
-/// It passes its output on as that comes, and holds none of it in memory.
+/// Tests that a run forwards its output immediately and does not keep it in memory.
+///
+/// Promise (Code execution): `run` without `--json` accepts any output limit.
 #[test]
 fn the_output_of_a_plain_run_may_have_any_bound() {
     let code = ["--max-output", "1G", "--lang", "python", "--code", "print(1)"];
     assert_eq!(outcome(&mut run(code)), (0, "1\n".to_owned(), String::new()));
-    // A result is held, and so bounded.
+    // A result is kept in memory, so it is bounded.
     let (status, _, stderr) = outcome(run(["--json"]).args(code));
     assert!(status == 125 && stderr.contains("or with --max-output"), "{stderr}");
 }
 
+/// Promise (Code execution): `run` reports a syntax error before anything starts.
 #[test]
 fn a_syntax_error_is_told_before_anything_is_started() {
     let home = tempfile::tempdir().expect("a directory");
@@ -281,10 +289,11 @@ fn contents_of_files_come_with_the_document() {
         [&["--file-contents", "--lang", "sh", "--code", "true"][..], &["--json", "--file-contents", "--", "true"]]
     {
         let (status, _, stderr) = outcome(run::<&str>([]).args(words));
-        assert!(status == 125 && stderr.contains("--json") | stderr.contains("for code in a language"), "{stderr}");
+        assert!(status == 125 && stderr.contains("--json") | stderr.contains("needs code in a language"), "{stderr}");
     }
 }
 
+/// Promise (Code execution): A secret of `--secret` reaches the code, and appears in no log, artifact or error.
 #[test]
 fn secrets_reach_the_code_and_stand_nowhere_else() {
     const VALUE: &str = "hunter2-4711";
@@ -300,7 +309,7 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
         let (status, stdout, stderr) = secret(words);
         assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
     }
-    // Somebody wrote it down, so that it is part of what is logged.
+    // The code contains the value literally. The log redacts it.
     let line = format!("echo {VALUE}");
     assert_eq!(secret(&["--", "sh", "-c", &line]).0, 0);
     let mut seen = 0;
@@ -311,15 +320,16 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
     }
     assert!(seen > 0, "nothing was taken out");
     for (words, why) in [
-        (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "name only"),
+        (&["--secret", "TOKEN=hunter2-4711", "--", "true"][..], "only the name"),
         (&["--secret", "NO_SUCH_VARIABLE", "--", "true"], "is not in the environment"),
-        (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "--env, too"),
+        (&["--secret", "TOKEN", "--env", "TOKEN=b", "--", "true"], "also given with --env"),
     ] {
         let (status, _, stderr) = outcome(run::<&str>([]).args(words).env("TOKEN", VALUE));
         assert!(status == 125 && stderr.contains(why), "{words:?}: {stderr}");
     }
 }
 
+/// Promise (Code execution): A daemon that a run starts does not have the secrets of that run.
 #[test]
 fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
     const VALUE: &str = "hunter2-4712";
@@ -337,7 +347,7 @@ fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
     let told = daemon("status");
     let pid = json(&told)["pid"].as_u64();
     let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
-    // What the daemon does not have comes from the client.
+    // The client supplies variables that the daemon does not have.
     let later = secret("require", "LATER");
     outcome(cofferdam().args(["daemon", "stop"]).env("XDG_RUNTIME_DIR", home.path()));
     assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
@@ -350,7 +360,7 @@ fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
     }
 }
 
-/// The files under a directory.
+/// Returns the files below a directory.
 fn walkdir(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     entries.flat_map(|path| if path.is_dir() { walkdir(&path) } else { vec![path] }).collect()
@@ -371,6 +381,7 @@ fn events_say_nothing_of_what_nobody_looked_for() {
     }
 }
 
+/// Promise (Code execution): An interrupted start has its final line in the audit log.
 #[test]
 fn an_interrupted_start_has_its_last_line_in_the_log() {
     let home = tempfile::tempdir().expect("a directory");
@@ -383,9 +394,9 @@ fn an_interrupted_start_has_its_last_line_in_the_log() {
         assert!(begun.elapsed() < Duration::from_secs(60), "no line is written");
         std::thread::sleep(Duration::from_millis(20));
     }
-    // It asks for the version for seconds.
+    // The interpreter takes seconds to report its version.
     std::thread::sleep(Duration::from_millis(300));
-    kill_process(Pid::from_child(&child), Signal::INT).expect("it is there");
+    kill_process(Pid::from_child(&child), Signal::INT).expect("it exists");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
     let records = records(&config);
     assert_eq!((records.len(), &records[1]["exit"]["failed"]), (2, &json("\"closed\"")), "{records:?}");

@@ -1,4 +1,4 @@
-//! Where settings come from, and that nothing untrusted can set them.
+//! Sources of settings, which untrusted files and users cannot influence.
 
 use std::path::Path;
 
@@ -63,6 +63,7 @@ fn languages_can_be_restricted_and_added() {
     assert_eq!(outcome(&mut run(["--config", &added, &file])), (1, "SHOUT\n".to_owned(), String::new()));
 }
 
+/// Promise (Command line): The command line applies the precedence of options, environment and configuration file.
 #[test]
 fn options_beat_environment_beats_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -84,6 +85,7 @@ fn options_beat_environment_beats_file() {
     assert_eq!(limits(&["--timeout", "30s"], Some("40")), Some(30.0));
 }
 
+/// Promise (Command line): A configuration file in the current directory is not read.
 #[test]
 fn a_file_in_the_current_directory_is_not_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -123,19 +125,19 @@ fn files_that_others_can_change_are_not_trusted() {
     found("chmod go-w");
     set(&below, 0o755);
     assert_eq!(outcome(&mut run(["--config", &config, "--", "true"])).0, 0);
-    // A token that others can read is known to them.
+    // A token file that other users can read is not secret.
     set(Path::new(&token), 0o644);
     let mut server = cofferdam();
     let (code, _, stderr) = outcome(server.args(["mcp", "--http", "127.0.0.1:0", "--token-file", &token]));
     assert!(code == 125 && stderr.contains("not trusted") && stderr.contains("chmod go-rwx"), "{code} {stderr}");
     if rustix::process::geteuid().is_root() {
-        // As sudo leaves it: root's HOME is another user's.
+        // As under sudo: root's HOME belongs to another user.
         chown(&config_path, Some(65533), Some(65533)).unwrap();
         found("belongs to user 65533");
         chown(&config_path, Some(0), Some(0)).unwrap();
         chown(&below, Some(65533), Some(65533)).unwrap();
         found("belongs to user 65533");
-        // What is not there is not needed.
+        // A missing file is not required.
         std::fs::remove_file(&config_path).unwrap();
         let (code, _, stderr) = outcome(run(["--", "true"]).env("XDG_CONFIG_HOME", directory.path()));
         assert_eq!(code, 0, "{stderr}");

@@ -1,11 +1,11 @@
-//! Containers from the command line, as far as it needs no engine, and with the engine that the tests were given.
+//! Containers from the command line: checks without an engine, and checks with the tests' engine.
 
 use std::process::Command;
 
 use super::code::typed;
 use super::{WEAKER, cofferdam, has_weaker_containers, json, outcome, run};
 
-/// The command with the engine of the tests; says why there is none.
+/// Returns the command with the tests' engine, or prints why there is none.
 pub(super) fn with_engine(mut command: Command) -> Option<Command> {
     let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
@@ -15,6 +15,7 @@ pub(super) fn with_engine(mut command: Command) -> Option<Command> {
     Some(command)
 }
 
+/// Promise (Containers): The command line explains a missing engine.
 #[test]
 fn a_missing_engine_is_explained() {
     let (code, _, stderr) =

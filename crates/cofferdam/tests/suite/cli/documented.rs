@@ -1,5 +1,5 @@
-//! Every command that README.md, the pages in docs and `--help` show is run as it stands there, or has a row that says why
-//! not and what runs it instead.
+//! Every command in README.md, in the pages of docs and in `--help` is run verbatim, or has a row with the reason and
+//! the test that runs it instead.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use super::documents::{configure, shell};
 use super::{cofferdam, has_weaker_containers, outcome, repository};
 
-/// What is done about a shown command.
+/// The treatment of a documented command.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Row {
-    /// Runs it here, in order with the others of its block.
+    /// Run it here, after the previous ones of its block.
     Here,
-    /// Runs it where an interpreter for WebAssembly is installed.
+    /// Run it if an interpreter for WebAssembly is installed.
     WithInterpreter,
-    /// Runs it with the container engine of the tests.
+    /// Run it with the tests' container engine.
     WithEngine,
-    /// Leaves it out, for this reason.
+    /// Skip it for this reason.
     Elsewhere(&'static str),
 }
 
-/// How commands are treated that do not simply run here; the first row whose text a command begins with counts.
+/// The treatment of commands that do not simply run here. The first row whose text is a prefix of the command applies.
 const ROWS: &[(&str, Row)] = &[
     ("cargo ", Row::Elsewhere("a task of this repository")),
     ("git clone ", Row::Elsewhere("fetches from the network")),
@@ -68,19 +68,19 @@ fn row(command: &str) -> Row {
     ROWS.iter().find(|(start, _)| command.starts_with(start)).map_or(Row::Here, |(_, row)| *row)
 }
 
-/// A block of commands, and where it stands.
+/// A block of commands and its page.
 struct Block {
     page: String,
     commands: Vec<String>,
 }
 
-/// Takes the command out of a line of a page: what stands before a comment.
+/// Extracts the command from a line of a page: the text before a comment.
 fn command_of(line: &str) -> Option<String> {
     let line = line.split_once("  #").map_or(line, |(command, _)| command).trim();
     (!line.is_empty() && !line.starts_with('#')).then(|| line.to_owned())
 }
 
-/// The commands of the `sh` blocks of every page.
+/// Returns the commands of the `sh` blocks of all pages.
 fn pages() -> Vec<Block> {
     let mut files = vec![repository().join("README.md")];
     let mut docs: Vec<PathBuf> = std::fs::read_dir(repository().join("docs"))
@@ -100,7 +100,7 @@ fn pages() -> Vec<Block> {
     blocks
 }
 
-/// The examples of the help of every command.
+/// Returns the examples in the help of all commands.
 fn helps() -> Vec<Block> {
     let (_, help, _) = outcome(cofferdam().arg("--help"));
     let list = help.split_once("Commands:\n").expect("a list of commands").1;
@@ -116,7 +116,7 @@ fn helps() -> Vec<Block> {
         let Some((_, examples)) = help.split_once("Examples:\n") else { continue };
         let lines = examples.lines().take_while(|line| line.starts_with("  "));
         let commands = lines.filter_map(|line| {
-            // A description stands behind two spaces; a line that begins otherwise goes on with the one before.
+            // A description follows two spaces. A line that does not start with a command continues the previous one.
             let command = line.trim().split("  ").next()?.to_owned();
             ["cofferdam ", "printf ", "echo "].iter().any(|start| command.starts_with(start)).then_some(command)
         });
@@ -125,12 +125,12 @@ fn helps() -> Vec<Block> {
     blocks
 }
 
-/// A home with what the pages talk of: programs, a project, a make file.
+/// Creates a home directory with the files that the pages mention: programs, a project, a makefile.
 fn home() -> tempfile::TempDir {
     let home = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &[u8]| {
         let path = home.path().join(name);
-        std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("created");
         std::fs::write(path, text).expect("written");
     };
     let primes = std::fs::read(repository().join("examples/primes.py")).expect("the example");
@@ -140,7 +140,7 @@ fn home() -> tempfile::TempDir {
     }
     write("project/script.js", b"console.log('ran')\n");
     write("Makefile", b"all:\n\techo made\ntest:\n\techo tested\n");
-    // A module whose _start returns at once.
+    // A module whose _start returns immediately.
     write(
         "prog.wasm",
         b"\0asm\x01\0\0\0\x01\x04\x01\x60\0\0\x03\x02\x01\0\x05\x03\x01\0\x01\x07\x13\x02\x06memory\x02\0\x06_start\0\0\
@@ -149,7 +149,7 @@ fn home() -> tempfile::TempDir {
     home
 }
 
-/// Runs a command; `None` where this host has not what it needs.
+/// Runs a command. Returns `None` if this host lacks its requirements.
 fn run_shown(command: &str, how: Row, home: &Path) -> Option<(i32, String, String)> {
     let mut shell = shell(command, home);
     shell.env("XDG_RUNTIME_DIR", home);
@@ -187,13 +187,13 @@ fn every_documented_command_works_as_written() {
         let home = home();
         let daemon = commands.iter().any(|command| command.starts_with("cofferdam daemon"));
         if commands.iter().any(|command| command.starts_with("cofferdam audit")) {
-            // There is a log to ask for once something has run.
+            // The log exists after the first run.
             configure(home.path(), &format!("[audit]\ndirectory = {:?}\n", home.path().join("audit")));
             let (status, _, stderr) = outcome(&mut shell("cofferdam run -- true", home.path()));
             assert_eq!(status, 0, "{stderr}");
         }
         for command in commands {
-            // What a daemon serves is another thing than what a command runs itself.
+            // Runs of a daemon differ from runs of the command itself.
             if !daemon && !done.insert(command.clone()) {
                 continue;
             }

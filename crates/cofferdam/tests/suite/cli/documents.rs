@@ -1,4 +1,4 @@
-//! What the documents show is tried as it stands there.
+//! Examples of the documentation, tested verbatim.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{WEAKER, cofferdam, json, outcome, start};
 const CODE: &str = include_str!("../../../../../docs/code.md");
 const MCP: &str = include_str!("../../../../../docs/mcp.md");
 
-/// The blocks of a language.
+/// Returns the code blocks of a language.
 fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     let parts = document.split("\n```").collect::<Vec<_>>();
     let blocks: Vec<_> = parts.iter().filter_map(|part| part.strip_prefix(language)?.strip_prefix('\n')).collect();
@@ -23,7 +23,7 @@ fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     blocks
 }
 
-/// Writes a configuration that allows for what this user's host may be unable to enforce. Returns where it is.
+/// Writes a configuration that accepts the missing protections of this user's host. Returns its path.
 pub(super) fn configure(home: &Path, more: &str) -> PathBuf {
     let config = home.join("config.toml");
     let weaker: Vec<_> = WEAKER.split(',').collect();
@@ -31,7 +31,7 @@ pub(super) fn configure(home: &Path, more: &str) -> PathBuf {
     config
 }
 
-/// A shell that finds our program by its name, in a directory of its own.
+/// Returns a shell that finds the built program in PATH and runs in a separate directory.
 pub(super) fn shell(line: &str, home: &Path) -> Command {
     let config = home.join("config.toml");
     let config = if config.exists() { config } else { configure(home, "") };
@@ -91,7 +91,7 @@ fn the_language_of_the_page_on_code_runs() {
     assert_eq!(status, 5, "{stderr}");
 }
 
-/// As the page on code shows it.
+/// Runs the example of docs/code.md.
 async fn shown_on_the_page_on_code(backend: Arc<dyn Backend>) -> cofferdam::Result<()> {
     let executor = Executor::new(CodeConfig::default())?;
     let result = executor.run(&*backend, Spec::default(), CodeRequest::new("python", "print(1)\n6 * 7")).await?;
@@ -118,23 +118,23 @@ async fn the_program_of_the_page_on_code_is_this_one_and_runs() {
 #[test]
 fn the_commands_of_the_page_on_mcp_serve() {
     let home = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir(home.path().join("project")).expect("made");
+    std::fs::create_dir(home.path().join("project")).expect("created");
     let lines: Vec<_> = blocks(MCP, "sh").into_iter().flat_map(str::lines).collect();
     assert!(lines.len() >= 3, "{lines:?}");
     for line in lines {
         if !line.contains("--http") {
-            // A client that says nothing and goes away.
+            // A client that sends nothing and disconnects.
             let (status, stdout, stderr) = outcome(&mut shell(line, home.path()));
             assert_eq!((status, stdout.as_str()), (0, ""), "{line}: {stderr}");
             continue;
         }
         let (command, address) = line.split_once('#').expect("where it is");
         assert!(address.contains("http://127.0.0.1:8765/mcp"), "{address}");
-        // Any port will do here, but one that somebody else has.
+        // Uses any free port.
         let mut child = start(&mut shell(&format!("exec {}", command.replace(":8765", ":0")), home.path()));
         let mut told = String::new();
         BufReader::new(child.stderr.take().expect("piped")).read_line(&mut told).expect("it says where it is");
-        kill_process(Pid::from_child(&child), Signal::TERM).expect("it is there");
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it exists");
         assert_eq!(child.wait().expect("it ends").code(), Some(0));
         assert!(told.contains("http://127.0.0.1:") && told.contains("/mcp"), "{told}");
     }

@@ -1,7 +1,8 @@
-//! `--json` and `--events`.
+//! The output forms `--json` and `--events`.
 
 use super::{json, outcome, run};
 
+/// Promise (Command line): `--json` prints one document with the complete outcome.
 #[test]
 fn one_document_tells_everything() {
     let words = ["--json", "--tenant", "acme", "--", "sh", "-c", "printf 'a\\303\\251'; printf '\\377' >&2; exit 3"];
@@ -33,6 +34,7 @@ fn a_document_says_what_people_would_be_told() {
     assert_eq!((&document["exit"]["timed_out"], &document["exit"]["code"]), (&json("true"), &json("-1")));
 }
 
+/// Promise (Command line): `--events` prints events as lines in order.
 #[test]
 fn events_come_as_lines_in_order() {
     let script = "echo one; echo two >&2; printf '\\342\\202'; sleep 0.2; printf '\\254\\n'; printf '\\377'; exit 4";
@@ -48,7 +50,7 @@ fn events_come_as_lines_in_order() {
         let of = lines.iter().filter(|line| line["type"] == "output" && line["stream"] == stream);
         of.filter_map(|line| line["text"].as_str().map(str::to_owned)).collect()
     };
-    // The last bytes may have come with the line before them, which then is no text.
+    // The last bytes may arrive with the previous line, which is then not valid text.
     assert!(text("stdout").starts_with("one\n"), "{stdout}");
     assert!(!text("stdout").contains('\u{fffd}'), "{stdout}");
     assert_eq!(text("stderr"), "two\n");

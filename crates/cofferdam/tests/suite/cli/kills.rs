@@ -1,5 +1,5 @@
-//! The command killed by SIGKILL while it has a machine. Of its processes nothing is left at once, of the rest nothing after
-//! the next start, and a file under the name that was asked for is whole.
+//! The command killed by SIGKILL while it has a VM. Its processes die at once, the next start removes its other
+//! objects, and the output file is complete or absent.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use super::machines::with_machines;
 use super::{WEAKER, cofferdam, outcome, run};
 
-/// What kills are drawn from, to have the same again.
+/// Seed of the random kill times, for repetition.
 const SEED: &str = "COFFERDAM_TEST_SEED";
-/// Whatever takes longer is a hang.
+/// Timeout after which a command counts as hung.
 const NO_HANG: Duration = Duration::from_secs(120);
-/// How deep control groups are looked for.
+/// Maximum depth of searched control groups.
 const GROUPS_DEPTH: usize = 12;
-/// Says that it is there, and stays.
+/// A program that prints a line and runs forever.
 const STAYS: &str = "echo more > /workspace/file; echo ready; while :; do echo less > /workspace/other; done";
 
 fn moments(test: &str) -> fastrand::Rng {
@@ -27,7 +27,7 @@ fn moments(test: &str) -> fastrand::Rng {
     fastrand::Rng::with_seed(seed)
 }
 
-/// Processes of a session that have not ended, with their names.
+/// Returns the live processes of a session, with their names.
 fn session(leader: u32) -> BTreeSet<String> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -35,7 +35,7 @@ fn session(leader: u32) -> BTreeSet<String> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (name, rest) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
-        // Of a process whose first thread has ended, others may be ending still.
+        // Other threads may still run after the first thread of a process has ended.
         let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count();
         let has_ended = ["Z", "X"].contains(&fields[0]) && threads() <= 1;
         (fields[3] == leader.to_string() && !has_ended).then(|| name.to_owned())
@@ -43,7 +43,7 @@ fn session(leader: u32) -> BTreeSet<String> {
     pids.filter_map(of).collect()
 }
 
-/// Control groups that bear the name of a process of the session, which are those of their owners.
+/// Returns the control groups named after processes of the session.
 fn groups_of(owner: u32, parent: &Path, depth: usize) -> BTreeSet<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -61,7 +61,7 @@ fn groups_of(owner: u32, parent: &Path, depth: usize) -> BTreeSet<PathBuf> {
     found
 }
 
-/// A command in a session of its own.
+/// A command in a separate session.
 struct Started {
     child: Child,
 }
@@ -75,7 +75,7 @@ impl Started {
             wrapped.current_dir(directory);
         }
         wrapped.stdin(Stdio::null()).stdout(Stdio::piped());
-        Self { child: wrapped.spawn().expect("setsid is there") }
+        Self { child: wrapped.spawn().expect("setsid is installed") }
     }
 
     fn has_monitor(&self) {
@@ -92,7 +92,7 @@ impl Started {
         assert!(printed, "it never printed {text}");
     }
 
-    /// Kills it, if it has not ended, and waits until nothing of its session runs.
+    /// Kills the command if it still runs, and waits until no process of its session is left.
     fn kill(mut self, after: Duration) {
         let owner = self.child.id();
         std::thread::sleep(after);
@@ -115,7 +115,7 @@ impl Started {
     }
 }
 
-/// A place in which the command has everything of its own but the image.
+/// Directories for a command that shares only the image with other tests.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -143,7 +143,7 @@ impl Place {
         self.command(command, test)
     }
 
-    /// Files below it, but for directories and what was found out about this host.
+    /// Returns the files below the directories, except cached facts about this host.
     fn files(&self) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         let mut todo = vec![self.path().to_owned()];
@@ -161,6 +161,7 @@ impl Place {
     }
 }
 
+/// Promise (Virtual machines): A killed `cofferdam run` in a VM leaves nothing.
 #[test]
 fn a_killed_run_leaves_nothing() {
     let test = "a_killed_run_leaves_nothing";
@@ -178,10 +179,11 @@ fn a_killed_run_leaves_nothing() {
     running.kill(after(100));
     assert_eq!(place.files(), BTreeSet::new());
     let words = ["--level", "vm", "--memory", "96M", "--", "echo", "works"];
-    let (code, stdout, stderr) = outcome(&mut place.command(run(words), test).expect("machines are there"));
+    let (code, stdout, stderr) = outcome(&mut place.command(run(words), test).expect("VMs are available"));
     assert_eq!((code, &*stdout), (0, "works\n"), "{stderr}");
 }
 
+/// Promise (Virtual machines): A killed `snapshot save` or `snapshot restore` leaves no partial archive.
 #[test]
 fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
     let test = "a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else";
@@ -213,10 +215,10 @@ fn a_killed_save_or_restore_leaves_no_half_archive_and_nothing_else() {
         }
         assert_eq!(place.files(), BTreeSet::new());
     }
-    let (code, _, stderr) = outcome(&mut save(&["--compression", "1"]).expect("machines are there"));
+    let (code, _, stderr) = outcome(&mut save(&["--compression", "1"]).expect("VMs are available"));
     assert_eq!(code, 0, "{stderr}");
-    // What is there stays until another one is whole.
-    let mut replacing = Started::new(&save(&["--force"]).expect("machines are there"));
+    // The existing file stays until the new one is complete.
+    let mut replacing = Started::new(&save(&["--force"]).expect("VMs are available"));
     replacing.has_printed("ready");
     replacing.kill(after(900));
     is_whole();

@@ -1,4 +1,4 @@
-//! Virtual machines from the command line: as far as none is started, always; with machines where tests may start some.
+//! VMs from the command line: checks that start none, and checks with VMs if the tests may start some.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use super::code::typed;
 use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, run};
 
-/// A user without anything: no image, no configuration, no cache but this one.
+/// Gives a command a user with empty directories: no image, no configuration, no other cache.
 pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {
     command.env("HOME", place).env("COFFERDAM_VM_IMAGES", place.join("images"));
     command
 }
 
-/// Where tests keep images: they take long, and are the same each time.
+/// Returns the image directory that tests share, because builds take long and give the same result.
 pub(crate) fn cache() -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let named = std::env::var_os("COFFERDAM_TEST_CACHE").map(PathBuf::from);
@@ -25,13 +25,13 @@ pub(crate) fn cache() -> PathBuf {
 
 fn with_cache(mut command: Command) -> Command {
     let cache = cache();
-    // Packages are kept beside images, in a directory that is called as the program is.
+    // Packages are stored next to the images, in a directory with the program's name.
     command.env("XDG_CACHE_HOME", cache.parent().expect("a cache is in something"));
     command.env("COFFERDAM_VM_IMAGES", cache.join("vm")).env("COFFERDAM_VM_IMAGE", "cli-tests");
     command
 }
 
-/// The command with an image to start machines from; says why there is none.
+/// Returns the command with a VM image, or prints why there is none.
 pub(crate) fn with_machines(command: Command, test: &str) -> Option<Command> {
     static MADE: OnceLock<Result<(), String>> = OnceLock::new();
     let made = MADE.get_or_init(|| {
@@ -60,7 +60,7 @@ pub(crate) fn with_machines(command: Command, test: &str) -> Option<Command> {
     }
 }
 
-/// A root file system that nothing would start from.
+/// Creates a root file system that cannot boot.
 pub(super) fn sample_root(place: &Path) -> PathBuf {
     let root = place.join("root");
     std::fs::create_dir_all(root.join("etc")).expect("a directory");
@@ -70,6 +70,7 @@ pub(super) fn sample_root(place: &Path) -> PathBuf {
     root
 }
 
+/// Promise (Virtual machines): A missing image is an error with a remedy, and nothing starts.
 #[test]
 fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
     let place = tempfile::tempdir().expect("a directory");
@@ -87,6 +88,7 @@ fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
     assert!(!place.path().join("images").exists(), "looking made something");
 }
 
+/// Promise (Virtual machines): A feature that VMs do not have is refused with a remedy before any file is inspected.
 #[test]
 fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     let place = tempfile::tempdir().expect("a directory");
@@ -132,6 +134,7 @@ fn settings_of_machines_that_make_no_sense_are_named() {
     assert!(code == 125 && stderr.contains("no cache directory") && stderr.contains("HOME"), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): Images are built from directories, named, listed and pruned.
 #[test]
 fn images_are_made_of_directories_named_listed_and_pruned() {
     if !["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()) {
@@ -167,7 +170,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert_eq!(names, ["one", "two"]);
     assert!(all["images"][0]["about"].as_str().is_some_and(|about| about.contains("the directory")), "{all}");
     assert_eq!(all["unnamed"].as_array().map(Vec::len), Some(0), "{all}");
-    // What lost its name is shown by the key that archives call it by.
+    // An image that lost its name is listed with the key that archives use.
     std::fs::write(root.join("etc/hostname"), "and again\n").expect("a file");
     build("two");
     let (_, stdout, _) = vm(&["images", "--json"]);
@@ -176,7 +179,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     let key = json(&changed)["key"].as_str().expect("a text")[..12].to_owned();
     assert!(stdout.contains("(no name)") && stdout.contains(&key), "{stdout}");
     vm(&["prune", "--unused", "0s"]);
-    // What has a name stays, however long nobody asked for it.
+    // A named image is kept, however long it is unused.
     let (code, stdout, _) = vm(&["prune", "--unused", "0s", "--json"]);
     assert_eq!((code, json(&stdout)["freed"].as_u64()), (0, Some(0)));
     let (code, stdout, _) = vm(&["prune", "--name", "two", "--unused", "0s", "--json"]);
@@ -200,12 +203,13 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     assert!(code == 125 && stderr.contains("--tiny"), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): `doctor` reports the requirements of VMs and starts none.
 #[test]
 fn doctor_tells_what_machines_need() {
     let place = tempfile::tempdir().expect("a directory");
     let mut doctor = with_nothing(cofferdam(), place.path());
     let (code, stdout, _) = outcome(doctor.args(["doctor", "--backend", "vm", "--json"]));
-    // There is no image.
+    // No image exists.
     assert_eq!(code, 1, "{stdout}");
     let report = json(&stdout)["backends"][0].clone();
     assert_eq!((report["tried"].as_bool(), report["level"].as_str()), (Some(false), Some("vm")));
@@ -231,6 +235,7 @@ fn doctor_tells_what_machines_need() {
     assert!(stdout.contains("as configured"), "{stdout}");
 }
 
+/// Promise (Virtual machines): The posture of a VM names the VMM and its bounds.
 #[test]
 fn a_script_runs_in_a_machine_and_its_posture_says_what_runs_it() {
     let code = "import os, sys; print(6 * 7, os.getuid(), open('/proc/version').read()[:5], sys.argv[1:])";
@@ -260,6 +265,7 @@ fn a_session_in_a_machine_keeps_its_variables() {
     assert!(stderr.contains("did not end within 5."), "{stderr}");
 }
 
+/// Promise (Virtual machines): Exit statuses and limits in a VM are reported as at other isolation levels.
 #[test]
 fn ends_in_a_machine_are_told_as_everywhere() {
     for (words, status) in [
@@ -276,6 +282,7 @@ fn ends_in_a_machine_are_told_as_everywhere() {
     }
 }
 
+/// Promise (Virtual machines): The command line refuses a required KVM that does not work.
 #[test]
 fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
     let test = "input_reaches_a_machine";
@@ -299,6 +306,7 @@ fn input_reaches_a_machine_and_kvm_that_is_none_is_refused() {
     assert!(code == 125 && stderr.contains("kvm is required") && stderr.contains("  try: "), "{code} {stderr}");
 }
 
+/// Promise (Virtual machines): A terminal in a VM has the size of the caller's terminal.
 #[test]
 fn a_terminal_in_a_machine_has_the_size_of_ours() {
     let words = ["--backend", "vm", "--tty", "--", "sh", "-c", "stty size; test -t 0 && echo terminal"];

@@ -1,4 +1,4 @@
-//! The command line, driven as a person or a script drives it.
+//! The command line, used like a person or a script uses it.
 
 mod code;
 mod configuration;
@@ -29,23 +29,23 @@ mod usage;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// Limits that an ordinary user's host may be unable to enforce. What is enforced is another module's business.
+/// Limits that may be unenforceable on the host of an unprivileged user. Other modules test their enforcement.
 pub const WEAKER: &str = "memory,cpu,cpus,pids,disk";
 
-/// Returns whether containers of this user have less than the default memory limit asks for: on cgroup v1 only root can bound
+/// Returns true if containers of this user cannot enforce the default memory limit: on cgroup v1 only root can bound
 /// their socket buffers.
 fn has_weaker_containers() -> bool {
     !rustix::process::geteuid().is_root() && Path::new("/sys/fs/cgroup/memory").is_dir()
 }
 
-/// The binary, with an environment in which nothing but the search path is set.
+/// Returns the binary, with an environment that contains only the search path.
 fn cofferdam() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
     command
 }
 
-/// `cofferdam run` with these words, in the repository's directory.
+/// Returns `cofferdam run` with these arguments, in the repository's directory.
 fn run<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>) -> Command {
     let mut command = cofferdam();
     command.args(["run", "--allow-weaker", WEAKER]).args(words).current_dir(repository());
@@ -56,7 +56,7 @@ fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// Exit status, standard output, standard error.
+/// Runs a command. Returns its exit status, standard output and standard error.
 fn outcome(command: &mut Command) -> (i32, String, String) {
     read(&command.output().expect("the binary starts"))
 }
@@ -66,7 +66,7 @@ fn read(output: &Output) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
-/// Starts with pipes for all three streams.
+/// Starts a command with pipes for all three streams.
 fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }

@@ -8,7 +8,7 @@ use cofferdam_wasm::WasmPrograms;
 
 use super::{cofferdam, json, outcome};
 
-/// A directory with the module of a program in it, as `guest.wasm`.
+/// Creates a directory with the module of a program, `guest.wasm`.
 fn module(program: &GuestProgram) -> (tempfile::TempDir, PathBuf) {
     let request = WasmPrograms.request(program).expect("a program of WASI").build().expect("a request");
     let What::Script(script) = request.command() else { panic!("{request:?}") };
@@ -22,6 +22,7 @@ fn run(words: &[&str]) -> (i32, String, String) {
     outcome(cofferdam().args(["run", "--daemon", "never"]).args(words))
 }
 
+/// Promise (WebAssembly): A module runs by its extension, its isolation level or its backend.
 #[test]
 fn a_module_runs_by_its_extension_and_by_every_other_way_to_name_it() {
     let program = GuestProgram::Sequence(vec![
@@ -44,6 +45,7 @@ fn a_module_runs_by_its_extension_and_by_every_other_way_to_name_it() {
     assert_eq!((code, document["backend"].as_str(), document["level"].as_str()), (7, Some("wasm"), Some("wasm")));
 }
 
+/// Promise (WebAssembly): A module never runs at a lower isolation level than the caller requires.
 #[test]
 fn a_module_behind_a_thicker_wall_is_refused_and_never_runs_behind_a_thinner_one() {
     let (_kept, path) = module(&GuestProgram::Print { stdout: "ran".into(), stderr: String::new() });
@@ -93,6 +95,7 @@ fn fuel_is_set_by_option_environment_and_file() {
     }
 }
 
+/// Promise (WebAssembly): Without its interpreter, a script is refused with the command that installs it.
 #[test]
 fn scripts_without_their_interpreter_are_refused_with_the_step_to_take() {
     let nothing = tempfile::tempdir().expect("a directory");
@@ -117,11 +120,12 @@ fn other_programs_do_not_run_in_a_sandbox_of_webassembly() {
         let (code, _, stderr) = run(words);
         assert!((125..=127).contains(&code), "{words:?}: {code} {stderr}");
     }
-    // The level is a floor: what is not there has a thicker wall.
+    // The level is a minimum: programs without a module use a backend of a higher level.
     let (code, stdout, stderr) = run(&["--level", "wasm", "--lang", "sh", "--code", "echo floor"]);
     assert_eq!((code, stdout.as_str()), (0, "floor\n"), "{stderr}");
 }
 
+/// Promise (WebAssembly): A host directory is mounted read-only, and a writable mount is refused.
 #[test]
 fn a_directory_is_lent_to_be_read_and_not_to_be_written() {
     let lent = tempfile::tempdir().expect("a directory");

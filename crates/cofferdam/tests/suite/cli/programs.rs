@@ -1,4 +1,4 @@
-//! Programs that the command finds by `PATH` and starts as root.
+//! Programs that the command finds in `PATH` and starts as root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::{cofferdam, outcome};
 
-/// Puts a program into a directory that every user may write to. It leaves a mark when it is started.
+/// Creates a program in a world-writable directory. The program leaves a file when it is started.
 fn planted(place: &Path, name: &str) -> (String, PathBuf) {
     let (directory, mark) = (place.join("open"), place.join("started"));
-    fs::create_dir(&directory).expect("made");
+    fs::create_dir(&directory).expect("created");
     let program = directory.join(name);
     fs::write(&program, format!("#!/bin/sh\necho > {}\nexit 1\n", mark.display())).expect("written");
     fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("its mode");

@@ -1,8 +1,8 @@
-//! Programs that need what is bounded by a quota work, and the quota comes back when objects are gone.
+//! Programs that use quota-bounded objects. They work, and the quota is returned when the objects are gone.
 
 use super::{outcome, run};
 
-/// Runs a program in a process sandbox, and wants it to succeed.
+/// Runs a program in a process sandbox and requires success.
 fn succeeds(words: &[&str]) -> String {
     let (status, output, errors) = outcome(&mut run(words));
     assert_eq!(status, 0, "{output}\n{errors}");
@@ -159,6 +159,26 @@ server.listen(0, '127.0.0.1', () => {
     ]);
     assert!(output.starts_with("127.0.0.1"), "{output}");
     assert!(output.ends_with("\nserved\n"), "{output}");
+}
+
+#[test]
+fn no_thread_gets_a_table_of_descriptors_of_its_own() {
+    let output = succeeds(&[
+        "--lang",
+        "python",
+        "--code",
+        "import ctypes, errno, threading
+CLOSE_RANGE, UNSHARE, CLOEXEC = 436, 2, 4
+def close_range(flags):
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.syscall(CLOSE_RANGE, 1000, 1001, flags)
+    print(result, errno.errorcode.get(ctypes.get_errno()), flush=True)
+for flags in UNSHARE, UNSHARE | CLOEXEC, CLOEXEC, 0:
+    thread = threading.Thread(target=close_range, args=(flags,))
+    thread.start()
+    thread.join()",
+    ]);
+    assert_eq!(output, "-1 EINVAL\n-1 EINVAL\n0 None\n0 None\n");
 }
 
 /// Counts the processes that it can have at once, with two threads in each but the first.

@@ -1,4 +1,4 @@
-//! `cofferdam repl` in a terminal, as a person has it.
+//! `cofferdam repl` in a terminal.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,23 +12,23 @@ use super::terminals::{Terminal, wait_readable};
 use super::{WEAKER, repository};
 use crate::census::{census, left_behind};
 
-/// What asks a terminal where its cursor is, which nobody but a terminal answers.
+/// The query for the cursor position, which only a terminal answers.
 const WHERE: &str = "\x1b[6n";
 const UP: &str = "\x1b[A";
 const CONTROL_C: &str = "\x03";
 const CONTROL_D: &str = "\x04";
 
-/// A person at a terminal: types, reads, and has a screen that answers.
+/// A simulated user at a terminal that answers queries.
 struct Person {
     terminal: Terminal,
     child: Child,
-    /// What came and was not read so far.
+    /// Unread output.
     seen: String,
     answered: usize,
 }
 
 impl Person {
-    /// The terminal is the program's own, so that its keys send signals.
+    /// Makes the terminal the controlling one of the program, so that its keys send signals.
     fn sits_down(words: &[&str], home: &Path) -> Self {
         let terminal = Terminal::new();
         terminal.resize(24, 200);
@@ -38,7 +38,7 @@ impl Person {
         command.env("XDG_STATE_HOME", home).current_dir(repository());
         let child = command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn();
         let mut person = Self { terminal, child: child.expect("setsid starts"), seen: String::new(), answered: 0 };
-        person.reads("Ctrl-D ends it");
+        person.reads("Ctrl-D exits");
         person.is_asked();
         person
     }
@@ -47,12 +47,12 @@ impl Person {
         self.terminal.screen.write_all(keys.as_bytes()).expect("written");
     }
 
-    /// Types a line, and the key that ends it.
+    /// Types a line and the key that ends it.
     fn enters(&mut self, line: &str) {
         self.types(&format!("{line}\r"));
     }
 
-    /// Reads until a text has appeared; gives what stood before it.
+    /// Reads until a text appears. Returns the text before it.
     fn reads(&mut self, text: &str) -> String {
         let mut piece = [0; 4096];
         loop {
@@ -78,7 +78,7 @@ impl Person {
         self.reads(">>> ")
     }
 
-    /// Ends it by a key, and gives its status.
+    /// Ends the program with a key. Returns its status.
     fn leaves(mut self) -> i32 {
         self.types(CONTROL_D);
         let code = self.child.wait().expect("it ends").code();
@@ -88,7 +88,7 @@ impl Person {
 }
 
 impl Drop for Person {
-    /// Where a test fails before it ends it.
+    /// Ends the program if the test failed before.
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
             let _ = self.child.kill();
@@ -97,7 +97,7 @@ impl Drop for Person {
     }
 }
 
-/// Text without what moves a cursor or colours. A question that was answered is gone; what is cut is kept.
+/// Removes sequences for the cursor and colours. Removes answered queries, and keeps incomplete sequences.
 fn plain(text: &str) -> String {
     let (mut plain, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once('\x1b') {
@@ -126,7 +126,7 @@ fn a_person_talks_with_python() {
     person.enters("x + 22");
     person.reads("\r\n42\r\n");
     person.is_asked();
-    // A block, which an empty line ends.
+    // An empty line ends a block.
     person.enters("def f(y):");
     person.reads("... ");
     person.enters("    return x + y");
@@ -136,20 +136,20 @@ fn a_person_talks_with_python() {
     person.enters("f(100)");
     person.reads("\r\n120\r\n");
     person.is_asked();
-    // The last line again, and a line of more before.
+    // Recalls the last line and the line before it.
     person.types(UP);
     person.reads("f(100)");
     person.enters("");
     person.reads("\r\n120\r\n");
     person.is_asked();
-    // Output comes while the code goes on, which waits for what is done about it.
+    // Output appears while the code waits for the file.
     person.enters("print('fi' + 'rst')\x1b\rimport os, time\x1b\rwhile not os.path.exists('go'): time.sleep(0.05)\x1b\rprint('la' + 'st')");
     let seen = person.reads("\r\nfirst\r\n");
     assert!(!seen.contains("last"), "{seen}");
     std::fs::write(workspace.path().join("go"), "").expect("written");
     person.reads("last\r\n");
     person.is_asked();
-    // A line is given up.
+    // Discards a line.
     person.types("nonsense(");
     person.reads("nonsense(");
     person.types(CONTROL_C);
@@ -160,7 +160,7 @@ fn a_person_talks_with_python() {
     person.enters("nope");
     person.reads("NameError: name 'nope' is not defined");
     person.is_asked();
-    // What runs is interrupted, and what was defined stays.
+    // Ctrl-C interrupts the code and keeps the definitions.
     person.enters("print('spin' + 'ning'); [None for _ in iter(int, 1)]");
     person.reads("spinning\r\n");
     assert!(person.terminal.is_cooked(), "keys send signals while code runs");
@@ -171,9 +171,9 @@ fn a_person_talks_with_python() {
     person.reads("\r\n20\r\n");
     person.is_asked();
     assert_eq!(person.leaves(), 0);
-    // Lines are kept for this user alone.
+    // Only this user can read the history.
     let history = home.path().join("cofferdam/history-python");
-    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let mode = |path: &Path| std::fs::metadata(path).expect("it exists").permissions().mode() & 0o777;
     assert_eq!((mode(&history), mode(&home.path().join("cofferdam"))), (0o600, 0o700));
     let kept = std::fs::read_to_string(&history).expect("readable");
     assert!(kept.starts_with("x = 20\nx + 22\n") && kept.ends_with("x\n"), "{kept}");
@@ -182,7 +182,7 @@ fn a_person_talks_with_python() {
         person.types(UP);
         person.reads(line);
     }
-    kill_process(Pid::from_child(&person.child), Signal::TERM).expect("it is there");
+    kill_process(Pid::from_child(&person.child), Signal::TERM).expect("it exists");
     assert_eq!(person.child.wait().expect("it ends").code(), Some(143));
     assert!(person.terminal.is_cooked(), "the terminal is as it was");
     drop(person);
@@ -213,7 +213,7 @@ fn a_person_talks_with_javascript() {
     person.enters("for (;;) {}");
     person.reads("a call did not end within 3.");
     person.reads("and the interpreter was killed");
-    person.reads("a new interpreter was started; what was defined is gone");
+    person.reads("started a new interpreter; all definitions are lost");
     person.is_asked();
     person.enters("typeof a");
     person.reads("\r\n'undefined'\r\n");

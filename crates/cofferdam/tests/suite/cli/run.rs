@@ -1,4 +1,4 @@
-//! `cofferdam run`: what runs, what it sees, which status it ends with.
+//! `cofferdam run`: commands, their view of the sandbox, and exit statuses.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -13,6 +13,7 @@ fn quietly(status: i32, stdout: &str) -> (i32, String, String) {
     (status, stdout.to_owned(), String::new())
 }
 
+/// Promise (Command line): The first example of the documentation runs without any setup.
 #[test]
 fn the_first_example_runs() {
     let (code, stdout, stderr) = ended(&["examples/primes.py"]);
@@ -22,6 +23,7 @@ fn the_first_example_runs() {
     assert_eq!(lines[25], "25 primes below 100, their sum is 1060");
 }
 
+/// Promise (Command line): The extension of a file selects its interpreter.
 #[test]
 fn files_run_with_the_interpreter_of_their_extension() {
     let (code, stdout, stderr) = ended(&["examples/hello.sh", "you"]);
@@ -62,7 +64,7 @@ fn code_on_standard_input_runs() {
         "{stderr}"
     );
     let (status, _, stderr) = piped(&["--stdin", "-"], "print(1)");
-    assert!(status == 125 && stderr.contains("standard input holds the code"), "{stderr}");
+    assert!(status == 125 && stderr.contains("standard input contains the code"), "{stderr}");
     let (status, _, stderr) = piped(&["-"], &"#".repeat((16 << 20) + 1));
     assert!(status == 125 && stderr.contains("standard input is larger than the 16 MiB"), "{stderr}");
 }
@@ -111,6 +113,7 @@ fn the_workspace_is_writable_only_as_asked() {
     assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
 }
 
+/// Promise (Command line): The exit status is that of the command, or 124, 125, 126, 127, 128+n or 137 as documented.
 #[test]
 fn statuses_are_those_of_the_command() {
     for (words, status) in [
@@ -133,6 +136,7 @@ fn a_time_out_says_so_unless_told_to_be_quiet() {
     assert_eq!(ended(&["--quiet", "--timeout", "200ms", "--", "sleep", "60"]), quietly(124, ""));
 }
 
+/// Promise (Command line): Standard error names the limit that killed a command.
 #[test]
 fn a_limit_that_killed_is_named() {
     let (code, _, stderr) = ended(&["--cpu-time", "1s", "--", "sh", "-c", "while :; do :; done"]);
@@ -140,6 +144,7 @@ fn a_limit_that_killed_is_named() {
     assert_eq!(stderr, "cofferdam: killed: CPU time limit of 1 s reached (raise it with --cpu-time)\n");
 }
 
+/// Promise (Contract): A program inherits no variable of the caller's environment.
 #[test]
 fn nothing_is_inherited_from_the_environment() {
     let mut command = run(["--env", "GIVEN=1", "--", "env"]);
@@ -151,6 +156,7 @@ fn nothing_is_inherited_from_the_environment() {
     );
 }
 
+/// Promise (Command line): Streams and bytes are passed on unchanged.
 #[test]
 fn output_keeps_its_streams_and_its_bytes() {
     let output = run(["--", "sh", "-c", "printf 'a\\000\\377\\033[2J'; printf b >&2"]).output().unwrap();
@@ -167,6 +173,7 @@ fn input_is_empty_unless_asked_for() {
     assert_eq!(super::read(&child.wait_with_output().unwrap()), quietly(0, "3\n"));
 }
 
+/// Promise (Contract): The command line passes output and input on while the program runs.
 #[test]
 fn output_is_live_and_input_answers_it() {
     let mut child = start(&mut run(["--stdin", "--", "sh", "-c", "echo first; read word; echo \"second $word\""]));
@@ -185,7 +192,7 @@ fn output_is_live_and_input_answers_it() {
 fn output_beyond_the_maximum_is_cut_and_told() {
     let (code, stdout, stderr) = ended(&["--max-output", "1K", "--", "head", "-c", "1M", "/dev/zero"]);
     assert_eq!((code, stdout.len()), (0, 1024));
-    assert_eq!(stderr, "cofferdam: output cut: 1 KiB of 1 MiB passed on (raise it with --max-output)\n");
+    assert_eq!(stderr, "cofferdam: output truncated: 1 KiB of 1 MiB printed (raise the limit with --max-output)\n");
 }
 
 #[test]
@@ -214,7 +221,7 @@ fn a_reader_that_goes_away_ends_the_run_quietly() {
 #[test]
 fn the_time_limit_holds_while_the_reader_holds_output_back() {
     let child = start(&mut run(["--quiet", "--max-output", "4M", "--timeout", "1s", "--", "yes"]));
-    // Nothing is read before the end of the run; only then is the pipe emptied.
+    // The test reads the pipe only after the end of the run.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let (code, stdout, _) = super::read(&child.wait_with_output().unwrap());
     assert_eq!((code, stdout.len()), (124, 4 << 20));
@@ -258,7 +265,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
         return;
     };
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
-    // Below the host's /tmp, where a sandbox has a directory of its own.
+    // A directory below the host's /tmp, over which a sandbox mounts its own.
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let project = directory.path().canonicalize().unwrap().join("project");
     let packages = project.join(format!("lib/python{version}/site-packages"));
@@ -285,7 +292,7 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
     let document = json(&stdout);
     let printed = format!("found {} bin lib lib64 pyvenv.cfg\n", project.display());
     assert_eq!(document["stdout"]["text"], printed.as_str(), "{stdout}");
-    // The posture says what is seen.
+    // The posture reports the visible files.
     let shown = stdout.contains(&format!("{}/pyvenv.cfg", project.display()));
     assert!(shown && !stdout.contains("no host directory seen"), "{stdout}");
 }
@@ -313,7 +320,7 @@ fn sandboxes_stay_below_the_group_of_what_started_them() {
     command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(caller.join("cgroup.procs"));
     command.arg(inner.get_program()).args(inner.get_args());
     let (code, stdout, stderr) = outcome(&mut command);
-    // Its last processes may still be leaving.
+    // The last processes may still be exiting.
     let gone = (0..500).any(|_| {
         std::fs::remove_dir(&caller).is_ok() || {
             std::thread::sleep(std::time::Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives.
+//! Termination signals.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{run, start};
 
-/// Starts a shell line that says `ready`, and waits until it has.
+/// Starts a shell line that prints `ready`, and waits for that.
 fn ready(options: &[&str], line: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = start(run(options).args(["--", "sh", "-c", line]));
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -24,6 +24,7 @@ fn send(child: &Child, signal: Signal) {
 const POLITE: &str = "trap 'echo stopped; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
 const STUBBORN: &str = "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done";
 
+/// Promise (Command line): A signal to `cofferdam` requests the end of the command.
 #[test]
 fn a_signal_to_us_asks_the_command_to_end() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
@@ -35,6 +36,7 @@ fn a_signal_to_us_asks_the_command_to_end() {
     }
 }
 
+/// Promise (Command line): A second signal kills the command at once.
 #[test]
 fn a_second_signal_kills_at_once() {
     let (mut child, mut stdout) = ready(&["--cancel-grace", "1h"], STUBBORN);
@@ -57,7 +59,7 @@ fn a_command_that_ignores_the_request_is_killed_after_the_grace() {
 #[test]
 fn the_document_comes_also_after_a_signal() {
     let mut child = start(&mut run(["--json", "--stdin", "--cancel-grace", "200ms", "--", "sh", "-c", "echo up; cat"]));
-    // There is no sign of life in this form, so the signal may come before the start as well: then there is none.
+    // This form prints nothing at the start, so the signal may arrive before it, and then there is no document.
     std::thread::sleep(std::time::Duration::from_millis(500));
     send(&child, Signal::INT);
     let _open = child.stdin.take();

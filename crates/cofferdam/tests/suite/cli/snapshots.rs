@@ -1,4 +1,4 @@
-//! Snapshots as files, from the command line: what needs no machine, always; with machines where tests may start some.
+//! Snapshot files on the command line: checks without VMs, and checks with VMs if the tests may start some.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::machines::{with_machines, with_nothing};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
-/// Keeps what it made up in memory, looks whether it is still the same, and counts in memory and in a file.
+/// A program that keeps random data in memory, checks it, and counts in memory and in a file.
 const COUNTER: &str = "
 import hashlib, os, time
 kept = os.urandom(1 << 20)
@@ -36,7 +36,7 @@ pub(super) fn snapshot<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item 
     command
 }
 
-/// What an archive consists of.
+/// The contents of an archive.
 #[derive(Clone)]
 struct Parts {
     machine: Value,
@@ -46,7 +46,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Of a machine that nobody has.
+    /// Creates the archive of a VM that does not exist.
     fn sample() -> Self {
         let machine = serde_json::json!({
             "manifest": {
@@ -90,7 +90,7 @@ impl Parts {
     }
 
     fn read(path: &Path) -> Self {
-        let reader = Reader::open(File::open(path).expect("it is there"), &ReadOptions::default()).expect("an archive");
+        let reader = Reader::open(File::open(path).expect("it exists"), &ReadOptions::default()).expect("an archive");
         let all = &mut |_| std::ops::ControlFlow::Continue(());
         let restored = reader.restore(&[], &mut |_| tempfile::tempfile(), all).expect("it is whole");
         let machine = serde_json::from_slice(&restored.documents[0].bytes).expect("JSON");
@@ -105,7 +105,7 @@ impl Parts {
     }
 }
 
-/// A file with a key in it that only its owner can read.
+/// Creates a key file that only its owner can read.
 pub(super) fn key_file(place: &Path, name: &str, contents: &[u8]) -> PathBuf {
     let path = place.join(name);
     std::fs::write(&path, contents).expect("a file");
@@ -118,7 +118,7 @@ pub(super) fn refused(command: &mut Command, says: &str) {
     assert!(code != 0 && stdout.is_empty() && stderr.contains(says), "{command:?}: {code} {stdout}{stderr}");
 }
 
-/// What is done to something before it is tried.
+/// A modification of test data.
 type Change<T> = fn(&mut T);
 
 #[test]
@@ -151,12 +151,13 @@ fn an_archive_is_shown_without_a_machine() {
     assert!(code == 0 && text.contains("its agent speaks version 2"), "{text}");
 }
 
+/// Promise (Virtual machines): A damaged archive is refused before any VM is created.
 #[test]
 fn damaged_archives_are_refused_before_anything_is_made() {
     let place = tempfile::tempdir().expect("a directory");
     let at = |name: &str| place.path().join(name);
     Parts::sample().write(&at("m"), None);
-    let whole = std::fs::read(at("m")).expect("it is there");
+    let whole = std::fs::read(at("m")).expect("it exists");
     let mut tampered = whole.clone();
     let late = tampered.len() - 40;
     tampered[late] ^= 1;
@@ -174,13 +175,16 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     ] {
         refused(&mut snapshot(["inspect", "--verify", name], place.path()), says);
     }
-    for (name, says) in
-        [("text", "not an archive"), ("newer", "format version 2"), ("none", "no such file"), (".", "no regular file")]
-    {
+    for (name, says) in [
+        ("text", "not an archive"),
+        ("newer", "format version 2"),
+        ("none", "no such file"),
+        (".", "not a regular file"),
+    ] {
         let mut restore = with_nothing(snapshot(["restore", name, "--", "true"], place.path()), place.path());
         refused(&mut restore, says);
     }
-    // What its parts are is held against what it says of the machine, without asking for a monitor.
+    // The parts are compared with the description of the VM, without asking a VMM.
     let lies: [(&str, Change<Parts>); 5] = [
         ("belongs to another format", |parts| parts.machine["manifest"]["format"] = 9.into()),
         ("its agent speaks version 2", |parts| parts.machine["manifest"]["guest"]["version"] = 2.into()),
@@ -198,6 +202,8 @@ fn damaged_archives_are_refused_before_anything_is_made() {
     assert!(!at("images").exists() && !at(".cache").exists(), "a refusal made something");
 }
 
+/// Promise (Virtual machines): The command line refuses a key file with a wrong size or wrong permissions, and shows no
+/// key in an error.
 #[test]
 fn keys_are_exact_and_their_owners_alone() {
     let place = tempfile::tempdir().expect("a directory");
@@ -238,17 +244,17 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     let place = tempfile::tempdir().expect("a directory");
     std::fs::write(place.path().join("there"), "others").expect("a file");
     let cases = [
-        (&["--out", "there"][..], "there already"),
+        (&["--out", "there"][..], "already exists"),
         (&["--out", "no/such/m"], "directory that exists"),
         (&["--out", "."], "names no file"),
-        (&["--out", "m", "--when-prints", ""], "--when-prints waits"),
+        (&["--out", "m", "--when-prints", ""], "text of --when-prints is empty"),
         (&["--out", "m", "--key-file", "there"], "key"),
         (&["--out", "m", "--after", "1s", "--when-done"], "cannot be used with"),
         (&["--out", "m", "--compression", "20"], "1..=19"),
         (&["--out", "m", "--net", "example.org"], "no network"),
-        (&["--out", "m", "--backend", "process"], "only machines can be frozen"),
+        (&["--out", "m", "--backend", "process"], "only VMs can be saved"),
         (&["--out", "m", "--backend", "no-such"], "no-such"),
-        // There is no image.
+        // No image exists.
         (&["--out", "m"], "cofferdam vm build-image"),
         (&["--out", "m", "--backend", "vm"], "cofferdam vm build-image"),
         (&["--out", "m", "--backend", "vm:qemu"], "cofferdam vm build-image"),
@@ -264,6 +270,7 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
     assert_eq!(std::fs::read(place.path().join("there")).expect("it stays"), b"others");
 }
 
+/// Promise (Code execution): `snapshot save` analyses and logs code before it creates a VM.
 #[test]
 fn code_is_screened_and_logged_before_a_machine_is_made() {
     let place = tempfile::tempdir().expect("a directory");
@@ -281,14 +288,14 @@ fn code_is_screened_and_logged_before_a_machine_is_made() {
     let ends: Vec<_> =
         stdout.lines().filter_map(|line| Some(json(line)["record"]["reason"].as_str()?.to_owned())).collect();
     assert_eq!(ends, ["screening: import:socket at 1:8", "not started: not-found"], "{stdout}{stderr}");
-    // Where nothing can be logged, nothing is made.
+    // No VM is created if logging fails.
     std::fs::rename(&log, place.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     refused(&mut save(&["--", "true"]), "the audit log cannot be written");
     assert!(!place.path().join("m").exists());
 }
 
-/// `snapshot save` of the counter, with these words besides.
+/// Runs `snapshot save` of the counter, with these additional arguments.
 fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
     let fixed =
         ["save", "--json", "--allow-weaker", WEAKER, "--timeout", "1h", "--when-prints", "five", "--memory", "96M"];
@@ -298,7 +305,7 @@ fn save_counter(place: &Path, words: &[&str], test: &str) -> Option<Value> {
     Some(json(&stdout))
 }
 
-/// `snapshot restore` in another directory, and what the counter's file says there: how far it is, what it kept.
+/// Runs `snapshot restore` in another directory. Returns the counter and the kept data of the counter's file.
 fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
     let elsewhere = tempfile::tempdir().expect("a directory");
     let file = file.to_str().expect("a name");
@@ -315,6 +322,7 @@ fn restored(file: &Path, words: &[&str], test: &str) -> Option<(u64, String)> {
     Some((words[0].parse().expect("a number"), words[1].to_owned()))
 }
 
+/// Promise (Virtual machines): A program resumes from a snapshot file in another process and directory.
 #[test]
 fn a_program_goes_on_in_another_process_and_directory() {
     let test = "a_program_goes_on_in_another_process_and_directory";
@@ -326,16 +334,16 @@ fn a_program_goes_on_in_another_process_and_directory() {
         let printed = saved["stdout"]["text"].as_str().expect("text").trim().to_owned();
         let kept = printed.strip_prefix("five ").expect("what it printed");
         let file = place.path().join(name);
-        let meta = std::fs::metadata(&file).expect("it is there");
+        let meta = std::fs::metadata(&file).expect("it exists");
         assert_eq!((saved["archive"]["bytes"].as_u64(), meta.permissions().mode() & 0o777), (Some(meta.len()), 0o600));
         assert_eq!(saved["archive"]["encrypted"].as_bool(), Some(!locked.is_empty()));
         let moved = tempfile::tempdir().expect("a directory");
         let there = moved.path().join("moved");
         std::fs::rename(&file, &there).or_else(|_| std::fs::copy(&file, &there).map(drop)).expect("it is moved");
-        let (first, same) = restored(&there, locked, test).expect("machines are there");
+        let (first, same) = restored(&there, locked, test).expect("VMs are available");
         assert!(same == kept && first >= 5, "{first} {same} {kept}");
-        // Once more, from the same moment, and with time to count.
-        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("machines are there");
+        // Restores the same state again, with time to count.
+        let (later, same) = restored(&there, &[locked, &["--for", "5s"]].concat(), test).expect("VMs are available");
         assert!(same == kept && later > first, "{first} {later}");
         assert_eq!(std::fs::read_dir(moved.path()).expect("a list").count(), 1);
         if locked.is_empty() {
@@ -344,6 +352,7 @@ fn a_program_goes_on_in_another_process_and_directory() {
     }
 }
 
+/// Promise (Virtual machines): `--attach` shows the output of a restored program and returns its exit status.
 #[test]
 fn a_restored_program_is_attached_to_with_its_output_and_status() {
     let test = "a_restored_program_is_attached_to";
@@ -357,7 +366,7 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
     assert!(code == 0 && stdout == "before\n" && stderr.contains("1 command is running"), "{code} {stdout}{stderr}");
     let restore = ["restore", "m", "--allow-weaker", WEAKER];
     let attach =
-        |words: &[&str]| outcome(&mut run(&[&restore[..], words, &["--attach"]].concat()).expect("machines are there"));
+        |words: &[&str]| outcome(&mut run(&[&restore[..], words, &["--attach"]].concat()).expect("VMs are available"));
     let (code, stdout, stderr) = attach(&[]);
     assert!(code == 7 && stdout == "out\n" && stderr.contains("err\n"), "{code} {stdout}{stderr}");
     assert!(stderr.contains("1 command is running (exec "), "{stderr}");
@@ -368,21 +377,21 @@ fn a_restored_program_is_attached_to_with_its_output_and_status() {
         (7, &"out\n".into(), &7.into()),
         "{stderr}"
     );
-    // The tighter of both wall times holds.
+    // The tighter of both real time limits applies.
     let (code, stdout, stderr) = attach(&["--timeout", "1s"]);
     assert!(code == 124 && stdout.is_empty(), "{code} {stdout}{stderr}");
 }
 
-/// What was changed in an archive that could be restored.
+/// Restores damaged and hostile copies of a valid archive.
 fn hostile_copies(good: &Path, place: &Path, test: &str) {
-    let whole = std::fs::read(good).expect("it is there");
+    let whole = std::fs::read(good).expect("it exists");
     let mut tampered = whole.clone();
     tampered[whole.len() / 2] ^= 1;
     let bad = place.join("bad");
     let restore = |says: &str, words: &[&str]| {
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         let words = fixed.iter().chain(words).chain(&["--", "cat", "counter"]);
-        refused(&mut with_machines(snapshot(words, place), test).expect("machines are there"), says);
+        refused(&mut with_machines(snapshot(words, place), test).expect("VMs are available"), says);
     };
     std::fs::write(&bad, &tampered).expect("a file");
     restore("damaged or was tampered", &[]);
@@ -410,14 +419,16 @@ fn hostile_copies(good: &Path, place: &Path, test: &str) {
         parts.write(&bad, None);
         restore(says, &[]);
     }
-    // All is as it says, and the monitor cannot make anything of it.
+    // The archive is consistent, but the VMM cannot load the state.
     Parts { devices: vec![0x5a; parts.devices.len()], ..parts }.write(&bad, None);
     let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--", "true"];
-    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("machines are there"));
+    let (code, stdout, stderr) = outcome(&mut with_machines(snapshot(fixed, place), test).expect("VMs are available"));
     assert!(code == 125 && stdout.is_empty() && stderr.contains("cofferdam: "), "{code} {stdout}{stderr}");
     std::fs::remove_file(&bad).expect("it is removed");
 }
 
+/// Promise (Virtual machines): `snapshot save --when-done` saves a VM when its command ends, and never writes a partial
+/// archive.
 #[test]
 fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     let test = "a_machine_is_frozen_when_its_command_has_ended";
@@ -428,24 +439,24 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     };
     let Some(mut early) = save(&["--after", "10m", "--", "sh", "-c", "exit 3"]) else { return };
     refused(&mut early, "ended with status 3");
-    let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("machines are there"));
+    let (_, _, stderr) = outcome(&mut save(&["--", "sh", "-c", "exit 3"]).expect("VMs are available"));
     assert!(stderr.contains("nothing was saved") && stderr.contains("--when-done"), "{stderr}");
     assert!(!place.path().join("m").exists());
     let script = "echo kept > /workspace/file; echo made";
-    let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("machines are there");
+    let mut done = save(&["--when-done", "--", "sh", "-c", script]).expect("VMs are available");
     let (code, stdout, stderr) = outcome(&mut done);
-    assert!(code == 0 && stdout == "made\n" && stderr.contains("m is there"), "{code} {stdout}{stderr}");
-    refused(&mut save(&["--", "true"]).expect("machines are there"), "there already");
-    let first = std::fs::read(place.path().join("m")).expect("it is there");
-    let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("machines are there");
+    assert!(code == 0 && stdout == "made\n" && stderr.contains("wrote m ("), "{code} {stdout}{stderr}");
+    refused(&mut save(&["--", "true"]).expect("VMs are available"), "already exists");
+    let first = std::fs::read(place.path().join("m")).expect("it exists");
+    let mut again = save(&["--when-done", "--force", "--quiet", "--", "sh", "-c", script]).expect("VMs are available");
     assert_eq!(outcome(&mut again), (0, "made\n".to_owned(), String::new()));
-    assert!(std::fs::read(place.path().join("m")).expect("it is there") != first);
+    assert!(std::fs::read(place.path().join("m")).expect("it exists") != first);
     let words = ["restore", "m", "--allow-weaker", WEAKER, "--", "sh", "-c", "cat file; exit 9"];
     let (code, stdout, stderr) =
-        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("machines are there"));
+        outcome(&mut with_machines(snapshot(words, place.path()), test).expect("VMs are available"));
     assert!(code == 9 && stdout == "kept\n" && stderr.contains("its command has ended"), "{code} {stdout}{stderr}");
-    // Interrupted while it runs.
-    let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("machines are there"));
+    // Interrupts the command while it runs.
+    let mut child = start(&mut save(&["--force", "--after", "10m", "--", "sleep", "600"]).expect("VMs are available"));
     let begun = Instant::now();
     while monitors_of(child.id()).is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(120), "no machine is started");
@@ -453,9 +464,9 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     }
     let monitors = monitors_of(child.id());
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
-        .expect("it is there");
+        .expect("it exists");
     assert_eq!(child.wait().expect("it ends").code(), Some(130));
-    // One that was still booting ends with its supervisor, by the kernel, which takes a moment.
+    // The kernel kills a booting VM with its supervisor, which takes a moment.
     let begun = Instant::now();
     for pid in monitors {
         while Path::new(&format!("/proc/{pid}")).exists() {
@@ -466,6 +477,7 @@ fn a_machine_is_frozen_when_its_command_has_ended_and_never_half() {
     assert_eq!(std::fs::read_dir(place.path()).expect("a list").count(), 1);
 }
 
+/// Promise (Virtual machines): A full disk leaves no partial archive.
 #[test]
 fn a_full_disk_leaves_no_half_archive() {
     let test = "a_full_disk_leaves_no_half_archive";
@@ -474,7 +486,7 @@ fn a_full_disk_leaves_no_half_archive() {
         return;
     }
     let place = tempfile::tempdir().expect("a directory");
-    // The file system is this process's own, and is gone with it.
+    // The file system is private to this process and vanishes with it.
     let script = "mount -t tmpfs -o size=256k none . || exit 77; cd \"$PWD\"; \"$@\"; code=$?; ls -A >&2; exit $code";
     let program = env!("CARGO_BIN_EXE_cofferdam");
     let mut command = Command::new("unshare");
@@ -503,7 +515,7 @@ fn a_full_disk_leaves_no_half_archive() {
     assert!(code != 0 && stderr.contains("no space left") && !stderr.contains("half"), "{code} {stderr}");
 }
 
-/// Monitors that a process started, by number.
+/// Returns the process ids of VMMs that a process started.
 fn monitors_of(parent: u32) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -515,6 +527,7 @@ fn monitors_of(parent: u32) -> Vec<u32> {
     .collect()
 }
 
+/// Promise (MCP server): A saved VM and the runs in a restored VM have lines in the audit log.
 #[test]
 fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let test = "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log";
@@ -531,13 +544,13 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let save = ["--memory", "96M", "--out", "m", "--when-prints", "up", "--", "sh", "-c", "echo up; sleep 600"];
     let Some(mut save) = machine("save", &save) else { return };
     assert_eq!(outcome(&mut save), (0, "up\n".to_owned(), String::new()));
-    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("machines are there");
+    let mut restore = machine("restore", &["m", "--", "sh", "-c", "exit 4"]).expect("VMs are available");
     assert_eq!(outcome(&mut restore).0, 4);
-    // Without a command there is a line as well: what was frozen goes on.
-    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("machines are there");
+    // A restore without a command is logged too, because the saved programs resume.
+    let mut restore = machine("restore", &["m", "--for", "100ms"]).expect("VMs are available");
     assert_eq!(outcome(&mut restore).0, 0);
-    // Code is screened before the machine goes on, and runs in it.
-    let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("machines are there");
+    // Code is screened before the VM resumes, and runs in the VM.
+    let code = |code| machine("restore", &["m", "--lang", "python", "--code", code]).expect("VMs are available");
     let (status, stdout, stderr) = outcome(&mut code("import socket"));
     assert!(status == 125 && stderr.contains("screening rejected the code"), "{status} {stdout}{stderr}");
     let (status, stdout, stderr) = outcome(&mut code("print(6 * 7)"));
@@ -547,7 +560,7 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     let (_, stdout, stderr) = query();
     let ends: Vec<Value> =
         stdout.lines().map(|line| json(line)["record"].clone()).filter(|record| record["kind"] == "end").collect();
-    // What was refused was not restored.
+    // A refused archive was not restored.
     assert_eq!(ends.len(), 6, "{stdout}{stderr}");
     assert!(ends[5]["runtime"] == "python" && ends[5]["sandbox"] == ends[4]["sandbox"], "{}", ends[5]);
     assert!(ends[0]["exit"]["cancelled"] == true || ends[0]["exit"]["failed"] == "closed", "{}", ends[0]);
@@ -559,10 +572,10 @@ fn what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log() {
     }
     assert_eq!(ends[2]["exit"]["code"], 4, "{}", ends[2]);
     assert_eq!(ends[2]["sandbox"], ends[1]["sandbox"], "the command names the machine that it ran in");
-    // Where nothing can be logged, nothing goes on.
+    // No VM resumes if logging fails.
     std::fs::rename(&log, place.path().join("old")).expect("moved");
     std::fs::write(&log, "in the way").expect("written");
     for words in [&["m", "--for", "100ms"][..], &["m", "--", "true"]] {
-        refused(&mut machine("restore", words).expect("machines are there"), "the audit log cannot be written");
+        refused(&mut machine("restore", words).expect("VMs are available"), "the audit log cannot be written");
     }
 }

@@ -1,4 +1,4 @@
-//! Our own terminal: what guest output may do to it, and `--tty`.
+//! The user's terminal: effects of guest output, and `--tty`.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use super::run;
 
-/// After this long without a byte a test has failed; it decides nothing else.
-const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+/// Timeout without a byte after which a test fails. It decides nothing else.
+const READ_TIMEOUT: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
-/// A pseudo-terminal: the end that a person's screen and keyboard would be, and the end that programs see.
+/// A pseudo-terminal: the end of the user's screen and keyboard, and the end of the programs.
 pub struct Terminal {
     pub screen: File,
     inside: File,
@@ -39,12 +39,12 @@ impl Terminal {
         self.inside.try_clone().unwrap().into()
     }
 
-    /// Whether programs get whole lines with echo, as a terminal is left to a person.
+    /// Returns true if programs get complete lines with echo, as in a terminal with default modes.
     pub fn is_cooked(&self) -> bool {
         tcgetattr(&self.inside).unwrap().local_modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 
-    /// Reads until `text` has appeared.
+    /// Reads until `text` appears.
     pub fn read_until(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
         let mut piece = [0; 1024];
@@ -61,13 +61,14 @@ impl Terminal {
     }
 }
 
-/// Waits until something can be read; false if nothing comes.
+/// Waits until data can be read. Returns false after a timeout.
 pub fn wait_readable(screen: &File) -> bool {
-    poll(&mut [PollFd::new(screen, PollFlags::IN)], Some(&PATIENCE)).unwrap() > 0
+    poll(&mut [PollFd::new(screen, PollFlags::IN)], Some(&READ_TIMEOUT)).unwrap() > 0
 }
 
 const HOSTILE: &str = r"printf '\033]0;title\007\033[31mred\033[6n\n'; echo END";
 
+/// Promise (Process isolation): Control sequences of a guest do not reach the terminal of the caller.
 #[test]
 fn control_sequences_do_not_reach_a_terminal() {
     let mut terminal = Terminal::new();
@@ -120,7 +121,7 @@ fn a_change_of_size_is_passed_on() {
     let mut child = terminal.start(&["--tty", "--", "sh", "-c", line]);
     terminal.read_until("ready");
     terminal.resize(50, 132);
-    // The kernel tells only those whose controlling terminal it is, so the test does.
+    // The kernel only signals processes with this controlling terminal, so the test sends the signal.
     kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
     terminal.read_until("50 132");
     assert!(child.wait().unwrap().success());

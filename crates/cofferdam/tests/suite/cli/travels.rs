@@ -1,4 +1,4 @@
-//! Images and machines that travel to a user who has nothing of the first one's.
+//! Export of images and VMs to a user who shares no files with the first one.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::machines::{sample_root, with_machines, with_nothing};
 use super::snapshots::{key_file, refused, snapshot};
 use super::{WEAKER, cofferdam, json, outcome, start};
 
-/// A user with a store of images that nothing else uses.
+/// A user with a separate image store.
 struct User(tempfile::TempDir);
 
 impl User {
@@ -27,7 +27,7 @@ impl User {
         command
     }
 
-    /// Makes an image that nothing would start from; its key. None where disks cannot be made.
+    /// Builds an image that cannot boot. Returns its key, or `None` if disks cannot be created.
     fn build(&self, name: &str, test: &str) -> Option<String> {
         if !["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists()) {
             println!("SKIP {test}: no mkfs.ext4 (package e2fsprogs)");
@@ -41,7 +41,7 @@ impl User {
         Some(json(&stdout)["key"].as_str().expect("a key").to_owned())
     }
 
-    /// Names of all in the store but its lock.
+    /// Returns the names of all files in the store except its lock.
     fn store(&self) -> Vec<String> {
         let all = std::fs::read_dir(self.path().join("images")).into_iter().flatten().flatten();
         let mut names: Vec<_> = all.map(|entry| entry.file_name().into_string().expect("a name")).collect();
@@ -51,6 +51,7 @@ impl User {
     }
 }
 
+/// Promise (Virtual machines): One user imports the image that another user exported.
 #[test]
 fn an_image_is_exported_and_imported_by_another_user() {
     let test = "an_image_is_exported_and_imported_by_another_user";
@@ -61,12 +62,12 @@ fn an_image_is_exported_and_imported_by_another_user() {
     let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", "--out", file]));
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(stderr.contains("writing the image") && stderr.contains("cofferdam vm import-image"), "{stderr}");
-    assert_eq!(std::fs::metadata(file).expect("it is there").permissions().mode() & 0o777, 0o600);
-    refused(&mut here.vm(&["export-image", "--out", file]), "there already");
+    assert_eq!(std::fs::metadata(file).expect("it exists").permissions().mode() & 0o777, 0o600);
+    refused(&mut here.vm(&["export-image", "--out", file]), "already exists");
     let (code, stdout, stderr) = outcome(&mut here.vm(&["export-image", &key, "--out", file, "--force", "--json"]));
     let document = json(&stdout);
     assert_eq!((code, stderr.as_str(), document["key"].as_str()), (0, "", Some(&*key)), "{stdout}");
-    let bytes = std::fs::metadata(file).expect("it is there").len();
+    let bytes = std::fs::metadata(file).expect("it exists").len();
     assert_eq!(
         (document["archive"]["bytes"].as_u64(), &document["archive"]["encrypted"]),
         (Some(bytes), &false.into())
@@ -74,13 +75,13 @@ fn an_image_is_exported_and_imported_by_another_user() {
 
     let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", file]));
     let name = format!("imported-{}", &key[..12]);
-    assert!(code == 0 && stdout.contains(&format!("{name} is there (imported: the directory")), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains(&format!("image {name} (imported: the directory")), "{stdout}{stderr}");
     let (_, stdout, _) = outcome(&mut there.vm(&["import-image", file, "--name", "mine", "--json"]));
     assert!(json(&stdout)["key"] == *key && json(&stdout)["name"] == "mine", "{stdout}");
     let (_, stdout, _) = outcome(&mut there.vm(&["images", "--json"]));
     assert_eq!(json(&stdout)["images"].as_array().map(Vec::len), Some(2), "{stdout}");
 
-    // A name that is taken stays with its image.
+    // An existing name stays with its image.
     let other = User::new();
     std::fs::write(sample_root(other.path()).join("etc/more"), "more").expect("a file");
     let theirs = other.build("mine", test).expect("it was made before");
@@ -91,8 +92,8 @@ fn an_image_is_exported_and_imported_by_another_user() {
 
     for (words, says) in [
         (&["import-image", "none"][..], "no such file"),
-        (&["import-image", "."], "no regular file"),
-        (&["import-image", "/dev/zero"], "no regular file"),
+        (&["import-image", "."], "not a regular file"),
+        (&["import-image", "/dev/zero"], "not a regular file"),
         (&["import-image", file, "--name", "../x"], "not a valid image name"),
         (&["import-image", file, "--max-size", "64K"], "raise the limit"),
         (&["export-image", "none", "--out", "x"], "no image \"none\""),
@@ -100,11 +101,12 @@ fn an_image_is_exported_and_imported_by_another_user() {
     ] {
         refused(&mut User::vm(&there, words), says);
     }
-    // What is a snapshot's is told by its word.
+    // `snapshot restore` recognises the archive of an image.
     let (code, _, stderr) = outcome(snapshot(["restore", file], there.path()).env("HOME", there.path()));
     assert!(code != 0 && stderr.contains("cofferdam vm import-image"), "{stderr}");
 }
 
+/// Promise (Virtual machines): An encrypted image can be imported with its key only.
 #[test]
 fn a_key_keeps_an_image_to_those_who_have_it() {
     let test = "a_key_keeps_an_image_to_those_who_have_it";
@@ -122,12 +124,12 @@ fn a_key_keeps_an_image_to_those_who_have_it() {
     refused(&mut there.vm(&["import-image", "m", "--key-file", "other"]), "key does not match");
     assert!(there.store().is_empty());
     assert_eq!(outcome(&mut there.vm(&["import-image", "m", "--key-file", "key"])).0, 0);
-    // With a key, nothing is taken that anyone could have written.
+    // With a key, unauthenticated archives are refused.
     assert_eq!(outcome(&mut here.vm(&["export-image", "--out", &at("open")])).0, 0);
     refused(&mut there.vm(&["import-image", "open", "--key-file", "key"]), "not encrypted");
 }
 
-/// A file whose import takes a while: an image with a disk of random bytes.
+/// Creates a file whose import takes a while: an image with a disk of random bytes.
 fn large(here: &User, test: &str) -> Option<(PathBuf, String)> {
     let mut bytes = vec![0; 64 << 20];
     fastrand::Rng::with_seed(1).fill(&mut bytes);
@@ -138,6 +140,7 @@ fn large(here: &User, test: &str) -> Option<(PathBuf, String)> {
     Some((here.path().join("large"), key))
 }
 
+/// Promise (Virtual machines): A killed import or export leaves no partial image.
 #[test]
 fn a_killed_import_or_export_leaves_no_half_image() {
     let test = "a_killed_import_or_export_leaves_no_half_image";
@@ -148,7 +151,7 @@ fn a_killed_import_or_export_leaves_no_half_image() {
     for (turn, signal) in (0..6).map(|turn| (turn, if turn % 2 == 0 { "KILL" } else { "INT" })) {
         let mut child = start(&mut there.vm(&["import-image", file]));
         let begun = Instant::now();
-        // Some of its turns end before it has begun to write, or after it has ended.
+        // Some runs end before the import starts to write, or after it has ended.
         while there.store().is_empty() && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -183,6 +186,7 @@ fn a_killed_import_or_export_leaves_no_half_image() {
     assert!(!names.into_iter().any(|name| name.to_string_lossy().contains("half")), "a half file is left");
 }
 
+/// Promise (Virtual machines): A full disk leaves no partial image.
 #[test]
 fn a_full_disk_leaves_no_half_image() {
     let test = "a_full_disk_leaves_no_half_image";
@@ -192,7 +196,7 @@ fn a_full_disk_leaves_no_half_image() {
     }
     let here = User::new();
     let Some((file, _)) = large(&here, test) else { return };
-    // The file system is this process's own, and is gone with it.
+    // The file system is private to this process and vanishes with it.
     let script = "mount -t tmpfs -o size=8m none . || exit 77; cd \"$PWD\"; \"$@\"; code=$?; find . >&2; exit $code";
     let there = User::new();
     let mut command = with_nothing(Command::new("unshare"), there.path());
@@ -206,10 +210,10 @@ fn a_full_disk_leaves_no_half_image() {
     assert!(stderr.contains("./images/lock") && !stderr.contains("work.") && !stderr.contains("imported-"), "{stderr}");
 }
 
-/// Counts once more each time, on standard output.
+/// A program that prints increasing numbers.
 const COUNTER: &str = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo count $i; sleep 0.2; done; exit 5";
 
-/// The numbers that it printed, which follow each other.
+/// Returns the printed numbers, and checks that they are consecutive.
 fn counted(text: &str) -> Vec<u32> {
     let numbers: Vec<u32> =
         text.lines().map(|line| line.strip_prefix("count ").expect(line).parse().expect(line)).collect();
@@ -217,6 +221,8 @@ fn counted(text: &str) -> Vec<u32> {
     numbers
 }
 
+/// Promise (Virtual machines): A snapshot resumes on a host that receives the image of the VM as a file. Without the
+/// image, the error names the commands.
 #[test]
 fn a_machine_and_its_image_go_on_where_neither_was_before() {
     let test = "a_machine_and_its_image_go_on_where_neither_was_before";
@@ -232,7 +238,7 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
 
     let restore = |words: &[&str]| {
         let mut command = with_machines(snapshot(["restore", "m", "--allow-weaker", WEAKER], there.path()), test)
-            .expect("machines are there");
+            .expect("VMs are available");
         command.args(words).env("COFFERDAM_VM_IMAGES", there.path().join("images")).env_remove("COFFERDAM_VM_IMAGE");
         outcome(&mut command)
     };
@@ -240,15 +246,15 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     let key = stderr.split("vm export-image ").nth(1).expect(&stderr).split(' ').next().expect("a key").to_owned();
     assert!(code == 127 && key.len() == 64 && stderr.contains("cofferdam vm import-image"), "{code} {stderr}");
 
-    // As the error says.
+    // Follows the remedy of the error.
     let file = there.path().join("image");
-    let mut export = with_machines(cofferdam(), test).expect("machines are there");
+    let mut export = with_machines(cofferdam(), test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(export.args(["vm", "export-image", &key, "--out"]).arg(&file));
     assert_eq!(code, 0, "{stdout}{stderr}");
     let (code, stdout, stderr) = outcome(&mut there.vm(&["import-image", "image", "--json"]));
     assert!(code == 0 && json(&stdout)["key"] == *key, "{stdout}{stderr}");
 
-    // It goes on where it was, whenever it is restored, and ends as it would have.
+    // The program resumes from the same state in each restore, and ends normally.
     for _ in 0..2 {
         let (code, stdout, stderr) = restore(&["--attach", "--timeout", "2m"]);
         let after = counted(&stdout);
@@ -258,26 +264,28 @@ fn a_machine_and_its_image_go_on_where_neither_was_before() {
     }
     let (code, stdout, stderr) = restore(&["--", "sh", "-c", "echo $(( 6 * 7 )); cat /etc/debian_version"]);
     assert!(code == 0 && stdout.starts_with("42\n"), "{stdout}{stderr}");
-    // New machines start from what was imported, too.
+    // New VMs start from the imported image too.
     let name = format!("imported-{}", &key[..12]);
     let run = super::run(["--level", "vm", "--image", &name, "--memory", "96M", "--", "echo", "works"]);
-    let mut run = with_machines(run, test).expect("machines are there");
+    let mut run = with_machines(run, test).expect("VMs are available");
     let (code, stdout, stderr) = outcome(run.env("COFFERDAM_VM_IMAGES", there.path().join("images")));
     assert_eq!((code, stdout.as_str()), (0, "works\n"), "{stderr}");
 }
 
-/// Bytes of an encrypted chunk, and of an archive's head with so many parts.
+/// Size of an encrypted chunk of an archive.
 const SEALED: usize = (64 << 10) + 16;
 
+/// Returns the size of an archive's header with this number of parts.
 fn head(parts: usize) -> usize {
     96 + 80 * parts + 32
 }
 
 fn occurrences(bytes: &[u8], of: &[u8]) -> usize {
-    // Comparing every window takes a minute without optimisation.
+    // Comparing every window takes a minute in unoptimised builds.
     bytes.iter().enumerate().filter(|(at, byte)| **byte == of[0] && bytes[*at..].starts_with(of)).count()
 }
 
+/// Promise (Virtual machines): An encrypted archive shows nothing of the VM's memory and refuses every change.
 #[test]
 fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     let test = "an_encrypted_machine_shows_nothing_and_takes_no_change";
@@ -285,7 +293,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     for (name, byte) in [("key", 3), ("other", 4)] {
         key_file(place.path(), name, &[byte; 32]);
     }
-    // Random bytes are in an archive as they are, packed or not.
+    // Random bytes appear unchanged in an archive, compressed or not.
     let code = "import os, time\nkept = os.urandom(1 << 20)\nprint('kept ' + kept[300000:300016].hex() + ' end', flush=True)\n\
                 time.sleep(1000)";
     let save = |words: &[&str]| {
@@ -299,13 +307,13 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
         Some((0..32).step_by(2).map(byte).collect::<Vec<u8>>())
     };
     let Some(in_open) = save(&["--out", "open"]) else { return };
-    let in_locked = save(&["--out", "locked", "--key-file", "key"]).expect("machines are there");
-    let read = |name: &str| std::fs::read(place.path().join(name)).expect("it is there");
+    let in_locked = save(&["--out", "locked", "--key-file", "key"]).expect("VMs are available");
+    let read = |name: &str| std::fs::read(place.path().join(name)).expect("it exists");
     let (open, locked) = (read("open"), read("locked"));
-    // What is looked for would be found.
+    // Checks that the search finds existing data.
     assert_eq!(occurrences(&open, &in_open), 1);
     assert_eq!(occurrences(&locked, &in_locked), 0);
-    // Frames of Zstandard begin so.
+    // The magic number of Zstandard frames.
     let frame = [0x28, 0xb5, 0x2f, 0xfd];
     assert!(occurrences(&open, &frame) > 20 && occurrences(&locked, &frame) < 3);
     for word in ["accelerator", "Nehalem-v1", "/workspace"] {
@@ -316,7 +324,7 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
         std::fs::write(place.path().join("bad"), bytes).expect("a file");
         let fixed = ["restore", "bad", "--allow-weaker", WEAKER, "--quiet"];
         with_machines(snapshot(fixed.iter().chain(words).chain(&["--", "echo", "works"]), place.path()), test)
-            .expect("machines are there")
+            .expect("VMs are available")
     };
     let key = &["--key-file", "key"][..];
     assert_eq!(outcome(&mut restore(&locked, key)), (0, "works\n".to_owned(), String::new()));
@@ -338,20 +346,21 @@ fn an_encrypted_machine_shows_nothing_and_takes_no_change() {
     refused(&mut restore(&locked[..begin + 9 * SEALED], key), "truncated");
     refused(&mut restore(&locked[..locked.len() - 1], key), "damaged or was tampered");
     refused(&mut restore(&[&locked[..], b"x"].concat(), key), "damaged or was tampered");
-    // Chunks of one archive are of no use in another with the same key.
-    save(&["--out", "again", "--key-file", "key"]).expect("machines are there");
+    // Chunks of one archive are invalid in another with the same key.
+    save(&["--out", "again", "--key-file", "key"]).expect("VMs are available");
     let again = read("again");
     let mixed = [&locked[..begin], &again[begin..begin + SEALED], &locked[begin + SEALED..]].concat();
     refused(&mut restore(&mixed, key), "damaged or was tampered");
 }
 
+/// Promise (Virtual machines): A build with other packages does not replace the default image.
 #[test]
 fn the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one() {
     let test = "the_image_that_everyone_starts_from_is_not_replaced_by_a_smaller_one";
     let user = User::new();
     let Some(key) = user.build("default", test) else { return };
     let before = user.store();
-    // No package is looked up for it.
+    // The command looks up no packages.
     refused(&mut user.vm(&["build-image", "--tiny", "--package", "jq"]), "give the new one another name with --name");
     assert_eq!(user.store(), before);
     let (_, stdout, _) = outcome(&mut user.vm(&["images", "--json"]));

@@ -1,10 +1,10 @@
-//! Help, errors, and the commands that make no sandbox.
+//! Help, errors, and commands that create no sandbox.
 
 use insta::assert_snapshot;
 
 use super::{cofferdam, json, outcome, run};
 
-/// Standard error of a call that fails with this status and says nothing on standard output.
+/// Returns standard error of a call that fails with this status and prints nothing on standard output.
 fn complaint(words: &[&str], status: i32) -> String {
     let (code, stdout, stderr) = outcome(cofferdam().args(words).current_dir("/"));
     assert_eq!((code, stdout.as_str()), (status, ""), "{words:?}: {stderr}");
@@ -55,40 +55,40 @@ fn help_shows_options_and_examples() {
 fn the_top_level_help() {
     let (_, stdout, _) = outcome(cofferdam().arg("--help"));
     assert_snapshot!(stdout, @r"
-    Run code that nobody vouches for behind a real wall
+    Run untrusted code in a sandbox
 
     Usage: cofferdam [OPTIONS] <COMMAND>
 
     Commands:
       run          Run a file, a piece of code or a command in a new sandbox
-      repl         Talk to an interpreter in a sandbox, a line at a time
-      audit        Verify the audit log, and find lines in it
-      daemon       Keep sandboxes and interpreters warm for the runs to come, until told to end
+      repl         Use an interpreter in a sandbox interactively
+      audit        Verify the audit log and query its lines
+      daemon       Run a daemon that prepares sandboxes and interpreters for later runs
       mcp          Serve sandboxes to agents over the Model Context Protocol
-      doctor       Tell what each backend can enforce on this host, what is missing and how to get it
-      setup        Install interpreters for WebAssembly, once for this user
-      image        Show the images of the container engine, and get more
-      vm           Make images for virtual machines, show, move and remove them
-      snapshot     Freeze a virtual machine to a file, and let it go on elsewhere
-      conformance  Run the conformance kit against a backend
+      doctor       Report what each backend can enforce on this host, and how to fix what is missing
+      setup        Install WebAssembly interpreters for this user
+      image        List, build, import and pull images of the container engine
+      vm           Build, list, export, import and prune VM images
+      snapshot     Save a running VM to a file, restore it and inspect the file
+      conformance  Run the conformance suite against a backend
       backends     List the backends
-      schema       Print the JSON Schema of what goes in and comes out
+      schema       Print the JSON Schema of specs, requests and results
       completions  Print a completion script for a shell
       help         Print this message or the help of the given subcommand(s)
 
     Options:
-          --config <FILE>  Configuration file to read instead of the user's own
+          --config <FILE>  Read this configuration file instead of the user's own
       -h, --help           Print help
       -V, --version        Print version
 
     Examples:
       cofferdam run script.py              run a Python program; the extension picks the interpreter
       cofferdam run --timeout 5s -- date   run a command
-      cofferdam doctor                     tell what this host can enforce and what is missing
+      cofferdam doctor                     report what this host can enforce and what is missing
 
-    Settings come from options, then environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
-    then the configuration file (--config, COFFERDAM_CONFIG or ~/.config/cofferdam/config.toml), then
-    defaults.
+    Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
+    the environment over the configuration file (--config, COFFERDAM_CONFIG or
+    ~/.config/cofferdam/config.toml), and the file over defaults.
     ");
 }
 
@@ -97,41 +97,41 @@ fn the_top_level_help() {
 fn the_help_of_images_that_travel() {
     let (_, stdout, _) = outcome(cofferdam().args(["vm", "export-image", "--help"]));
     assert_snapshot!(stdout, @r"
-    Write an image to a file, for another machine
+    Export a VM image to a file for another host
 
     Usage: cofferdam vm export-image [OPTIONS] --out <FILE> [NAME|KEY]
 
     Arguments:
-      [NAME|KEY]  The image's name, or its whole key as `vm images --json` prints it [default: the image
-                  that runs use]
+      [NAME|KEY]  Export the image of this name, or with this full key of `vm images --json` [default:
+                  the image that runs use]
 
     Options:
-          --out <FILE>       The file to write; it is there whole or not at all
-          --force            Replace the file if it is there
+          --out <FILE>       Write to this file; it appears complete or not at all
+          --force            Replace the file if it exists
           --key-file <FILE>  Encrypt with the key in this file: 32 bytes or 64 hexadecimal digits,
-                             readable by its owner only
-          --compression <N>  How hard to compress, from 1 (fast) to 19 (small) [default: 1]
-          --json             Answer as JSON
-          --config <FILE>    Configuration file to read instead of the user's own
+                             readable only by its owner
+          --compression <N>  Set the compression level, from 1 (fast) to 19 (small) [default: 1]
+          --json             Print a JSON document
+          --config <FILE>    Read this configuration file instead of the user's own
       -h, --help             Print help
     ");
     let (_, stdout, _) = outcome(cofferdam().args(["vm", "import-image", "--help"]));
     assert_snapshot!(stdout, @r"
-    Read an image from a file that `export-image` wrote
+    Import a VM image from a file that `export-image` wrote
 
     Usage: cofferdam vm import-image [OPTIONS] <FILE>
 
     Arguments:
-      <FILE>  What `cofferdam vm export-image` wrote
+      <FILE>  Import this file of `cofferdam vm export-image`
 
     Options:
-          --name <NAME>      The image's name here [default: one that the same image has, else
-                             `imported-` and the beginning of its key]
+          --name <NAME>      Name the image [default: a name that the same image has, else `imported-`
+                             and the beginning of its key]
           --force            Take the name from another image
-          --key-file <FILE>  The key that it was encrypted with
-          --max-size <SIZE>  The largest disk that is taken [default: 8G]
-          --json             Answer as JSON
-          --config <FILE>    Configuration file to read instead of the user's own
+          --key-file <FILE>  Decrypt with the key in this file
+          --max-size <SIZE>  Limit the size of the disk [default: 8G]
+          --json             Print a JSON document
+          --config <FILE>    Read this configuration file instead of the user's own
       -h, --help             Print help
     ");
 }
@@ -161,12 +161,13 @@ fn words_that_do_not_parse_fail_with_125_and_the_way_to_help() {
     assert!(!complaint(&["run", "--\x1b]0;x\x07"], 125).contains('\x1b'));
 }
 
+/// Promise (Command line): Errors state what failed, the reason and the remedy.
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 #[test]
 fn errors_say_what_failed_why_and_what_to_do() {
     assert_snapshot!(complaint(&["run"], 125), @r"
     cofferdam: run failed: there is nothing to run
-      try: name a FILE, give --code, pipe code in with '-', or put a command after --; see cofferdam run --help
+      try: pass a FILE, --code, '-' for code on standard input, or a command after --; see cofferdam run --help
     ");
     assert_snapshot!(complaint(&["run", "missing.py"], 127), @r"
     cofferdam: run failed: cannot read 'missing.py': No such file or directory
@@ -174,7 +175,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "/etc"], 125), @r"
     cofferdam: run failed: '/etc' is a directory, not a program
-      try: name a file; --workspace DIR gives the code a directory to work in
+      try: pass a file; --workspace DIR mounts a directory for the code
     ");
     assert_snapshot!(complaint(&["run", "/etc/passwd"], 125), @r"
     cofferdam: run failed: '/etc/passwd' has no file extension, so its language is unknown [file: /etc/passwd]
@@ -185,7 +186,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
       try: use one of: bash, javascript, python, sh, typescript, wasm
     ");
     assert_snapshot!(complaint(&["run", "--level", "vm", "--", "true"], 125), @r"
-    cofferdam: configure failed: this user has no cache directory for images of machines
+    cofferdam: configure failed: this user has no cache directory for VM images
       try: set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file
     ");
     assert_snapshot!(complaint(&["run", "--backend", "remote", "--", "true"], 125), @r"
@@ -194,7 +195,7 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
-      try: only docker has runtimes: docker:NAME, such as docker:runsc; and vm is vm:qemu or vm:firecracker
+      try: append a runtime to docker, such as docker:runsc, or a VMM to vm: vm:qemu or vm:firecracker
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
     cofferdam: create failed: the process backend knows no images
@@ -206,11 +207,11 @@ fn errors_say_what_failed_why_and_what_to_do() {
     ");
     assert_snapshot!(complaint(&["run", "--workspace", "/no/such", "--", "true"], 125), @r"
     cofferdam: run failed: --workspace '/no/such' cannot be used: No such file or directory
-      try: name a directory that exists
+      try: use a directory that exists
     ");
     assert_snapshot!(complaint(&["run", "--tty", "--", "true"], 125), @r"
-    cofferdam: run failed: --tty needs a terminal, but standard input is none
-      try: leave out --tty, or use --stdin to pass a file or pipe on
+    cofferdam: run failed: --tty needs a terminal, but standard input is not a terminal
+      try: leave out --tty, or use --stdin to pass a file or pipe
     ");
     assert_snapshot!(complaint(&["run", "--memory", "1K", "--", "true"], 125), @r"
     cofferdam: create failed: the memory limit must be at least 1 MiB
@@ -244,12 +245,12 @@ fn backends_are_listed() {
     let (code, stdout, _) = outcome(cofferdam().arg("backends"));
     assert_eq!(code, 0);
     assert_snapshot!(stdout, @r"
-    simulated    simulated  available            no wall at all, deterministic; for tests
+    simulated    simulated  available            no isolation, deterministic; for tests
     wasm         wasm       available            WebAssembly inside Cofferdam's own process
-    process      process    default              a process behind namespaces, filters and control groups
+    process      process    default              a process isolated by namespaces, filters and control groups
     docker       container  available            a container of the Docker or Podman engine
-    vm           vm         available            a virtual machine of QEMU or Firecracker, with a kernel of its own
-    apple-vz     vm         not in this version  a virtual machine of macOS
+    vm           vm         available            a VM of QEMU or Firecracker with its own kernel
+    apple-vz     vm         not in this version  a VM of macOS
     remote       vm         not in this version  another Cofferdam server
     e2b          vm         not in this version  the E2B cloud
     ");
@@ -257,6 +258,7 @@ fn backends_are_listed() {
     assert_eq!(json(&stdout)["default"], "process");
 }
 
+/// Promise (Contract): The command line prints the JSON Schemas of the contract.
 #[test]
 fn schemas_describe_the_contract() {
     for (name, member) in [("spec", "limits"), ("exec", "command"), ("exit", "killed_by")] {
@@ -282,6 +284,7 @@ fn completions_know_the_commands() {
     }
 }
 
+/// Promise (Command line): `doctor` prints a report for users and JSON for programs.
 #[test]
 fn doctor_answers_for_people_and_programs() {
     let (code, stdout, stderr) = outcome(cofferdam().arg("doctor"));

@@ -1,4 +1,4 @@
-//! A daemon in a thread of the test, and its client through the library.
+//! A daemon in a thread of the test, with a client of the library.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Starts one that listens in this directory.
+    /// Starts a daemon that listens in this directory.
     pub fn start(directory: &Path) -> Self {
         let (started, listening) = std::sync::mpsc::channel();
         let (end, ended) = oneshot::channel::<()>();
@@ -40,7 +40,7 @@ impl Inside {
         Self { end, thread }
     }
 
-    /// A client of the one in this directory.
+    /// Connects to the daemon in this directory.
     pub fn connect(directory: &Path) -> Result<DaemonBackend, String> {
         let asked =
             Asked { build: BUILD.to_owned(), surroundings: Surroundings::default(), backend: "process".to_owned() };
@@ -50,7 +50,7 @@ impl Inside {
         Ok(DaemonBackend::from(connection))
     }
 
-    /// Ends it.
+    /// Stops the daemon.
     pub fn end(self) -> Result<()> {
         drop(self.end);
         self.thread.join().expect("the daemon does not panic")
@@ -77,17 +77,18 @@ fn spec() -> Spec {
     weaker.into_iter().fold(Spec::builder(), |spec, item| spec.allow_weaker(item)).build().expect("valid")
 }
 
+/// Promise (Daemon): A client that does not read loses output, learns how much, and does not delay its program.
 #[test]
 fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
     const WRITTEN: u64 = 16 << 20;
     with_daemon(async |directory| {
-        let sandbox = Inside::connect(directory).expect("it is there").create(spec()).await.expect("a sandbox");
+        let sandbox = Inside::connect(directory).expect("it exists").create(spec()).await.expect("a sandbox");
         let request = ExecRequest::shell(format!("head -c {WRITTEN} /dev/zero"))
             .max_output(ByteSize::from_bytes(2 * WRITTEN))
             .output_buffer(ByteSize::from_bytes(100_000));
         let handle = sandbox.start(request.build().expect("valid")).await.expect("it starts");
         let mut output = handle.output();
-        // Nobody on this thread reads meanwhile, and the program goes on all the same.
+        // This thread does not read in the meantime, but the program continues.
         std::thread::sleep(Duration::from_secs(1));
         let (mut got, mut lost) = (0, 0);
         while let Some(event) = output.next().await {
@@ -103,10 +104,12 @@ fn who_does_not_read_loses_what_was_not_kept_and_is_told_how_much() {
     });
 }
 
+/// Promise (Daemon): The daemon refuses a capability that the client does not offer, and serves one run for each
+/// connection.
 #[test]
 fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
     with_daemon(async |directory| {
-        let backend = Inside::connect(directory).expect("it is there");
+        let backend = Inside::connect(directory).expect("it exists");
         assert!(!backend.capabilities().contains(&Capability::MultipleExecs));
         let kind = |result: Result<()>| result.expect_err("it is not offered").kind();
         assert_eq!(kind(backend.warm(spec()).await.map(drop)), ErrorKind::Unsupported);
@@ -129,7 +132,7 @@ fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one
     let top = temp.path().canonicalize().expect("a path");
     let make = |name: &str| {
         let path = top.join(name);
-        std::fs::create_dir(&path).expect("made");
+        std::fs::create_dir(&path).expect("created");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("opened to guests");
         path
     };
@@ -142,7 +145,7 @@ fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one
             std::fs::rename(&named, top.join("aside")).expect("ours");
             std::fs::rename(&other, &named).expect("ours");
         }),
-        // File systems give the number of a removed directory to the next one.
+        // File systems reuse the inode number of a removed directory.
         ("a new one in its place", &|| {
             std::fs::remove_dir(&named).expect("it is empty");
             make("named");
@@ -150,7 +153,7 @@ fn a_directory_that_is_exchanged_after_the_client_opened_it_is_never_another_one
     ];
     with_daemon(async |directory| {
         for (what, exchange) in exchanges {
-            let sandbox = Inside::connect(directory).expect("it is there").create(spec.clone()).await.expect("opened");
+            let sandbox = Inside::connect(directory).expect("it exists").create(spec.clone()).await.expect("opened");
             exchange();
             let begun = sandbox.start(ExecRequest::shell("echo x > written").build().expect("valid")).await;
             if what == "nothing" {

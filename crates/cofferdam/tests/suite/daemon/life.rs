@@ -1,4 +1,4 @@
-//! How a daemon begins and ends, and what becomes of what runs then.
+//! Start and stop of a daemon, and the fate of its runs.
 
 use std::io::{BufRead, Read};
 use std::process::Command;
@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Home, PATIENCE, by_daemon, leaving_nothing, read, ready};
+use super::{Home, TEST_TIMEOUT, by_daemon, leaving_nothing, read, ready};
 
 const ALONE: &[&str] = &["--python", "0", "--node", "0"];
 
-/// Asks `home`'s daemon to end.
+/// Stops the daemon of `home`.
 fn stop(home: &Home) -> (Option<i32>, String, String) {
     read(&home.cofferdam().args(["daemon", "stop"]).output().unwrap())
 }
 
+/// Promise (Daemon): Without a daemon, a run is local, or an error with a remedy if it requires one.
 #[test]
 fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
     let home = Home::new();
@@ -29,6 +30,7 @@ fn without_a_daemon_a_run_is_local_or_says_what_to_do() {
     assert!(home.gone());
 }
 
+/// Promise (Daemon): A daemon starts in the background on request only.
 #[test]
 fn one_is_started_on_demand_in_the_background_and_stopped() {
     leaving_nothing(|| {
@@ -45,6 +47,7 @@ fn one_is_started_on_demand_in_the_background_and_stopped() {
     });
 }
 
+/// Promise (Daemon): The documented example of the daemon runs.
 #[test]
 fn the_documented_example_runs() {
     leaving_nothing(|| {
@@ -59,7 +62,7 @@ fn the_documented_example_runs() {
         let output = shell.env("PATH", path).args(["-e", "-c", &block]).output().unwrap();
         let (status, stdout, stderr) = read(&output);
         assert_eq!((status, stdout.as_str()), (Some(0), "42\n"), "{stderr}");
-        assert!(stderr.contains("listens on") && stderr.contains("has ended"), "{stderr}");
+        assert!(stderr.contains("listens on") && stderr.contains("has exited"), "{stderr}");
         assert!(home.gone());
     });
 }
@@ -72,9 +75,10 @@ fn one_for_webassembly_keeps_no_interpreters_and_tries_to_make_none() {
     assert_eq!(daemon.end().0, Some(0));
     let asked = home.cofferdam().args(["daemon", "--backend", "wasm", "--node", "1"]).output().unwrap();
     let (status, _, stderr) = read(&asked);
-    assert!(status == Some(125) && stderr.contains("keeps no interpreters"), "{status:?}: {stderr}");
+    assert!(status == Some(125) && stderr.contains("prepares no interpreters"), "{status:?}: {stderr}");
 }
 
+/// Promise (Daemon): A second daemon of a user is refused.
 #[test]
 fn the_second_daemon_is_refused() {
     let home = Home::new();
@@ -87,6 +91,7 @@ fn the_second_daemon_is_refused() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): The end of a killed client ends its guest.
 #[test]
 fn a_client_that_is_killed_takes_its_guest_along() {
     leaving_nothing(|| {
@@ -109,6 +114,7 @@ fn a_client_that_is_killed_takes_its_guest_along() {
     });
 }
 
+/// Promise (Daemon): A killed daemon leaves nothing, and later runs are local.
 #[test]
 fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
     leaving_nothing(|| {
@@ -123,7 +129,7 @@ fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
         let (status, _, stderr) = read(&child.wait_with_output().unwrap());
         assert_eq!(status, Some(125));
         assert!(stderr.contains("the daemon ended, and the run with it"), "{stderr}");
-        // Its socket is there still, and nobody behind it.
+        // Its socket still exists, but no process listens.
         assert!(home.socket().exists());
         let (status, stdout, stderr) = read(&home.run(["-v", "--", "echo", "local"]).output().unwrap());
         assert_eq!((status, stdout.as_str(), by_daemon(&stderr)), (Some(0), "local\n", false), "{stderr}");
@@ -134,6 +140,7 @@ fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
     });
 }
 
+/// Promise (Daemon): `daemon stop` waits for runs, then ends the remaining ones.
 #[test]
 fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
     leaving_nothing(|| {
@@ -160,6 +167,7 @@ fn stop_lets_runs_end_and_cuts_off_those_that_do_not() {
     });
 }
 
+/// Promise (Daemon): A signal ends the daemon after its runs, and a second signal ends it at once.
 #[test]
 fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
     leaving_nothing(|| {
@@ -171,13 +179,13 @@ fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
         let mut line = String::new();
         daemon.stderr.read_line(&mut line).unwrap();
         assert!(line.contains("signal 15"), "{line}");
-        // It says so first, and then takes the socket away.
+        // The daemon prints the message first, and then removes the socket.
         let deadline = Instant::now() + Duration::from_secs(10);
         while home.socket().exists() {
             assert!(Instant::now() < deadline, "the socket stays");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Whoever comes now is local.
+        // New runs are local now.
         assert!(!by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
         daemon.signal(Signal::TERM);
         assert_eq!(daemon.child.wait().unwrap().code(), Some(143));
@@ -185,6 +193,7 @@ fn a_signal_ends_the_daemon_when_its_runs_have_and_a_second_one_at_once() {
     });
 }
 
+/// Promise (Daemon): An idle daemon ends.
 #[test]
 fn a_daemon_that_nobody_uses_ends_by_itself() {
     leaving_nothing(|| {
@@ -194,11 +203,12 @@ fn a_daemon_that_nobody_uses_ends_by_itself() {
         assert_eq!(home.run(["--daemon", "require", "--", "sleep", "1.2"]).status().unwrap().code(), Some(0));
         let status = daemon.child.wait().unwrap();
         assert_eq!(status.code(), Some(0));
-        assert!(begun.elapsed() > Duration::from_secs(2) && begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() > Duration::from_secs(2) && begun.elapsed() < TEST_TIMEOUT);
         assert!(home.gone());
     });
 }
 
+/// Promise (Daemon): A run is local if the daemon has another build, `PATH` or backend.
 #[test]
 fn another_build_and_other_surroundings_are_not_used() {
     let home = Home::new();
@@ -224,11 +234,12 @@ fn another_build_and_other_surroundings_are_not_used() {
     let (status, _, stderr) =
         read(&home.program(&copy).args(["run", "--daemon", "require", "--", "true"]).output().unwrap());
     assert!(status == Some(125) && stderr.contains("try: restart it from here"), "{stderr}");
-    // Who is another build may still end it.
+    // A client of another build can still stop it.
     let (status, _, stderr) = read(&home.program(&copy).args(["daemon", "stop"]).output().unwrap());
     assert_eq!(status, Some(0), "{stderr}");
 }
 
+/// Promise (Daemon): A run is local if the daemon is full.
 #[test]
 fn who_comes_beyond_the_bound_runs_locally() {
     let home = Home::new();

@@ -1,4 +1,4 @@
-//! A resident daemon: a run through it is the run without it, nobody else can use it, and it leaves nothing behind.
+//! The daemon: a run through it equals a run without it, other users have no access, and it leaves nothing behind.
 
 pub mod inside;
 mod life;
@@ -16,14 +16,14 @@ use tempfile::TempDir;
 
 use crate::census;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Limits that an ordinary user's host may be unable to enforce.
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Limits that may be unenforceable on the host of an unprivileged user.
 const CONFIG: &str = "allow_weaker = [\"memory\", \"cpu\", \"cpus\", \"pids\", \"disk\"]\n";
 
-/// A runtime directory of one test's own, with a configuration file.
+/// A separate runtime directory for a test, with a configuration file.
 pub struct Home {
     directory: TempDir,
-    /// Variables that the daemon alone has.
+    /// Environment variables of the daemon only.
     daemon_variables: Vec<(String, String)>,
 }
 
@@ -34,7 +34,7 @@ impl Home {
         Self { directory, daemon_variables: Vec::new() }
     }
 
-    /// The binary, with nothing in its environment but where the daemon is.
+    /// Returns the binary, with an environment that contains only the daemon's directory.
     fn cofferdam(&self) -> Command {
         self.program(Path::new(env!("CARGO_BIN_EXE_cofferdam")))
     }
@@ -73,7 +73,7 @@ impl Home {
         Daemon { home: self, child, stderr }
     }
 
-    /// What `daemon status --json` says; `None` where there is none.
+    /// Returns the output of `daemon status --json`, or `None` without a daemon.
     fn status(&self) -> Option<Value> {
         let output = self.cofferdam().args(["daemon", "status", "--json"]).output().expect("the binary starts");
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("a document"))
@@ -96,11 +96,11 @@ impl Daemon<'_> {
         self.home.status().expect("it runs")
     }
 
-    /// Waits until something holds of its status.
+    /// Waits until a condition on its status holds.
     fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
-            // It may be too busy to be asked, where that is what a test is about.
+            // The daemon may be too busy to answer if a test overloads it.
             let status = self.home.status();
             match status {
                 Some(status) if holds(&status) => return status,
@@ -110,7 +110,7 @@ impl Daemon<'_> {
         }
     }
 
-    /// Waits until every interpreter that is to wait does, or cannot be made on this host.
+    /// Waits until every configured interpreter is prepared, or cannot be started on this host.
     fn warm(&self) {
         self.until("interpreters", |status| {
             let kinds = status["interpreters"].as_array().expect("a list");
@@ -122,7 +122,7 @@ impl Daemon<'_> {
         kill_process(Pid::from_child(&self.child), signal).expect("it is our child");
     }
 
-    /// Ends it; gives its exit status and what it said.
+    /// Stops the daemon. Returns its exit status and its messages.
     fn end(mut self) -> (Option<i32>, String) {
         self.signal(Signal::TERM);
         let status = self.child.wait().expect("it ends").code();
@@ -139,11 +139,11 @@ impl Drop for Daemon<'_> {
     }
 }
 
-/// Runs a test between two looks at the host.
+/// Runs a test between two censuses of the host.
 fn leaving_nothing(test: impl FnOnce()) {
     let before = census::census();
     test();
-    let left = census::left_behind(&before, PATIENCE);
+    let left = census::left_behind(&before, TEST_TIMEOUT);
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -155,12 +155,12 @@ fn read(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Whether `--verbose` said that a daemon ran it.
+/// Returns true if `--verbose` reported that a daemon executed the run.
 fn by_daemon(stderr: &str) -> bool {
     stderr.contains("run by the daemon")
 }
 
-/// Starts a run that says `ready` and waits until it has.
+/// Starts a run that prints `ready`, and waits for that.
 fn ready(command: &mut Command) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));

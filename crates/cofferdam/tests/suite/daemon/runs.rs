@@ -1,4 +1,4 @@
-//! A run through the daemon against the same run without it.
+//! Comparison of runs with and without the daemon.
 
 use std::io::{Read, Write};
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Home, by_daemon, leaving_nothing, read, ready};
 use crate::cli::terminals::Terminal;
 
-/// Options and words of a run, and what goes to its input.
+/// Arguments of a run and its standard input.
 type Row = (&'static [&'static str], &'static str);
 
 const ROWS: &[Row] = &[
@@ -24,7 +24,7 @@ const ROWS: &[Row] = &[
     (&["--env", "A=b", "--", "sh", "-c", "env | sort; pwd; id -u"], ""),
     (&["--working-dir", "missing", "--", "true"], ""),
     (&["--stdin", "--", "sh", "-c", "cat; echo end"], "one\ntwo\n"),
-    (&["--stdin", "--", "true"], "nobody reads this"),
+    (&["--stdin", "--", "true"], "not read by the command"),
     (&["--lang", "python", "--code", "import sys; print(sys.argv[1:]); sys.exit(5)", "--", "a", "b c"], ""),
     (&["--lang", "python", "--code", "import os, sys; print(sorted(os.environ)); print('e', file=sys.stderr)"], ""),
     (&["--lang", "python", "--stdin", "--code", "import sys; print(sys.stdin.read().upper())"], "abc"),
@@ -36,7 +36,7 @@ const ROWS: &[Row] = &[
     (&["examples/primes.py"], ""),
 ];
 
-/// Its whole result needs the sandbox itself, which no daemon gives.
+/// Returns true for code, whose full result needs access to the sandbox, which daemons do not give.
 fn is_code(row: &Row) -> bool {
     row.0.contains(&"--lang") || row.0[0].ends_with(".py")
 }
@@ -46,13 +46,13 @@ fn outcome(home: &Home, how: &str, form: &[&str], row: &Row) -> (Option<i32>, St
     let mut child = command.args(form).args(row.0);
     child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = child.spawn().expect("the binary starts");
-    // A run that does not read its input may have ended already.
+    // A run that does not read its input may have exited already.
     let _ = child.stdin.take().expect("it is piped").write_all(row.1.as_bytes());
     read(&child.wait_with_output().expect("it ends"))
 }
 
-/// A document without what differs from run to run: names and users of sandboxes, times, usage. An interpreter's sandbox
-/// has a place for one process more than the code, which its posture says.
+/// Returns a document without the members that differ between runs: names and users of sandboxes, times, usage. An
+/// interpreter's sandbox has room for one process more than the code, which its posture reports.
 fn comparable(document: &str) -> Value {
     let mut value: Value = serde_json::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
     for path in [
@@ -78,6 +78,8 @@ fn comparable(document: &str) -> Value {
     value
 }
 
+/// Promise (Daemon): A run through the daemon equals a local run in output, errors, exit status and JSON, except for
+/// names, times and the process limit.
 #[test]
 fn a_run_through_the_daemon_is_the_run_without_it() {
     leaving_nothing(|| {
@@ -102,6 +104,7 @@ fn a_run_through_the_daemon_is_the_run_without_it() {
     });
 }
 
+/// Promise (Daemon): The daemon runs Python and Node in warm interpreters.
 #[test]
 fn python_and_node_run_in_interpreters_that_waited() {
     leaving_nothing(|| {
@@ -117,7 +120,7 @@ fn python_and_node_run_in_interpreters_that_waited() {
         let loaded = "import sys; print('json' in sys.modules, len(__import__('os').listdir('/workspace')))";
         assert_eq!(run("python", loaded), "True 0\n");
         daemon.warm();
-        // The one before left nothing for this one.
+        // The previous run left nothing behind.
         assert_eq!(run("python", "open('mark', 'x').close(); print(1)"), "1\n");
         daemon.warm();
         assert_eq!(run("python", "open('mark', 'x').close(); print(2)"), "2\n");
@@ -126,13 +129,14 @@ fn python_and_node_run_in_interpreters_that_waited() {
         let taken: Vec<_> = status["interpreters"].as_array().unwrap().iter().map(|kind| &kind["taken"]).collect();
         assert_eq!(taken, [3, 1], "{status:#}");
         assert_eq!(status["warm_runs"], 4, "{status:#}");
-        // What an interpreter cannot take over is run all the same.
+        // Runs that are incompatible with prepared interpreters still work.
         let cold = home.run(["--memory", "64M", "--lang", "python", "--code", "print(3)"]).output().unwrap();
         assert_eq!(read(&cold), (Some(0), "3\n".to_owned(), String::new()));
         assert_eq!(daemon.status()["warm_runs"], 4);
     });
 }
 
+/// Promise (Daemon): Events arrive through the daemon while the command runs.
 #[test]
 fn events_come_live_through_the_daemon() {
     let home = Home::new();
@@ -148,6 +152,7 @@ fn events_come_live_through_the_daemon() {
     assert!(lines.last().unwrap()["posture"].as_array().is_some_and(|rows| !rows.is_empty()));
 }
 
+/// Promise (Daemon): A signal to the client requests the end of the command.
 #[test]
 fn a_signal_to_the_client_asks_the_command_to_end() {
     leaving_nothing(|| {
@@ -171,6 +176,7 @@ fn a_signal_to_the_client_asks_the_command_to_end() {
     });
 }
 
+/// Promise (Daemon): A terminal works through the daemon.
 #[test]
 fn a_terminal_works_through_the_daemon() {
     let home = Home::new();
@@ -182,9 +188,9 @@ fn a_terminal_works_through_the_daemon() {
     let mut child = command.stdin(terminal.stdio()).stdout(terminal.stdio()).stderr(terminal.stdio()).spawn().unwrap();
     assert!(terminal.read_until("ready").contains("41 101"));
     terminal.resize(50, 132);
-    // The kernel tells only those whose controlling terminal it is, so the test does.
+    // The kernel only signals processes with this controlling terminal, so the test sends the signal.
     kill_process(Pid::from_child(&child), Signal::WINCH).unwrap();
-    // The size travels before the line does; a shell may act on the signal only when its read has ended.
+    // The size arrives before the line. A shell may handle the signal only after its read.
     std::thread::sleep(std::time::Duration::from_millis(300));
     terminal.screen.write_all(b"word\r").unwrap();
     let seen = terminal.read_until("got word");
@@ -193,6 +199,7 @@ fn a_terminal_works_through_the_daemon() {
     assert!(terminal.is_cooked());
 }
 
+/// Promise (Daemon): Unread input does not delay a cancel.
 #[test]
 fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
     let home = Home::new();
@@ -200,7 +207,7 @@ fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
     let mut command = home.run(["--daemon", "require", "--stdin", "--", "sh", "-c", "echo ready; sleep 100"]);
     let (mut child, _stdout) = ready(command.stdin(Stdio::piped()));
     let mut stdin = child.stdin.take().unwrap();
-    // More than fits into every buffer on the way: it blocks until the run is over.
+    // More data than all buffers on the way hold: the write blocks until the run is over.
     let writer = std::thread::spawn(move || stdin.write_all(&vec![b'x'; 8 << 20]));
     std::thread::sleep(std::time::Duration::from_millis(300));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
@@ -209,6 +216,7 @@ fn input_that_nobody_reads_does_not_hold_up_a_cancel() {
     daemon.until("it ended", |status| status["running"] == 0);
 }
 
+/// Promise (Daemon): No process writes to a mounted host directory after its run through the daemon has ended.
 #[test]
 fn a_directory_is_lent_through_the_daemon_and_written_to_no_more_afterwards() {
     use std::os::unix::fs::PermissionsExt;

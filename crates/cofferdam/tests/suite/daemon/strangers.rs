@@ -1,4 +1,4 @@
-//! Those who should not be at the daemon's socket, and what guests may not see of the daemon.
+//! Unauthorized access to the daemon's socket, and visibility of the daemon for guests.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,9 +12,9 @@ use super::{Home, by_daemon, leaving_nothing, read};
 use crate::cli::WEAKER;
 
 const ALONE: &[&str] = &["--python", "0", "--node", "0"];
-/// Tells [`inner_stranger`] where the socket is.
+/// Environment variable with the socket for [`inner_stranger`].
 const SOCKET_VARIABLE: &str = "COFFERDAM_TEST_SOCKET";
-/// A user and a group that own nothing.
+/// A user and group id that own nothing.
 const NOBODY: &str = "65534";
 
 fn connect(home: &Home) -> UnixStream {
@@ -27,7 +27,7 @@ fn frame(body: &[u8]) -> Vec<u8> {
     [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], body].concat()
 }
 
-/// What comes until the other side hangs up; an answer that is cut off counts as that.
+/// Reads until the peer closes the connection. A reset connection counts as closed.
 fn rest(mut stream: UnixStream) -> Vec<u8> {
     let mut all = Vec::new();
     match stream.read_to_end(&mut all) {
@@ -37,6 +37,7 @@ fn rest(mut stream: UnixStream) -> Vec<u8> {
     }
 }
 
+/// Promise (Daemon): Garbage closes its connection and harms no other run.
 #[test]
 fn garbage_is_hung_up_on_and_harms_nobody() {
     let home = Home::new();
@@ -47,7 +48,7 @@ fn garbage_is_hung_up_on_and_harms_nobody() {
         stream.read_exact(&mut head).unwrap();
         u32::from_le_bytes(head) as usize + 4
     };
-    // A greeting of this version, and of a build that does not matter.
+    // A greeting of this protocol version and any build.
     let hello = frame(&[1, 0]);
     for garbage in [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
@@ -58,12 +59,12 @@ fn garbage_is_hung_up_on_and_harms_nobody() {
         [hello.clone(), frame(&[99])].concat(),
         [hello.clone(), frame(&[0, 5, 1])].concat(),
         [hello.clone(), frame(&[2])].concat(),
-        // An order of another build, which is not carried out.
+        // A request of another build, which is refused.
         [hello.clone(), frame(&[0, 1, 0, 1])].concat(),
         [hello, u32::MAX.to_le_bytes().to_vec()].concat(),
     ] {
         let mut stream = connect(&home);
-        // The daemon may have hung up before all of it is written.
+        // The daemon may close the connection before everything is written.
         let _ = stream.write_all(&garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert!(rest(stream).len() <= greeting, "{:?} was answered", &garbage[..garbage.len().min(20)]);
@@ -72,12 +73,13 @@ fn garbage_is_hung_up_on_and_harms_nobody() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): Connections beyond the limit are closed.
 #[test]
 fn more_visitors_than_there_is_room_for_are_let_go() {
     let home = Home::new();
     let daemon = home.daemon(&["--connections", "1", "--python", "0", "--node", "0"]);
     let idle: Vec<_> = (0..64).map(|_| connect(&home)).collect();
-    // One with room and sixteen to ask; the others were not even greeted.
+    // One connection has room and sixteen wait; the others were not even greeted.
     let mut last = idle.last().unwrap();
     assert_eq!(last.read(&mut [0; 16]).unwrap_or(0), 0);
     drop(idle);
@@ -85,6 +87,7 @@ fn more_visitors_than_there_is_room_for_are_let_go() {
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
 }
 
+/// Promise (Daemon): The daemon closes connections of other users without an answer.
 #[test]
 fn another_user_is_not_even_greeted() {
     if !rustix::process::geteuid().is_root() {
@@ -95,7 +98,7 @@ fn another_user_is_not_even_greeted() {
     let daemon = home.daemon(ALONE);
     let own = std::env::current_exe().expect("this binary has a path");
     let stranger = || {
-        // A copy, because the build's directory may be closed to others.
+        // Copies the binary, because the build directory may be inaccessible for other users.
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let copy = directory.path().join("stranger");
@@ -107,13 +110,13 @@ fn another_user_is_not_even_greeted() {
             .env(SOCKET_VARIABLE, home.socket())
             .stdin(Stdio::null())
             .output()
-            .expect("util-linux is there");
+            .expect("util-linux is installed");
         let (status, stdout, stderr) = read(&output);
         assert_eq!(status, Some(0), "{stdout}{stderr}");
         stdout
     };
     assert!(stranger().contains("cannot reach it"));
-    // Even with every door on the way open.
+    // The daemon refuses the user even if all directories on the path are accessible.
     for (path, mode) in [
         (home.directory.path().to_owned(), 0o755),
         (home.directory.path().join("cofferdam"), 0o755),
@@ -125,7 +128,10 @@ fn another_user_is_not_even_greeted() {
     assert_eq!(daemon.end().0, Some(0));
 }
 
-/// For an ordinary user, a guest is a process of the same user: what tells it apart is its user namespace.
+/// Tests a guest of an unprivileged user: it is a process of the same user, and only its user namespace distinguishes
+/// it.
+///
+/// Promise (Daemon): The daemon closes connections from other user namespaces without an answer.
 #[test]
 fn who_is_in_another_user_namespace_is_not_even_greeted() {
     let unshare = ["--user", "--map-current-user"];
@@ -139,38 +145,39 @@ fn who_is_in_another_user_namespace_is_not_even_greeted() {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).arg(std::env::current_exe().expect("this binary has a path"));
         command.args(["--exact", "daemon::strangers::inner_stranger", "--ignored", "--nocapture"]);
-        read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is there"))
+        read(&command.env(SOCKET_VARIABLE, home.socket()).output().expect("util-linux is installed"))
     };
     let (status, stdout, stderr) = inner(&["unshare", "--user", "--map-current-user"]);
     assert!(status == Some(0) && stdout.contains("hung up without a word"), "{stdout}{stderr}");
-    // The same program outside is greeted, so that it is the namespace that counts.
+    // The same program outside is greeted, so the namespace makes the difference.
     let (status, stdout, _) = inner(&["env"]);
     assert!(status != Some(0) && !stdout.contains("hung up"), "{stdout}");
-    // A daemon there is not talked to either.
+    // Runs do not use a daemon there either.
     let mut client = home.run(["-v", "--", "echo", "a"]);
     let mut inside = Command::new("unshare");
     inside.args(unshare).arg(client.get_program()).args(client.get_args());
     inside.env_clear().envs(client.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let (_, _, stderr) = read(&inside.output().expect("util-linux is there"));
+    let (_, _, stderr) = read(&inside.output().expect("util-linux is installed"));
     assert!(!by_daemon(&stderr) && stderr.contains("without a daemon"), "{stderr}");
     assert!(by_daemon(&read(&client.output().unwrap()).2));
     assert_eq!(daemon.end().0, Some(0));
 }
 
+/// Promise (Daemon): The daemon closes connections of a guest that has its socket mounted without an answer.
 #[test]
 fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
     let home = Home::new();
     std::fs::set_permissions(home.directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let daemon = home.daemon(ALONE);
     if rustix::process::geteuid().is_root() {
-        // Root's guests are somebody else, whom the directory would keep out already.
+        // Root's guests have another user id, so the directory's mode already excludes them.
         let opened = home.directory.path().join("cofferdam");
         std::fs::set_permissions(opened, std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::set_permissions(home.socket(), std::fs::Permissions::from_mode(0o666)).unwrap();
     }
     let code = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/workspace/cofferdam/daemon.sock')\n\
                 try: got = s.recv(100)\nexcept ConnectionResetError: got = b''\nprint('greeted' if got else 'hung up on')";
-    // The command line refuses to mount this directory; the library does as it is told.
+    // The command line refuses to mount this directory; the library does not.
     let path = home.directory.path().canonicalize().unwrap();
     let mut spec = Spec::builder().workspace(Workspace::HostDir { path, access: Access::ReadWrite });
     for protection in WEAKER.split(',') {
@@ -186,7 +193,7 @@ fn a_guest_that_the_socket_is_lent_to_is_not_even_greeted() {
 }
 
 #[test]
-#[ignore = "started by the tests of this file, as somebody else"]
+#[ignore = "started by the tests of this file as another user"]
 fn inner_stranger() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
     match UnixStream::connect(socket) {
@@ -200,6 +207,7 @@ fn inner_stranger() {
     }
 }
 
+/// Promise (Daemon): A client does not connect to a socket in a directory of another user.
 #[test]
 fn a_directory_of_somebody_else_is_not_trusted() {
     if !rustix::process::geteuid().is_root() {
@@ -220,6 +228,7 @@ fn a_directory_of_somebody_else_is_not_trusted() {
     }
 }
 
+/// Promise (Daemon): No environment variable of the daemon reaches a guest.
 #[test]
 fn nothing_of_the_daemons_environment_reaches_a_guest() {
     leaving_nothing(|| {
@@ -277,6 +286,6 @@ fn the_directory_of_the_socket_is_mounted_into_no_sandbox() {
     for path in [runtime.join("cofferdam"), runtime.to_owned()] {
         let (status, _, stderr) =
             read(&home.run(["--disk", "none", "--workspace"]).arg(&path).args(["--", "true"]).output().unwrap());
-        assert!(status == Some(125) && stderr.contains("the directory of cofferdam's daemon"), "{path:?} {stderr}");
+        assert!(status == Some(125) && stderr.contains("the directory of Cofferdam's daemon"), "{path:?} {stderr}");
     }
 }

@@ -1,4 +1,4 @@
-//! The attacks once more, in containers of an engine: its walls are others, and the same programs must not get out.
+//! The attacks in containers, whose isolation differs but must hold too.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::row::{Place, Row, words};
 use super::run::{Outcome, attack, block_on, report, turn};
 use crate::census::census;
 
-/// The engine that the tests were given, with a runtime; says why there is none.
+/// Returns the tests' engine with a runtime, or prints why there is none.
 pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
     let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
@@ -22,12 +22,12 @@ pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
     Some(registry::backend_with(&name, &containers.into()).expect("the name and the socket are valid"))
 }
 
-/// Why a row says nothing about a container; `None` for most.
+/// Returns the reason why a row does not apply to containers; `None` for most rows.
 fn exception(row: &Row) -> Option<&'static str> {
     match row.name {
-        "writing the user map" => {
-            Some("an engine that remaps nobody gives no user namespace, which the posture says; nobody inside is root")
-        }
+        "writing the user map" => Some(
+            "an engine without user id mapping provides no user namespace, which the posture reports; no guest is root",
+        ),
         _ if row.place == Place::Shared && rustix::process::geteuid().is_root() => {
             Some("root's directories are not lent to be written; an ordinary user's run tries it")
         }
@@ -35,7 +35,7 @@ fn exception(row: &Row) -> Option<&'static str> {
     }
 }
 
-/// Runs the rows in containers. The programs are not tried outside once more.
+/// Runs the rows in containers, without their controls outside.
 pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
     rows.retain(|row| {
         let why = exception(row);
@@ -44,10 +44,10 @@ pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
     });
     for row in &mut rows {
         match (row.guest, row.name) {
-            // The image has a list of its own packages, where the host has its.
+            // The image has its own package list, as the host does.
             ("host_files", _) => row.args = |host| [words(["--image"]), host.markers()].concat(),
             ("queue_bomb", _) => row.args = |_| words(["100000", "--own-user"]),
-            // `/tmp` and `/dev/shm` have a quarter and a sixteenth of the limit besides, which count as memory.
+            // `/tmp` and `/dev/shm` have a quarter and a sixteenth of the limit in addition, which count as memory.
             (_, "disk by writing") => row.args = |_| words(["write", "42", "/workspace", "/tmp", "/dev/shm"]),
             (_, "disk by fallocate") => row.args = |_| words(["fallocate", "42", "/workspace", "/tmp", "/dev/shm"]),
             (_, "disk by mappings") => row.args = |_| words(["mmap", "42", "/workspace", "/tmp", "/dev/shm"]),

@@ -1,5 +1,4 @@
-//! The attacks once more, through a resident daemon: the guest must not get at the daemon either, nor at what it keeps
-//! ready for others.
+//! The attacks through a daemon: the guest must not access the daemon or the sandboxes that it prepares.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,8 +12,7 @@ use super::run::{Outcome, attack_in, block_on, judge, output, report, turn, warm
 use crate::census::census;
 use crate::daemon::inside::Inside;
 
-/// Runs the rows that start from the compiled programs, lent read-only: a daemon's client has no file API to put them
-/// into another place.
+/// Runs the rows with mounted compiled programs: a daemon's client has no file API to install them elsewhere.
 pub fn run(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());

@@ -1,4 +1,4 @@
-//! The hostile programs, compiled: one C file each, static, so that they run in any root.
+//! The compiled hostile programs: one static program per C file, so that they run in any root file system.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tempfile::TempDir;
 
-/// Where the C files are.
+/// Returns the directory of the C files.
 pub fn source_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests")
 }
 
-/// The names of all programs, without `.c`.
+/// Returns the names of all programs, without `.c`.
 pub fn all_names() -> BTreeSet<String> {
     fs::read_dir(source_directory())
         .expect("tests/guests is part of the repository")
@@ -24,7 +24,7 @@ pub fn all_names() -> BTreeSet<String> {
         .collect()
 }
 
-/// Compiled programs in a directory that everyone may read; gone when dropped.
+/// Compiled programs in a world-readable directory, which is removed on drop.
 pub struct Guests {
     directory: TempDir,
 }
@@ -48,18 +48,19 @@ impl Guests {
         Self { directory }
     }
 
-    /// The directory of the programs.
+    /// Returns the directory of the programs.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// One program.
+    /// Returns the path of one program.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 }
 
-/// A temporary directory that guests under another user id may enter. Not named after us, or the census would count it.
+/// Creates a temporary directory that guests with another user id may enter. Its name is not Cofferdam's, so the census
+/// does not count it.
 pub fn open_temporary_directory(mode: u32) -> TempDir {
     let directory = tempfile::Builder::new().prefix("hostile-").tempdir().expect("a temporary directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode)).expect("its mode can be set");

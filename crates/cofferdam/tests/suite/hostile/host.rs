@@ -1,4 +1,4 @@
-//! Bait on the host: files, sockets, a server, a process and a secret that no guest may reach, and what must not change.
+//! Bait on the host: files, sockets, a server, a process and a secret that guests must neither reach nor change.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,12 +16,12 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::guests::open_temporary_directory;
 
-/// The variable whose value is the supervisor's secret; set by the test that starts this binary again.
+/// The environment variable with the supervisor's secret, set by the test that starts this binary again.
 pub const SECRET_VARIABLE: &str = "HOSTILE_SUPERVISOR_SECRET";
-/// What marker files hold.
+/// Contents of marker files.
 pub const MARKER_TEXT: &str = "only the host may read this";
 
-/// The bait. Taken away when dropped.
+/// The bait, which is removed on drop.
 pub struct Host {
     directory: TempDir,
     markers: Vec<NamedTempFile>,
@@ -34,7 +34,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Lays it out.
+    /// Creates the bait.
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let abstract_name = format!("hostile-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -59,32 +59,32 @@ impl Host {
         }
     }
 
-    /// Files of the host in the temporary directories and the home directory.
+    /// Returns files of the host in the temporary directories and the home directory.
     pub fn markers(&self) -> Vec<String> {
         self.markers.iter().map(|file| file.path().display().to_string()).collect()
     }
 
-    /// A Unix socket that accepts, by path.
+    /// Returns the path of a listening Unix socket.
     pub fn socket(&self) -> String {
         self.directory.path().join("socket").display().to_string()
     }
 
-    /// A Unix socket that accepts, by abstract name.
+    /// Returns the abstract name of a listening Unix socket.
     pub fn abstract_name(&self) -> String {
         self.abstract_name.clone()
     }
 
-    /// A port on the loopback that accepts.
+    /// Returns a listening port on the loopback interface.
     pub fn port(&self) -> String {
         self.server.local_addr().expect("it is bound").port().to_string()
     }
 
-    /// A process that must live on.
+    /// Returns a process that must survive.
     pub fn canary(&self) -> String {
         self.canary.lock().expect("no panic while held").id().to_string()
     }
 
-    /// A new process that a control may kill.
+    /// Starts a new process that a control may kill.
     pub fn victim(&self) -> String {
         let child = sleeper();
         let id = child.id().to_string();
@@ -92,17 +92,17 @@ impl Host {
         id
     }
 
-    /// This test process, whose `/proc` entries a control reads.
+    /// Returns this test process, whose `/proc` entries a control reads.
     pub fn supervisor(&self) -> String {
         std::process::id().to_string()
     }
 
-    /// The secret of this process's environment, backwards, so that the guest's own command line does not hold it.
+    /// Returns the secret of this process's environment reversed, so that the guest's command line does not contain it.
     pub fn secret_backwards(&self) -> String {
         std::env::var(SECRET_VARIABLE).unwrap_or_default().chars().rev().collect()
     }
 
-    /// What an attack has done to the host, in words; empty when nothing.
+    /// Describes the damage of an attack on the host; empty if there is none.
     pub fn damage(&self) -> Vec<String> {
         let mut damage = Vec::new();
         if !matches!(self.canary.lock().expect("no panic while held").try_wait(), Ok(None)) {
@@ -121,7 +121,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         let canary = self.canary.get_mut().into_iter();
         for child in canary.chain(self.victims.get_mut().into_iter().flatten()) {
-            // It may have ended already; nothing else can be done here.
+            // The process may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -147,7 +147,7 @@ fn marker(parent: &Path) -> Option<NamedTempFile> {
     Some(file)
 }
 
-/// Files that an attack would like to change, with what they hold now.
+/// Returns files that an attack would change, with their current contents.
 fn watched_files(markers: &[NamedTempFile]) -> BTreeMap<PathBuf, Vec<u8>> {
     let fixed = [
         "/proc/sys/kernel/hostname",

@@ -1,4 +1,4 @@
-//! Reads how much memory the host could still give, over and over while an attack runs.
+//! Sampling of the host's available memory during an attack.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const EVERY: Duration = Duration::from_millis(5);
 
-/// A running series of readings.
+/// A running series of samples.
 pub struct HostMemory {
     before: u64,
     done: Arc<AtomicBool>,
@@ -15,7 +15,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Starts to read.
+    /// Starts sampling.
     pub fn watch() -> Self {
         let before = available_mebibytes();
         let done = Arc::new(AtomicBool::new(false));
@@ -31,7 +31,7 @@ impl HostMemory {
         Self { before, done, least }
     }
 
-    /// Ends the series. Returns how much less there was at its lowest than at its start.
+    /// Stops sampling. Returns the largest decrease since the start.
     pub fn taken_mebibytes(self) -> u64 {
         self.done.store(true, Ordering::Relaxed);
         self.before.saturating_sub(self.least.join().expect("it reads and sleeps only"))

@@ -1,8 +1,8 @@
-//! Hostile programs against the process backend: each row of the table tries one way out, and fails when it works.
+//! Hostile programs against the process backend. Each row of the table tries one attack, and fails if it succeeds.
 //!
-//! The programs are `tests/guests/*.c`; `docs/past-escapes.md` says which known escape each stands for. Harmless ones are
-//! also run outside the sandbox, where they must succeed, so that no row passes because its program is broken. What
-//! would harm the machine is never run outside; its row says why.
+//! The programs are `tests/guests/*.c`; `docs/past-escapes.md` names the known escape of each. Harmless ones also run
+//! outside the sandbox, where they must succeed, so that no row passes because its program is broken. Programs that
+//! would harm the host never run outside; their rows give the reason.
 
 #[cfg(feature = "container")]
 mod containers;
@@ -23,44 +23,55 @@ use cofferdam_contract::{Access, Workspace};
 
 use self::host::SECRET_VARIABLE;
 
-/// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a process of its own.
+/// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a separate process.
 const INNER: &str = "hostile::inner_with_a_secret";
 
+/// Promise (Process isolation): Hostile programs do not reach files of the host.
+/// Promise (Process isolation): Hostile programs do not watch opens of files that they share with the host, and do not
+/// delay them with leases.
 #[test]
 fn files_of_the_host_stay_outside() {
     run::run(table::files::rows());
 }
 
+/// Promise (Process isolation): Hostile programs reach no socket of the host.
 #[test]
 fn sockets_of_the_host_stay_outside() {
     run::run(table::network::rows());
 }
 
+/// Promise (Process isolation): A guest does not reach processes, namespaces and control groups of the host.
 #[test]
 fn processes_and_namespaces_of_the_host_stay_outside() {
     run::run(table::processes::rows());
 }
 
+/// Promise (Process isolation): Hostile programs do not reach rarely used parts of the kernel.
 #[test]
 fn the_kernel_stays_out_of_reach() {
     run::run(table::kernel::rows());
 }
 
+/// Promise (Process isolation): A guest cannot gain privileges.
 #[test]
 fn no_privilege_is_gained() {
     run::run(table::privileges::rows());
 }
 
+/// Promise (Process isolation): A guest cannot write or type into the terminal of its caller.
 #[test]
 fn terminals_stay_outside() {
     run::run(table::terminals());
 }
 
+/// Promise (Limits): Hostile programs do not exceed the limits of processes, descriptors and output, with and without
+/// control groups.
 #[test]
 fn processes_descriptors_and_output_are_limited() {
     run::run(table::bombs::counts());
 }
 
+/// Promise (Limits): Memory is limited in every form, also in kernel objects.
 #[test]
 fn memory_is_limited_in_every_form() {
     run::run(table::bombs::memory_rows());
@@ -71,35 +82,41 @@ fn kernel_memory_stays_within_the_memory_limit() {
     run::run(table::kernel_memory::rows());
 }
 
+/// Promise (Limits): Hostile programs do not exceed the limits of bytes and files, with and without control groups.
 #[test]
 fn disk_and_inodes_are_limited() {
     run::run(table::bombs::disk_rows());
 }
 
+/// Promise (Limits): Hostile programs do not escape the CPU limit, with and without control groups.
 #[test]
 fn processor_time_is_limited() {
     run::run(table::bombs::cpu_rows());
 }
 
+/// Promise (Warm sandboxes and pools): Hostile programs fail through a pool too.
 #[test]
 fn attacks_fail_through_a_pool_too() {
     run::run_pooled(table::all());
 }
 
+/// Promise (Containers): Hostile programs fail in containers too.
 #[cfg(feature = "container")]
 #[test]
 fn attacks_fail_in_containers_too() {
     containers::run(None, table::all());
 }
 
+/// Promise (Process isolation): Hostile programs fail as single commands too.
 #[test]
 fn attacks_fail_as_single_commands_too() {
     run::run_single(table::all());
 }
 
+/// Promise (Daemon): Hostile programs fail through the daemon too.
 #[test]
 fn attacks_fail_through_a_daemon_too() {
-    // Without the bombs: what a limit does, a run through the daemon shows in `daemon::runs`.
+    // Without the bombs: `daemon::runs` tests limits through the daemon.
     let groups = [
         table::files::rows(),
         table::network::rows(),
@@ -111,9 +128,10 @@ fn attacks_fail_through_a_daemon_too() {
     daemon::run(groups.into_iter().flatten().collect());
 }
 
+/// Promise (Process isolation): A guest does not reach secrets in the supervisor's environment.
 #[test]
 fn secrets_of_the_supervisor_stay_outside() {
-    // The kernel shows the environment that a process was started with, so this binary starts again with the secret.
+    // The kernel shows the initial environment of a process, so this binary starts again with the secret.
     let status = Command::new(std::env::current_exe().expect("this binary has a path"))
         .args(["--exact", INNER, "--ignored", "--nocapture", "--test-threads=1"])
         .env(SECRET_VARIABLE, format!("secret-{}-of-the-supervisor", std::process::id()))
@@ -131,17 +149,20 @@ fn inner_with_a_secret() {
     }
 }
 
+/// Promise (Files): Hostile programs that swap links in a private workspace never lead the file API outside.
 #[test]
 fn file_api_is_not_fooled_by_swapped_links_in_a_private_workspace() {
     races::symlink_race(Workspace::default());
 }
 
+/// Promise (Files): Hostile programs that swap links in a mounted host directory never lead the file API outside.
 #[test]
 fn file_api_is_not_fooled_by_swapped_links_in_a_host_directory() {
     let directory = guests::open_temporary_directory(0o777);
     races::symlink_race(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
 }
 
+/// Promise (Files): Hostile links in a private workspace never lead the file API outside.
 #[test]
 fn file_api_is_not_fooled_by_links_in_a_private_workspace() {
     races::resting_links(Workspace::default());
@@ -153,11 +174,14 @@ fn file_api_is_not_fooled_by_links_in_a_host_directory() {
     races::resting_links(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
 }
 
+/// Promise (Files): A sandbox mounts the host directory that the caller named, even if another process swaps its path
+/// later.
 #[test]
 fn a_swapped_directory_leads_no_sandbox_elsewhere() {
     paths::swapped_directory(run::backend().as_ref(), 40);
 }
 
+/// Promise (Files): A path that leads to another directory than the recorded one is not mounted.
 #[test]
 fn another_directory_than_the_recorded_one_is_not_mounted() {
     paths::replaced_directory(run::backend().as_ref());
@@ -174,36 +198,46 @@ fn a_swapped_directory_leads_no_container_elsewhere() {
     }
 }
 
+/// Promise (Files): Later mounts on the host do not appear in a mounted host directory.
 #[test]
 fn mounts_that_appear_later_on_the_host_stay_outside() {
     paths::later_mounts();
 }
 
+/// Promise (Process isolation): A guest does not reach the program of the runtime.
 #[test]
 fn the_runtime_is_not_executed_as_the_guest() {
     races::runtime_is_not_executed_as_the_guest();
 }
 
+/// Promise (Process isolation): A process sandbox has neither the host's root user nor a capability, also if root
+/// starts it.
 #[test]
 fn the_host_sees_the_guest_as_an_ordinary_confined_process() {
     races::identity_on_the_host();
 }
 
+/// Promise (Process isolation): One guest cannot exhaust counted kernel resources that other sandboxes of its user
+/// need.
 #[test]
 fn one_guest_leaves_other_sandboxes_of_its_user_what_they_need() {
     races::counts_of_a_user();
 }
 
+/// Promise (Process isolation): Reading a directory that is mounted read-only does not change the access times of its
+/// files.
 #[test]
 fn reading_a_read_only_directory_leaves_access_times_alone() {
     races::reading_leaves_no_trace();
 }
 
+/// Promise (Process isolation): No process outlives its sandbox.
 #[test]
 fn daemons_do_not_outlive_the_sandbox() {
     races::daemons_die();
 }
 
+/// Promise (Process isolation): Hostile programs try every known escape in `docs/past-escapes.md`.
 #[test]
 fn every_guest_program_has_a_row_and_a_line_in_past_escapes() {
     let mut used: BTreeSet<String> = table::all().iter().map(|row| row.guest.to_owned()).collect();

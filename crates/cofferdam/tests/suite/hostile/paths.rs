@@ -1,4 +1,4 @@
-//! Paths of the host that a guest leads elsewhere: it owns a directory above the one that the next sandbox is given.
+//! Host paths that a guest redirects: it owns a directory above the one that the next sandbox mounts.
 
 use std::fs;
 use std::os::unix::fs::{chown, symlink};
@@ -17,10 +17,10 @@ use super::guests::open_temporary_directory;
 use super::races::Target;
 use super::run::block_on;
 
-/// An ordinary user, to whom root's test gives the directories.
+/// The unprivileged user that owns the directories in root's test.
 const USER: u32 = 65533;
 
-/// A directory of a guest, with one that is mounted and a link to the host beside it.
+/// A directory of a guest, with a mounted directory and a symlink to the host next to it.
 struct Owned {
     _top: tempfile::TempDir,
     mounted: PathBuf,
@@ -30,7 +30,7 @@ struct Owned {
 impl Owned {
     fn new(target: &Path) -> Self {
         let top = open_temporary_directory(0o777);
-        let place = top.path().canonicalize().expect("it is there");
+        let place = top.path().canonicalize().expect("it exists");
         let (mounted, link) = (place.join("mounted"), place.join("link"));
         fs::create_dir(&mounted).expect("the directory is ours");
         symlink(target, &link).expect("the directory is ours");
@@ -55,7 +55,7 @@ impl Owned {
     }
 }
 
-/// Swaps the directory and the link until it is dropped.
+/// A thread that swaps the directory and the symlink until it is dropped.
 struct Swapping {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -83,7 +83,8 @@ impl Drop for Swapping {
     }
 }
 
-/// A guest swaps the mounted directory for a link to the host, at rest and all the time, while sandboxes are made of it.
+/// Checks a guest that swaps the mounted directory for a symlink to the host, once and continuously, while sandboxes
+/// are created.
 pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
     let target = Target::new();
     let owned = Arc::new(Owned::new(target.path()));
@@ -94,7 +95,7 @@ pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
         owned.swap();
         let _swapping = Swapping::begin(&owned);
         let (mut made, mut refused) = (0, 0);
-        // On a machine under load, one of the two may come late.
+        // On a busy host, one of the two may be late.
         for round in 0..rounds * 20 {
             if round >= rounds && made > 0 && refused > 0 {
                 break;
@@ -109,13 +110,13 @@ pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
     target.assert_untouched();
 }
 
-/// Makes a sandbox and tries both ways to the host; false where it was refused.
+/// Creates a sandbox and tries both paths to the host. Returns false if the sandbox was refused.
 async fn attempt(backend: &dyn Backend, owned: &Owned) -> bool {
     let Ok(sandbox) = backend.create(owned.spec()).await else { return false };
     let path = |name: &str| SandboxPath::new(name).expect("a plain path");
     let read = sandbox.read_file_to_end(&path("secret"), ByteSize::from_mebibytes(1)).await;
     assert!(read.is_err(), "the file API reads the host's file");
-    // Into the mounted directory or nowhere; the host's is looked at in the end.
+    // The write goes into the mounted directory or nowhere. The end of the test checks the host's directory.
     let _ = sandbox.write_bytes(&path("by-the-file-api"), "written").await;
     let script = "test ! -e secret && echo written > by-the-guest";
     let done = sandbox.exec(ExecRequest::shell(script).build().expect("valid")).await.expect("the shell runs");
@@ -124,12 +125,12 @@ async fn attempt(backend: &dyn Backend, owned: &Owned) -> bool {
     true
 }
 
-/// A directory that is recorded in the spec is the only one that is mounted, also where no link is in the way.
+/// Checks that only the directory recorded in the spec is mounted, even without a symlink in the path.
 pub fn replaced_directory(backend: &dyn Backend) {
     use std::os::unix::fs::MetadataExt;
     let target = Target::new();
     let owned = Owned::new(target.path());
-    let named = fs::metadata(&owned.mounted).expect("it is there");
+    let named = fs::metadata(&owned.mounted).expect("it exists");
     let id = DirectoryId { device: named.dev(), inode: named.ino() };
     let spec = owned.spec().to_builder().directory(&owned.mounted, id).build().expect("a valid spec");
     block_on(async {
@@ -142,14 +143,14 @@ pub fn replaced_directory(backend: &dyn Backend) {
     });
 }
 
-/// What is mounted on the host below a mounted directory later stays outside. In a mount namespace of the test's own, where
-/// the directory is shared as all are on a host with systemd; as root, and as an ordinary user.
+/// Checks that later mounts of the host below a mounted directory stay outside. Runs in a separate mount namespace with
+/// shared propagation, as on hosts with systemd, as root and as an unprivileged user.
 pub fn later_mounts() {
     if !rustix::process::geteuid().is_root() {
         println!("SKIP later mounts: only root mounts on the host; its run tries an ordinary user's sandbox as well");
         return;
     }
-    // The guest says when it is there, and is told when the mount is.
+    // The guest reports when it runs, and is notified of the mount.
     const SCRIPT: &str = r#"
         set -e
         mount -t tmpfs -o mode=0777 outer "$DIR"

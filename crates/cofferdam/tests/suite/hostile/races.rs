@@ -1,4 +1,4 @@
-//! Attacks in which the guest and the supervisor act at the same time, so that a row is not enough.
+//! Attacks with concurrent actions of guest and supervisor, which rows cannot express.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +17,7 @@ use super::guests::{Guests, open_temporary_directory};
 use super::run::{backend, block_on, install};
 use crate::census::numbered_entries;
 
-/// Guest programs that are used here and in no row.
+/// Guest programs that only this module uses.
 pub const GUESTS: [&str; 4] = ["symlink_swap", "daemonize", "idle", "user_counts"];
 
 const SECRET: &str = "the host's secret";
@@ -25,7 +25,7 @@ const SECRET_FILE: &str = "secret";
 const HOST_ONLY: &str = "only-on-the-host";
 const WRITTEN: &str = "written by the file API";
 
-/// A directory of the host that the guest points its links at.
+/// A host directory that is the target of the guest's symlinks.
 pub struct Target(TempDir);
 
 impl Target {
@@ -58,7 +58,7 @@ impl Target {
     }
 }
 
-/// The file API against a guest that swaps files and directories for links to the host, for two seconds.
+/// Tests the file API for two seconds against a guest that swaps files and directories for symlinks to the host.
 pub fn symlink_race(workspace: Workspace) {
     block_on(async {
         let target = Target::new();
@@ -83,7 +83,7 @@ pub fn symlink_race(workspace: Workspace) {
         while handle.try_exit().is_none() {
             calls += call_file_api(&sandbox, calls).await;
             caught |= naive.as_deref().is_some_and(naive_read_is_caught);
-            // Gives the guest's exit a chance to be seen.
+            // Lets the guest's exit be noticed.
             tokio::task::yield_now().await;
         }
         let exit = handle.exit().await.expect("it ended");
@@ -95,7 +95,7 @@ pub fn symlink_race(workspace: Workspace) {
     });
 }
 
-/// One call of each kind. Any may fail, none may reach the host. Gives the number of calls.
+/// Calls each operation once. Any may fail, none may reach the host. Returns the number of calls.
 async fn call_file_api(sandbox: &Arc<dyn Sandbox>, round: u32) -> u32 {
     let path = |text: &str| SandboxPath::new(text).expect("a plain path");
     let limit = ByteSize::from_mebibytes(1);
@@ -108,7 +108,7 @@ async fn call_file_api(sandbox: &Arc<dyn Sandbox>, round: u32) -> u32 {
         assert!(entries.iter().all(|entry| entry.name != HOST_ONLY), "the file API listed the host's directory");
     }
     for file in ["file", "dir/secret", "dir/new"] {
-        // Refused or inside; the host's directory is looked at in the end.
+        // The operation is refused or stays inside. The end of the test checks the host's directory.
         let _ = sandbox.write_bytes(&path(file), WRITTEN).await;
     }
     let mut calls = 6;
@@ -121,7 +121,7 @@ async fn call_file_api(sandbox: &Arc<dyn Sandbox>, round: u32) -> u32 {
     calls
 }
 
-/// The control: what a supervisor gets that looks first and then opens.
+/// Simulates a supervisor that checks first and then opens, as a control.
 fn naive_read_is_caught(workspace: &Path) -> bool {
     (0..200).any(|_| {
         let path = workspace.join("file");
@@ -131,7 +131,7 @@ fn naive_read_is_caught(workspace: &Path) -> bool {
         .any(|_| fs::read(workspace.join("dir").join(SECRET_FILE)).is_ok_and(|data| data == SECRET.as_bytes()))
 }
 
-/// Links that are there before the call: CVE-2019-11246 and its like need no race.
+/// Tests symlinks that exist before the call: CVE-2019-11246 and similar ones need no race.
 pub fn resting_links(workspace: Workspace) {
     block_on(async {
         let target = Target::new();
@@ -167,8 +167,8 @@ pub fn resting_links(workspace: Workspace) {
     });
 }
 
-/// CVE-2019-5736: scripts whose interpreter is `/proc/self/exe` make the init execute its own program as the guest,
-/// while a guest waits for that program to appear under `/proc`.
+/// Tests CVE-2019-5736: scripts with the interpreter `/proc/self/exe` make the init execute its own program as the
+/// guest, while a guest waits for that program to appear under `/proc`.
 pub fn runtime_is_not_executed_as_the_guest() {
     block_on(async {
         let guests = Guests::compile(&BTreeSet::from(["exe_overwrite"]));
@@ -183,7 +183,7 @@ pub fn runtime_is_not_executed_as_the_guest() {
         let mut output = watcher.output();
         for trap in ["/workspace/self", "/workspace/init"].iter().cycle().take(20) {
             let request = ExecRequest::argv([*trap]).timeout(Duration::from_secs(2)).build().expect("valid");
-            // Refused, or it runs something: the watcher says whether that was the runtime.
+            // The exec is refused, or runs a program. The watcher reports whether that was the runtime.
             let _ = sandbox.exec(request).await;
         }
         let exit = watcher.exit().await.expect("it ended");
@@ -193,8 +193,8 @@ pub fn runtime_is_not_executed_as_the_guest() {
     });
 }
 
-/// While one guest holds all that it gets of what the kernel counts for a user, sandboxes of the same user are created, start
-/// programs, and have something left.
+/// Tests that sandboxes of the same user are created, start programs and have resources left while one guest uses up
+/// everything that the kernel counts per user.
 pub fn counts_of_a_user() {
     block_on(async {
         let guests = Guests::compile(&BTreeSet::from(["user_counts"]));
@@ -227,14 +227,14 @@ pub fn counts_of_a_user() {
     });
 }
 
-/// Reading a file of a host directory that is mounted read-only leaves the time of its last access as it was.
+/// Tests that reading a file of a read-only mounted host directory does not change its access time.
 pub fn reading_leaves_no_trace() {
     block_on(async {
         let shared = open_temporary_directory(0o755);
         let path = shared.path().join("read");
         fs::write(&path, "text").expect("the directory is ours");
         let file = fs::File::options().write(true).open(&path).expect("the file is ours");
-        // Older than its last change: the next read would be noted.
+        // An access time before the last change, so that the next read would update it.
         let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         file.set_times(fs::FileTimes::new().set_accessed(long_ago)).expect("the file is ours");
         let workspace = Workspace::HostDir { path: shared.path().to_owned(), access: Access::ReadOnly };
@@ -247,7 +247,7 @@ pub fn reading_leaves_no_trace() {
     });
 }
 
-/// How the host sees a guest: not as root, without a capability, filtered, in namespaces of its own.
+/// Tests the host's view of a guest: not root, no capabilities, filtered, in its own namespaces.
 pub fn identity_on_the_host() {
     block_on(async {
         let guests = Guests::compile(&BTreeSet::from(["idle"]));
@@ -278,7 +278,7 @@ pub fn identity_on_the_host() {
         assert_eq!(field("Seccomp:"), ["2"]);
         assert!(field("NSpid:").len() > 1, "the guest is in the host's process-id namespace: {status}");
         for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
-            // Only root may look; an ordinary user's own tests see it from inside.
+            // Only root may inspect it. The tests of an unprivileged user check it from inside.
             let Ok(inside) = fs::read_link(format!("/proc/{pid}/ns/{kind}")) else { continue };
             assert_ne!(
                 Some(inside),
@@ -291,7 +291,7 @@ pub fn identity_on_the_host() {
     });
 }
 
-/// A daemon with a session of its own does not outlive the sandbox.
+/// Tests that a daemon in its own session does not outlive the sandbox.
 pub fn daemons_die() {
     block_on(async {
         let guests = Guests::compile(&BTreeSet::from(["daemonize"]));
@@ -313,19 +313,19 @@ pub fn daemons_die() {
     });
 }
 
-/// A word by which a guest's process is found on the host.
+/// Returns a token that identifies a guest's process on the host.
 fn token(what: &str) -> String {
     format!("hostile-{what}-{}", std::process::id())
 }
 
-/// The host's number of the process that has `token` as its last argument.
+/// Returns the host's pid of the process with `token` as its last argument.
 fn find(token: &str) -> Option<u32> {
     let end = format!("\0{token}\0");
     numbered_entries()
         .find(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(end.as_bytes())))
 }
 
-/// Waits for the guest's first words.
+/// Waits for the guest's first output.
 async fn wait_for_output(handle: &ExecHandle) {
     let mut output = handle.output();
     let first = tokio::time::timeout(Duration::from_secs(10), output.next()).await;

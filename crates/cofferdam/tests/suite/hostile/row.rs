@@ -1,4 +1,4 @@
-//! One row of the table: which attack, with what, where, and how it must end.
+//! A row of the table: the attack, its arguments, its workspace and its required end.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use cofferdam_contract::{ByteSize, LimitKind, Limits};
 
 use super::host::Host;
 
-/// The signal with which a system-call filter kills.
+/// The signal of system call filters.
 pub const SIGSYS: i32 = 31;
 
-/// The workspace that the attack starts from.
+/// The workspace of the attack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The compiled programs, lent read-only.
+    /// The compiled programs, mounted read-only.
     Lent,
     /// A private workspace.
     Private,
@@ -20,35 +20,35 @@ pub enum Place {
     Shared,
 }
 
-/// How the attack must end. A guest that says it escaped fails every row.
+/// The required end of the attack. A guest that reports an escape fails every row.
 #[derive(Clone, Copy)]
 pub enum Expect {
-    /// The guest says that every attempt was refused.
+    /// The guest reports that every attempt was refused.
     Contained,
-    /// That, or this signal killed it.
+    /// The same, or this signal killed it.
     ContainedOrSignal(i32),
-    /// That, or this limit killed it.
+    /// The same, or this limit killed it.
     ContainedOrLimit(LimitKind),
-    /// The limit killed it, and the exit says so.
+    /// The limit killed it, and the exit reports the limit.
     Limit(LimitKind),
-    /// It ended by itself, and its output was cut at the request's maximum.
+    /// It exited by itself, and its output was truncated at the request's maximum.
     Truncated,
 }
 
-/// Whether the same program is also run outside the sandbox, where it must succeed: so that a row cannot pass because
-/// its program is broken.
+/// The control: the same program runs outside the sandbox, where it must succeed, so that a row cannot pass because its
+/// program is broken.
 pub enum Control {
     /// It must succeed outside.
     Succeeds,
-    /// It succeeds outside where the host allows it; elsewhere that it did not is printed.
+    /// It succeeds outside if the host allows it. A failure is printed.
     SucceedsWhereAllowed,
-    /// It is not run outside, for this reason.
+    /// It does not run outside, for this reason.
     None(&'static str),
 }
 
 type Arguments = fn(&Host) -> Vec<String>;
 
-/// One row.
+/// A row of the table.
 pub struct Row {
     pub name: &'static str,
     pub guest: &'static str,
@@ -61,11 +61,11 @@ pub struct Row {
     pub timeout: Duration,
     pub expect: Expect,
     pub control: Control,
-    /// Mebibytes by which the host's memory in use may pass the memory limit while the attack runs.
+    /// Mebibytes by which the host's memory use may exceed the memory limit during the attack.
     pub host_memory: Option<u64>,
 }
 
-/// A row with the default limits, no arguments, in the lent workspace.
+/// Creates a row with the default limits, no arguments, and the compiled programs as workspace.
 pub fn row(name: &'static str, guest: &'static str, control: Control) -> Row {
     Row {
         name,
@@ -84,75 +84,75 @@ pub fn row(name: &'static str, guest: &'static str, control: Control) -> Row {
 }
 
 impl Row {
-    /// Arguments, inside and outside.
+    /// Sets the arguments, inside and outside.
     pub fn args(mut self, args: Arguments) -> Self {
         self.args = args;
         self.control_args = args;
         self
     }
 
-    /// Other arguments for the control.
+    /// Sets other arguments for the control.
     pub fn control_args(mut self, args: Arguments) -> Self {
         self.control_args = args;
         self
     }
 
-    /// The control's standard input is the host's root directory: a leaked descriptor.
+    /// Sets the control's standard input to the host's root directory: a leaked descriptor.
     pub fn control_with_leaked_root(mut self) -> Self {
         self.control_in_root = true;
         self
     }
 
-    /// Where it runs.
+    /// Sets the workspace.
     pub fn place(mut self, place: Place) -> Self {
         self.place = place;
         self
     }
 
-    /// It runs in a terminal.
+    /// Runs the attack in a terminal.
     pub fn terminal(mut self) -> Self {
         self.terminal = true;
         self
     }
 
-    /// How it must end.
+    /// Sets the required end.
     pub fn expect(mut self, expect: Expect) -> Self {
         self.expect = expect;
         self
     }
 
-    /// The memory limit, in MiB.
+    /// Sets the memory limit in MiB.
     pub fn memory(mut self, mebibytes: u64) -> Self {
         self.limits.memory = Some(ByteSize::from_mebibytes(mebibytes));
         self
     }
 
-    /// The host's memory is read while it runs, and may be taken up to the memory limit and this many MiB.
+    /// Samples the host's memory, whose use may grow by the memory limit and this many MiB.
     pub fn host_memory(mut self, mebibytes: u64) -> Self {
         self.host_memory = Some(mebibytes);
         self
     }
 
-    /// The disk limit, in MiB.
+    /// Sets the disk limit in MiB.
     pub fn disk(mut self, mebibytes: u64) -> Self {
         self.limits.disk = Some(ByteSize::from_mebibytes(mebibytes));
         self
     }
 
-    /// The limit on processes.
+    /// Sets the limit of processes.
     pub fn processes(mut self, count: u32) -> Self {
         self.limits.pids = Some(count);
         self
     }
 
-    /// The limit on processor seconds.
+    /// Sets the CPU time limit in seconds.
     pub fn cpu_seconds(mut self, seconds: u64) -> Self {
         self.limits.cpu_time = Some(Duration::from_secs(seconds));
         self
     }
 }
 
-/// Words as arguments.
+/// Converts words to arguments.
 pub fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
     words.map(str::to_owned).to_vec()
 }

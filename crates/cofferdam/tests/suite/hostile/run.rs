@@ -1,4 +1,4 @@
-//! Runs rows: the attack inside a sandbox, its control outside, and what it did to the host.
+//! Execution of rows: the attack in a sandbox, its control outside, and its effects on the host.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,18 +24,18 @@ use crate::census::{census, left_behind};
 /// The exit codes of `tests/guests/guest.h`.
 const ESCAPED: i32 = 42;
 const COULD_NOT_TRY: i32 = 43;
-/// Output kept of an attack; the output bomb must stay under it.
+/// Maximum recorded output of an attack; the output bomb must exceed it.
 const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(1);
-/// How long teardown may go on after a close, other tests' sandboxes included.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for teardown after a close, including other tests' sandboxes.
+const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How one row ended, when not in failure.
+/// The result of a row that did not fail.
 pub enum Outcome {
     Held,
     NotTried(String),
 }
 
-/// The backend under attack.
+/// Creates the backend under attack.
 pub fn backend() -> Arc<dyn Backend> {
     Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the process backend starts on this host"))
 }
@@ -45,17 +45,17 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
-/// One group at a time: bombs would starve the others, and their sandboxes would look left behind.
+/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    // A group that failed has poisoned it; the next has its turn all the same.
+    // A failed group has poisoned the lock. The next group runs anyway.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs all rows and fails with every row that did not hold, its output below it; then looks for what was left behind.
+/// Runs all rows, fails with every failed row and its output, then checks for leaks.
 pub fn run(rows: Vec<Row>) {
     let _turn = turn();
-    // The backend keeps a launcher for the life of the process; it must not count as left behind by this group.
+    // The backend's launcher lives as long as the process and must not count as a leak of this group.
     block_on(warm_up());
     let before = census();
     let names: BTreeSet<&str> = rows.iter().map(|row| row.guest).collect();
@@ -80,8 +80,8 @@ pub fn run(rows: Vec<Row>) {
     report(rows.len(), failures, &before);
 }
 
-/// As [`run`], in sandboxes of a pool, one of which is ready for each attack where the backend makes any ahead. The
-/// programs are not tried outside once more.
+/// Runs rows like [`run`] in sandboxes of a pool, which prepares one for each attack if the backend prepares any. Runs
+/// no controls outside.
 pub fn run_pooled(rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
@@ -94,7 +94,7 @@ pub fn run_pooled(rows: Vec<Row>) {
         let ahead = inner.capabilities().contains(&Capability::Warm);
         let pooled = PooledBackend::new(inner, Spec::default(), PoolConfig::default()).expect("a pool");
         for row in &rows {
-            let deadline = tokio::time::Instant::now() + PATIENCE;
+            let deadline = tokio::time::Instant::now() + TEARDOWN_TIMEOUT;
             while ahead && pooled.pool().metrics().warm == 0 && tokio::time::Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -106,15 +106,15 @@ pub fn run_pooled(rows: Vec<Row>) {
         if ahead && claims.warm == 0 {
             failures.push(format!("no attack was made in a sandbox made ahead: {claims:?}"));
         }
-        failures.extend(pooled.pool().shutdown(PATIENCE).await.err().map(|error| error.to_string()));
+        failures.extend(pooled.pool().shutdown(TEARDOWN_TIMEOUT).await.err().map(|error| error.to_string()));
     });
     drop(host);
     drop(guests);
     report(rows.len(), failures, &before);
 }
 
-/// As [`run`], each as the single command that is ordered together with its sandbox. For rows whose program need not be
-/// installed first. The programs are not tried outside once more.
+/// Runs rows like [`run`], each as the single command that is requested together with its sandbox, for programs that
+/// need no installation. Runs no controls outside.
 pub fn run_single(mut rows: Vec<Row>) {
     let _turn = turn();
     block_on(warm_up());
@@ -126,7 +126,7 @@ pub fn run_single(mut rows: Vec<Row>) {
     let mut failures = Vec::new();
     block_on(async {
         for row in &rows {
-            // A backend for each: the first sandbox of a launcher is judged by what it measured, later ones by comparison.
+            // Uses a new backend for each: a launcher measures its first sandbox, and compares later ones.
             let backend = backend();
             for _ in 0..2 {
                 if let Err(why) = attack_as_single(backend.as_ref(), &guests, &host, row).await {
@@ -141,7 +141,7 @@ pub fn run_single(mut rows: Vec<Row>) {
 }
 
 pub fn report(rows: usize, mut failures: Vec<String>, before: &BTreeSet<String>) {
-    failures.extend(left_behind(before, PATIENCE).into_iter().map(|what| format!("left behind: {what}")));
+    failures.extend(left_behind(before, TEARDOWN_TIMEOUT).into_iter().map(|what| format!("left behind: {what}")));
     assert!(failures.is_empty(), "{} of {rows} rows failed\n\n{}", failures.len(), failures.join("\n\n"));
 }
 
@@ -157,8 +157,8 @@ fn spec(backend: &dyn Backend, guests: &Guests, row: &Row, shared: &Path) -> Res
         Place::Shared => Workspace::HostDir { path: shared.to_owned(), access: Access::ReadWrite },
     };
     let mut spec = Spec::builder().workspace(workspace).limits(row.limits.clone());
-    // A writable host directory cannot be sized, and on cgroup v1 only root bounds the socket buffers of a container. The
-    // other rows take nothing weaker.
+    // A writable host directory has no size limit, and on cgroup v1 only root can bound the socket buffers of a
+    // container. The other rows accept no weaker protections.
     if row.place == Place::Shared {
         spec = spec.allow_weaker(Protection::Disk);
     }
@@ -196,14 +196,14 @@ async fn attack_as_single(
     verdict(row, host, &completed.map_err(|error| format!("cannot run: {error}"))?)
 }
 
-/// What an attack came to, on itself and on the host.
+/// Returns the result of an attack for itself and for the host.
 fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
     let outcome = judge(row, completed)?;
     let damage = host.damage();
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
 }
 
-/// As [`attack`], and looks at what the host's memory came to where the row bounds that.
+/// Attacks like [`attack`], and checks the host's memory if the row bounds it.
 async fn measured_attack(
     backend: &dyn Backend,
     guests: &Guests,
@@ -213,7 +213,7 @@ async fn measured_attack(
     let Some(slack) = row.host_memory else { return attack(backend, guests, host, row).await };
     let limit = row.limits.memory.map_or(0, |limit| limit.as_bytes() >> 20) + slack;
     let mut taken = Vec::new();
-    // Other programs take memory of the host as well, but not at the same moment again and again.
+    // Other programs use memory of the host too, but not at the same moment repeatedly.
     while taken.len() < 3 {
         let watch = HostMemory::watch();
         let outcome = attack(backend, guests, host, row).await?;
@@ -263,7 +263,7 @@ pub async fn attack_in(
     sandbox.exec(request(row, host)?).await
 }
 
-/// Puts a program into a workspace by the file API and makes it executable.
+/// Installs an executable program in a workspace with the file API.
 pub async fn install(sandbox: &Arc<dyn Sandbox>, guests: &Guests, name: &str) -> Result<()> {
     let program = fs::read(guests.path(name)).expect("it was compiled");
     sandbox.write_bytes(&SandboxPath::new(name)?, program).await?;
@@ -271,7 +271,7 @@ pub async fn install(sandbox: &Arc<dyn Sandbox>, guests: &Guests, name: &str) ->
     Ok(())
 }
 
-/// An attack on the sandbox's own init must not succeed either. A limit may end the whole sandbox.
+/// Checks that the attack did not break the sandbox's own init. A limit may end the whole sandbox.
 async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
     if matches!(row.expect, Expect::ContainedOrLimit(_) | Expect::Limit(_)) {
         return Ok(());
@@ -308,7 +308,7 @@ pub fn judge(row: &Row, completed: &Completed) -> std::result::Result<Outcome, S
     if held { Ok(Outcome::Held) } else { failed("it did not end as it must") }
 }
 
-/// Runs the same program outside, where it must say that it escaped.
+/// Runs the same program outside, where it must report an escape.
 fn control(guests: &Guests, host: &Host, row: &Row) -> std::result::Result<(), String> {
     if let Control::None(_) = row.control {
         return Ok(());
@@ -338,7 +338,7 @@ pub fn output(completed: &Completed) -> String {
     const SHOWN: usize = 4000;
     let text = [&completed.stdout[..], &completed.stderr[..]].concat();
     let text = String::from_utf8_lossy(&text).escape_debug().to_string().replace("\\n", "\n    ");
-    // Escapes come last as well as first; the end is where the verdict stands.
+    // Escapes may be at the end too, so the end contains the verdict.
     let skipped = text.chars().count().saturating_sub(SHOWN);
     let tail: String = text.chars().skip(skipped).collect();
     format!("    {}{tail}", if skipped > 0 { "...\n    " } else { "" })

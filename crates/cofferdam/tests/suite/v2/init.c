@@ -1,5 +1,5 @@
-/* Process 1 of the guest: loads the kernel's modules, mounts the root file system with version 2 of control groups and no other, runs
- * /run/v2/script.sh with the machine's port as output, and restarts the machine, which ends it. What fails is told on the console. */
+/* Process 1 of the guest: loads the kernel's modules, mounts the root file system with version 2 of control groups only, runs
+ * /run/v2/script.sh with the VM's port as output, and reboots, which stops the VM. Prints failures on the console. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

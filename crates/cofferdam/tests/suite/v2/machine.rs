@@ -1,4 +1,4 @@
-//! Boots the guest once for all tests of this module, and reads what its script printed.
+//! Boot of the guest, once for all tests of this module, and the output of its script.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,29 +18,29 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use crate::cli::machines;
 use crate::hostile::guests::Guests;
 
-/// What takes longer is a hang: the guest is emulated, and shares the processors.
+/// Timeout after which the guest counts as hung. It is emulated, and shares the CPUs.
 const DEADLINE: Duration = Duration::from_secs(1100);
-/// Where its files are, in its initramfs and in its root.
+/// Directory of its files, in its initramfs and in its root file system.
 const PLACE: &str = "v2";
 const PORT: &str = "cofferdam.test";
 const MAX_OUTPUT: u64 = 64 << 20;
 /// The hostile programs that the script runs.
 const PROGRAMS: [&str; 5] = ["cpu_bomb", "disk_bomb", "fork_bomb", "kernel_memory", "memory_bomb"];
 
-/// What the script printed of one case.
+/// The output of the script for one case.
 #[derive(Debug, Clone, Default)]
 pub struct Case {
     /// Standard output.
     pub output: String,
     /// Standard error.
     pub errors: String,
-    /// Afterwards, each group with what it passes on and what is in it.
+    /// The groups afterwards, with their delegated controllers and their contents.
     pub groups: Vec<String>,
     /// The exit status.
     pub status: i32,
 }
 
-/// All cases by name; `None` where no machines are tested, which is printed.
+/// Returns all cases by name, or `None` if no VMs are tested, which is printed.
 pub fn cases(test: &str) -> Option<&'static BTreeMap<String, Case>> {
     static CASES: OnceLock<BTreeMap<String, Case>> = OnceLock::new();
     machines::with_machines(Command::new("true"), test)?;
@@ -96,12 +96,12 @@ fn boot() -> String {
 
 async fn read(reader: impl AsyncRead + Unpin) -> String {
     let mut bytes = Vec::new();
-    // A machine that ended has closed it in its own way.
+    // A VM that has ended closed the connection.
     let _ = reader.take(MAX_OUTPUT).read_to_end(&mut bytes).await;
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the kernel unpacks besides the image's own initramfs, which has the modules.
+/// Creates the archive that the kernel unpacks in addition to the image's initramfs, which has the modules.
 fn archive(place: &Path) -> Vec<u8> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/v2");
     let built = |name: &str| {
@@ -134,7 +134,7 @@ fn archive(place: &Path) -> Vec<u8> {
     archive
 }
 
-/// An entry of an archive as the kernel reads it ("newc").
+/// Appends an entry of an archive in the kernel's format ("newc").
 fn entry(archive: &mut Vec<u8>, name: &str, mode: u32, data: &[u8]) {
     let length = |bytes: usize| u32::try_from(bytes).expect("a small file");
     let mut head = b"070701".to_vec();

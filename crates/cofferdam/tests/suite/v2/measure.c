@@ -1,5 +1,5 @@
-/* Runs a command, and tells on standard error by how many MiB the memory that the kernel could still give was less meanwhile than
- * before. Ends as the command does. */
+/* Runs a command, and prints on standard error by how many MiB the kernel's available memory decreased meanwhile. Exits like the
+ * command. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

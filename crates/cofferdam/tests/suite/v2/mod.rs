@@ -1,5 +1,5 @@
-//! The process backend where version 2 of control groups is the only one: in a guest of its own, because the kernel under the tests
-//! may have version 1. One boot serves all tests; `script.sh` has what runs in it.
+//! The process backend on hosts with version 2 of control groups only: in a guest, because the kernel under the tests
+//! may have version 1. One boot serves all tests. `script.sh` contains the commands.
 
 mod machine;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use machine::Case;
 
-/// What the host's memory may be passed by: the guest's own programs take and give some, too.
+/// Tolerance of the host's memory: the guest's own programs allocate and free some too.
 const SLACK_MIB: u64 = 192;
 const LIMIT_MIB: u64 = 64;
-/// The environments in which every limit is tried.
+/// The environments in which every limit is tested.
 const ENVIRONMENTS: [&str; 2] = ["root", "delegated"];
 
 /// Runs a test on the cases of the guest, or prints that it is skipped.
@@ -20,7 +20,7 @@ fn check(test: &str, check: impl FnOnce(&dyn Fn(&str) -> Case)) {
 }
 
 impl Case {
-    /// The documents that it printed.
+    /// Returns the documents that it printed.
     fn documents(&self) -> Vec<Value> {
         let values = serde_json::Deserializer::from_str(&self.output).into_iter::<Value>();
         values.map_while(Result::ok).filter(Value::is_object).collect()
@@ -30,7 +30,7 @@ impl Case {
         self.documents().into_iter().next().unwrap_or_else(|| panic!("no document: {self:#?}"))
     }
 
-    /// A row of the posture: its state and its mechanism.
+    /// Returns a row of the posture: its state and its mechanism.
     fn row(&self, protection: &str) -> (String, String) {
         let document = self.document();
         let rows = document["posture"].as_array().unwrap_or_else(|| panic!("no posture: {self:#?}"));
@@ -38,7 +38,7 @@ impl Case {
         (row["state"].as_str().unwrap().to_owned(), row["mechanism"].as_str().unwrap().to_owned())
     }
 
-    /// What the doctor found about control groups: state, detail, remedy.
+    /// Returns the doctor's finding on control groups: state, detail, remedy.
     fn control_groups(&self) -> [String; 3] {
         let document = self.document();
         let items = document["backends"][0]["items"].as_array().unwrap_or_else(|| panic!("no findings: {self:#?}"));
@@ -56,19 +56,20 @@ impl Case {
         rows.iter().all(|(state, mechanism)| state == "enforced" && mechanism.starts_with("RLIMIT_"))
     }
 
-    /// What a group passes on, and what is in it.
+    /// Returns the delegated controllers and the contents of a group.
     fn group(&self, path: &str) -> Option<(&str, &str)> {
         let line = self.groups.iter().find_map(|line| line.strip_prefix(path)?.strip_prefix(':'))?;
         line.split_once(':')
     }
 
-    /// Whether no group of Cofferdam's is left but the one for callers.
+    /// Returns true if no group of Cofferdam is left except the one for callers.
     fn left_no_group(&self) -> bool {
         let is_ours = |line: &String| line.split(':').next().is_some_and(|path| path.contains("/cofferdam-"));
         self.groups.iter().filter(|line| is_ours(line)).all(|line| line.contains("/cofferdam-callers:"))
     }
 }
 
+/// Promise (Limits): Control groups v2 enforce the limits, as root and as an ordinary user with a delegated group.
 #[test]
 fn limits_are_kept_by_groups_of_version_2() {
     check("limits_are_kept_by_groups_of_version_2", |case| {
@@ -83,6 +84,7 @@ fn limits_are_kept_by_groups_of_version_2() {
     });
 }
 
+/// Promise (Limits): Each limit under control groups v2 holds, and an exit reports it.
 #[test]
 fn each_limit_of_version_2_holds_and_is_reported() {
     check("each_limit_of_version_2_holds_and_is_reported", |case| {
@@ -115,6 +117,7 @@ fn each_limit_of_version_2_holds_and_is_reported() {
     });
 }
 
+/// Promise (Limits): Control groups v2 charge kernel objects to the sandbox.
 #[test]
 fn objects_of_the_kernel_are_charged_to_groups_of_version_2() {
     check("objects_of_the_kernel_are_charged_to_groups_of_version_2", |case| {
@@ -156,14 +159,15 @@ fn queues_of_listening_sockets_are_short_where_the_kernel_hides_the_setting() {
     });
 }
 
+/// Promise (Limits): Under control groups v2, processes of others are never moved.
 #[test]
 fn processes_of_others_are_never_moved() {
     check("processes_of_others_are_never_moved", |case| {
-        // The group above is free of processes, and serves.
+        // The parent group contains no processes, so it can be used.
         let run = case("free among others");
         assert!(run.status == 0 && run.is_by_groups() && run.left_no_group(), "{run:#?}");
         assert_eq!(run.group("/free/job"), Some(("", "witness")), "{run:#?}");
-        // It would leave the bound of the caller's group.
+        // The process would leave the limit of the caller's group.
         let run = case("bounded among others");
         assert!(run.status == 0 && run.is_by_watch(), "{run:#?}");
         assert_eq!(run.group("/free/job"), Some(("", "witness")), "{run:#?}");
@@ -177,13 +181,14 @@ fn processes_of_others_are_never_moved() {
         let [_, detail, remedy] = case("delegated among others doctor").control_groups();
         assert!(detail.contains("shared.scope: process "), "{detail}");
         assert!(remedy.contains("systemd-run --user --scope -p Delegate=yes"), "{remedy}");
-        // Its unit keeps its processes apart.
+        // The unit has its processes in a separate group.
         let run = case("delegated with a subgroup");
         assert!(run.status == 0 && run.is_by_groups() && run.left_no_group(), "{run:#?}");
         assert_eq!(run.group("/user.slice/service/callers"), Some(("", "witness")), "{run:#?}");
     });
 }
 
+/// Promise (Limits): Under control groups v2, a sandbox stays within the bounds of its caller's group.
 #[test]
 fn groups_lie_below_the_callers_own_bounded_group() {
     check("groups_lie_below_the_callers_own_bounded_group", |case| {
@@ -203,6 +208,7 @@ fn groups_lie_below_the_callers_own_bounded_group() {
     });
 }
 
+/// Promise (Limits): Groups that systemd manages are not changed.
 #[test]
 fn groups_of_systemd_are_not_changed() {
     check("groups_of_systemd_are_not_changed", |case| {

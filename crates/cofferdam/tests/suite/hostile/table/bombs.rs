@@ -1,4 +1,4 @@
-//! Attacks that use up the host. None of these is ever run outside: each would take the machine down.
+//! Attacks that exhaust the host. None runs outside: each would take the host down.
 
 use cofferdam_contract::LimitKind;
 
@@ -15,7 +15,7 @@ fn memory(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "memory_bomb", args).memory(64).disk(512).expect(Expect::ContainedOrLimit(LimitKind::Memory))
 }
 
-/// Files live in memory and have room of their own: the disk limit bounds them.
+/// Creates a row of a file bomb. Files are in memory with a separate quota, which the disk limit sets.
 fn files(name: &'static str, args: fn(&Host) -> Vec<String>) -> Row {
     bomb(name, "memory_bomb", args).memory(64).disk(64).expect(Expect::ContainedOrLimit(LimitKind::Disk))
 }
@@ -89,7 +89,7 @@ pub fn cpu_rows() -> Vec<Row> {
         cpu("processor time in four processes", |_| words(["many", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
-        cpu("processor time of children that nobody waits for", |_| words(["unreaped", "2"]))
+        cpu("CPU time of unreaped children", |_| words(["unreaped", "2"]))
             .cpu_seconds(2)
             .expect(Expect::Limit(LimitKind::Cpu)),
         cpu("processor time in a relay", |_| words(["relay", "2"]))

@@ -55,7 +55,7 @@ pub fn rows() -> Vec<Row> {
     ]
 }
 
-/// Run by a test of its own, in a process whose environment holds the secret.
+/// Returns the rows of a separate test, which runs in a process with the secret in its environment.
 pub fn secrets() -> Vec<Row> {
     vec![
         row("a secret of the supervisor's environment", "env_secret", Control::Succeeds)

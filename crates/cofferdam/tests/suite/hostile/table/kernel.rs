@@ -1,4 +1,4 @@
-//! Attacks on the kernel: calls that ordinary programs do not need, and powers over the whole machine.
+//! Attacks on the kernel: system calls that ordinary programs do not need, and control of the host.
 
 use super::super::row::{Control, Row, row};
 

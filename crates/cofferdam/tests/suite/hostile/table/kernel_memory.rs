@@ -1,18 +1,18 @@
-//! Attacks that have the kernel hold memory in its own objects: ten times the limit, while the host's memory is read.
+//! Attacks that allocate kernel objects: ten times the limit, while the host's memory is sampled.
 //!
-//! `docs/limits.md` has the table of all such objects, with what bounds each; a row here stands for each that is bounded
-//! there. Forms of the guest that no row names are the limits which that page states.
+//! `docs/limits.md` lists all such objects and their bounds. Each bounded object has a row here. Forms of the guest
+//! without a row are the limitations that the page states.
 
 use cofferdam_contract::LimitKind;
 
 use super::super::host::Host;
 use super::super::row::{Control, Expect, Place, Row, row, words};
 
-/// What the limit may be passed by: other programs of the host take and give memory, too, and without control groups it
-/// takes the watch a moment to see.
+/// Tolerance above the limit: other programs of the host allocate and free memory too, and without control groups the
+/// watch reacts with a delay.
 const SLACK_MIB: u64 = 192;
 
-/// Each attack, the form of `kernel_memory.c`, and the processes that take part, which share the goal.
+/// The attacks, with the form of `kernel_memory.c` and the number of processes that share the goal.
 macro_rules! attacks {
     ($($name:literal: $form:literal $processes:literal,)*) => {
         vec![$(attack($name, |_| words([$form, "640", $processes, "400"])),)*]

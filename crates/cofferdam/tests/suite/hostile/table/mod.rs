@@ -1,4 +1,4 @@
-//! The table of attacks, by what they are after.
+//! The table of attacks, by target.
 
 pub mod bombs;
 pub mod files;
@@ -10,7 +10,7 @@ pub mod processes;
 
 use super::row::Row;
 
-/// Every row.
+/// Returns all rows.
 pub fn all() -> Vec<Row> {
     [files::rows(), network::rows(), processes::rows(), kernel::rows(), privileges::rows(), terminals(), bombs::rows()]
         .into_iter()
