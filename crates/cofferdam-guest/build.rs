@@ -1,4 +1,4 @@
-//! Compiles the agent, a program without any library, which the crate carries inside.
+//! Build script: it compiles the agent, a program without any library, which the crate embeds.
 
 #[path = "../cofferdam-linux/bare/compile.rs"]
 mod compile;

@@ -16,19 +16,19 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::error::shown;
 
 /// The maximum number of buffered bytes of standard error.
-const MAX_WORDS: usize = 2000;
+const MAX_STDERR: usize = 2000;
 
-type Pieces = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
+type Chunks = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 
 /// The beginning of standard error.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Words(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Stderr(Arc<Mutex<Vec<u8>>>);
 
-impl Words {
+impl Stderr {
     fn add(&self, data: &[u8]) {
-        let mut words = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = MAX_WORDS - words.len();
-        words.extend_from_slice(&data[..data.len().min(room)]);
+        let mut stderr = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = MAX_STDERR - stderr.len();
+        stderr.extend_from_slice(&data[..data.len().min(room)]);
     }
 
     /// Returns the text without control characters.
@@ -39,24 +39,24 @@ impl Words {
 
 /// A reader of the standard output of the container's first process.
 pub(crate) struct Reader {
-    pieces: Pieces,
+    chunks: Chunks,
     rest: Bytes,
-    words: Words,
+    stderr: Stderr,
 }
 
 impl Reader {
-    pub(crate) fn new(pieces: Pieces) -> (Self, Words) {
-        let words = Words::default();
-        (Self { pieces, rest: Bytes::new(), words: words.clone() }, words)
+    pub(crate) fn new(chunks: Chunks) -> (Self, Stderr) {
+        let stderr = Stderr::default();
+        (Self { chunks, rest: Bytes::new(), stderr: stderr.clone() }, stderr)
     }
 }
 
 impl AsyncRead for Reader {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         while self.rest.is_empty() {
-            match ready!(self.pieces.as_mut().poll_next(context)) {
+            match ready!(self.chunks.as_mut().poll_next(context)) {
                 Some(Ok(LogOutput::StdOut { message })) => self.rest = message,
-                Some(Ok(LogOutput::StdErr { message } | LogOutput::Console { message })) => self.words.add(&message),
+                Some(Ok(LogOutput::StdErr { message } | LogOutput::Console { message })) => self.stderr.add(&message),
                 Some(Ok(LogOutput::StdIn { .. })) => {}
                 Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
                 None => return Poll::Ready(Ok(())),
@@ -71,7 +71,7 @@ impl AsyncRead for Reader {
 
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reader").field("words", &self.words).finish_non_exhaustive()
+        f.debug_struct("Reader").field("stderr", &self.stderr).finish_non_exhaustive()
     }
 }
 
@@ -98,11 +98,11 @@ mod tests {
         let out = |text: &'static str| LogOutput::StdOut { message: Bytes::from_static(text.as_bytes()) };
         let err = |text: Vec<u8>| LogOutput::StdErr { message: text.into() };
         let given = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];
-        let (mut reader, words) = Reader::new(Box::pin(Given(given.into())));
+        let (mut reader, stderr) = Reader::new(Box::pin(Given(given.into())));
         let mut text = String::new();
         reader.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "one two");
-        let said = words.text();
-        assert!(said.starts_with("oh  no x") && said.len() < 1100, "{said}");
+        let buffered = stderr.text();
+        assert!(buffered.starts_with("oh  no x") && buffered.len() < 1100, "{buffered}");
     }
 }

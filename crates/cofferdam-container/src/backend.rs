@@ -14,7 +14,7 @@ use crate::image::{self, Image, Imported, PullProgress};
 use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
 use crate::snapshot::ContainerSnapshot;
-use crate::warm::ContainerWarm;
+use crate::warm::PreparedContainer;
 
 /// The backend's name.
 pub const NAME: &str = "docker";
@@ -108,6 +108,6 @@ impl Backend for DockerBackend {
                 "use a template with a private workspace; sandboxes with host directories are created on request",
             ));
         }
-        Ok(Box::new(ContainerWarm::make(&self.host, spec).await?))
+        Ok(Box::new(PreparedContainer::make(&self.host, spec).await?))
     }
 }

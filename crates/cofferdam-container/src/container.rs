@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::attached::{Reader, Words};
+use crate::attached::{Reader, Stderr};
 use crate::create;
 use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
@@ -32,14 +32,14 @@ use crate::outside;
 use crate::stream::next;
 
 /// Time limit for an engine to remove a container.
-const GONE_LIMIT: Duration = Duration::from_secs(60);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the automatic removal after the exit of the container's first process, before an explicit removal.
-const ALONE_LIMIT: Duration = Duration::from_millis(500);
+const AUTO_REMOVAL_TIMEOUT: Duration = Duration::from_millis(500);
 /// The first and the longest interval between polls of a container during its removal.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LOOK: Duration = Duration::from_millis(20);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for finding the cause of a container's end.
-const CAUSE_LIMIT: Duration = Duration::from_millis(1500);
+const CAUSE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The status of a process that was killed with SIGKILL.
 const KILLED: i64 = 137;
 
@@ -61,7 +61,7 @@ pub(crate) struct Attached {
     pub reader: Reader,
     pub writer: Pin<Box<dyn AsyncWrite + Send>>,
     /// The beginning of standard error.
-    pub words: Words,
+    pub stderr: Stderr,
 }
 
 /// A container. Dropping it removes it.
@@ -109,8 +109,8 @@ impl Container {
             AttachContainerOptionsBuilder::default().stream(true).stdin(true).stdout(true).stderr(true).build();
         let attached = self.engine.ask(self.engine.docker.attach_container(&self.id, Some(options))).await;
         let attached = attached.map_err(|failed| self.error("create", "attach to the container", failed))?;
-        let (reader, words) = Reader::new(attached.output);
-        Ok(Attached { reader, writer: attached.input, words })
+        let (reader, stderr) = Reader::new(attached.output);
+        Ok(Attached { reader, writer: attached.input, stderr })
     }
 
     /// Starts its first process.
@@ -167,7 +167,7 @@ impl Container {
         self.engine.ask(self.engine.docker.inspect_container(&self.id, None)).await
     }
 
-    /// Changes its limits of memory, processes and CPU, and reads them back.
+    /// Changes its limits of memory, processes and CPU. Reads those of memory and processes back.
     pub(crate) async fn bound(&self, limits: &Limits) -> Result<()> {
         let memory = limits.memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
         // One more for the agent. Called only with control groups inside, so a kernel of its own needs no tasks.
@@ -202,8 +202,8 @@ impl Container {
     pub(crate) async fn cause(&self) -> Cause {
         let began = Instant::now();
         let mut away = false;
-        while began.elapsed() < CAUSE_LIMIT {
-            match within(CAUSE_LIMIT, self.engine.docker.inspect_container(&self.id, None)).await {
+        while began.elapsed() < CAUSE_TIMEOUT {
+            match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {
                 Ok(found) => {
                     let state = found.state.unwrap_or_default();
                     if state.oom_killed == Some(true) {
@@ -211,7 +211,7 @@ impl Container {
                     }
                     if state.running != Some(true) {
                         // The engine records the cause a moment after the end.
-                        if let Some(cause) = self.told().await {
+                        if let Some(cause) = self.recorded_cause().await {
                             return cause;
                         }
                         // A container that is still stopping has no exit status yet.
@@ -222,17 +222,17 @@ impl Container {
                     }
                     away = false;
                 }
-                Err(failed) if failed.is_missing() => return self.told().await.unwrap_or(Cause::Removed),
+                Err(failed) if failed.is_missing() => return self.recorded_cause().await.unwrap_or(Cause::Removed),
                 Err(failed) => away = failed.is_away(),
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         if away { Cause::Away } else { Cause::Removed }
     }
 
     /// Reads the recorded cause from the engine's events. The engine keeps them for a while even for removed
     /// containers.
-    async fn told(&self) -> Option<Cause> {
+    async fn recorded_cause(&self) -> Option<Cause> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
         let filters = std::collections::HashMap::from([("container".to_owned(), vec![self.id.clone()])]);
         let (since, until) = (now.saturating_sub(60).to_string(), (now + 1).to_string());
@@ -257,7 +257,7 @@ impl Container {
                 }
             }
         };
-        let _ = tokio::time::timeout(CAUSE_LIMIT, reading).await;
+        let _ = tokio::time::timeout(CAUSE_TIMEOUT, reading).await;
         cause
     }
 
@@ -273,7 +273,7 @@ impl Container {
     async fn remove_now(&self) -> Result<()> {
         // A frozen process exits only after a resume, which the engine does during the removal.
         if !self.paused.load(Ordering::Acquire) {
-            outside::overpower(&self.engine, &self.id, self.groups().await).await;
+            outside::kill_all(&self.engine, &self.id, self.groups().await).await;
         }
         self.noted(remove(&self.engine, &self.id).await)
     }
@@ -284,7 +284,7 @@ impl Container {
         if self.gone.load(Ordering::Acquire) {
             return Ok(());
         }
-        match see_gone(&self.engine, &self.id, ALONE_LIMIT).await {
+        match wait_until_gone(&self.engine, &self.id, AUTO_REMOVAL_TIMEOUT).await {
             Ok(true) => self.noted(Ok(())),
             _ => self.remove_now().await,
         }
@@ -303,7 +303,7 @@ impl Container {
 
     fn error(&self, operation: &'static str, doing: &str, failed: Failed) -> Error {
         if failed.is_away() {
-            self.host.doubt();
+            self.host.mark_stale();
         }
         if failed.is_missing() {
             return Error::new(ErrorKind::Closed, operation, "the container was removed by another program")
@@ -325,7 +325,7 @@ impl Drop for Container {
         // removes one that was not started.
         self.runtime.spawn(async move {
             if !paused {
-                outside::overpower(&engine, &id, groups).await;
+                outside::kill_all(&engine, &id, groups).await;
             }
             if remove(&engine, &id).await.is_ok() {
                 host.forget_leftover(&id);
@@ -355,19 +355,19 @@ pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<()> {
         Err(failed) if failed.status() == Some(409) || failed.status() == Some(500) => {}
         Err(failed) => return Err(engine.error("close", "remove the container", failed)),
     }
-    if see_gone(engine, id, GONE_LIMIT).await? {
+    if wait_until_gone(engine, id, REMOVAL_TIMEOUT).await? {
         return Ok(());
     }
-    let what = format!("the engine did not remove the container within {} s", GONE_LIMIT.as_secs());
+    let what = format!("the engine did not remove the container within {} s", REMOVAL_TIMEOUT.as_secs());
     Err(Error::new(ErrorKind::Unavailable, "close", what)
         .with_context("container", id.to_owned())
         .with_remedy(format!("remove it by hand: `docker rm -f {id}`")))
 }
 
 /// Waits until a container is gone. Returns false if it still exists after this time.
-async fn see_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
+async fn wait_until_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
     let until = Instant::now() + limit;
-    let mut pause = FIRST_LOOK;
+    let mut pause = MIN_POLL_INTERVAL;
     loop {
         match engine.ask(engine.docker.inspect_container(id, None)).await {
             Err(failed) if failed.is_missing() => return Ok(true),
@@ -377,14 +377,14 @@ async fn see_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
             _ if Instant::now() >= until => return Ok(false),
             _ => sleep(pause).await,
         }
-        pause = LOOK.min(pause * 2);
+        pause = POLL_INTERVAL.min(pause * 2);
     }
 }
 
 /// Creates the error for a failed creation or start of a container.
 fn refusal(engine: &Engine, runtime: Option<&str>, failed: Failed) -> Error {
-    let words = failed.message();
-    let lower = words.to_ascii_lowercase();
+    let message = failed.message();
+    let lower = message.to_ascii_lowercase();
     if let Some(name) = runtime
         && (lower.contains("unknown runtime")
             || lower.contains("unknown or invalid runtime")

@@ -66,11 +66,11 @@ const KERNEL_TASKS: i64 = 256;
 /// The period of the CPU quota in microseconds.
 pub(crate) const CPU_PERIOD: i64 = 100_000;
 /// The kernel's minimum quota in a period.
-const CPU_QUOTA_LEAST: i64 = 1000;
+const MIN_CPU_QUOTA: i64 = 1000;
 /// The minimum disk limit: room for the entries that every sandbox has in its directories.
-const LEAST_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
+const MIN_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
 /// The minimum memory limit. Engines refuse less, and no program could start.
-const LEAST_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
+const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
 
 /// The properties of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,17 +150,17 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
                 .with_remedy("import it with `cofferdam image import DIR NAME`, and use the image with --image"));
         }
     }
-    if memory.is_some_and(|memory| memory < LEAST_MEMORY) {
+    if memory.is_some_and(|memory| memory < MIN_MEMORY) {
         return Err(Error::invalid(
             "create",
-            format!("the memory limit is below {LEAST_MEMORY}, the minimum of container engines"),
+            format!("the memory limit is below {MIN_MEMORY}, the minimum of container engines"),
         )
         .with_remedy("raise --memory, or use the process backend"));
     }
-    if disk.is_some_and(|disk| disk < LEAST_DISK) {
+    if disk.is_some_and(|disk| disk < MIN_DISK) {
         return Err(Error::invalid(
             "create",
-            format!("the disk limit is below {LEAST_DISK}, the minimum of a container"),
+            format!("the disk limit is below {MIN_DISK}, the minimum of a container"),
         )
         .with_remedy("raise --disk, or use the process backend"));
     }
@@ -225,7 +225,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         init: Some(false),
         memory,
         memory_swap: memory,
-        // The agent is one of them.
+        // Includes the agent.
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
@@ -269,9 +269,9 @@ fn ulimits(facts: &Facts, limits: &Limits) -> Vec<ResourcesUlimits> {
     let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
     if let Some(disk) = limits.disk {
         // Includes holes, since the sizes of the directories bound the stored bytes. Memory files count as files.
-        let most = disk.max(limits.memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
-        all.push(limit("fsize", most, most));
+        let max = disk.max(limits.memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
+        let max = i64::try_from(max).unwrap_or(i64::MAX);
+        all.push(limit("fsize", max, max));
     }
     // By default, Podman requests more than an engine without the privilege may set.
     if facts.podman && !facts.rootless {
@@ -281,7 +281,7 @@ fn ulimits(facts: &Facts, limits: &Limits) -> Vec<ResourcesUlimits> {
 }
 
 pub(crate) fn quota(cpus: Cpus) -> i64 {
-    (i64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(CPU_QUOTA_LEAST)
+    (i64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)
 }
 
 fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, room: Room) -> Result<HashMap<String, String>> {
@@ -321,14 +321,14 @@ fn directory(plan: &Plan<'_>, room: Option<u64>, flags: &str, mode: &str) -> Str
     match room {
         None => format!("rw,{flags},mode={mode}{owner}"),
         Some(bytes) => {
-            let files = if plan.facts.podman { String::new() } else { format!(",nr_inodes={}", most_files(bytes)) };
+            let files = if plan.facts.podman { String::new() } else { format!(",nr_inodes={}", max_files(bytes)) };
             format!("rw,{flags},size={bytes},mode={mode}{owner}{files}")
         }
     }
 }
 
 /// Returns the maximum number of files, since each takes memory at any size.
-pub(crate) fn most_files(bytes: u64) -> u64 {
+pub(crate) fn max_files(bytes: u64) -> u64 {
     (bytes / PAGE).clamp(64, 1 << 20)
 }
 
@@ -353,7 +353,7 @@ fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
         volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
         ..Mount::default()
     };
-    let lent = plan.host_dir.map(|path| Mount {
+    let mounted = plan.host_dir.map(|path| Mount {
         target: Some(WORKSPACE_PATH.to_owned()),
         source: Some(path.display().to_string()),
         typ: Some(MountType::BIND),
@@ -366,7 +366,7 @@ fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
         }),
         ..Mount::default()
     });
-    [agent].into_iter().chain(lent).collect()
+    [agent].into_iter().chain(mounted).collect()
 }
 
 #[cfg(test)]

@@ -98,7 +98,7 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
             Weaker,
             "ids inside are ids of the host (sandboxes never run as root)",
             Some(
-                "use a rootless engine, or `userns-remap` in its configuration, for a user namespace around every container",
+                "use a rootless engine, or `userns-remap` in its configuration, for a user namespace around each container",
             ),
         )
     };
@@ -114,7 +114,7 @@ fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
 }
 
 async fn default_image(engine: &Engine, config: &Checked) -> Finding {
-    match image::look_up(engine, config).await {
+    match image::find_default(engine, config).await {
         Ok(facts) => {
             let id: String = facts.id.chars().take(19).collect();
             finding("image", FindingState::Ok, format!("{} is {id}", config.image), None)

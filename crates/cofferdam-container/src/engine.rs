@@ -13,11 +13,11 @@ use crate::config::{Address, Checked, Deadlines};
 use crate::error::{self, Failed};
 
 /// The minimum version of the API: Docker 19.03.
-const OLDEST_API: (usize, usize) = (1, 40);
+const MIN_API: (usize, usize) = (1, 40);
 /// The version of the API that added control group namespaces.
 const CGROUP_NAMESPACES: (usize, usize) = (1, 41);
 /// The timeout of bollard in seconds. It must be longer than the deadlines of all calls.
-const NO_LIMIT: u64 = 24 * 3600;
+const BOLLARD_TIMEOUT_SECONDS: u64 = 24 * 3600;
 
 /// The properties of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -94,7 +94,7 @@ impl Engine {
                 Err(error) => tried.push((address, error)),
             }
         }
-        Err(nobody(&tried))
+        Err(no_engine(&tried))
     }
 
     async fn greet(address: Address, deadlines: Deadlines) -> Result<Self> {
@@ -109,7 +109,7 @@ impl Engine {
                 .with_context("engine", address.to_string())
                 .with_remedy("set DOCKER_HOST to the socket of Docker or Podman")
         })?;
-        if api < OLDEST_API {
+        if api < MIN_API {
             let what =
                 format!("the container engine has API version {}.{}, but 1.40 or newer is required", api.0, api.1);
             return Err(Error::new(ErrorKind::Unavailable, "connect", what)
@@ -199,8 +199,12 @@ fn failure(address: &Address, doing: &str, failed: Failed) -> Error {
 
 fn open(address: &Address) -> Answered<Docker> {
     match address {
-        Address::Unix(path) => Docker::connect_with_unix(&path.to_string_lossy(), NO_LIMIT, API_DEFAULT_VERSION),
-        Address::Tcp(place) => Docker::connect_with_http(&format!("http://{place}"), NO_LIMIT, API_DEFAULT_VERSION),
+        Address::Unix(path) => {
+            Docker::connect_with_unix(&path.to_string_lossy(), BOLLARD_TIMEOUT_SECONDS, API_DEFAULT_VERSION)
+        }
+        Address::Tcp(place) => {
+            Docker::connect_with_http(&format!("http://{place}"), BOLLARD_TIMEOUT_SECONDS, API_DEFAULT_VERSION)
+        }
     }
 }
 
@@ -216,7 +220,7 @@ async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
 }
 
 /// Creates the error for no reachable engine. Its remedy is that of the address closest to success.
-fn nobody(tried: &[(&Address, io::Error)]) -> Error {
+fn no_engine(tried: &[(&Address, io::Error)]) -> Error {
     let rank = |error: &io::Error| match error.kind() {
         io::ErrorKind::NotFound => 0,
         io::ErrorKind::ConnectionRefused => 1,
@@ -243,11 +247,12 @@ mod tests {
     #[test]
     fn the_remedy_is_that_of_the_address_closest_to_an_engine() {
         let (one, two) = (Address::Unix("/a".into()), Address::Unix("/b".into()));
-        let error = nobody(&[(&one, io::ErrorKind::NotFound.into()), (&two, io::ErrorKind::PermissionDenied.into())]);
+        let error =
+            no_engine(&[(&one, io::ErrorKind::NotFound.into()), (&two, io::ErrorKind::PermissionDenied.into())]);
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("group `docker`")), "{error:?}");
         assert!(error.message().contains("/a") && error.message().contains("/b"), "{error}");
-        assert!(nobody(&[]).remedy().is_some());
+        assert!(no_engine(&[]).remedy().is_some());
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Failed {
     /// Converts the failure to an error of the contract. `doing` completes "cannot …".
     pub(crate) fn into_error(self, operation: &'static str, doing: &str, address: &Address) -> Error {
         let place = address.to_string();
-        let words = self.message();
+        let message = self.message();
         let error = match &self {
             Self::Silent(limit) => {
                 let seconds = limit.as_secs_f64();
@@ -72,13 +72,13 @@ impl Failed {
                     .with_remedy("check the engine (`systemctl status docker`, its log): it hangs or is overloaded")
             }
             Self::Answered(answer) if is_away(answer) => {
-                let what = format!("cannot {doing}: the container engine went away ({words})");
+                let what = format!("cannot {doing}: the container engine went away ({message})");
                 Error::new(ErrorKind::Unavailable, operation, what)
                     .with_remedy("try again when `docker version` answers")
             }
             Self::Answered(_) => {
-                let (kind, remedy) = judge(self.status(), &words);
-                let error = Error::new(kind, operation, format!("cannot {doing}: {words}")).with_fault(Fault::Host);
+                let (kind, remedy) = classify(self.status(), &message);
+                let error = Error::new(kind, operation, format!("cannot {doing}: {message}")).with_fault(Fault::Host);
                 match remedy {
                     Some(remedy) => error.with_remedy(remedy),
                     None => error,
@@ -124,8 +124,8 @@ fn is_away(answer: &Answer) -> bool {
 }
 
 /// Classifies an error of the engine. Returns its kind and remedy.
-fn judge(status: Option<u16>, words: &str) -> (ErrorKind, Option<String>) {
-    let lower = words.to_ascii_lowercase();
+fn classify(status: Option<u16>, message: &str) -> (ErrorKind, Option<String>) {
+    let lower = message.to_ascii_lowercase();
     let has = |text: &str| lower.contains(text);
     if has("no space left") || has("disk quota exceeded") {
         return (
@@ -168,8 +168,8 @@ pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'st
     let (why, remedy) = match (address, error.kind()) {
         (Address::Unix(_), io::ErrorKind::NotFound) => (
             "there is no socket",
-            "install and start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or name \
-             another address with DOCKER_HOST",
+            "install and start Docker (`systemctl start docker`) or Podman (`systemctl --user start podman.socket`), or \
+             set DOCKER_HOST to another address",
         ),
         (_, io::ErrorKind::ConnectionRefused) => (
             "no server listens",

@@ -18,16 +18,16 @@ use crate::labels::Owner;
 use crate::sweep::sweep;
 
 /// The highest number of concurrent creations. More are hardly faster for an engine, and each has a deadline.
-const MADE_AT_ONCE: usize = 8;
+const MAX_CONCURRENT_CREATIONS: usize = 8;
 
 /// The state shared by all sandboxes of one backend.
 pub(crate) struct Host {
     pub config: Checked,
     pub progress: PullProgress,
     pub owner: Owner,
-    pub makers: Semaphore,
+    pub creation_slots: Semaphore,
     engine: Mutex<Option<Arc<Found>>>,
-    doubted: AtomicBool,
+    stale: AtomicBool,
     leftovers: Lock<BTreeSet<String>>,
 }
 
@@ -49,9 +49,9 @@ impl Host {
             config,
             progress,
             owner,
-            makers: Semaphore::new(MADE_AT_ONCE),
+            creation_slots: Semaphore::new(MAX_CONCURRENT_CREATIONS),
             engine: Mutex::new(None),
-            doubted: AtomicBool::new(false),
+            stale: AtomicBool::new(false),
             leftovers: Lock::default(),
         }))
     }
@@ -59,7 +59,7 @@ impl Host {
     /// Returns the engine. Connects and sweeps at the first call, and again after the engine went away.
     pub(crate) async fn engine(&self) -> Result<Arc<Found>> {
         let mut known = self.engine.lock().await;
-        if self.doubted.swap(false, Ordering::AcqRel) {
+        if self.stale.swap(false, Ordering::AcqRel) {
             *known = None;
         }
         if let Some(found) = known.as_ref() {
@@ -75,8 +75,8 @@ impl Host {
     }
 
     /// Marks the connection as stale, so that the next call connects again. The engine may have been replaced.
-    pub(crate) fn doubt(&self) {
-        self.doubted.store(true, Ordering::Release);
+    pub(crate) fn mark_stale(&self) {
+        self.stale.store(true, Ordering::Release);
     }
 
     /// Returns an id that is unique on all engines.

@@ -106,7 +106,7 @@ pub(crate) fn allow(config: &Checked, reference: &Reference) -> Result<()> {
 }
 
 /// Returns the default image, if the engine has it. Does not pull.
-pub(crate) async fn look_up(engine: &Engine, config: &Checked) -> Result<ImageFacts> {
+pub(crate) async fn find_default(engine: &Engine, config: &Checked) -> Result<ImageFacts> {
     let reference = &config.image;
     match find(engine, reference).await? {
         Some(found) => facts(reference, found),
@@ -192,12 +192,12 @@ pub(crate) async fn pull(engine: &Engine, reference: &Reference, progress: &Pull
     let options = CreateImageOptionsBuilder::default().from_image(name).tag(version).build();
     let mut answers = Box::pin(engine.docker.create_image(Some(options), None, None));
     follow(engine, &mut answers, |info| (progress.0)(&event(info))).await.map_err(|failed| {
-        let words = failed.message();
+        let message = failed.message();
         let doing = format!("pull the image {reference}");
         if failed.is_away() {
             return engine.error("pull", &doing, failed);
         }
-        Error::new(ErrorKind::Unavailable, "pull", format!("cannot {doing}: {words}"))
+        Error::new(ErrorKind::Unavailable, "pull", format!("cannot {doing}: {message}"))
             .with_fault(Fault::Host)
             .with_context("image", reference.to_string())
             .with_remedy(
@@ -219,14 +219,14 @@ fn event(info: &CreateImageInfo) -> PullEvent {
 }
 
 /// Reads an engine's answers to their end. Fails if it stalls.
-async fn follow<S>(engine: &Engine, answers: &mut S, mut tell: impl FnMut(&CreateImageInfo)) -> Result<(), Failed>
+async fn follow<S>(engine: &Engine, answers: &mut S, mut report: impl FnMut(&CreateImageInfo)) -> Result<(), Failed>
 where
     S: Stream<Item = Result<CreateImageInfo, bollard::errors::Error>> + Unpin,
 {
     let stall = engine.deadlines.stall;
     loop {
         match tokio::time::timeout(stall, next(answers)).await {
-            Ok(Some(Ok(info))) => tell(&info),
+            Ok(Some(Ok(info))) => report(&info),
             Ok(Some(Err(answer))) => return Err(Failed::Answered(answer)),
             Ok(None) => return Ok(()),
             Err(_) => return Err(Failed::Silent(stall)),
@@ -261,19 +261,19 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
     })?;
     let from = named::read(source)
         .map_err(|error| error::named("import", "cannot open the source of the image", source, error))?;
-    let (pieces, body) = stream::channel();
-    let reading = tokio::task::spawn_blocking(move || read(from, pieces));
+    let (chunks, body) = stream::channel();
+    let reading = tokio::task::spawn_blocking(move || read(from, chunks));
     let moved = Arc::new(AtomicU64::new(0));
-    let body = Counted { body, moved: Arc::clone(&moved) };
+    let body = CountingBody { body, moved: Arc::clone(&moved) };
     let changes = format!("LABEL {}=true", labels::IMPORTED);
     // Podman ignores a separate tag.
     let name_and_tag = format!("{repository}:{tag}");
     let options = CreateImageOptionsBuilder::default().from_src("-").repo(&name_and_tag).changes(vec![changes]).build();
     let answers = engine.docker.create_image(Some(options), Some(bollard::body_try_stream(body)), None);
-    let taken = taken_in(engine, answers, &moved).await;
+    let answered = read_answers(engine, answers, &moved).await;
     let read = reading.await.unwrap_or_else(|_| Err(io::Error::other("the reader ended")));
     // A failed read of the source is the cause of the engine's error.
-    let walked = match (read, &taken) {
+    let walked = match (read, &answered) {
         (Err(error), Err(_)) if error.kind() == io::ErrorKind::BrokenPipe => tree::Walked::default(),
         (Err(error), _) => {
             return Err(error::os("import", "cannot read the source of the image", error)
@@ -281,7 +281,7 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
         }
         (Ok(walked), _) => walked,
     };
-    taken.map_err(|failed| engine.error("import", "import the image", failed))?;
+    answered.map_err(|failed| engine.error("import", "import the image", failed))?;
     let made = find(engine, name).await?;
     let id = made.and_then(|made| made.id).ok_or_else(|| {
         Error::new(ErrorKind::Unavailable, "import", "the engine accepted the files, but does not have the image")
@@ -289,19 +289,19 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
     Ok(Imported { id, left_out: walked.left_out, left_out_in_all: walked.left_out_in_all })
 }
 
-fn read(mut source: std::fs::File, mut pieces: stream::Pieces) -> io::Result<tree::Walked> {
+fn read(mut source: std::fs::File, mut chunks: stream::ChunkWriter) -> io::Result<tree::Walked> {
     let outcome = source.metadata().and_then(|meta| match meta.is_dir() {
-        true => tree::write(&source, &mut pieces),
-        false => io::copy(&mut source, &mut pieces).map(|_| tree::Walked::default()),
+        true => tree::write(&source, &mut chunks),
+        false => io::copy(&mut source, &mut chunks).map(|_| tree::Walked::default()),
     });
     match outcome {
-        Ok(walked) => pieces.finish(Ok(())).map(|()| walked),
-        Err(error) => pieces.finish(Err(error)).map(|()| tree::Walked::default()),
+        Ok(walked) => chunks.finish(Ok(())).map(|()| walked),
+        Err(error) => chunks.finish(Err(error)).map(|()| tree::Walked::default()),
     }
 }
 
 /// Reads the engine's answers to an import. They come after all bytes, so until then a stall is detected by the bytes.
-async fn taken_in(
+async fn read_answers(
     engine: &Engine,
     answers: impl Stream<Item = Result<CreateImageInfo, bollard::errors::Error>>,
     moved: &AtomicU64,
@@ -328,12 +328,12 @@ async fn taken_in(
 }
 
 /// A request body that counts how often the engine reads from it.
-struct Counted {
+struct CountingBody {
     body: stream::Body,
     moved: Arc<AtomicU64>,
 }
 
-impl Stream for Counted {
+impl Stream for CountingBody {
     type Item = io::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -24,7 +24,7 @@ pub(crate) const AGENT: &str = "dev.cofferdam.agent";
 pub(crate) const IMPORTED: &str = "dev.cofferdam.image.imported";
 
 /// The label of all our containers.
-pub(crate) const MARK: &str = SANDBOX;
+pub(crate) const OWN_LABEL: &str = SANDBOX;
 
 /// A unique identity of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(crate) struct Owner {
 
 /// The state of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum OwnerState {
     Alive,
     Dead,
     /// The owner ran on another machine, in another boot or in another namespace, so that its state is unknown.
@@ -54,17 +54,17 @@ impl Owner {
     }
 
     /// Returns the state of the owner for a process on `here`.
-    pub(crate) fn standing(&self, here: &str) -> Standing {
+    pub(crate) fn state(&self, here: &str) -> OwnerState {
         if self.host != here {
-            return Standing::Foreign;
+            return OwnerState::Foreign;
         }
-        let Some(pid) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return Standing::Foreign };
+        let Some(pid) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return OwnerState::Foreign };
         match test_kill_process(pid) {
-            Err(rustix::io::Errno::SRCH) => Standing::Dead,
+            Err(rustix::io::Errno::SRCH) => OwnerState::Dead,
             // A process or zombie has this pid. If its state is not visible, it may be the owner.
             _ => match Life::of(self.process) {
-                Some(life) if life.over || life.start != self.start => Standing::Dead,
-                _ => Standing::Alive,
+                Some(life) if life.over || life.start != self.start => OwnerState::Dead,
+                _ => OwnerState::Alive,
             },
         }
     }
@@ -130,7 +130,7 @@ mod tests {
         let labels = of(&id, &tenant, &owner, &BTreeMap::new());
         assert_eq!(labels[TENANT], "acme");
         assert_eq!(owner_of(&["/cofferdam-x".to_owned()], &labels), Some(owner.clone()));
-        assert_eq!(owner.standing(&host().unwrap()), Standing::Alive);
+        assert_eq!(owner.state(&host().unwrap()), OwnerState::Alive);
     }
 
     #[test]
@@ -165,19 +165,19 @@ mod tests {
         let here = host().unwrap();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let living = Owner { process: child.id(), start: start_of(child.id()).unwrap(), ..owner.clone() };
-        assert_eq!(living.standing(&here), Standing::Alive);
+        assert_eq!(living.state(&here), OwnerState::Alive);
         child.kill().unwrap();
         let begun = std::time::Instant::now();
-        while living.standing(&here) == Standing::Alive {
+        while living.state(&here) == OwnerState::Alive {
             assert!(begun.elapsed().as_secs() < 60, "a killed process counts as alive");
             std::thread::yield_now();
         }
-        assert_eq!(living.standing(&here), Standing::Dead);
+        assert_eq!(living.state(&here), OwnerState::Dead);
         child.wait().unwrap();
-        assert_eq!(living.standing(&here), Standing::Dead);
+        assert_eq!(living.state(&here), OwnerState::Dead);
         // A later process with the same pid.
         let reused = Owner { start: owner.start - 1, ..owner.clone() };
-        assert_eq!(reused.standing(&here), Standing::Dead);
+        assert_eq!(reused.state(&here), OwnerState::Dead);
         // An owner of another machine, boot or namespace, even if its pid is free here.
         let parts: Vec<&str> = here.split('/').collect();
         let others = [
@@ -186,9 +186,9 @@ mod tests {
             format!("{}/{}/{}", parts[0], parts[1], "pid:[1]"),
         ];
         for host in others {
-            assert_eq!(Owner { host, ..living.clone() }.standing(&here), Standing::Foreign);
+            assert_eq!(Owner { host, ..living.clone() }.state(&here), OwnerState::Foreign);
         }
-        assert_eq!(Owner { process: 0, ..owner.clone() }.standing(&here), Standing::Foreign);
-        assert_eq!(Owner { process: u32::MAX, ..owner }.standing(&here), Standing::Foreign);
+        assert_eq!(Owner { process: 0, ..owner.clone() }.state(&here), OwnerState::Foreign);
+        assert_eq!(Owner { process: u32::MAX, ..owner }.state(&here), OwnerState::Foreign);
     }
 }

@@ -18,31 +18,31 @@ use crate::engine::Engine;
 use crate::host::{Found, Host};
 use crate::image;
 use crate::outside;
-use crate::posture::{Kept, Measured, NAMESPACES, posture};
+use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
-use crate::user::{self, Lent};
+use crate::user::{self, MountedDirectory};
 use crate::volume::AgentVolume;
 
 /// Time limit for an agent to start and to install its part of the isolation, on a machine under heavy load.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the agent's exit before its container is killed.
-const END_ALONE: Duration = Duration::from_millis(500);
+const AGENT_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The highest number of containers created because the agent was damaged. Another process may be filling the volume.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// A pending sandbox: measured, but not yet verified against a spec. Dropping it ends it.
-pub(crate) struct Raw {
+pub(crate) struct PendingSandbox {
     pub id: SandboxId,
     pub container: Arc<Container>,
     pub guest: Guest,
     pub evidence: Evidence,
-    kept: Kept,
+    engine_limits: EngineLimits,
     quotas: bool,
     user: (u32, u32),
     ours: Vec<(&'static str, u64)>,
 }
 
-impl Raw {
+impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
     pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
         create::check(spec)?;
@@ -59,13 +59,13 @@ impl Raw {
             evidence: &self.evidence,
             ours: &self.ours,
             user: self.user,
-            kept: self.kept,
+            engine_limits: self.engine_limits,
             quotas: self.quotas,
         })
     }
 
     /// Verifies the posture against a spec. If it falls short, closes the sandbox and fails.
-    pub(crate) async fn judge(&self, spec: &Spec) -> Result<Posture> {
+    pub(crate) async fn verify_posture(&self, spec: &Spec) -> Result<Posture> {
         let posture = self.posture(spec);
         if let Err(error) = posture.require(spec.allow_weaker()) {
             return Err(error.with_failed_close(self.close().await));
@@ -76,9 +76,9 @@ impl Raw {
     /// Changes the limits to `limits`. No program may run in it yet.
     pub(crate) async fn adapt(&mut self, limits: &Limits) -> Result<()> {
         self.container.bound(limits).await?;
-        self.kept = kept(&self.container).await?;
+        self.engine_limits = engine_limits(&self.container).await?;
         if self.evidence.bounds.version == 1 {
-            self.kept.sockets = self.container.bound_sockets(limits).await;
+            self.engine_limits.sockets = self.container.bound_sockets(limits).await;
         }
         self.evidence.bounds = self.guest.bounds().await?;
         Ok(())
@@ -89,7 +89,7 @@ impl Raw {
         // Avoids a kill, for which the engine starts a program, if the agent exits on request. A paused or hijacked
         // agent does not.
         let mut ending = pin!(self.guest.close());
-        if !self.guest.is_paused() && tokio::time::timeout(END_ALONE, &mut ending).await.is_ok() {
+        if !self.guest.is_paused() && tokio::time::timeout(AGENT_EXIT_TIMEOUT, &mut ending).await.is_ok() {
             return self.container.remove_ended().await;
         }
         let ((), removed) = tokio::join!(ending, self.container.remove());
@@ -97,26 +97,30 @@ impl Raw {
     }
 }
 
-impl fmt::Debug for Raw {
+impl fmt::Debug for PendingSandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Raw").field("id", &self.id).field("container", &self.container).finish_non_exhaustive()
+        f.debug_struct("PendingSandbox")
+            .field("id", &self.id)
+            .field("container", &self.container)
+            .finish_non_exhaustive()
     }
 }
 
-async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Raw> {
+async fn make(host: &Arc<Host>, spec: &Spec) -> Result<PendingSandbox> {
     // Kept open until the sandbox is created.
-    let (lent, _directory) = Lent::open(spec)?.unzip();
+    let (mounted, _directory) = MountedDirectory::open(spec)?.unzip();
     let found = host.engine().await?;
     let engine = &found.engine;
     host.retry_leftovers(engine);
     let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let user = user::choose(&engine.facts, lent.as_ref().map(|lent| (lent, spec.workspace().access())), caller)?;
-    let _turn = host.makers.acquire().await.map_err(|_| Error::closed("create"))?;
+    let user =
+        user::choose(&engine.facts, mounted.as_ref().map(|mounted| (mounted, spec.workspace().access())), caller)?;
+    let _turn = host.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
     let image = image_of(host, engine, spec).await?;
-    let maker = Maker { host, found: &found, spec, image, user, lent, volume: AgentVolume::of(AGENT) };
-    maker.make().await.inspect_err(|error| {
+    let creation = Creation { host, found: &found, spec, image, user, mounted, volume: AgentVolume::of(AGENT) };
+    creation.make().await.inspect_err(|error| {
         if error.kind() == ErrorKind::Unavailable {
-            host.doubt();
+            host.mark_stale();
         }
     })
 }
@@ -134,13 +138,13 @@ async fn image_of(host: &Host, engine: &Engine, spec: &Spec) -> Result<ImageFact
 }
 
 /// The input for creating one sandbox.
-struct Maker<'a> {
+struct Creation<'a> {
     host: &'a Arc<Host>,
     found: &'a Found,
     spec: &'a Spec,
     image: ImageFacts,
     user: (u32, u32),
-    lent: Option<Lent>,
+    mounted: Option<MountedDirectory>,
     volume: AgentVolume,
 }
 
@@ -156,18 +160,18 @@ impl From<Error> for Failure {
     }
 }
 
-impl Maker<'_> {
-    async fn make(&self) -> Result<Raw> {
+impl Creation<'_> {
+    async fn make(&self) -> Result<PendingSandbox> {
         let mut attempt = 1;
         loop {
             if !self.found.has_agent.load(Ordering::Acquire)
-                && (attempt > 1 || !self.volume.is_there(&self.found.engine).await?)
+                && (attempt > 1 || !self.volume.exists(&self.found.engine).await?)
             {
                 self.fill().await?;
             }
             match self.attempt().await {
-                Ok(raw) => return Ok(raw),
-                Err(Failure::Agent(_)) if attempt < ATTEMPTS => {
+                Ok(pending) => return Ok(pending),
+                Err(Failure::Agent(_)) if attempt < MAX_ATTEMPTS => {
                     self.found.has_agent.store(false, Ordering::Release);
                     attempt += 1;
                 }
@@ -187,7 +191,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    async fn attempt(&self) -> Result<Raw, Failure> {
+    async fn attempt(&self) -> Result<PendingSandbox, Failure> {
         let (engine, runtime) = (&self.found.engine, self.host.config.runtime.as_deref());
         let id = self.host.new_id();
         let body = create::body(&Plan {
@@ -199,7 +203,7 @@ impl Maker<'_> {
             image: &self.image,
             agent_volume: self.volume.name(),
             user: self.user,
-            host_dir: self.lent.as_ref().map(|lent| lent.path.as_path()),
+            host_dir: self.mounted.as_ref().map(|mounted| mounted.path.as_path()),
         })?;
         let container = Arc::new(Container::create(self.host, engine, id.as_str(), body).await?);
         let made = self.bring_up(id, &container).await;
@@ -210,15 +214,15 @@ impl Maker<'_> {
         made
     }
 
-    async fn bring_up(&self, id: SandboxId, container: &Arc<Container>) -> Result<Raw, Failure> {
+    async fn bring_up(&self, id: SandboxId, container: &Arc<Container>) -> Result<PendingSandbox, Failure> {
         let engine = &self.found.engine;
-        let believed = self.found.has_agent.load(Ordering::Acquire);
-        let Attached { reader, writer, words } = match container.attach().await {
+        let known = self.found.has_agent.load(Ordering::Acquire);
+        let Attached { reader, writer, stderr } = match container.attach().await {
             Ok(attached) => attached,
             // Podman prepares the container with its runtime here, Docker at the start.
-            Err(error) => return Err(self.not_started(container, error, believed).await),
+            Err(error) => return Err(self.not_started(container, error, known).await),
         };
-        let ready_by = Instant::now() + self.host.config.deadlines.change + READY_LIMIT;
+        let ready_by = Instant::now() + self.host.config.deadlines.change + READY_TIMEOUT;
         let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
         // The agent answers some time before the engine reports that it runs.
         let (started, early) = {
@@ -230,7 +234,7 @@ impl Maker<'_> {
             }
         };
         if let Err(error) = started {
-            return Err(self.not_started(container, error, believed).await);
+            return Err(self.not_started(container, error, known).await);
         }
         let connected = match early {
             Some(connected) => connected,
@@ -238,14 +242,15 @@ impl Maker<'_> {
         };
         let (guest, evidence) = match connected {
             Ok(connected) => connected,
-            Err(error) => return Err(self.no_guest(container, error, &words.text()).await),
+            Err(error) => return Err(self.no_guest(container, error, &stderr.text()).await),
         };
         self.found.has_agent.store(true, Ordering::Release);
-        self.check_lent(&evidence)?;
-        let mut kept = if evidence.bounds.version > 0 { Kept::default() } else { kept(container).await? };
+        self.check_mounted(&evidence)?;
+        let mut engine_limits =
+            if evidence.bounds.version > 0 { EngineLimits::default() } else { engine_limits(container).await? };
         // Before any guest runs, since existing sockets would not be counted.
         if evidence.bounds.version == 1 {
-            kept.sockets = container.bound_sockets(self.spec.limits()).await;
+            engine_limits.sockets = container.bound_sockets(self.spec.limits()).await;
         }
         if let Some(meter) = outside::meter(container, evidence.bounds.version > 0).await {
             guest.set_meter(meter);
@@ -253,13 +258,13 @@ impl Maker<'_> {
         bind(&guest, container);
         let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());
-        Ok(Raw { id, container, guest, evidence, kept, quotas, user: self.user, ours })
+        Ok(PendingSandbox { id, container, guest, evidence, engine_limits, quotas, user: self.user, ours })
     }
 
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
-    async fn not_started(&self, container: &Container, error: Error, believed: bool) -> Failure {
+    async fn not_started(&self, container: &Container, error: Error, known: bool) -> Failure {
         // Another process may have filled the volume after this container was created.
-        let early = !believed && error.kind() == ErrorKind::Unavailable;
+        let early = !known && error.kind() == ErrorKind::Unavailable;
         match self.volume.is_in(&self.found.engine, &container.id).await {
             Ok(whole) if early || !whole => Failure::Agent(error),
             Ok(_) | Err(_) => Failure::Other(error),
@@ -267,7 +272,7 @@ impl Maker<'_> {
     }
 
     /// Classifies the failure of an agent that did not start.
-    async fn no_guest(&self, container: &Container, error: Error, words: &str) -> Failure {
+    async fn no_guest(&self, container: &Container, error: Error, stderr: &str) -> Failure {
         let greeted = error.context().any(|(key, value)| key == "stage" && value != "greeting");
         let cause = container.cause().await;
         let error = match cause {
@@ -275,8 +280,8 @@ impl Maker<'_> {
                 .with_remedy("raise --memory"),
             Cause::Away => Error::new(ErrorKind::Unavailable, "create", "the container engine went away")
                 .with_remedy("try again when `docker version` answers"),
-            Cause::Ended(_) | Cause::Removed if words.is_empty() => error,
-            Cause::Ended(_) | Cause::Removed => error.with_context("stderr", words.to_owned()),
+            Cause::Ended(_) | Cause::Removed if stderr.is_empty() => error,
+            Cause::Ended(_) | Cause::Removed => error.with_context("stderr", stderr.to_owned()),
         };
         if greeted || matches!(cause, Cause::Memory | Cause::Away) {
             Failure::Other(error)
@@ -287,19 +292,19 @@ impl Maker<'_> {
 
     /// Checks that the mounted directory is the opened one. The engine resolves its path, which a guest may have
     /// replaced meanwhile. Only the agent has run yet.
-    fn check_lent(&self, evidence: &Evidence) -> Result<()> {
-        let Some(lent) = &self.lent else { return Ok(()) };
+    fn check_mounted(&self, evidence: &Evidence) -> Result<()> {
+        let Some(mounted) = &self.mounted else { return Ok(()) };
         // A runtime with its own kernel has its own device and inode numbers.
         let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.found.engine.facts.kernel;
         let same = match own_kernel {
-            true => lent.is_in_place(),
-            false => lent.is_seen_as(evidence.workspace_device, evidence.workspace_inode),
+            true => mounted.is_in_place(),
+            false => mounted.matches(evidence.workspace_device, evidence.workspace_inode),
         };
         if same {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NotFound, "create", "the workspace directory is not the one that was named any more")
-            .with_context("path", lent.path.display().to_string())
+            .with_context("path", mounted.path.display().to_string())
             .with_remedy("check that it is not being moved, and that the engine and this process share a file system"))
     }
 
@@ -311,8 +316,8 @@ impl Maker<'_> {
 
     fn settings(&self, container: &Arc<Container>) -> Settings {
         let access = self.spec.workspace().access();
-        let lent = matches!(self.spec.workspace(), Workspace::HostDir { .. });
-        let stores = ["/tmp", "/dev/shm"].into_iter().chain((!lent).then_some(WORKSPACE_PATH));
+        let mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        let stores = ["/tmp", "/dev/shm"].into_iter().chain((!mounted).then_some(WORKSPACE_PATH));
         let defaults = Settings::default();
         Settings {
             stores: stores.map(str::to_owned).collect(),
@@ -322,7 +327,7 @@ impl Maker<'_> {
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
             // The wait for the first answer includes the start of the container.
-            patience: self.host.config.deadlines.change + READY_LIMIT,
+            patience: self.host.config.deadlines.change + READY_TIMEOUT,
             program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
             ..defaults
         }
@@ -373,12 +378,12 @@ fn ending(cause: Cause) -> Option<Ending> {
 }
 
 /// Reads the limits back from the engine.
-async fn kept(container: &Container) -> Result<Kept> {
+async fn engine_limits(container: &Container) -> Result<EngineLimits> {
     let found = container.inspect().await;
     let found = found.map_err(|failed| container.engine.error("create", "read the container's limits", failed))?;
     let config = found.host_config.unwrap_or_default();
     let positive = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
-    Ok(Kept {
+    Ok(EngineLimits {
         memory: positive(config.memory),
         tasks: positive(config.pids_limit),
         cpu_quota: config.cpu_quota,
@@ -392,15 +397,15 @@ fn our_namespaces() -> Vec<(&'static str, u64)> {
 }
 
 /// Returns the maximum length of a workspace's archive under its disk limit.
-pub(crate) fn most_archived(limits: &Limits, workspace: &Workspace) -> u64 {
+pub(crate) fn max_archive_bytes(limits: &Limits, workspace: &Workspace) -> u64 {
     /// The maximum length of one entry's header and long names.
     const ENTRY: u64 = 16 << 10;
     const UNLIMITED: u64 = 64 << 30;
     let room = Room::of(limits.disk, workspace).workspace;
-    room.map_or(UNLIMITED, |bytes| bytes + create::most_files(bytes) * ENTRY + (1 << 20))
+    room.map_or(UNLIMITED, |bytes| bytes + create::max_files(bytes) * ENTRY + (1 << 20))
 }
 
 /// Returns true if the workspace is a mounted host directory.
-pub(crate) fn is_lent(spec: &Spec) -> bool {
+pub(crate) fn is_host_directory(spec: &Spec) -> bool {
     matches!(spec.workspace(), Workspace::HostDir { .. })
 }

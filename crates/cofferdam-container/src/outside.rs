@@ -55,7 +55,7 @@ async fn counted(engine: &Engine, id: &str) -> Option<u64> {
 
 /// Kills every process of a container without the help of its first process. If the host cannot kill them itself, it
 /// gives the container the highest CPU weight, so that the processes that the engine kills can exit.
-pub(crate) async fn overpower(engine: &Engine, id: &str, groups: Option<Arc<Foreign>>) {
+pub(crate) async fn kill_all(engine: &Engine, id: &str, groups: Option<Arc<Foreign>>) {
     if let Some(groups) = groups {
         let killed = tokio::task::spawn_blocking(move || groups.kill()).await;
         if killed.unwrap_or(false) {
@@ -63,8 +63,8 @@ pub(crate) async fn overpower(engine: &Engine, id: &str, groups: Option<Arc<Fore
         }
     }
     if engine.facts.can_update() {
-        let most = ContainerUpdateBody { cpu_shares: Some(MAX_SHARES), ..ContainerUpdateBody::default() };
+        let update = ContainerUpdateBody { cpu_shares: Some(MAX_SHARES), ..ContainerUpdateBody::default() };
         // Ignores an error: a container that is already being removed cannot be changed.
-        let _ = engine.ask(engine.docker.update_container(id, most)).await;
+        let _ = engine.ask(engine.docker.update_container(id, update)).await;
     }
 }

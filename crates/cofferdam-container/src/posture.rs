@@ -12,7 +12,7 @@ use crate::engine::Facts;
 
 /// The limits around a sandbox that the engine reports, for a sandbox without control groups inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Kept {
+pub(crate) struct EngineLimits {
     pub memory: Option<u64>,
     pub tasks: Option<u64>,
     pub cpu_quota: Option<i64>,
@@ -30,14 +30,14 @@ pub(crate) struct Measured<'a> {
     pub ours: &'a [(&'static str, u64)],
     /// The expected user and group of the sandbox.
     pub user: (u32, u32),
-    pub kept: Kept,
+    pub engine_limits: EngineLimits,
     /// True if the agent enforces quotas.
     pub quotas: bool,
 }
 
 /// Returns the posture of the measurements.
 pub(crate) fn posture(measured: &Measured<'_>) -> Posture {
-    Posture::new(namespaces(measured).into_iter().chain(walls(measured)).chain(limits(measured)))
+    Posture::new(namespaces(measured).into_iter().chain(isolation(measured)).chain(limits(measured)))
 }
 
 fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> PostureItem {
@@ -130,7 +130,7 @@ fn user_namespace(measured: &Measured<'_>) -> PostureItem {
     }
 }
 
-fn walls(measured: &Measured<'_>) -> Vec<PostureItem> {
+fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let mut sets = evidence.capabilities.map(|set| set.unwrap_or(u64::MAX));
     // Without a report of the kernel, ambient capabilities are a subset of the permitted and inheritable ones.
@@ -223,7 +223,7 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let item = row(Protection::Workspace, holds, mechanism);
     with_remedy(
         item,
-        "a private workspace that is read-only needs Landlock: use another runtime or kernel, or mount a host directory read-only",
+        "a private read-only workspace needs Landlock: use another runtime or kernel, or mount a host directory read-only",
     )
 }
 
@@ -296,7 +296,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                     let holds = found.is_some_and(|found| found <= millis.max(10));
                     return row(Protection::Cpus, holds, format!("cgroup v{} CPU quota of {shown}", bounds.version));
                 }
-                let holds = measured.kept.cpu_quota.is_some_and(|kept| kept > 0 && kept <= quota(asked));
+                let holds = measured.engine_limits.cpu_quota.is_some_and(|found| found > 0 && found <= quota(asked));
                 not_probed(row(
                     Protection::Cpus,
                     holds,
@@ -330,13 +330,14 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         let holds = close_to(bounds.memory, bytes) && bounds.swap.is_none_or(|swap| swap == 0);
         let found = bounds.memory.unwrap_or(0);
         let mechanism = format!(
-            "cgroup v{} memory limit {found} bytes, {swap}; the agent enforces quotas of file locks, netlink and listening sockets",
+            "cgroup v{} memory limit {found} bytes, {swap}; the agent enforces quotas of file locks, netlink and \
+             listening sockets",
             bounds.version
         );
         let item = row(Protection::Memory, holds && measured.quotas, mechanism);
-        return if bounds.version == 1 { with_sockets(item, measured.kept.sockets, bytes) } else { item };
+        return if bounds.version == 1 { with_sockets(item, measured.engine_limits.sockets, bytes) } else { item };
     }
-    let holds = close_to(measured.kept.memory, bytes);
+    let holds = close_to(measured.engine_limits.memory, bytes);
     let around = "the engine's limit around the sandbox, and the agent sums up all processes and kills";
     let item = not_probed(row(Protection::Memory, holds, format!("{bytes} bytes: {around}")));
     with_remedy(item, "the engine does not enforce this limit: give it control groups that it can use")
@@ -399,7 +400,7 @@ fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
         );
         return with_remedy(item, "the engine does not enforce this limit: enable the pids controller");
     }
-    let found = measured.kept.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
+    let found = measured.engine_limits.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
     PostureItem {
         protection: Protection::Processes,
         state: ProtectionState::WeakerThanAsked,
@@ -417,15 +418,15 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     let workspace = measured.spec.workspace();
     let room = Room::of(Some(asked), workspace);
     let ours = [(WORKSPACE_PATH, room.workspace), ("/tmp", room.tmp), ("/dev/shm", room.shm)];
-    let lent = matches!(workspace, Workspace::HostDir { .. });
+    let mounted = matches!(workspace, Workspace::HostDir { .. });
     let mut sized = Vec::new();
     let mut wrong = Vec::new();
-    for (path, room) in ours.into_iter().filter(|(path, _)| !(lent && *path == WORKSPACE_PATH)) {
-        let most = room.unwrap_or(0);
+    for (path, room) in ours.into_iter().filter(|(path, _)| !(mounted && *path == WORKSPACE_PATH)) {
+        let max = room.unwrap_or(0);
         match measured.evidence.mount_of(path).filter(|mount| mount.path == path) {
             Some(mount) if mount.read_only => {}
-            Some(mount) if mount.kind == "tmpfs" && is_sized(mount, most) => {
-                sized.push(format!("{path} {}", ByteSize::from_bytes(most)));
+            Some(mount) if mount.kind == "tmpfs" && is_sized(mount, max) => {
+                sized.push(format!("{path} {}", ByteSize::from_bytes(max)));
             }
             _ => wrong.push(path),
         }
@@ -451,8 +452,8 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
 }
 
 /// Returns true if a mount has at most this size. A kernel may round up to whole pages.
-fn is_sized(mount: &Mount, most: u64) -> bool {
-    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= most.next_multiple_of(4096))
+fn is_sized(mount: &Mount, max: u64) -> bool {
+    mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= max.next_multiple_of(4096))
 }
 
 /// Returns the writable mounts, except ours and kernel file systems that only root or the kernel can write.

@@ -8,7 +8,7 @@ use cofferdam_contract::{Access, Limits, Posture, Protection, ProtectionState, S
 
 use crate::create::Room;
 use crate::engine::Facts;
-use crate::posture::{Kept, Measured, NAMESPACES, posture};
+use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 
 const MIB: u64 = 1 << 20;
 
@@ -79,11 +79,11 @@ fn spec() -> Spec {
 }
 
 /// The limits around a container whose control groups are visible inside.
-const BOUNDED: Kept = Kept { memory: None, tasks: None, cpu_quota: None, sockets: Some(1 << 20) };
+const BOUNDED: EngineLimits = EngineLimits { memory: None, tasks: None, cpu_quota: None, sockets: Some(1 << 20) };
 
-fn judged(spec: &Spec, facts: &Facts, evidence: &Evidence, kept: Kept) -> Posture {
+fn posture_of(spec: &Spec, facts: &Facts, evidence: &Evidence, engine_limits: EngineLimits) -> Posture {
     let ours: Vec<(&str, u64)> = NAMESPACES.iter().map(|(name, _)| (*name, 1)).collect();
-    posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), kept, quotas: true })
+    posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), engine_limits, quotas: true })
 }
 
 fn short(posture: &Posture) -> Vec<Protection> {
@@ -93,7 +93,7 @@ fn short(posture: &Posture) -> Vec<Protection> {
 #[test]
 fn a_good_container_falls_short_in_nothing_and_every_row_is_there() {
     let spec = spec();
-    let posture = judged(&spec, &facts(), &evidence(&spec), BOUNDED);
+    let posture = posture_of(&spec, &facts(), &evidence(&spec), BOUNDED);
     assert_eq!(short(&posture), []);
     assert_eq!(posture.items().len(), Protection::ALL.len());
     let user = posture.get(Protection::UserNamespace).unwrap();
@@ -145,7 +145,7 @@ fn each_thing_that_is_missing_is_said() {
     for (number, (protection, change)) in changes.iter().enumerate() {
         let mut evidence = evidence(&spec);
         change(&mut evidence);
-        let found = short(&judged(&spec, &facts(), &evidence, BOUNDED));
+        let found = short(&posture_of(&spec, &facts(), &evidence, BOUNDED));
         assert!(found.contains(protection), "{number}: {protection} in {found:?}");
     }
 }
@@ -153,9 +153,9 @@ fn each_thing_that_is_missing_is_said() {
 #[test]
 fn nothing_measured_is_nothing_enforced() {
     let spec = spec();
-    let found = short(&judged(&spec, &facts(), &Evidence::default(), Kept::default()));
-    let kept = [Protection::CpuTime, Protection::WallTime];
-    let expected: Vec<_> = Protection::ALL.iter().copied().filter(|item| !kept.contains(item)).collect();
+    let found = short(&posture_of(&spec, &facts(), &Evidence::default(), EngineLimits::default()));
+    let unmeasured = [Protection::CpuTime, Protection::WallTime];
+    let expected: Vec<_> = Protection::ALL.iter().copied().filter(|item| !unmeasured.contains(item)).collect();
     assert_eq!(found, expected);
 }
 
@@ -170,12 +170,13 @@ fn a_kernel_of_its_own_stands_for_namespaces_and_its_limits_are_around_it() {
         landlock: false,
         ..evidence(&spec)
     };
-    let kept = Kept { memory: Some(512 * MIB), tasks: Some(266), cpu_quota: Some(50_000), sockets: None };
-    let posture = judged(&spec, &facts(), &evidence, kept);
+    let engine_limits =
+        EngineLimits { memory: Some(512 * MIB), tasks: Some(266), cpu_quota: Some(50_000), sockets: None };
+    let posture = posture_of(&spec, &facts(), &evidence, engine_limits);
     assert_eq!(short(&posture), [Protection::Processes]);
     assert!(posture.get(Protection::NetNamespace).unwrap().mechanism.contains("Linux 4.4.0"));
     assert_eq!(posture.get(Protection::Landlock).unwrap().state, ProtectionState::NotAsked);
-    let nothing = short(&judged(&spec, &facts(), &evidence, BOUNDED));
+    let nothing = short(&posture_of(&spec, &facts(), &evidence, BOUNDED));
     assert!(nothing.contains(&Protection::Memory) && nothing.contains(&Protection::Cpus), "{nothing:?}");
 }
 
@@ -190,8 +191,12 @@ fn socket_buffers_that_version_1_does_not_bound_make_memory_weaker() {
         (2, None, vec![]),
     ] {
         evidence.bounds.version = version;
-        let kept = Kept { sockets, ..Kept::default() };
-        assert_eq!(short(&judged(&spec, &facts(), &evidence, kept)), expected, "version {version}, {sockets:?}");
+        let engine_limits = EngineLimits { sockets, ..EngineLimits::default() };
+        assert_eq!(
+            short(&posture_of(&spec, &facts(), &evidence, engine_limits)),
+            expected,
+            "version {version}, {sockets:?}"
+        );
     }
 }
 
@@ -200,7 +205,7 @@ fn a_private_workspace_is_read_only_only_where_that_was_tried() {
     let spec = Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }).build().unwrap();
     for (tried, holds) in [(Some(false), true), (Some(true), false), (None, false)] {
         let evidence = Evidence { workspace_writable: tried, ..evidence(&spec) };
-        let posture = judged(&spec, &facts(), &evidence, BOUNDED);
+        let posture = posture_of(&spec, &facts(), &evidence, BOUNDED);
         assert_eq!(!short(&posture).contains(&Protection::Workspace), holds, "{tried:?}");
     }
 }
@@ -210,7 +215,7 @@ fn a_writable_workspace_that_guests_cannot_write_to_is_reported() {
     let spec = spec();
     for (tried, holds) in [(Some(false), false), (Some(true), true), (None, true)] {
         let evidence = Evidence { workspace_writable: tried, ..evidence(&spec) };
-        let posture = judged(&spec, &facts(), &evidence, Kept::default());
+        let posture = posture_of(&spec, &facts(), &evidence, EngineLimits::default());
         assert_eq!(!short(&posture).contains(&Protection::Workspace), holds, "{tried:?}");
     }
 }
@@ -218,11 +223,11 @@ fn a_writable_workspace_that_guests_cannot_write_to_is_reported() {
 #[test]
 fn a_lent_directory_has_no_limit() {
     for (access, weaker) in [(Access::ReadWrite, true), (Access::ReadOnly, false)] {
-        let lent = Workspace::HostDir { path: "/x".into(), access };
-        let spec = Spec::builder().workspace(lent).build().unwrap();
+        let mounted = Workspace::HostDir { path: "/x".into(), access };
+        let spec = Spec::builder().workspace(mounted).build().unwrap();
         let mut evidence = evidence(&spec);
         evidence.mounts.as_mut().unwrap()[6] = mount("/workspace", "ext4", access == Access::ReadOnly, 0);
-        let posture = judged(&spec, &facts(), &evidence, BOUNDED);
+        let posture = posture_of(&spec, &facts(), &evidence, BOUNDED);
         assert_eq!(short(&posture).contains(&Protection::Disk), weaker);
     }
 }

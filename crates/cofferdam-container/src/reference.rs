@@ -7,7 +7,7 @@ use std::fmt;
 
 use cofferdam_contract::{Error, Result};
 
-const LONGEST: usize = 512;
+const MAX_LENGTH: usize = 512;
 const HUB: &str = "docker.io";
 const DEFAULT_TAG: &str = "latest";
 const ALGORITHM: &str = "sha256:";
@@ -15,7 +15,7 @@ const ALGORITHM: &str = "sha256:";
 /// An image as a caller names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Reference {
-    asked: String,
+    requested: String,
     kind: Kind,
 }
 
@@ -39,11 +39,11 @@ impl Reference {
                 .with_context("image", text.chars().take(200).collect::<String>().escape_debug().to_string())
                 .with_remedy("use name, name:tag or name@sha256:…, such as python:3.13-slim"))
         };
-        if text.is_empty() || text.len() > LONGEST {
+        if text.is_empty() || text.len() > MAX_LENGTH {
             return bad("its length must be 1 to 512 bytes");
         }
         if is_digest(text) {
-            return Ok(Self { asked: text.to_owned(), kind: Kind::Id });
+            return Ok(Self { requested: text.to_owned(), kind: Kind::Id });
         }
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) if is_digest(digest) => (rest, Some(digest.to_owned())),
@@ -66,12 +66,12 @@ impl Reference {
             (None, None) => Some(DEFAULT_TAG.to_owned()),
             (None, Some(_)) => None,
         };
-        Ok(Self { asked: text.to_owned(), kind: Kind::Name { name, tag, digest } })
+        Ok(Self { requested: text.to_owned(), kind: Kind::Name { name, tag, digest } })
     }
 
     /// Returns the reference as the caller wrote it.
     pub(crate) fn as_str(&self) -> &str {
-        &self.asked
+        &self.requested
     }
 
     /// Returns the name, and the digest or tag, for a pull. Returns `None` for an id, which registries do not know.
@@ -95,7 +95,7 @@ impl Reference {
     /// Returns true if an image that an engine found is the named one, and not one whose id begins like the name.
     pub(crate) fn is(&self, id: &str, tags: &[String], digests: &[String]) -> bool {
         match &self.kind {
-            Kind::Id => id == self.asked || id == &self.asked[ALGORITHM.len()..],
+            Kind::Id => id == self.requested || id == &self.requested[ALGORITHM.len()..],
             Kind::Name { name, digest: Some(digest), .. } => digests.iter().any(|known| {
                 known
                     .split_once('@')
@@ -113,18 +113,18 @@ impl Reference {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.asked)
+        f.write_str(&self.requested)
     }
 }
 
 /// Returns true if two names are equal. Podman stores images that were created on the machine under `localhost/`.
-fn same_name(found: &str, asked: &str) -> bool {
+fn same_name(found: &str, requested: &str) -> bool {
     let local = |name: &str| name.strip_prefix("localhost/").map(str::to_owned);
     let hub = |name: &str| {
         let rest = name.strip_prefix("docker.io/")?;
         Some(rest.strip_prefix("library/").unwrap_or(rest).to_owned())
     };
-    found == asked || (local(found).is_some() && local(found) == hub(asked))
+    found == requested || (local(found).is_some() && local(found) == hub(requested))
 }
 
 fn is_digest(text: &str) -> bool {
@@ -189,7 +189,7 @@ impl Pattern {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         if let Some(beginning) = text.strip_suffix('*') {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:".contains(&byte);
-            if !beginning.bytes().all(allowed) || beginning.len() > LONGEST {
+            if !beginning.bytes().all(allowed) || beginning.len() > MAX_LENGTH {
                 return Err(Error::invalid("configure", "invalid prefix of an image name")
                     .with_context("image", text.escape_debug().to_string())
                     .with_remedy("use a prefix and one '*', such as registry.example.org/team/*"));
@@ -206,15 +206,16 @@ impl Pattern {
     /// Returns true if the pattern allows a reference.
     pub(crate) fn allows(&self, reference: &Reference) -> bool {
         match (self, &reference.kind) {
-            (Self::Exact(allowed), _) if allowed.asked == reference.asked => true,
+            (Self::Exact(allowed), _) if allowed.requested == reference.requested => true,
             (Self::Exact(Reference { kind: Kind::Name { name, tag, digest }, .. }), Kind::Name { .. }) => {
-                let Kind::Name { name: asked, tag: asked_tag, digest: asked_digest } = &reference.kind else {
+                let Kind::Name { name: requested, tag: requested_tag, digest: requested_digest } = &reference.kind
+                else {
                     return false;
                 };
                 // A digest identifies the image, so its tag is ignored.
-                name == asked && digest == asked_digest && (digest.is_some() || tag == asked_tag)
+                name == requested && digest == requested_digest && (digest.is_some() || tag == requested_tag)
             }
-            (Self::Name(name), Kind::Name { name: asked, .. }) => name == asked,
+            (Self::Name(name), Kind::Name { name: requested, .. }) => name == requested,
             (Self::Prefix(beginning), Kind::Name { name, tag, .. }) => {
                 let whole = format!("{name}:{}", tag.as_deref().unwrap_or_default());
                 whole.starts_with(beginning.as_str())

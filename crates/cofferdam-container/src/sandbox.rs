@@ -11,15 +11,15 @@ use cofferdam_contract::{
 };
 use tokio::sync::Mutex;
 
-use crate::make::{Raw, is_lent, most_archived};
-use crate::snapshot::{ContainerSnapshot, TakingAsync};
+use crate::make::{PendingSandbox, is_host_directory, max_archive_bytes};
+use crate::snapshot::{AsyncSnapshotWriter, ContainerSnapshot};
 use crate::stored::Follower;
 
 /// A container sandbox. Dropping it ends all its processes.
 pub(crate) struct ContainerSandbox {
     spec: Spec,
     posture: Posture,
-    raw: Raw,
+    inner: PendingSandbox,
     stored: Follower,
     /// The usage at the time of the pause, while the sandbox is paused.
     paused: Mutex<Option<SandboxUsage>>,
@@ -28,16 +28,16 @@ pub(crate) struct ContainerSandbox {
 
 impl ContainerSandbox {
     /// Creates the sandbox from a verified pending one.
-    pub(crate) fn new(raw: Raw, spec: Spec, posture: Posture) -> Self {
-        let stored = Follower::start(&raw.container, &raw.guest, spec.limits());
-        Self { spec, posture, raw, stored, paused: Mutex::new(None), closed: AtomicBool::new(false) }
+    pub(crate) fn new(inner: PendingSandbox, spec: Spec, posture: Posture) -> Self {
+        let stored = Follower::start(&inner.container, &inner.guest, spec.limits());
+        Self { spec, posture, inner, stored, paused: Mutex::new(None), closed: AtomicBool::new(false) }
     }
 
     /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
     pub(crate) async fn make(host: &Arc<crate::host::Host>, spec: Spec) -> Result<Self> {
-        let raw = Raw::make(host, &spec).await?;
-        let posture = raw.judge(&spec).await?;
-        Ok(Self::new(raw, spec, posture))
+        let pending = PendingSandbox::make(host, &spec).await?;
+        let posture = pending.verify_posture(&spec).await?;
+        Ok(Self::new(pending, spec, posture))
     }
 
     /// Creates a sandbox with the files of a snapshot.
@@ -46,13 +46,13 @@ impl ContainerSandbox {
         spec: Spec,
         snapshot: &ContainerSnapshot,
     ) -> Result<Self> {
-        if is_lent(&spec) {
+        if is_host_directory(&spec) {
             return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory")
                 .with_remedy("restore it with a private workspace"));
         }
         let made = Self::make(host, spec).await?;
         made.stored.wake();
-        if let Err(error) = made.raw.guest.import(&mut snapshot.reader()).await {
+        if let Err(error) = made.inner.guest.import(&mut snapshot.reader()).await {
             return Err(error.with_failed_close(made.close().await));
         }
         Ok(made)
@@ -64,7 +64,7 @@ impl ContainerSandbox {
 
     async fn take_snapshot(&self, operation: &'static str) -> Result<ContainerSnapshot> {
         self.open(operation)?;
-        if is_lent(&self.spec) {
+        if is_host_directory(&self.spec) {
             return Err(Error::unsupported(operation, "the contents of a mounted host directory are not copied")
                 .with_remedy("use a private workspace"));
         }
@@ -75,16 +75,16 @@ impl ContainerSandbox {
                 Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
             );
         }
-        let guest = &self.raw.guest;
+        let guest = &self.inner.guest;
         guest.freeze().await?;
-        let taken = async {
-            let mut taking = TakingAsync::new(most_archived(self.spec.limits(), self.spec.workspace()))?;
-            guest.export(&mut taking).await?;
-            taking.finish().await
+        let export = async {
+            let mut writer = AsyncSnapshotWriter::new(max_archive_bytes(self.spec.limits(), self.spec.workspace()))?;
+            guest.export(&mut writer).await?;
+            writer.finish().await
         };
-        let taken = taken.await;
+        let export = export.await;
         let thawed = guest.thaw().await;
-        let snapshot = taken?;
+        let snapshot = export?;
         thawed?;
         Ok(snapshot)
     }
@@ -92,14 +92,14 @@ impl ContainerSandbox {
 
 impl fmt::Debug for ContainerSandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContainerSandbox").field("id", &self.raw.id).finish_non_exhaustive()
+        f.debug_struct("ContainerSandbox").field("id", &self.inner.id).finish_non_exhaustive()
     }
 }
 
 #[async_trait]
 impl Sandbox for ContainerSandbox {
     fn id(&self) -> &SandboxId {
-        &self.raw.id
+        &self.inner.id
     }
 
     fn spec(&self) -> &Spec {
@@ -114,30 +114,30 @@ impl Sandbox for ContainerSandbox {
         request.validate()?;
         self.open("start")?;
         self.stored.wake();
-        self.raw.guest.start(&request, self.spec.limits()).await
+        self.inner.guest.start(&request, self.spec.limits()).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
         self.open("read_file")?;
-        self.raw.guest.read_file(path).await
+        self.inner.guest.read_file(path).await
     }
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.open("write_file")?;
         self.spec.workspace().check_change("write_file")?;
         self.stored.wake();
-        self.raw.guest.write_file(path, contents).await
+        self.inner.guest.write_file(path, contents).await
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         self.open("list_dir")?;
-        self.raw.guest.list_dir(path).await
+        self.inner.guest.list_dir(path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.open("remove")?;
         self.spec.workspace().check_change("remove")?;
-        self.raw.guest.remove(path).await
+        self.inner.guest.remove(path).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -146,7 +146,7 @@ impl Sandbox for ContainerSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.raw.container.host, self.spec.clone(), &snapshot).await?))
+        Ok(Arc::new(Self::restore(&self.inner.container.host, self.spec.clone(), &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {
@@ -156,10 +156,10 @@ impl Sandbox for ContainerSandbox {
             return Ok(());
         }
         // The usage does not change during the pause.
-        let usage = self.raw.guest.usage(self.spec.limits()).await?;
-        self.raw.guest.set_paused(true);
-        if let Err(error) = self.raw.container.pause().await {
-            self.raw.guest.set_paused(false);
+        let usage = self.inner.guest.usage(self.spec.limits()).await?;
+        self.inner.guest.set_paused(true);
+        if let Err(error) = self.inner.container.pause().await {
+            self.inner.guest.set_paused(false);
             return Err(error);
         }
         *paused = Some(usage);
@@ -172,8 +172,8 @@ impl Sandbox for ContainerSandbox {
         if paused.is_none() {
             return Ok(());
         }
-        self.raw.container.resume().await?;
-        self.raw.guest.set_paused(false);
+        self.inner.container.resume().await?;
+        self.inner.guest.set_paused(false);
         *paused = None;
         Ok(())
     }
@@ -183,12 +183,12 @@ impl Sandbox for ContainerSandbox {
         let paused = self.paused.lock().await;
         match *paused {
             Some(usage) => Ok(usage),
-            None => self.raw.guest.usage(self.spec.limits()).await,
+            None => self.inner.guest.usage(self.spec.limits()).await,
         }
     }
 
     async fn close(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
-        self.raw.close().await
+        self.inner.close().await
     }
 }

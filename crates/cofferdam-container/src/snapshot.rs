@@ -21,11 +21,11 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::backend::NAME;
 use crate::error;
-use crate::stream::PIECE;
+use crate::stream::CHUNK;
 use crate::volume::hex;
 
 /// The size of the buffer between the file and the sandbox.
-const WAITING: usize = 4 * PIECE;
+const WAITING: usize = 4 * CHUNK;
 
 /// A workspace snapshot. Cheap to clone; any number of sandboxes can be restored from it.
 #[derive(Clone)]
@@ -64,14 +64,14 @@ impl ContainerSnapshot {
     fn write_to(&self, path: &Path) -> io::Result<()> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = tempfile::NamedTempFile::new_in(directory)?;
-        let mut piece = vec![0; PIECE];
+        let mut chunk = vec![0; CHUNK];
         let mut at = 0;
         loop {
-            let count = self.file.read_at(&mut piece, at)?;
+            let count = self.file.read_at(&mut chunk, at)?;
             if count == 0 {
                 break;
             }
-            file.write_all(&piece[..count])?;
+            file.write_all(&chunk[..count])?;
             at += count as u64;
         }
         file.as_file().sync_all()?;
@@ -83,10 +83,10 @@ impl ContainerSnapshot {
         let (from, failed) = (path.to_owned(), error_at(path));
         let loaded = tokio::task::spawn_blocking(move || {
             let mut from = named::read(&from)?;
-            let mut taking = Taking::new(u64::MAX)?;
+            let mut writer = SnapshotWriter::new(u64::MAX)?;
             // Copied, since the file may change later.
-            io::copy(&mut from, &mut taking)?;
-            taking.finish()
+            io::copy(&mut from, &mut writer)?;
+            writer.finish()
         });
         let loaded = loaded.await.unwrap_or_else(|_| Err(io::Error::other("interrupted")));
         let loaded = loaded.map_err(|error| failed("cannot load the snapshot", error))?;
@@ -109,18 +109,18 @@ impl ContainerSnapshot {
             loop {
                 let file = Arc::clone(&file);
                 let read = tokio::task::spawn_blocking(move || {
-                    let mut piece = vec![0; PIECE];
-                    file.read_at(&mut piece, at).map(|count| {
-                        piece.truncate(count);
-                        piece
+                    let mut chunk = vec![0; CHUNK];
+                    file.read_at(&mut chunk, at).map(|count| {
+                        chunk.truncate(count);
+                        chunk
                     })
                 });
                 // After a failed read, the import reports a truncated tar.
-                let Ok(Ok(piece)) = read.await else { return };
-                if piece.is_empty() || writer.write_all(&piece).await.is_err() {
+                let Ok(Ok(chunk)) = read.await else { return };
+                if chunk.is_empty() || writer.write_all(&chunk).await.is_err() {
                     return;
                 }
-                at += piece.len() as u64;
+                at += chunk.len() as u64;
             }
         });
         reader
@@ -149,17 +149,17 @@ fn error_at(path: &Path) -> impl FnOnce(&str, io::Error) -> Error + use<> {
 }
 
 /// A writer of a snapshot's tar with a maximum length, since the guest controls the contents.
-pub(crate) struct Taking {
+pub(crate) struct SnapshotWriter {
     file: File,
     hash: Sha256,
     size: u64,
-    most: u64,
+    max: u64,
 }
 
-impl Taking {
+impl SnapshotWriter {
     /// Creates a file without a name in the directory for temporary files.
-    pub(crate) fn new(most: u64) -> io::Result<Self> {
-        Ok(Self { file: tempfile::tempfile()?, hash: Sha256::new(), size: 0, most })
+    pub(crate) fn new(max: u64) -> io::Result<Self> {
+        Ok(Self { file: tempfile::tempfile()?, hash: Sha256::new(), size: 0, max })
     }
 
     pub(crate) fn finish(self) -> io::Result<ContainerSnapshot> {
@@ -168,9 +168,9 @@ impl Taking {
     }
 }
 
-impl Write for Taking {
+impl Write for SnapshotWriter {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        if data.len() as u64 > self.most - self.size {
+        if data.len() as u64 > self.max - self.size {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the workspace is larger than its disk limit"));
         }
         self.file.write_all(data)?;
@@ -184,22 +184,22 @@ impl Write for Taking {
     }
 }
 
-type Writing = tokio::task::JoinHandle<(Taking, io::Result<()>)>;
+type Writing = tokio::task::JoinHandle<(SnapshotWriter, io::Result<()>)>;
 
-/// An asynchronous [`Taking`]. Another thread writes the chunks, one at a time.
-pub(crate) struct TakingAsync {
-    idle: Option<Taking>,
+/// An asynchronous [`SnapshotWriter`]. Another thread writes the chunks, one at a time.
+pub(crate) struct AsyncSnapshotWriter {
+    idle: Option<SnapshotWriter>,
     writing: Option<Writing>,
-    piece: Vec<u8>,
+    chunk: Vec<u8>,
 }
 
-impl TakingAsync {
-    pub(crate) fn new(most: u64) -> Result<Self> {
-        let taking = Taking::new(most).map_err(|error| {
+impl AsyncSnapshotWriter {
+    pub(crate) fn new(max: u64) -> Result<Self> {
+        let writer = SnapshotWriter::new(max).map_err(|error| {
             error::os("snapshot", "cannot create a file for the snapshot", error)
                 .with_remedy("check the free space of the directory for temporary files (TMPDIR)")
         })?;
-        Ok(Self { idle: Some(taking), writing: None, piece: Vec::new() })
+        Ok(Self { idle: Some(writer), writing: None, chunk: Vec::new() })
     }
 
     pub(crate) async fn finish(mut self) -> Result<ContainerSnapshot> {
@@ -212,21 +212,21 @@ impl TakingAsync {
 
     fn poll_idle(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(writing) = &mut self.writing else { return Poll::Ready(Ok(())) };
-        let (taking, outcome) = ready!(Pin::new(writing).poll(context)).map_err(io::Error::other)?;
-        (self.writing, self.idle) = (None, Some(taking));
+        let (writer, outcome) = ready!(Pin::new(writing).poll(context)).map_err(io::Error::other)?;
+        (self.writing, self.idle) = (None, Some(writer));
         Poll::Ready(outcome)
     }
 
     fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_idle(context))?;
-        if self.piece.is_empty() {
+        if self.chunk.is_empty() {
             return Poll::Ready(Ok(()));
         }
-        let mut taking = self.idle.take().ok_or_else(|| io::Error::other("interrupted"))?;
-        let piece = std::mem::take(&mut self.piece);
+        let mut writer = self.idle.take().ok_or_else(|| io::Error::other("interrupted"))?;
+        let chunk = std::mem::take(&mut self.chunk);
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            let outcome = taking.write_all(&piece);
-            (taking, outcome)
+            let outcome = writer.write_all(&chunk);
+            (writer, outcome)
         }));
         self.poll_idle(context)
     }
@@ -242,13 +242,13 @@ pub(crate) fn failed(error: io::Error) -> Error {
     Error::new(kind, "snapshot", "cannot store the snapshot").with_fault(fault).with_source(error)
 }
 
-impl AsyncWrite for TakingAsync {
+impl AsyncWrite for AsyncSnapshotWriter {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        if self.piece.len() >= PIECE {
+        if self.chunk.len() >= CHUNK {
             ready!(self.poll_written(context))?;
         }
-        let count = data.len().min(PIECE);
-        self.piece.extend_from_slice(&data[..count]);
+        let count = data.len().min(CHUNK);
+        self.chunk.extend_from_slice(&data[..count]);
         Poll::Ready(Ok(count))
     }
 
@@ -262,7 +262,7 @@ impl AsyncWrite for TakingAsync {
 }
 
 impl ContainerSnapshot {
-    /// The tar as a blocking reader, for who puts it into a registry's layout.
+    /// Returns the tar as a blocking reader, for exporting it to a registry's layout.
     pub fn bytes(&self) -> impl Read + use<> {
         Bytes { file: Arc::clone(&self.file), at: 0 }
     }
@@ -287,16 +287,16 @@ mod tests {
 
     use super::*;
 
-    async fn taken(data: &[u8], most: u64) -> Result<ContainerSnapshot> {
-        let mut taking = TakingAsync::new(most)?;
-        taking.write_all(data).await.map_err(failed)?;
-        taking.finish().await
+    async fn written(data: &[u8], max: u64) -> Result<ContainerSnapshot> {
+        let mut writer = AsyncSnapshotWriter::new(max)?;
+        writer.write_all(data).await.map_err(failed)?;
+        writer.finish().await
     }
 
     #[tokio::test]
     async fn what_is_taken_in_is_given_again_and_hashed() {
-        let data: Vec<u8> = (0..3 * PIECE + 5).map(|n| (n * 7) as u8).collect();
-        let snapshot = taken(&data, 1 << 20).await.unwrap();
+        let data: Vec<u8> = (0..3 * CHUNK + 5).map(|n| (n * 7) as u8).collect();
+        let snapshot = written(&data, 1 << 20).await.unwrap();
         assert_eq!(snapshot.digest(), format!("sha256:{}", hex(&Sha256::digest(&data))));
         assert_eq!(snapshot.size(), data.len() as u64);
         for _ in 0..2 {
@@ -308,23 +308,23 @@ mod tests {
 
     #[tokio::test]
     async fn more_than_the_bound_is_refused() {
-        for length in [PIECE * 4, PIECE + 1] {
-            let error = taken(&vec![0; length], PIECE as u64).await.unwrap_err();
+        for length in [CHUNK * 4, CHUNK + 1] {
+            let error = written(&vec![0; length], CHUNK as u64).await.unwrap_err();
             assert_eq!((error.kind(), error.fault()), (ErrorKind::ResourceExhausted, Fault::Guest));
         }
-        assert!(taken(&vec![0; PIECE], PIECE as u64).await.is_ok());
+        assert!(written(&vec![0; CHUNK], CHUNK as u64).await.is_ok());
     }
 
     #[tokio::test]
     async fn a_snapshot_is_the_same_after_a_way_as_a_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("layer.tar");
-        let snapshot = taken(b"some tar", 100).await.unwrap();
+        let snapshot = written(b"some tar", 100).await.unwrap();
         snapshot.save(&path).await.unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"some tar");
         let loaded = ContainerSnapshot::load(&path, Some(snapshot.digest())).await.unwrap();
         assert_eq!(loaded.digest(), snapshot.digest());
-        // What becomes of the file later is of no interest.
+        // Later changes of the file have no effect.
         std::fs::write(&path, "another").unwrap();
         let mut seen = String::new();
         loaded.reader().read_to_string(&mut seen).await.unwrap();

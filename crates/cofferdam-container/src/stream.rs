@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 /// The highest number of buffered chunks.
 const WAITING: usize = 8;
 /// The maximum size of a chunk.
-pub(crate) const PIECE: usize = 64 << 10;
+pub(crate) const CHUNK: usize = 64 << 10;
 
 /// Returns the next item of a stream.
 pub(crate) async fn next<S: Stream + Unpin + ?Sized>(stream: &mut S) -> Option<S::Item> {
@@ -20,9 +20,9 @@ pub(crate) async fn next<S: Stream + Unpin + ?Sized>(stream: &mut S) -> Option<S
 }
 
 /// Creates a bounded channel whose receiver is a stream.
-pub(crate) fn channel() -> (Pieces, Body) {
+pub(crate) fn channel() -> (ChunkWriter, Body) {
     let (sender, receiver) = mpsc::channel(WAITING);
-    (Pieces { sender, piece: Vec::with_capacity(PIECE) }, Body(receiver))
+    (ChunkWriter { sender, chunk: Vec::with_capacity(CHUNK) }, Body(receiver))
 }
 
 /// The receiver of [`channel`].
@@ -39,18 +39,18 @@ impl Stream for Body {
 
 /// The sender of [`channel`], a blocking writer for a separate thread.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct ChunkWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
-    piece: Vec<u8>,
+    chunk: Vec<u8>,
 }
 
-impl Pieces {
+impl ChunkWriter {
     fn send(&mut self) -> io::Result<()> {
-        if self.piece.is_empty() {
+        if self.chunk.is_empty() {
             return Ok(());
         }
-        let piece = std::mem::replace(&mut self.piece, Vec::with_capacity(PIECE));
-        self.sender.blocking_send(Ok(piece.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        let chunk = std::mem::replace(&mut self.chunk, Vec::with_capacity(CHUNK));
+        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
     /// Ends the stream. An error tells the reader that the stream is incomplete.
@@ -66,11 +66,11 @@ impl Pieces {
     }
 }
 
-impl io::Write for Pieces {
+impl io::Write for ChunkWriter {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let count = data.len().min(PIECE - self.piece.len());
-        self.piece.extend_from_slice(&data[..count]);
-        if self.piece.len() == PIECE {
+        let count = data.len().min(CHUNK - self.chunk.len());
+        self.chunk.extend_from_slice(&data[..count]);
+        if self.chunk.len() == CHUNK {
             self.send()?;
         }
         Ok(count)
@@ -89,18 +89,18 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_written_arrives_whole_and_in_pieces() {
-        let (mut pieces, mut body) = channel();
-        let data: Vec<u8> = (0..3 * PIECE + 17).map(|n| n as u8).collect();
+        let (mut chunks, mut body) = channel();
+        let data: Vec<u8> = (0..3 * CHUNK + 17).map(|n| n as u8).collect();
         let copy = data.clone();
         let writer = std::thread::spawn(move || {
-            pieces.write_all(&copy).unwrap();
-            pieces.finish(Ok(()))
+            chunks.write_all(&copy).unwrap();
+            chunks.finish(Ok(()))
         });
         let mut seen = Vec::new();
-        while let Some(piece) = next(&mut body).await {
-            let piece = piece.unwrap();
-            assert!(piece.len() <= PIECE);
-            seen.extend_from_slice(&piece);
+        while let Some(chunk) = next(&mut body).await {
+            let chunk = chunk.unwrap();
+            assert!(chunk.len() <= CHUNK);
+            seen.extend_from_slice(&chunk);
         }
         writer.join().unwrap().unwrap();
         assert_eq!(seen, data);
@@ -108,8 +108,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_is_told_to_the_reader() {
-        let (pieces, mut body) = channel();
-        let writer = std::thread::spawn(move || pieces.finish(Err(io::ErrorKind::PermissionDenied.into())));
+        let (chunks, mut body) = channel();
+        let writer = std::thread::spawn(move || chunks.finish(Err(io::ErrorKind::PermissionDenied.into())));
         assert_eq!(next(&mut body).await.unwrap().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert!(next(&mut body).await.is_none());
         assert!(writer.join().unwrap().is_err());
@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn a_reader_that_goes_away_ends_the_writer() {
-        let (mut pieces, body) = channel();
+        let (mut chunks, body) = channel();
         drop(body);
-        assert_eq!(pieces.write_all(&vec![0; PIECE * 2]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(chunks.write_all(&vec![0; CHUNK * 2]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

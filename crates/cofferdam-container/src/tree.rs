@@ -19,7 +19,7 @@ pub(crate) struct Walked {
     pub left_out_in_all: usize,
 }
 
-const NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
 /// Writes the tree beneath an open directory as a tar.
 pub(crate) fn write(root: impl AsFd, into: &mut impl Write) -> io::Result<Walked> {
@@ -29,7 +29,7 @@ pub(crate) fn write(root: impl AsFd, into: &mut impl Write) -> io::Result<Walked
         walked.entries += 1;
         if !append(&mut tar, path, stat, entry)? {
             walked.left_out_in_all += 1;
-            if walked.left_out.len() < NAMED {
+            if walked.left_out.len() < MAX_NAMED {
                 walked.left_out.push(path.to_owned());
             }
         }

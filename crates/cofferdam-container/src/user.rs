@@ -12,16 +12,16 @@ use crate::error;
 
 /// The range of users for sandboxes, which no host uses. Each sandbox has its own, so that the kernel's counts for a
 /// user belong to one sandbox.
-const FIRST: u32 = 0x7100_0000;
-const COUNT: u32 = 0x00f0_0000;
+const FIRST_UID: u32 = 0x7100_0000;
+const UID_COUNT: u32 = 0x00f0_0000;
 /// The range for an engine with 65536 ids for all containers. It lies below the upper half of such a map, which process
 /// sandboxes use.
-const FIRST_OF_FEW: u32 = 20_000;
-const COUNT_OF_FEW: u32 = 12_000;
+const FIRST_REMAPPED_UID: u32 = 20_000;
+const REMAPPED_UID_COUNT: u32 = 12_000;
 
 /// A mounted host directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Lent {
+pub(crate) struct MountedDirectory {
     /// The path, without symbolic links.
     pub path: PathBuf,
     pub device: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Lent {
     owner: (u32, u32),
 }
 
-impl Lent {
+impl MountedDirectory {
     /// Opens the directory of the workspace, with the permissions of this process. While the descriptor is open, no
     /// other directory gets its inode number.
     pub(crate) fn open(spec: &Spec) -> Result<Option<(Self, Directory)>> {
@@ -42,12 +42,12 @@ impl Lent {
             return Err(Error::new(ErrorKind::InvalidInput, "create", "the path is not UTF-8, which engines require")
                 .with_context("path", path.display().to_string()));
         }
-        let lent = Self { path: opened.path().to_owned(), device, inode, owner: opened.owner() };
-        Ok(Some((lent, opened)))
+        let mounted = Self { path: opened.path().to_owned(), device, inode, owner: opened.owner() };
+        Ok(Some((mounted, opened)))
     }
 
     /// Returns true if its path still leads to it, and if it is the workspace that the agent measured.
-    pub(crate) fn is_seen_as(&self, device: Option<(u32, u32)>, inode: Option<u64>) -> bool {
+    pub(crate) fn matches(&self, device: Option<(u32, u32)>, inode: Option<u64>) -> bool {
         let numbers = (rustix::fs::major(self.device), rustix::fs::minor(self.device));
         self.is_in_place() && device == Some(numbers) && inode == Some(self.inode)
     }
@@ -67,16 +67,24 @@ fn next_below(count: u32) -> u32 {
 }
 
 /// Returns the user and group for a sandbox.
-pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32, u32)) -> Result<(u32, u32)> {
-    let few = facts.rootless || facts.remapped;
+pub(crate) fn choose(
+    facts: &Facts,
+    mounted: Option<(&MountedDirectory, Access)>,
+    caller: (u32, u32),
+) -> Result<(u32, u32)> {
+    let remapped = facts.rootless || facts.remapped;
     let fresh = || {
-        let uid = if few { FIRST_OF_FEW + next_below(COUNT_OF_FEW) } else { FIRST + next_below(COUNT) };
+        let uid = if remapped {
+            FIRST_REMAPPED_UID + next_below(REMAPPED_UID_COUNT)
+        } else {
+            FIRST_UID + next_below(UID_COUNT)
+        };
         (uid, uid)
     };
-    let Some((lent, access)) = lent else { return Ok(fresh()) };
+    let Some((mounted, access)) = mounted else { return Ok(fresh()) };
     let refused = |what: &str, remedy: &str| {
         Err(Error::unsupported("create", what)
-            .with_context("path", lent.path.display().to_string())
+            .with_context("path", mounted.path.display().to_string())
             .with_remedy(remedy))
     };
     if !facts.local {
@@ -85,7 +93,7 @@ pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32,
             "use a private workspace and the file API, or an engine on this machine",
         );
     }
-    if few {
+    if remapped {
         // The directory's owner would be root inside, or unmapped.
         return match access {
             Access::ReadOnly => Ok(fresh()),
@@ -96,12 +104,13 @@ pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32,
         };
     }
     // An ordinary caller mounts with its own permissions, root with those of the owner.
-    let (uid, gid) = if caller.0 == 0 { lent.owner } else { caller };
+    let (uid, gid) = if caller.0 == 0 { mounted.owner } else { caller };
     match (uid, access) {
         (0, Access::ReadOnly) => Ok(fresh()),
         (0, Access::ReadWrite) => refused(
             "the directory belongs to root, and sandboxes never run as root",
-            "give it to an ordinary user (`chown 1000:1000 DIR`), mount it read-only (DIR:ro), or use the process backend",
+            "give it to an ordinary user (`chown 1000:1000 DIR`), mount it read-only (DIR:ro), or use the process \
+             backend",
         ),
         (uid, _) => Ok((uid, if gid == 0 { uid } else { gid })),
     }
@@ -111,8 +120,8 @@ pub(crate) fn choose(facts: &Facts, lent: Option<(&Lent, Access)>, caller: (u32,
 mod tests {
     use super::*;
 
-    fn lent(owner: (u32, u32)) -> Lent {
-        Lent { path: "/x".into(), device: 1, inode: 2, owner }
+    fn mounted(owner: (u32, u32)) -> MountedDirectory {
+        MountedDirectory { path: "/x".into(), device: 1, inode: 2, owner }
     }
 
     #[test]
@@ -123,14 +132,14 @@ mod tests {
             for caller in [(0, 0), (1000, 1000), (1000, 0)] {
                 for owner in [(0, 0), (0, 5), (7, 0), (7, 8)] {
                     for access in [Access::ReadOnly, Access::ReadWrite] {
-                        let lent = lent(owner);
-                        if let Ok((uid, gid)) = choose(facts, Some((&lent, access)), caller) {
+                        let mounted = mounted(owner);
+                        if let Ok((uid, gid)) = choose(facts, Some((&mounted, access)), caller) {
                             assert!(uid != 0 && gid != 0);
                         }
                     }
                 }
                 let (uid, gid) = choose(facts, None, caller).unwrap();
-                assert!(uid >= FIRST_OF_FEW && uid == gid);
+                assert!(uid >= FIRST_REMAPPED_UID && uid == gid);
                 assert!(!facts.rootless || uid < 65_536);
             }
         }
@@ -138,16 +147,17 @@ mod tests {
 
     #[test]
     fn sandboxes_of_one_process_do_not_share_a_user() {
-        let few = Facts { local: true, rootless: true, ..Facts::default() };
-        let users: std::collections::BTreeSet<u32> = (0..2000).map(|_| choose(&few, None, (7, 7)).unwrap().0).collect();
+        let remapped = Facts { local: true, rootless: true, ..Facts::default() };
+        let users: std::collections::BTreeSet<u32> =
+            (0..2000).map(|_| choose(&remapped, None, (7, 7)).unwrap().0).collect();
         assert_eq!(users.len(), 2000);
-        assert!(users.iter().all(|user| (FIRST_OF_FEW..32_768).contains(user)));
+        assert!(users.iter().all(|user| (FIRST_REMAPPED_UID..32_768).contains(user)));
     }
 
     #[test]
     fn a_lent_directory_is_used_as_who_may_use_it() {
         let facts = Facts { local: true, ..Facts::default() };
-        let write = |owner, caller| choose(&facts, Some((&lent(owner), Access::ReadWrite)), caller);
+        let write = |owner, caller| choose(&facts, Some((&mounted(owner), Access::ReadWrite)), caller);
         assert_eq!(write((7, 8), (0, 0)).unwrap(), (7, 8), "root mounts as the owner");
         assert_eq!(write((7, 8), (1000, 1001)).unwrap(), (1000, 1001), "other callers mount as themselves");
         assert_eq!(write((0, 0), (1000, 1001)).unwrap(), (1000, 1001));
@@ -165,31 +175,31 @@ mod tests {
         }
         let workspace = Workspace::HostDir { path: top.join("named"), access: Access::ReadWrite };
         let spec = Spec::builder().workspace(workspace).build().unwrap();
-        let (lent, _held) = Lent::open(&spec).unwrap().unwrap();
-        let device = Some((rustix::fs::major(lent.device), rustix::fs::minor(lent.device)));
-        assert!(lent.is_seen_as(device, Some(lent.inode)));
-        assert!(!lent.is_seen_as(device, Some(lent.inode + 1)));
-        assert!(!lent.is_seen_as(Some((0, 0)), Some(lent.inode)));
-        assert!(!lent.is_seen_as(device, None) && !lent.is_seen_as(None, Some(lent.inode)), "without a measurement");
+        let (mounted, _opened) = MountedDirectory::open(&spec).unwrap().unwrap();
+        let device = Some((rustix::fs::major(mounted.device), rustix::fs::minor(mounted.device)));
+        assert!(mounted.matches(device, Some(mounted.inode)));
+        assert!(!mounted.matches(device, Some(mounted.inode + 1)));
+        assert!(!mounted.matches(Some((0, 0)), Some(mounted.inode)));
+        assert!(!mounted.matches(device, None) && !mounted.matches(None, Some(mounted.inode)), "without a measurement");
         std::fs::rename(top.join("named"), top.join("aside")).unwrap();
         std::os::unix::fs::symlink("aside", top.join("named")).unwrap();
-        assert!(!lent.is_seen_as(device, Some(lent.inode)), "its path has become a link");
-        assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::PathEscape);
+        assert!(!mounted.matches(device, Some(mounted.inode)), "its path has become a link");
+        assert_eq!(MountedDirectory::open(&spec).unwrap_err().kind(), ErrorKind::PathEscape);
         std::fs::remove_file(top.join("named")).unwrap();
         std::fs::rename(top.join("other"), top.join("named")).unwrap();
-        assert!(!lent.is_in_place(), "its path leads to another directory");
-        let recorded = DirectoryId { device: lent.device, inode: lent.inode };
+        assert!(!mounted.is_in_place(), "its path leads to another directory");
+        let recorded = DirectoryId { device: mounted.device, inode: mounted.inode };
         let spec = spec.to_builder().directory(top.join("named"), recorded).build().unwrap();
-        assert_eq!(Lent::open(&spec).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(MountedDirectory::open(&spec).unwrap_err().kind(), ErrorKind::NotFound);
     }
 
     #[test]
     fn what_the_engine_does_not_have_cannot_be_lent() {
         let far = Facts::default();
-        let error = choose(&far, Some((&lent((7, 7)), Access::ReadOnly)), (7, 7)).unwrap_err();
+        let error = choose(&far, Some((&mounted((7, 7)), Access::ReadOnly)), (7, 7)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         let rootless = Facts { local: true, rootless: true, ..Facts::default() };
-        assert!(choose(&rootless, Some((&lent((7, 7)), Access::ReadWrite)), (7, 7)).is_err());
-        assert!(choose(&rootless, Some((&lent((7, 7)), Access::ReadOnly)), (7, 7)).is_ok());
+        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadWrite)), (7, 7)).is_err());
+        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadOnly)), (7, 7)).is_ok());
     }
 }

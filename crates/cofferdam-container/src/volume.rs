@@ -37,8 +37,8 @@ const ROOM_FOR_HEADERS: usize = 64 << 10;
 /// The mode of the agent: readable and executable for all users, writable for none.
 const MODE: u32 = 0o555;
 /// The highest number of uploads, and the increase of the interval between them.
-const FILLS: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(100);
+const MAX_UPLOADS: u32 = 5;
+const UPLOAD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The volume of an agent.
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ impl AgentVolume {
     }
 
     /// Returns true if the volume exists, with any contents.
-    pub(crate) async fn is_there(&self, engine: &Engine) -> Result<bool> {
+    pub(crate) async fn exists(&self, engine: &Engine) -> Result<bool> {
         match engine.ask(engine.docker.inspect_volume(&self.name)).await {
             Ok(volume) => self.check_kind(&volume).map(|()| true),
             Err(failed) if failed.is_missing() => Ok(false),
@@ -96,7 +96,7 @@ impl AgentVolume {
         {
             return Err(engine.error("create", "create the volume for the agent", failed));
         }
-        match self.is_there(engine).await? {
+        match self.exists(engine).await? {
             true => Ok(()),
             false => {
                 Err(Error::new(ErrorKind::Unavailable, "create", "the volume for the agent was removed meanwhile"))
@@ -152,9 +152,9 @@ impl AgentVolume {
         if self.is_in(engine, helper).await? {
             return Ok(());
         }
-        for attempt in 0..FILLS {
+        for attempt in 0..MAX_UPLOADS {
             // Another process that fills it at the same time may delete the file for a moment.
-            tokio::time::sleep(PAUSE * attempt).await;
+            tokio::time::sleep(UPLOAD_INTERVAL * attempt).await;
             let options = UploadToContainerOptionsBuilder::default().path(AGENT_DIRECTORY).build();
             let body = bollard::body_full(self.tar()?);
             let put = engine.change(engine.docker.upload_to_container(helper, Some(options), body)).await;
@@ -184,16 +184,16 @@ impl AgentVolume {
     async fn read(&self, engine: &Engine, container: &str) -> Result<Option<Vec<u8>>, Failed> {
         let path = format!("{AGENT_DIRECTORY}/{AGENT_FILE}");
         let options = DownloadFromContainerOptionsBuilder::default().path(&path).build();
-        let mut pieces = Box::pin(engine.docker.download_from_container(container, Some(options)));
-        let most = self.program.len() + ROOM_FOR_HEADERS;
+        let mut chunks = Box::pin(engine.docker.download_from_container(container, Some(options)));
+        let max = self.program.len() + ROOM_FOR_HEADERS;
         let bytes = engine.ask(async {
             let mut bytes = Vec::new();
-            while let Some(piece) = next(&mut pieces).await {
-                let piece = piece?;
-                if bytes.len() + piece.len() > most {
+            while let Some(chunk) = next(&mut chunks).await {
+                let chunk = chunk?;
+                if bytes.len() + chunk.len() > max {
                     return Ok(Vec::new());
                 }
-                bytes.extend_from_slice(&piece);
+                bytes.extend_from_slice(&chunk);
             }
             Ok(bytes)
         });

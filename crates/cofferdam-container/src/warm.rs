@@ -11,7 +11,7 @@ use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec,
 
 use crate::create::check;
 use crate::host::Host;
-use crate::make::Raw;
+use crate::make::PendingSandbox;
 use crate::sandbox::ContainerSandbox;
 
 /// The properties of a created container that can be changed.
@@ -25,36 +25,36 @@ struct Changeable {
 
 /// A prepared container.
 #[derive(Debug)]
-pub(crate) struct ContainerWarm {
+pub(crate) struct PreparedContainer {
     /// The pending sandbox; `None` once it is claimed or closed.
-    raw: Option<Raw>,
+    pending: Option<PendingSandbox>,
     template: Spec,
     changeable: Changeable,
 }
 
-impl ContainerWarm {
+impl PreparedContainer {
     /// Creates a prepared container. Fails if a sandbox of the template itself would be refused.
     pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
-        let raw = Raw::make(host, &template).await?;
-        raw.judge(&template).await?;
-        let bounds = raw.evidence.bounds.version > 0 && raw.container.engine.facts.can_update();
-        let changeable = Changeable { bounds, cpu_time: raw.evidence.counts_cpu };
-        Ok(Self { raw: Some(raw), template, changeable })
+        let pending = PendingSandbox::make(host, &template).await?;
+        pending.verify_posture(&template).await?;
+        let bounds = pending.evidence.bounds.version > 0 && pending.container.engine.facts.can_update();
+        let changeable = Changeable { bounds, cpu_time: pending.evidence.counts_cpu };
+        Ok(Self { pending: Some(pending), template, changeable })
     }
 }
 
 #[async_trait]
-impl Warm for ContainerWarm {
+impl Warm for PreparedContainer {
     fn made_for(&self) -> &Spec {
         &self.template
     }
 
     fn fits(&self, spec: &Spec) -> bool {
-        fits(&self.template, spec, self.changeable)
+        is_compatible(&self.template, spec, self.changeable)
     }
 
     fn is_alive(&self) -> bool {
-        self.raw.as_ref().is_some_and(|raw| raw.guest.is_alive())
+        self.pending.as_ref().is_some_and(|pending| pending.guest.is_alive())
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -66,20 +66,20 @@ impl Warm for ContainerWarm {
             Error::new(ErrorKind::Unavailable, "claim", "the prepared sandbox died before it was claimed")
                 .with_retry(Retry::MayHelp)
         };
-        let mut raw = self.raw.take().filter(|raw| raw.guest.is_alive()).ok_or_else(died)?;
+        let mut pending = self.pending.take().filter(|pending| pending.guest.is_alive()).ok_or_else(died)?;
         if !same_bounds(self.template.limits(), spec.limits())
-            && let Err(error) = raw.adapt(spec.limits()).await
+            && let Err(error) = pending.adapt(spec.limits()).await
         {
             // A container that is created with these limits may succeed.
-            return Err(error.with_retry(Retry::MayHelp).with_failed_close(raw.close().await));
+            return Err(error.with_retry(Retry::MayHelp).with_failed_close(pending.close().await));
         }
-        let posture = raw.judge(&spec).await?;
-        Ok(Arc::new(ContainerSandbox::new(raw, spec, posture)))
+        let posture = pending.verify_posture(&spec).await?;
+        Ok(Arc::new(ContainerSandbox::new(pending, spec, posture)))
     }
 
     async fn close(mut self: Box<Self>) -> Result<()> {
-        match self.raw.take() {
-            Some(raw) => raw.close().await,
+        match self.pending.take() {
+            Some(pending) => pending.close().await,
             None => Ok(()),
         }
     }
@@ -90,7 +90,7 @@ fn same_bounds(made: &Limits, asked: &Limits) -> bool {
 }
 
 /// Returns true if a container of `template` can be changed to match `spec`.
-fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
+fn is_compatible(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
     let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         spec.parts();
     // Permissions only: the template's have no effect on the container.
@@ -104,10 +104,10 @@ fn fits(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
         && network == template.network()
         && tenant == template.tenant()
         && labels == template.labels()
-        && limits_fit(template.limits(), limits, changeable)
+        && limits_are_compatible(template.limits(), limits, changeable)
 }
 
-fn limits_fit(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
+fn limits_are_compatible(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
     // A timer of the supervisor.
     let _ = wall_time;
@@ -148,10 +148,10 @@ mod tests {
             with(|limits| limits.cpu_time = Some(Duration::from_secs(1))),
             with(|limits| limits.cpu_time = None),
         ];
-        let fit = |changeable| late.iter().map(|spec| fits(&template, spec, changeable)).collect::<Vec<_>>();
+        let fit = |changeable| late.iter().map(|spec| is_compatible(&template, spec, changeable)).collect::<Vec<_>>();
         assert_eq!(fit(ALL), [true; 5]);
         assert_eq!(fit(NOTHING), [true, false, false, false, false]);
-        assert!(fits(&template, &template, NOTHING));
+        assert!(is_compatible(&template, &template, NOTHING));
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
                 .unwrap(),
         ];
         for spec in &fixed {
-            assert!(!fits(&template, spec, ALL), "{spec:?}");
+            assert!(!is_compatible(&template, spec, ALL), "{spec:?}");
         }
     }
 }

@@ -52,13 +52,14 @@ pub struct Counters {
     files: Files,
     stores: [u8; STORES],
     length: usize,
-    /// Processes that the agent refused, where it limits them.
+    /// The number of processes that the agent refused, if it limits them.
     pub processes_refused: Option<u64>,
 }
 
 impl Counters {
     /// Counters without sources.
-    pub const NEW: Self = Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0, processes_refused: None };
+    pub const NEW: Self =
+        Self { groups: 0, files: Files::NONE, stores: [0; STORES], length: 0, processes_refused: None };
 
     /// Opens the control groups of this version, and remembers the directories of the stores. Ignores stores whose
     /// names exceed the buffer.
@@ -84,7 +85,10 @@ impl Counters {
     /// Reads all counts.
     pub fn read(&self) -> Counts {
         let files = &self.files;
-        let cpu = if self.groups == 1 { number(&files.cpu).map(|nanos| nanos / 1000) } else { field(&files.cpu, b"usage_usec ") };
+        let cpu = match self.groups {
+            1 => number(&files.cpu).map(|nanos| nanos / 1000),
+            _ => field(&files.cpu, b"usage_usec "),
+        };
         let mut counts = Counts {
             cpu_micros: cpu,
             memory: number(&files.memory),

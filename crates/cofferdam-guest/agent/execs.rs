@@ -22,7 +22,7 @@ const END_OF_TRANSMISSION: u8 = 4;
 /// The number of polled descriptors of each exec.
 pub const POLLED: usize = 3;
 
-/// One exec.
+/// A running exec.
 pub struct Exec {
     /// The id; 0 if the slot is free.
     pub id: u64,
@@ -212,7 +212,7 @@ impl Execs {
         self.iter().filter(|exec| exec.pid != 0).map(|exec| exec.since)
     }
 
-    /// Starts a program through `launch`, with descriptors of its own.
+    /// Starts a program through `launch`, with new pipes or a new terminal.
     pub fn start(
         &mut self,
         start: &Start<'_>,

@@ -109,7 +109,7 @@ impl Jobs {
         let links = if strict { Links::Refuse } else { Links::Follow };
         let (dir, name) = walk(root, path, links, Parents::Make)?;
         match sys::stat_at(dir.number(), name.bytes()) {
-            // A link in the last place is replaced, not followed.
+            // A link at the end of the path is replaced, not followed.
             Ok(stat) if strict && stat.mode & sys::S_IFMT == sys::S_IFLNK => {}
             Ok(stat) => plain(&stat)?,
             Err(ENOENT) => {}

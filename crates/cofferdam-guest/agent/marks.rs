@@ -71,13 +71,14 @@ impl Used {
     }
 
     fn add(&mut self, tag: u64, micros: u64) {
-        let known = self.pairs.chunks_exact_mut(PAIR).take(self.length).find(|pair| pair.starts_with(&tag.to_le_bytes()));
+        let mut pairs = self.pairs.chunks_exact_mut(PAIR).take(self.length);
+        let known = pairs.find(|pair| pair.starts_with(&tag.to_le_bytes()));
         if let Some(sum) = known.and_then(|pair| pair.last_chunk_mut()) {
             *sum = u64::from_le_bytes(*sum).saturating_add(micros).to_le_bytes();
             return;
         }
-        let Some((first, last)) = self.pairs.chunks_exact_mut(PAIR).nth(self.length).and_then(|pair| pair.split_at_mut_checked(8))
-        else {
+        let free = self.pairs.chunks_exact_mut(PAIR).nth(self.length);
+        let Some((first, last)) = free.and_then(|pair| pair.split_at_mut_checked(8)) else {
             return;
         };
         first.copy_from_slice(&tag.to_le_bytes());

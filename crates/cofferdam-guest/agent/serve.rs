@@ -476,7 +476,8 @@ impl Agent {
         };
         match *request {
             Request::Read { root, path, window } => {
-                let read = self.root(root).map_err(Failure::from).and_then(|root| jobs.read(id, root, path, window, out));
+                let root = self.root(root).map_err(Failure::from);
+                let read = root.and_then(|root| jobs.read(id, root, path, window, out));
                 begun(read, out);
             }
             Request::More { bytes } => jobs.more(id, bytes),

@@ -56,7 +56,8 @@ impl Name {
         if name.contains(&0) {
             return Err(sys::EINVAL);
         }
-        made.bytes.get_mut(..NAME - 1).and_then(|all| all.get_mut(..name.len())).ok_or(ENAMETOOLONG)?.copy_from_slice(name);
+        let space = made.bytes.get_mut(..NAME - 1).and_then(|all| all.get_mut(..name.len()));
+        space.ok_or(ENAMETOOLONG)?.copy_from_slice(name);
         Ok(made)
     }
 

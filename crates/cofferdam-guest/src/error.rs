@@ -1,4 +1,4 @@
-//! Failures as errors of the contract.
+//! Conversion of failures to errors of the contract.
 
 use std::io;
 

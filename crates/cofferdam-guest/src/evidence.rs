@@ -129,7 +129,7 @@ pub struct Evidence {
     pub counts_cpu: bool,
     /// True if a control group counts memory. If it is false, the agent enforces the limit.
     pub counts_memory: bool,
-    /// The kernel's version of Landlock; 0 for none.
+    /// The Landlock version of the kernel; 0 for none.
     pub landlock_abi: u32,
     /// True if guests run under the rules of the settings, and the kernel refuses everything else.
     pub landlock: bool,

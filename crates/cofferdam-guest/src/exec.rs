@@ -1,4 +1,4 @@
-//! One exec, from its request to its exit.
+//! The life of an exec, from its request to its exit.
 //!
 //! ```text
 //! requested --Started--> running --Ended--> finished

@@ -360,7 +360,7 @@ impl Guest {
     /// without owners. The same contents result in the same bytes.
     ///
     /// # Behavior
-    /// - Sockets, fifos and devices are left out.
+    /// - Skips sockets, fifos and devices.
     /// - Call it while no program runs, or while the guest is frozen. A file that changes meanwhile is in an undefined
     ///   state in the archive. A file that becomes shorter or longer while it is read fails the export.
     pub async fn export(&self, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {

@@ -132,7 +132,7 @@ impl Guest {
         }
         let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
         let owner = Arc::new(Owner(Arc::clone(&link)));
-        let mut stage = "renewing";
+        let mut stage = "reseeding";
         let reattaching = async {
             reseed(&link, &settings, &record, &renewal, begun).await?;
             stage = "measuring";

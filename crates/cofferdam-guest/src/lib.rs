@@ -53,7 +53,7 @@ pub use renewal::Renewal;
 pub use settings::{Ending, Groups, Meter, ReadCpu, Reason, Rule, Settings, usual_rules};
 pub use wire::TAKEN;
 
-/// The version of the protocol that the agent in [`AGENT`] speaks. Hosts talk to no other one.
+/// The version of the protocol that the agent in [`AGENT`] speaks. Hosts support no other version.
 pub const PROTOCOL: u32 = wire::VERSION;
 
 /// The agent: a static program for this target, which needs nothing from the image that it runs in.

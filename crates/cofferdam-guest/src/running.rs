@@ -204,7 +204,7 @@ mod tests {
         let later = Instant::now() + SECOND;
         reattached.supervision().due(later);
         assert!(reattached.supervision().kill_now(later), "its time is over");
-        // Limits that allow more change nothing.
+        // Higher limits have no effect.
         let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
         let generous = list.add(4, ExecState::reattach(&again, &limits, Some(7), true, 1));
         let kept = list.record(&[4], Instant::now()).remove(0);

@@ -123,7 +123,18 @@ proptest! {
         ] {
             request_is_read_back(&request, 9);
         }
-        for request in [Request::InputEnd, Request::Forget, Request::Count, Request::Shares, Request::Ping, Request::End, Request::Quiesce, Request::Release, Request::Input { data }, Request::Data { data }] {
+        for request in [
+            Request::InputEnd,
+            Request::Forget,
+            Request::Count,
+            Request::Shares,
+            Request::Ping,
+            Request::End,
+            Request::Quiesce,
+            Request::Release,
+            Request::Input { data },
+            Request::Data { data },
+        ] {
             let mut body = Bytes::default();
             request.encode(&mut body);
             let frame = Frame { kind: request.kind(), id: 0, body: &body.0 };

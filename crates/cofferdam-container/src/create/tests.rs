@@ -78,9 +78,9 @@ fn every_wall_is_asked_for() {
 /// Checks that a request has only known keys: no capability, device, port, host namespace, profile or further path.
 #[test]
 fn nothing_else_is_asked_for() {
-    let lent = Workspace::HostDir { path: "/srv/x".into(), access: Access::ReadWrite };
+    let mounted = Workspace::HostDir { path: "/srv/x".into(), access: Access::ReadWrite };
     let limits = Limits { cpus: Some("0.5".parse().unwrap()), ..Limits::default() };
-    let spec = Spec::builder().workspace(lent).limits(limits).label("privileged", "true").build().unwrap();
+    let spec = Spec::builder().workspace(mounted).limits(limits).label("privileged", "true").build().unwrap();
     let body = json_of(&spec, |plan, _, _| {
         plan.runtime = Some("runsc");
         plan.host_dir = Some(Path::new("/srv/x"));
@@ -134,8 +134,8 @@ fn nothing_else_is_asked_for() {
 #[test]
 fn a_lent_directory_is_the_only_path_of_the_host() {
     for (access, read_only) in [(Access::ReadOnly, true), (Access::ReadWrite, false)] {
-        let lent = Workspace::HostDir { path: "/srv/x".into(), access };
-        let spec = Spec::builder().workspace(lent).build().unwrap();
+        let mounted = Workspace::HostDir { path: "/srv/x".into(), access };
+        let spec = Spec::builder().workspace(mounted).build().unwrap();
         let body = json_of(&spec, |plan, _, _| plan.host_dir = Some(Path::new("/srv/x"))).unwrap();
         let mounts = body["HostConfig"]["Mounts"].as_array().unwrap();
         assert_eq!(mounts.len(), 2);
@@ -228,16 +228,16 @@ fn a_small_share_of_a_processor_is_the_kernels_smallest() {
 
 proptest! {
     #[test]
-    fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in (64 * PAGE)..1 << 42, lent: bool) {
-        let workspace = match lent {
+    fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in (64 * PAGE)..1 << 42, mounted: bool) {
+        let workspace = match mounted {
             true => Workspace::HostDir { path: "/x".into(), access: Access::ReadWrite },
             false => Workspace::default(),
         };
         let room = Room::of(Some(ByteSize::from_bytes(bytes)), &workspace);
         let all = [room.workspace, room.tmp, room.shm].map(Option::unwrap);
-        let most = if lent { bytes } else { bytes / 2 };
-        prop_assert!(all[1] + all[2] <= most);
+        let max = if mounted { bytes } else { bytes / 2 };
+        prop_assert!(all[1] + all[2] <= max);
         prop_assert!(all.iter().all(|part| part % PAGE == 0));
-        prop_assert_eq!(all[0], if lent { 0 } else { bytes / PAGE * PAGE });
+        prop_assert_eq!(all[0], if mounted { 0 } else { bytes / PAGE * PAGE });
     }
 }

@@ -16,10 +16,10 @@ use crate::own::OwnEngine;
 use crate::support::{self, TestEngine, unique};
 
 /// The time limit that detects a hang.
-const NO_HANG: Duration = Duration::from_secs(90);
+const HANG_TIMEOUT: Duration = Duration::from_secs(90);
 
 async fn promptly<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(NO_HANG, work).await.expect("no hang")
+    tokio::time::timeout(HANG_TIMEOUT, work).await.expect("no hang")
 }
 
 fn forever() -> ExecRequest {
@@ -200,7 +200,7 @@ async fn a_daemon_that_is_killed_is_no_hang_and_leaves_nothing_when_it_is_back()
     after.close().await.unwrap();
     let begun = Instant::now();
     while backend.leftovers() > 0 {
-        assert!(begun.elapsed() < NO_HANG, "it is not removed");
+        assert!(begun.elapsed() < HANG_TIMEOUT, "it is not removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     promptly(sandbox.close()).await.expect("the container is gone");

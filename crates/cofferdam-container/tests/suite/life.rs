@@ -200,7 +200,7 @@ async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
         let backend = engine.backend();
         let directory = directory_of_a_user();
         let below = directory.path().join("file");
-        let lent = |path: &std::path::Path, access| {
+        let mounted = |path: &std::path::Path, access| {
             let limits = Limits { disk: None, ..Limits::default() };
             support::spec()
                 .limits(limits)
@@ -208,7 +208,7 @@ async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
                 .build()
                 .unwrap()
         };
-        let sandbox = backend.create(lent(directory.path(), Access::ReadWrite)).await.unwrap();
+        let sandbox = backend.create(mounted(directory.path(), Access::ReadWrite)).await.unwrap();
         let done = shell(&*sandbox, "echo by the guest > file").await;
         assert!(done.exit.success(), "{}: {done:?}", engine.name);
         let (above, made) = (std::fs::metadata(directory.path()).unwrap(), std::fs::metadata(&below).unwrap());
@@ -216,17 +216,17 @@ async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
         let error = sandbox.snapshot().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         sandbox.close().await.unwrap();
-        let sandbox = backend.create(lent(directory.path(), Access::ReadOnly)).await.unwrap();
+        let sandbox = backend.create(mounted(directory.path(), Access::ReadOnly)).await.unwrap();
         assert_eq!(text(&shell(&*sandbox, "cat file").await), "by the guest\n");
         assert!(!shell(&*sandbox, "echo x > file").await.exit.success());
         sandbox.close().await.unwrap();
         if rustix::process::geteuid().is_root() {
             let roots = tempfile::tempdir().unwrap();
-            let error = backend.create(lent(roots.path(), Access::ReadWrite)).await.unwrap_err();
+            let error = backend.create(mounted(roots.path(), Access::ReadWrite)).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(error.remedy().is_some_and(|remedy| remedy.contains("chown")), "{error:?}");
         }
-        let error = backend.create(lent(&directory.path().join("none"), Access::ReadOnly)).await.unwrap_err();
+        let error = backend.create(mounted(&directory.path().join("none"), Access::ReadOnly)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         let mut spec = support::spec()
             .workspace(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });

@@ -33,7 +33,7 @@ while :; do
   rm -f "$place/again"
 done
 "#;
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct OwnEngine {
     pub engine: TestEngine,
@@ -78,7 +78,7 @@ impl OwnEngine {
         let engine = TestEngine { name: kind, socket: place.path().join("engine.sock"), runtime: None };
         let own = Self { engine, place, child };
         own.wait().await;
-        own.take_image(&donor).await;
+        own.copy_image(&donor).await;
         Some(own)
     }
 
@@ -93,7 +93,7 @@ impl OwnEngine {
             {
                 return;
             }
-            assert!(begun.elapsed() < START_LIMIT, "{}", std::fs::read_to_string(self.log()).unwrap_or_default());
+            assert!(begun.elapsed() < START_TIMEOUT, "{}", std::fs::read_to_string(self.log()).unwrap_or_default());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -134,22 +134,22 @@ impl OwnEngine {
     }
 
     /// Copies the image of tests from another engine.
-    async fn take_image(&self, donor: &TestEngine) {
+    async fn copy_image(&self, donor: &TestEngine) {
         let (from, to) = (donor.negotiated().await, self.engine.negotiated().await);
         let (sender, receiver) = tokio::sync::mpsc::channel(8);
         let image = support::image();
-        let giving = tokio::spawn(async move {
-            let mut giving = Box::pin(from.export_image(&image));
-            while let Some(piece) = next(&mut giving).await {
-                sender.send(piece.map_err(std::io::Error::other)).await.expect("the chunk is received");
+        let exporting = tokio::spawn(async move {
+            let mut exporting = Box::pin(from.export_image(&image));
+            while let Some(chunk) = next(&mut exporting).await {
+                sender.send(chunk.map_err(std::io::Error::other)).await.expect("the chunk is received");
             }
         });
         let options = bollard::query_parameters::ImportImageOptionsBuilder::default().build();
-        let mut taking = Box::pin(to.import_image_stream(options, Given(receiver), None));
-        while let Some(event) = next(&mut taking).await {
+        let mut importing = Box::pin(to.import_image_stream(options, Given(receiver), None));
+        while let Some(event) = next(&mut importing).await {
             event.expect("the image is loaded");
         }
-        giving.await.expect("the image is exported");
+        exporting.await.expect("the image is exported");
     }
 }
 

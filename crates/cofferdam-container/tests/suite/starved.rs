@@ -11,12 +11,12 @@ use crate::support::{self, TestEngine, left};
 /// The environment variable with the engine of a supervisor process.
 const ENGINE: &str = "COFFERDAM_TEST_STARVED";
 const SPINNERS: u32 = 500;
-const NO_HANG: Duration = Duration::from_secs(120);
+const HANG_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn spec(cpu: u64) -> Spec {
     let limits = Limits {
         cpu_time: Some(Duration::from_secs(cpu)),
-        wall_time: NO_HANG * 10,
+        wall_time: HANG_TIMEOUT * 10,
         pids: Some(SPINNERS + 50),
         ..Limits::default()
     };
@@ -47,13 +47,13 @@ async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
         let before = engine.census().await;
         let backend = engine.backend();
         let sandbox = backend.create(spec(5)).await.unwrap();
-        let done = tokio::time::timeout(NO_HANG, sandbox.exec(spinners())).await.unwrap().unwrap();
+        let done = tokio::time::timeout(HANG_TIMEOUT, sandbox.exec(spinners())).await.unwrap().unwrap();
         assert_eq!(done.exit.killed_by, Some(LimitKind::Cpu), "{}: {:?}", engine.name, done.exit);
         assert!(done.exit.usage.cpu_seconds >= 5.0, "{}: {:?}", engine.name, done.exit);
-        let _ = tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap();
+        let _ = tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap();
         let sandbox = backend.create(spec(1000)).await.unwrap();
-        let handle = tokio::time::timeout(NO_HANG, spin(&*sandbox)).await.unwrap();
-        tokio::time::timeout(NO_HANG, sandbox.close()).await.unwrap().unwrap();
+        let handle = tokio::time::timeout(HANG_TIMEOUT, spin(&*sandbox)).await.unwrap();
+        tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap().unwrap();
         assert!(handle.exit().await.unwrap().cancelled, "{}", engine.name);
         assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
     }

@@ -1,5 +1,5 @@
-//! Programs: how they start, what goes in and out, how they end. What every backend promises is the kit's to show; here
-//! is what the agent is for.
+//! Tests of execs: start, input and output, and end. The conformance suite covers the contract of all backends; these
+//! tests cover the agent's own features.
 
 use std::sync::Arc;
 use std::time::Duration;
