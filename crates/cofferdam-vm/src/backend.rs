@@ -10,7 +10,6 @@ use cofferdam_contract::{
 
 use crate::config::VmConfig;
 use crate::error::VmError;
-use crate::image::Image;
 use crate::make::{Host, MakeProgress};
 use crate::sandbox::VmSandbox;
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
@@ -35,12 +34,6 @@ impl VmBackend {
     /// Creates the backend, and reports the steps of building an image to `progress`.
     pub fn with_progress(config: VmConfig, progress: MakeProgress) -> Result<Self> {
         Ok(Self { host: Host::new(config, progress)? })
-    }
-
-    /// Builds the default image, or rebuilds it if packages are newer. This backend keeps using the image
-    /// of its first sandbox.
-    pub async fn make_image(&self) -> Result<Image> {
-        self.host.make_image().await.map_err(|error| error.into_error("make image"))
     }
 
     /// Creates a snapshot from its parts: memory and devices, as [`VmSnapshot::state`] returns them, and the

@@ -68,12 +68,6 @@ impl Host {
         &self.vmm
     }
 
-    /// Rebuilds the default image if packages are newer.
-    pub(crate) async fn make_image(&self) -> Result<Image, VmError> {
-        let (source, images, progress) = (self.config.source.clone(), self.images.clone(), Arc::clone(&self.progress));
-        blocking(move || images.make(&source, &mut |step| progress(step))).await
-    }
-
     pub(crate) async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
         match spec.root() {
             RootFs::Directory { path } => {
