@@ -103,12 +103,7 @@ impl Host {
         blocking(move || images.named_for_restore(&name)).await
     }
 
-    /// Reserves the memory that a state takes of the memory for snapshots.
-    pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
-        self.budget.take(state.allocated()?)
-    }
-
-    /// Reserves memory for a state that is still being written: nothing so far.
+    /// Reserves memory for a state that is still being written: nothing so far. It counts as memory for snapshots.
     pub(crate) fn open_lease(&self) -> Result<Lease, VmError> {
         self.budget.take(0)
     }
