@@ -21,7 +21,7 @@ use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
 use crate::qemu::MAX_DEVICES;
-use crate::ready::Templates;
+use crate::ready::{MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT, Templates};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
 use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, Vmm};
@@ -59,7 +59,7 @@ impl Host {
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
-        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(config.ready, config.ready_idle));
+        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT));
         let image = OnceCell::new();
         Ok(Arc::new(Self { config, vmm, images, image, boots, budget, templates, progress, boot }))
     }
