@@ -56,13 +56,6 @@ impl VmBackend {
         allowed.map_err(|error| error.into_error("restore"))?;
         VmSandbox::restore(&self.host, spec, snapshot).await
     }
-
-    /// Returns the name and version of the VMM.
-    pub async fn monitor(&self) -> Result<String> {
-        let vmm = self.host.vmm();
-        let version = vmm.version().await.map_err(|error| error.into_error("probe"))?;
-        Ok(format!("{} {version}", vmm.name()))
-    }
 }
 
 #[async_trait]
