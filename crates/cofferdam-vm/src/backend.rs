@@ -1,6 +1,5 @@
 //! The VM backend: creates VMs and their images.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -9,12 +8,9 @@ use cofferdam_contract::{
 };
 
 use crate::config::VmConfig;
-use crate::error::VmError;
-use crate::image::Image;
 use crate::make::{Host, MakeProgress};
 use crate::sandbox::VmSandbox;
-use crate::snapshot::{SnapshotManifest, VmSnapshot};
-use crate::vmm::MachineState;
+use crate::snapshot::VmSnapshot;
 use crate::warm::VmWarm;
 
 /// The backend's name.
@@ -35,37 +31,6 @@ impl VmBackend {
     /// Creates the backend, and reports the steps of building an image to `progress`.
     pub fn with_progress(config: VmConfig, progress: MakeProgress) -> Result<Self> {
         Ok(Self { host: Host::new(config, progress)? })
-    }
-
-    /// Builds the default image, or rebuilds it if packages are newer. This backend keeps using the image
-    /// of its first sandbox.
-    pub async fn make_image(&self) -> Result<Image> {
-        self.host.make_image().await.map_err(|error| error.into_error("make image"))
-    }
-
-    /// Creates a snapshot from its parts: memory and devices, as [`VmSnapshot::state`] returns them, and the
-    /// workspace's disk, if the manifest has one. The caller is responsible for their integrity. Damaged parts harm
-    /// only the VMs that are created from them.
-    ///
-    /// # Behavior
-    /// - Fails with `InvalidInput` if a file's size differs from the manifest, with `ResourceExhausted` if snapshots
-    ///   may not take as much memory.
-    /// - [`Self::check_snapshot`] and the restore check whether it can resume here.
-    pub fn snapshot_of_parts(
-        &self,
-        manifest: SnapshotManifest,
-        state: MachineState,
-        disk: Option<File>,
-    ) -> Result<VmSnapshot> {
-        let failed = |error: VmError| error.into_error("restore");
-        let lease = self.host.lease(&state).map_err(failed)?;
-        VmSnapshot::new(manifest, state, disk, None, lease).map_err(failed)
-    }
-
-    /// Refuses a snapshot that cannot resume here: another VMM, version, VM type, processor or accelerator, or another
-    /// image than that of a spec with this root.
-    pub async fn check_snapshot(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<()> {
-        self.host.check(manifest, spec).await.map(drop).map_err(|error| error.into_error("restore"))
     }
 
     /// Restores a snapshot, and also returns the execs that were running in it. Dropping a handle kills its exec.
@@ -90,13 +55,6 @@ impl VmBackend {
         let allowed = snapshot.manifest().check_tenant(spec.tenant()).and_then(|()| snapshot.lease_all());
         allowed.map_err(|error| error.into_error("restore"))?;
         VmSandbox::restore(&self.host, spec, snapshot).await
-    }
-
-    /// Returns the name and version of the VMM.
-    pub async fn monitor(&self) -> Result<String> {
-        let vmm = self.host.vmm();
-        let version = vmm.version().await.map_err(|error| error.into_error("probe"))?;
-        Ok(format!("{} {version}", vmm.name()))
     }
 }
 

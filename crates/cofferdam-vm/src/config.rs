@@ -71,10 +71,6 @@ pub struct VmConfig {
     /// until the last VM that was created from it is closed: with the memory that was in use, and with all of its
     /// memory once it is restored. Default 4 GiB.
     pub snapshots: ByteSize,
-    /// Maximum number of template snapshots for prepared VMs, one for each kind that was requested.
-    pub ready: usize,
-    /// Time after which an unused template snapshot is dropped.
-    pub ready_idle: Duration,
     /// Maximum number of VMs that boot at once.
     pub boots: usize,
     /// The VMM that runs VMs.
@@ -107,8 +103,6 @@ impl VmConfig {
             memory: ByteSize::from_mebibytes(512),
             processors: 1,
             snapshots: ByteSize::from_mebibytes(4096),
-            ready: 4,
-            ready_idle: Duration::from_secs(15 * 60),
             boots: std::thread::available_parallelism().map_or(1, usize::from),
             driver: Driver::default(),
             qemu: QemuConfig::default(),

@@ -358,8 +358,7 @@ impl VmError {
             Self::BadCache { .. } => "use a directory that only this user may write to",
             Self::Busy { .. } => "end that process, or use another cache",
             Self::NoImage => {
-                "build it once, with a network connection: `cofferdam vm build-image`, or VmBackend::make_image from \
-                 the library"
+                "build it once, with a network connection: `cofferdam vm build-image`, or Images::make from the library"
             }
             Self::OldImage { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
             Self::NoSuchImage { .. } => {

@@ -21,7 +21,7 @@ use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
 use crate::qemu::MAX_DEVICES;
-use crate::ready::Templates;
+use crate::ready::{MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT, Templates};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
 use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, Vmm};
@@ -59,19 +59,13 @@ impl Host {
         let images = Images::new(&config.images, Cache::new(&config.packages));
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
         let boots = Semaphore::new(config.boots);
-        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(config.ready, config.ready_idle));
+        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT));
         let image = OnceCell::new();
         Ok(Arc::new(Self { config, vmm, images, image, boots, budget, templates, progress, boot }))
     }
 
     pub(crate) fn vmm(&self) -> &dyn Vmm {
         &self.vmm
-    }
-
-    /// Rebuilds the default image if packages are newer.
-    pub(crate) async fn make_image(&self) -> Result<Image, VmError> {
-        let (source, images, progress) = (self.config.source.clone(), self.images.clone(), Arc::clone(&self.progress));
-        blocking(move || images.make(&source, &mut |step| progress(step))).await
     }
 
     pub(crate) async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
@@ -109,12 +103,7 @@ impl Host {
         blocking(move || images.named_for_restore(&name)).await
     }
 
-    /// Reserves the memory that a state takes of the memory for snapshots.
-    pub(crate) fn lease(&self, state: &MachineState) -> Result<Lease, VmError> {
-        self.budget.take(state.allocated()?)
-    }
-
-    /// Reserves memory for a state that is still being written: nothing so far.
+    /// Reserves memory for a state that is still being written: nothing so far. It counts as memory for snapshots.
     pub(crate) fn open_lease(&self) -> Result<Lease, VmError> {
         self.budget.take(0)
     }

@@ -13,6 +13,11 @@ use tokio::sync::OnceCell;
 use crate::plan::Plan;
 use crate::snapshot::VmSnapshot;
 
+/// Maximum number of template snapshots, one for each kind that was requested.
+pub(crate) const MAX_TEMPLATES: usize = 4;
+/// Time after which an unused template snapshot is dropped.
+pub(crate) const TEMPLATE_IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+
 /// All properties in which VMs differ before anything ran in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
@@ -62,7 +67,7 @@ impl Templates {
         let first = slots.is_empty();
         let slot = Arc::clone(&slots.get(&kind).map(|(slot, _)| Arc::clone(slot)).unwrap_or_default());
         slots.insert(kind, (Arc::clone(&slot), now));
-        while slots.len() > self.max.max(1) {
+        while slots.len() > self.max {
             let oldest = slots.iter().filter(|(other, _)| **other != kind).min_by_key(|(_, (_, used))| *used);
             let Some(oldest) = oldest.map(|(kind, _)| *kind) else { break };
             slots.remove(&oldest);

@@ -9,7 +9,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam_contract::{Error, ErrorKind, Retry};
 use cofferdam_linux::kvm::{Device, Spin};
 use rustix::io::Errno;
 
@@ -81,16 +80,6 @@ impl Verdict {
                  module: `modprobe kvm_intel` or `modprobe kvm_amd`; in a container, pass /dev/kvm in"
             }
         }
-    }
-
-    /// Returns an error unless guests may be started with it.
-    pub fn require(&self, operation: &'static str) -> cofferdam_contract::Result<()> {
-        if self.is_usable() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Unavailable, operation, self.to_string())
-            .with_retry(Retry::Never)
-            .with_remedy(self.remedy()))
     }
 }
 
@@ -231,9 +220,7 @@ mod tests {
         let look = |device: &str| Probe { device: device.into(), ..Probe::default() }.verdict();
         assert_eq!(look("/nowhere/kvm"), Verdict::Missing);
         assert!(matches!(look("/dev/null"), Verdict::Unfit { .. }));
-        let error = look("/nowhere/kvm").require("create").unwrap_err();
-        assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::Never));
-        assert!(error.remedy().is_some_and(|remedy| remedy.contains("modprobe")), "{error}");
+        assert!(Verdict::Missing.remedy().contains("modprobe"));
     }
 
     /// On any host, a verdict comes in time, and the second call returns the cached one.
@@ -251,6 +238,5 @@ mod tests {
             return;
         }
         assert_eq!(probe.verdict(), first, "times of two probes would differ");
-        assert_eq!(first.require("create").is_ok(), first.is_usable());
     }
 }
