@@ -5,6 +5,7 @@ mod interpreter;
 mod live;
 mod oracle;
 mod policy;
+mod quotas;
 mod table;
 
 use super::{Arch, MarkKey, Options, Program, compile, compile_lone, compile_stages};

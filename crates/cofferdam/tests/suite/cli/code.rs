@@ -233,7 +233,7 @@ fn bounds_that_are_configured_hold_for_plain_runs() {
     assert_eq!((status, stdout.len()), (0, 2048), "{stderr}");
     let long = format!("# {}", "x".repeat(9000));
     let (status, _, stderr) = outcome(&mut run(["--config", config, "--lang", "python", "--code", &long]));
-    assert!(status == 125 && stderr.contains("longer than the 8 KiB"), "{stderr}");
+    assert!(status == 125 && stderr.contains("longer than the allowed 8 KiB"), "{stderr}");
     let (status, stdout, _) = outcome(&mut run(["--lang", "python", "--code", &format!("{long}\nprint(1)")]));
     assert_eq!((status, stdout.as_str()), (0, "1\n"));
 }

@@ -222,7 +222,7 @@ fn another_build_and_other_surroundings_are_not_used() {
     other_backend.env("SANDBOX_TYPE", "simulated");
     let cases: [(&mut Command, &str); 3] = [
         (&mut other_build, "has another build"),
-        (&mut other_path, "another PATH, HOME, container engine or image"),
+        (&mut other_path, "another PATH, HOME, container engine or VM image"),
         (&mut other_backend, "uses the backend 'process'"),
     ];
     for (command, why) in cases {
