@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use cofferdam_contract::{
-    Access, Backend, ByteSize, DirectoryId, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
+    Access, Backend, ByteSize, DirectoryId, Error, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
 };
 use rustix::fs::{CWD, RenameFlags};
 
@@ -94,25 +94,31 @@ pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
         assert_eq!(refused.kind(), ErrorKind::PathEscape, "{refused}");
         owned.swap();
         let _swapping = Swapping::begin(&owned);
-        let (mut made, mut refused) = (0, 0);
+        let (mut made, mut refused, mut last) = (0, 0, None);
         // On a busy host, one of the two may be late.
         for round in 0..rounds * 20 {
             if round >= rounds && made > 0 && refused > 0 {
                 break;
             }
             match attempt(backend, &owned).await {
-                true => made += 1,
-                false => refused += 1,
+                None => made += 1,
+                Some(error) => {
+                    refused += 1;
+                    last = Some(error);
+                }
             }
         }
-        assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused");
+        assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused, {last:?}");
     });
     target.assert_untouched();
 }
 
-/// Creates a sandbox and tries both paths to the host. Returns false if the sandbox was refused.
-async fn attempt(backend: &dyn Backend, owned: &Owned) -> bool {
-    let Ok(sandbox) = backend.create(owned.spec()).await else { return false };
+/// Creates a sandbox and tries both paths to the host. Returns the error if the sandbox was refused.
+async fn attempt(backend: &dyn Backend, owned: &Owned) -> Option<Error> {
+    let sandbox = match backend.create(owned.spec()).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Some(error),
+    };
     let path = |name: &str| SandboxPath::new(name).expect("a plain path");
     let read = sandbox.read_file_to_end(&path("secret"), ByteSize::from_mebibytes(1)).await;
     assert!(read.is_err(), "the file API reads the host's file");
@@ -122,7 +128,7 @@ async fn attempt(backend: &dyn Backend, owned: &Owned) -> bool {
     let done = sandbox.exec(ExecRequest::shell(script).build().expect("valid")).await.expect("the shell runs");
     assert!(done.exit.success(), "the guest sees the host's file: {done:?}");
     sandbox.close().await.expect("it closes");
-    true
+    None
 }
 
 /// Checks that only the directory recorded in the spec is mounted, even without a symlink in the path.
