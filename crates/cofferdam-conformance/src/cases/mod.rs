@@ -193,8 +193,8 @@ cases! {
     "limits/cpu-over-processes" "E4" [] limits::cpu_over_processes;
     /// Promise (Limits): The CPU limit covers grandchildren.
     "limits/cpu-of-grandchildren" "E4" [] limits::cpu_of_grandchildren;
-    /// Promise (Limits): An exec that exhausts its CPU time does not end another exec that is within its own.
-    "limits/cpu-of-another-exec" "E4" [MultipleExecs, StreamingStdin] limits::cpu_of_another_exec;
+    /// Promise (Limits): The CPU limit of an exec counts from its start: earlier execs do not reduce it.
+    "limits/cpu-counts-from-the-start-of-an-exec" "E4" [MultipleExecs] limits::cpu_counts_from_the_start_of_an_exec;
     /// Promise (Limits): The number of processes and threads is limited.
     "limits/processes" "E4" [] limits::processes;
     "limits/processes-limit-is-named" "E4" [] limits::processes_limit_is_named;
