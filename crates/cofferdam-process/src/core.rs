@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use cofferdam_contract::shares::Shares;
 use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
-use cofferdam_linux::{marks, process};
+use cofferdam_linux::process;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch as flag};
 
@@ -23,9 +22,6 @@ const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between attempts to send to a full socket. The socket holds many requests, and an init receives them at
 /// once.
 const SEND_INTERVAL: Duration = Duration::from_millis(2);
-/// The maximum of processes that are inspected to attribute CPU time to execs, because this uses the supervisor's own
-/// time. CPU time of further processes is charged to all execs.
-const MAX_INSPECTED: usize = 64;
 /// Time for an init to receive a request.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -66,8 +62,6 @@ pub struct Core {
     /// Facts about the host that the launcher found.
     pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,
-    /// The attribution of the control group's CPU time to execs.
-    pub shares: Mutex<Shares>,
     pub next_exec: AtomicU64,
     /// Notified when an exec is requested.
     pub starts: Notify,
@@ -197,26 +191,6 @@ impl Core {
     /// Returns the CPU time of the sandbox in microseconds, if a control group counts it.
     pub fn cpu_counted(&self) -> Option<u64> {
         self.stats.as_ref()?.cpu_micros()
-    }
-
-    /// Returns the attribution of CPU time to execs.
-    pub fn shares(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Attributes the counted CPU time to execs. `ended` contains an ended exec and the CPU time of its reaped
-    /// processes.
-    pub fn attribute_cpu_time(&self, ended: Option<(u64, u64)>) {
-        let Some(stats) = &self.stats else { return };
-        let mut used = marks::cpu_micros(&stats.processes(MAX_INSPECTED));
-        if let Some((exec, reaped)) = ended {
-            // No remaining process contains the time of reaped ones.
-            let sum = used.entry(exec).or_default();
-            *sum = sum.saturating_add(reaped);
-        }
-        if let Some(counted) = stats.cpu_micros() {
-            self.shares().saw(counted, used);
-        }
     }
 
     /// Returns true if the sandbox contains an exec, or processes that an exec left.

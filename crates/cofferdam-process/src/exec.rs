@@ -99,23 +99,29 @@ impl Drop for Unstarted<'_> {
     }
 }
 
-/// Counters from before an exec was requested, so that its own use is not attributed to others.
+/// The sandbox's counters before an exec was requested.
 pub struct Base {
-    share: Share,
+    cpu_micros: u64,
     kills: u64,
     refusals: u64,
     processes_refused: u64,
 }
 
 impl Base {
-    /// Reads the counters before an exec is requested. The first exec is charged with everything before it.
-    pub fn begin(core: &Arc<Core>, exec: u64) -> Self {
-        let (cpu, kills, refusals) = match &core.stats {
+    /// Reads the counters before an exec is requested. For the first exec, everything since the sandbox was created
+    /// counts.
+    pub fn begin(core: &Core, exec: u64) -> Self {
+        let (cpu_micros, kills, refusals) = match &core.stats {
             Some(stats) if exec > 1 => (stats.cpu_micros().unwrap_or(0), stats.memory_kills(), stats.forks_refused()),
             _ => (0, core.group_base.0, core.group_base.1),
         };
         let processes_refused = core.processes_refused.load(Ordering::Acquire);
-        Self { share: Share::begin(core, exec, cpu), kills, refusals, processes_refused }
+        Self { cpu_micros, kills, refusals, processes_refused }
+    }
+
+    /// Returns the CPU time of the sandbox since then in microseconds, if it is counted.
+    fn cpu_used(&self, core: &Core) -> Option<u64> {
+        Some(core.cpu_counted()?.saturating_sub(self.cpu_micros))
     }
 }
 
@@ -316,8 +322,7 @@ impl Run {
             self.core.kill_all();
         }
         if actions.look {
-            let used = self.base.share.charged(self.core.limits().cpu_time);
-            self.supervision.looked(used, now);
+            self.supervision.looked(self.base.cpu_used(&self.core), now);
         }
         if self.supervision.kill_now(now) {
             self.signal(true).await;
@@ -325,21 +330,16 @@ impl Run {
     }
 
     async fn signal(&self, kill: bool) {
-        if kill {
-            // Attribute its CPU time first: that is impossible once the exec is gone.
-            self.base.share.attribute_if_shared(None);
-        }
         if self.core.request(&Request::Signal { exec: self.exec, kill }, &[]).await.is_err() && kill {
             self.core.kill_all();
         }
     }
 
     fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
-        self.base.share.attribute_if_shared(ended.map(|ended| ended.cpu_micros));
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
         let usage = Accounts {
-            cpu_micros: self.base.share.charged(None),
+            cpu_micros: self.base.cpu_used(&self.core),
             peak_bytes: self.core.peak_memory(),
             memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base.kills,
             forks_refused: stats.map_or(0, |stats| stats.forks_refused()) > self.base.refusals
@@ -358,46 +358,6 @@ impl Run {
     fn disk_full(&self) -> bool {
         self.core.limits().disk.is_some()
             && rustix::fs::fstatvfs(self.core.code()).is_ok_and(|stat| stat.f_bfree == 0 || stat.f_ffree == 0)
-    }
-}
-
-/// An exec's share of its sandbox's CPU time, until it is dropped.
-struct Share {
-    core: Arc<Core>,
-    exec: u64,
-}
-
-impl Share {
-    /// Begins an exec at this count of CPU time.
-    fn begin(core: &Arc<Core>, exec: u64, counted: u64) -> Self {
-        core.shares().begin(exec, counted);
-        Self { core: Arc::clone(core), exec }
-    }
-
-    /// Returns the CPU time in microseconds that is charged to the exec, if it is counted. The time is attributed to
-    /// execs only once the charge reaches the limit.
-    fn charged(&self, limit: Option<Duration>) -> Option<u64> {
-        let charged = || Some(self.core.shares().charged(self.exec, self.core.cpu_counted()?));
-        let used = charged()?;
-        if limit.is_some_and(|limit| u128::from(used) >= limit.as_micros()) {
-            self.attribute_if_shared(None);
-            return charged();
-        }
-        Some(used)
-    }
-
-    /// Attributes CPU time to execs if several share the sandbox. `reaped` is the CPU time of the exec's reaped
-    /// processes, at its end.
-    fn attribute_if_shared(&self, reaped: Option<u64>) {
-        if self.core.shares().has_company(self.exec) {
-            self.core.attribute_cpu_time(reaped.map(|micros| (self.exec, micros)));
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.core.shares().end(self.exec);
     }
 }
 

@@ -77,8 +77,8 @@
 //!    descriptors.
 //! 2. The init starts the program with an exec tag that all children inherit, so all processes of an exec can be found.
 //! 3. The owner reads output as it comes, cuts it at the maximum and puts it into the ring.
-//! 4. A timer enforces wall time. The control group, or the init's watch, enforces CPU time and memory. Tags divide CPU
-//!    time between execs of one sandbox.
+//! 4. A timer enforces wall time. The control group, or the init's watch, enforces CPU time and memory. The CPU limit of
+//!    an exec counts everything that the sandbox uses from the exec's start on.
 //! 5. When the main program ends, its output is drained and its exit is stored for all waiters. Its other processes run
 //!    until the sandbox closes. A time-out, limit, cancel or dropped handle kills all processes with the tag.
 //!
@@ -94,6 +94,8 @@ mod backend;
 mod client;
 mod config;
 mod core;
+#[cfg(test)]
+mod cpu_time_tests;
 mod doctor;
 mod error;
 mod exec;
@@ -105,8 +107,6 @@ mod posture;
 mod protocol;
 mod raw;
 mod sandbox;
-#[cfg(test)]
-mod shares_tests;
 mod stdio;
 mod stored;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]

@@ -1,13 +1,11 @@
 //! Conversion of measurements to a posture: pure, row by row.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
 };
 use cofferdam_linux::cgroup::{Stats, socket_share};
-use cofferdam_linux::marks;
 
 use crate::protocol::{Evidence, HostFacts, NAMESPACES, Probes};
 
@@ -24,8 +22,6 @@ pub struct GroupBounds {
     pub tasks: Option<u64>,
     /// The share of processors in thousandths of one.
     pub cpu_millis: Option<u64>,
-    /// True if the CPU time of each of its processes can be determined.
-    pub apart: bool,
 }
 
 impl GroupBounds {
@@ -37,16 +33,8 @@ impl GroupBounds {
             sockets: limits.memory.and_then(|_| stats.sockets_bound()),
             tasks: limits.pids.and_then(|_| stats.tasks_bound()),
             cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
-            apart: limits.cpu_time.is_some() && shows_processes(stats),
         }
     }
-}
-
-fn shows_processes(stats: &Stats) -> bool {
-    /// True if the kernel, and the mount of `/proc` for the supervisor, show CPU time and tags of processes. The
-    /// supervisor itself is inspected, because processes of a sandbox may have ended by now.
-    static SHOWN: OnceLock<bool> = OnceLock::new();
-    *SHOWN.get_or_init(|| marks::can_tell(&[std::process::id().cast_signed()])) && stats.lists_processes()
 }
 
 /// The inputs of a posture.
@@ -306,12 +294,11 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let Some(asked) = limits.cpu_time else { return not_requested(Protection::CpuTime, "no limit asked for") };
     let seconds = asked.as_secs_f64();
     if let Some(group) = measured.group.filter(|_| measured.facts.cgroup_counts.1) {
-        let apart = if group.apart { "" } else { "; execs are not told apart" };
         let version = group.version;
         return row(
             Protection::CpuTime,
             measured.evidence.members > 0,
-            format!("{version} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process{apart}"),
+            format!("{version} counts CPU time, the supervisor kills at {seconds} s; RLIMIT_CPU a process"),
         );
     }
     let per_process = measured.evidence.process_limits[2] <= asked.as_secs() + 2;
@@ -320,7 +307,7 @@ fn cpu_time(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         per_process && measured.evidence.watching,
         format!(
             "RLIMIT_CPU a process, and a watch that sums all processes every 25 ms and kills at {seconds} s; a span in which \
-             processes come or go counts as fully used; execs are not told apart"
+             processes come or go counts as fully used"
         ),
     );
     with_remedy(item, group_remedy(measured))

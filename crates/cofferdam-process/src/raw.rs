@@ -97,7 +97,6 @@ impl PendingSandbox {
             limits: OnceLock::new(),
             path,
             slots: Mutex::new(HashMap::new()),
-            shares: Mutex::default(),
             next_exec: AtomicU64::new(0),
             starts: Notify::new(),
             closed: AtomicBool::new(false),

@@ -87,7 +87,6 @@ impl Case {
             sockets: self.limits.memory.map(|memory| socket_share(memory.as_bytes())),
             tasks: self.limits.pids.map(|tasks| u64::from(tasks) + 1),
             cpu_millis: self.limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
-            apart: true,
         };
         let probes = self.evidence.probes.clone().unwrap_or_default();
         let Self { facts, evidence, .. } = self;
@@ -165,24 +164,6 @@ proptest! {
         }
         let whole = case.evidence.is_complete(&case.create(), &case.facts);
         prop_assert!(!whole || case.is_sufficient(), "{case:?}");
-    }
-}
-
-#[test]
-fn execs_that_cannot_be_told_apart_are_said_not_to_be() {
-    let (spec, facts, evidence) = (Spec::default(), facts(), evidence());
-    for apart in [true, false] {
-        let group = GroupBounds { version: "cgroup v2", apart, ..GroupBounds::default() };
-        let measured = Measured {
-            spec: &spec,
-            facts: &facts,
-            evidence: &evidence,
-            probes: &Probes::default(),
-            group: Some(&group),
-        };
-        let row = cpu_time(&measured, spec.limits()).mechanism;
-        assert!(row.contains("cgroup v2 counts CPU time"), "{row}");
-        assert_eq!(row.ends_with("; execs are not told apart"), !apart, "{row}");
     }
 }
 
