@@ -9,7 +9,6 @@
 //! - Control groups of version 1 and 2: `cgroup/mod.rs`; the choice of a group: `cgroup/place.rs`.
 //! - Files named by callers: `named.rs` opens a directory once, `walk.rs` reads trees without following links,
 //!   `beneath.rs` resolves below a directory. `trust.rs` decides which files are trusted.
-//! - Exec tags: `marks.rs`.
 //! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.
 //! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs`
 //!   for build scripts.
@@ -24,7 +23,6 @@ pub mod clock;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 pub mod landlock;
-pub mod marks;
 pub mod message;
 pub mod mount;
 pub mod named;

@@ -8,8 +8,6 @@ use super::{Version, open, read_again};
 
 /// The maximum size of a line with a process id.
 const MAX_NUMBER: usize = 11;
-/// The number of processes that are inspected to see how a group lists them.
-const INSPECTED: usize = 8;
 
 /// The use of a group, read through its directories.
 #[derive(Debug)]
@@ -69,11 +67,6 @@ impl Stats {
     pub fn processes(&self, max: usize) -> Vec<i32> {
         // A process that the caller cannot see is listed as 0.
         self.listed(max).unwrap_or_default().into_iter().filter(|pid| *pid > 0).collect()
-    }
-
-    /// Returns true if the group's processes can be listed, and the caller can see all of them.
-    pub fn lists_processes(&self) -> bool {
-        self.listed(INSPECTED).is_some_and(|pids| pids.iter().all(|pid| *pid > 0))
     }
 
     fn listed(&self, max: usize) -> Option<Vec<i32>> {
