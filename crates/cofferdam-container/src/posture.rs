@@ -366,8 +366,7 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
     } else {
         format!("the agent sums up all processes and kills at {seconds} s")
     };
-    let apart = if evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
-    row(Protection::CpuTime, true, format!("{mechanism}{apart}"))
+    row(Protection::CpuTime, true, mechanism)
 }
 
 /// Adds the limit on processes, which the agent enforces, to the row of the limit on tasks.

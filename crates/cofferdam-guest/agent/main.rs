@@ -22,7 +22,6 @@ mod launch;
 #[path = "../../cofferdam-linux/bare/ledger.rs"]
 mod ledger;
 mod line;
-mod marks;
 mod partner;
 #[path = "../../cofferdam-linux/bare/notify.rs"]
 mod notify;

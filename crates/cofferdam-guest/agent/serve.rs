@@ -16,7 +16,6 @@ use super::jobs::{self, Failure, Jobs};
 use super::launch::Desk;
 use super::line::Line;
 use super::notify::{Backlog, MAX_BACKLOG, Quotas};
-use super::marks::Used;
 use super::partner::Partner;
 use super::probe::{self, Path};
 use super::sys::{self, Fd, PollFd, Ready, Res, Stack};
@@ -442,11 +441,6 @@ impl Agent {
             Request::InputEnd => execs.end_input(id, out),
             Request::Resize { rows, columns } => execs.resize(id, (rows, columns)),
             Request::Count => out.answer(id, &Answer::Counted { counts: counters.read() }),
-            Request::Shares => {
-                // Reads the counters after that, so that no share exceeds the count.
-                let used = self.tag.map_or(Used::NOTHING, |_| Used::read());
-                out.answer(id, &Answer::Shares { counts: counters.read(), used: used.bytes() });
-            }
             Request::Freeze { on } => done(id, self.freeze(on), out),
             Request::Quiesce => match self.quiesce(jobs) {
                 Ok(()) => out.answer(id, &Answer::Quiesced),

@@ -143,13 +143,6 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Returns true if CPU time that is known to belong to one exec is not charged to another that runs at the same
-    /// time.
-    #[must_use]
-    pub fn tells_execs_apart(&self) -> bool {
-        self.counts_cpu && self.marks
-    }
-
     /// Returns the mount of a path.
     pub fn mount_of(&self, path: &str) -> Option<&Mount> {
         let below = |mount: &str| {

@@ -20,11 +20,9 @@ use cofferdam_contract::{
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 use crate::flow::{Input, Window};
 use crate::guest::{ANSWER_TIMEOUT, Inner};
-use crate::ledger::Share;
 use crate::link::Link;
 use crate::record::RunningExec;
 use crate::running::{ExecState, RunningGuard};
@@ -72,18 +70,17 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     let (stop_requests, on_stop) = mpsc::unbounded_channel();
     let window = Window::new();
     let terminal = request.terminal();
-    let mut begun_of = None;
+    let mut handle = None;
     let exec = link.enroll("start", |exec| {
         let control = Control { link: Arc::clone(link), exec, stop_requests, terminal: terminal.is_some() };
         let stdin = matches!(request.stdin(), Stdin::Stream)
             .then(|| StdinWriter::new(Input::new(link, exec, Arc::clone(&window))));
         let (made, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
         let window = Arc::clone(&window);
-        let share = Arc::new(Share::new(&inner.ledger, exec));
-        begun_of = Some((made, Arc::clone(&share)));
-        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), share, base })
+        handle = Some(made);
+        Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), base })
     })?;
-    let (handle, share) = begun_of.ok_or_else(|| Error::closed("start"))?;
+    let handle = handle.ok_or_else(|| Error::closed("start"))?;
     let mut unsent = Unsent { link, exec: Some(exec) };
     let allowance = Allowance {
         wall: request.timeout().unwrap_or(limits.wall_time),
@@ -93,17 +90,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     };
     let script = matches!(request.command(), Command::Script(_));
     let state = inner.running.add(exec, ExecState::new(begun, allowance, script));
-    let mut run = Run {
-        inner: Arc::clone(inner),
-        exec,
-        begun,
-        metered,
-        around: None,
-        state,
-        share,
-        shares_update: None,
-        limits: limits.clone(),
-    };
+    let mut run = Run { inner: Arc::clone(inner), exec, begun, metered, around: None, state, limits: limits.clone() };
     // Its time begins now, whether or not the agent reads the request.
     let sent = tokio::select! {
         biased;
@@ -295,7 +282,6 @@ pub fn enforce_limits(
 ) -> ExecHandle {
     let state = ExecState::reattach(exec, limits, first, inner.counts_cpu(), inner.processors());
     let state = inner.running.add(exec.id, state);
-    let share = Arc::new(Share::new(&inner.ledger, exec.id));
     let run = Run {
         inner: Arc::clone(inner),
         exec: exec.id,
@@ -304,8 +290,6 @@ pub fn enforce_limits(
         metered: Some(0),
         around: None,
         state,
-        share,
-        shares_update: None,
         limits: limits.clone(),
     };
     let Reattached { handle, on_stop, on_end } = reattached;
@@ -323,10 +307,6 @@ struct Run {
     /// The host's count of the enclosure and its VMM between the request and the end.
     around: Option<u64>,
     state: RunningGuard,
-    /// The share in the CPU time of the sandbox.
-    share: Arc<Share>,
-    /// A pending update of the shares.
-    shares_update: Option<JoinHandle<()>>,
     limits: Limits,
 }
 
@@ -460,20 +440,11 @@ impl Run {
             self.inner.link.close();
         }
         if action.look {
-            let (inner, share) = (Arc::clone(&self.inner), Arc::clone(&self.share));
-            let limit = self.state.allowed_cpu();
+            let inner = Arc::clone(&self.inner);
             let base = self.state.base().cpu_micros.or(self.metered).unwrap_or(0);
             let metered = self.metered;
             *poll = Some(Box::pin(async move {
-                let counted = count(&inner).await;
-                let charged = |counted: u64| share.charged(counted).unwrap_or(counted.saturating_sub(base));
-                let over = |used: u64, limit: Duration| u128::from(used) >= limit.as_micros();
-                let reached = counted.is_some_and(|counted| limit.is_some_and(|limit| over(charged(counted), limit)));
-                // Updates the shares only if the charge reaches the limit.
-                if reached && share.has_company() {
-                    inner.update_shares(None).await;
-                }
-                let used = counted.map(charged);
+                let used = count(&inner).await.map(|counted| counted.saturating_sub(base));
                 let around = inner.metered_around(metered).await;
                 inner.effective_cpu(used, around)
             }));
@@ -484,44 +455,19 @@ impl Run {
         }
     }
 
-    fn signal(&mut self, kill: bool) {
-        if kill
-            && self.share.has_company()
-            && let Ok(answer) = self.inner.link.ask("exit", &Request::Shares)
-        {
-            // After the kill, the agent cannot attribute the CPU time to the exec.
-            let inner = Arc::clone(&self.inner);
-            self.shares_update = Some(tokio::spawn(async move {
-                if let Ok(Ok(reply)) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
-                    inner.record_shares(reply, None).await;
-                }
-            }));
-        }
+    fn signal(&self, kill: bool) {
         self.inner.link.send(self.exec, &Request::Signal { kill });
     }
 
-    /// Updates the counts after the end. Returns the CPU time charged to the exec, if a counter exists.
+    /// Updates the counts after the end. Returns the CPU time of the sandbox since the exec began, if a counter exists.
     async fn settle(&mut self, ended: Option<(Ended, Counts)>) -> Option<u64> {
         let counted = match self.inner.metered_alike().await {
             Some(counted) => Some(counted),
             None => ended.and_then(|(_, counts)| counts.cpu_micros),
         };
-        self.report_end(ended.map(|(ended, _)| ended)).await;
-        let base = self.state.base().cpu_micros;
-        let alone = counted.zip(base).map(|(now, before)| now.saturating_sub(before));
-        let used = counted.and_then(|counted| self.share.charged(counted)).or(alone);
         self.around = self.inner.metered_around(self.metered).await;
-        used
-    }
-
-    /// Updates the shares of the other execs with the CPU time of this one.
-    async fn report_end(&mut self, ended: Option<Ended>) {
-        if let Some(shares_update) = self.shares_update.take() {
-            let _ = shares_update.await;
-        }
-        if self.share.has_company() {
-            self.inner.update_shares(ended.map(|ended| (self.exec, ended.cpu_micros))).await;
-        }
+        let base = self.state.base().cpu_micros;
+        counted.zip(base).map(|(now, before)| now.saturating_sub(before))
     }
 
     fn exit(&self, end: Option<(Ended, Counts)>, used: Option<u64>) -> Result<Exit> {

@@ -18,12 +18,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
-use crate::ledger::ShareLedger;
 use crate::link::Link;
 use crate::running::Running;
 use crate::settings::{Ending, Groups, Meter, Settings};
 use crate::slots::Reply;
-use crate::wire::{Counts, Request, Root};
+use crate::wire::{Request, Root};
 use crate::{exec, files, probes};
 
 /// Time limit for the agent's exit on request.
@@ -51,7 +50,6 @@ pub(crate) struct Inner {
     /// The host's own counter.
     meter: OnceLock<Meter>,
     pub running: Arc<Running>,
-    pub ledger: Arc<ShareLedger>,
     /// Handles of the execs of a former host, until the caller takes them.
     pub reattached: Mutex<BTreeMap<ExecId, ExecHandle>>,
     pub frozen: AtomicBool,
@@ -73,7 +71,6 @@ impl Inner {
             processors: evidence.processors.clamp(1, MAX_PROCESSORS),
             meter: meter.map_or_else(OnceLock::new, OnceLock::from),
             running: Arc::default(),
-            ledger: Arc::default(),
             reattached: Mutex::default(),
             frozen: AtomicBool::new(false),
         }
@@ -122,7 +119,8 @@ impl Inner {
         }
     }
 
-    /// Returns the CPU time that counts against an exec's limit, from its charge and the host's count of the enclosure.
+    /// Returns the CPU time that counts against an exec's limit. `used` is what the agent's counter counted since the
+    /// exec began, and `around` the host's count of the enclosure.
     pub fn effective_cpu(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
         // The VMM's own CPU time is not the guest's, but it has an upper bound.
         let certain = around.map(|around| around.saturating_sub(VMM_MICROS) / 2);
@@ -146,25 +144,6 @@ impl Inner {
                 Err(_) => return None,
             }
         }
-    }
-
-    /// Updates the shares of execs in the counted CPU time. `ended` is an exec that has ended and the CPU time of its
-    /// reaped processes.
-    pub async fn update_shares(&self, ended: Option<(u64, u64)>) {
-        if let Some(reply) = self.answer(&Request::Shares).await {
-            self.record_shares(reply, ended).await;
-        }
-    }
-
-    /// Records a report of shares, with the host's own count if there is one.
-    pub async fn record_shares(&self, reply: Reply, ended: Option<(u64, u64)>) {
-        let reply = match (reply, self.metered_alike().await) {
-            (Reply::Shares { counts, used }, Some(micros)) => {
-                Reply::Shares { counts: Counts { cpu_micros: Some(micros), ..counts }, used }
-            }
-            (reply, _) => reply,
-        };
-        self.ledger.record(&reply, ended);
     }
 
     /// Returns an error if the agent cannot take requests.

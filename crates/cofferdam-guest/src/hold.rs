@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::evidence::Evidence;
 use crate::guest::{Guest, Inner, Owner};
 use crate::link::Link;
-use crate::record::{Record, RunningExec};
+use crate::record::Record;
 use crate::renewal::Renewal;
 use crate::settings::Settings;
 use crate::slots::Reply;
@@ -64,17 +64,9 @@ impl Guest {
         if self.inner.frozen.load(Ordering::Acquire) {
             return Err(exec::paused("snapshot"));
         }
-        if self.inner.ledger.is_shared() {
-            // The record has only the CPU time charged to each exec, so the charges must be current.
-            self.inner.update_shares(None).await;
-        }
         let running = &self.inner.running;
         let (ids, last, since) = self.inner.link.quiesce(|id| running.is_known(id)).await?;
-        let execs = running.record(&ids, since).into_iter().map(|exec| {
-            let cpu_base = self.inner.ledger.base(exec.id).or(exec.cpu_base);
-            RunningExec { cpu_base, ..exec }
-        });
-        Ok(Held { record: Record::new(last, execs.collect()) })
+        Ok(Held { record: Record::new(last, running.record(&ids, since)) })
     }
 
     /// Returns true if the guest is quiesced.
@@ -156,7 +148,6 @@ impl Guest {
         let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
         let limits = settings.limits.clone();
         let inner = Arc::new(Inner::new(link, settings, &evidence));
-        inner.ledger.resume(first, record.execs());
         let handles = record.execs().iter().zip(ends).map(|(exec, reattached)| {
             let handle = exec::enforce_limits(&inner, exec, &limits, first, reattached);
             (handle.id(), handle)

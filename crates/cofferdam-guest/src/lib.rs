@@ -30,7 +30,6 @@ mod files;
 mod flow;
 mod guest;
 mod hold;
-mod ledger;
 mod link;
 mod probes;
 mod record;

@@ -29,7 +29,7 @@ pub(crate) struct RunningExec {
     pub wall: u64,
     /// The limit of CPU time.
     pub cpu: Option<u64>,
-    /// The count of the control group at its start, plus the CPU time of other execs since then.
+    /// The count of the control group at its start.
     pub cpu_base: Option<u64>,
     /// True if it has a directory for its script.
     pub script: bool,

@@ -58,11 +58,6 @@ impl ExecState {
         lock(&self.supervision)
     }
 
-    /// Returns the limit of CPU time.
-    pub fn allowed_cpu(&self) -> Option<Duration> {
-        self.allowance.cpu
-    }
-
     pub fn begin(&self, base: Counts) {
         let _ = self.base.set(base);
     }

@@ -18,7 +18,6 @@ use tokio::sync::oneshot;
 
 use crate::error;
 use crate::flow::{Inflow, Window};
-use crate::ledger::Share;
 use crate::wire::{self, Answer, Counts, NotStarted};
 
 /// The highest number of entries of one listing.
@@ -56,10 +55,6 @@ pub enum Reply {
         data: Bytes,
     },
     Counted(Counts),
-    Shares {
-        counts: Counts,
-        used: Vec<(u64, u64)>,
-    },
     Opened {
         size: u64,
     },
@@ -127,7 +122,6 @@ pub struct ExecSlot {
     pub ended: Notifier<ExecEnd>,
     pub window: Arc<Window>,
     pub terminal: bool,
-    pub share: Arc<Share>,
     /// CPU microseconds that the host itself counted before the request, by the counter that the agent reads.
     pub base: Option<u64>,
 }
@@ -178,10 +172,6 @@ pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'st
                     Reply::Probed { errno, value, data: Bytes::copy_from_slice(data) }
                 }
                 Answer::Counted { counts } => Reply::Counted(counts),
-                Answer::Shares { counts, used } => {
-                    let used = wire::read_shares(used).ok_or("shares that cannot be read")?.collect();
-                    Reply::Shares { counts, used }
-                }
                 Answer::Quiesced => Reply::Quiesced,
                 Answer::Reseeded { version, execs } => {
                     Reply::Reseeded { version, execs: Bytes::copy_from_slice(execs) }
@@ -270,8 +260,6 @@ fn handle_exec_answer(exec: &mut ExecSlot, answer: &Answer<'_>) -> Result<After,
     match *answer {
         Answer::Started { counts } if !running => {
             let counts = Counts { cpu_micros: exec.base.or(counts.cpu_micros), ..counts };
-            // Here, so that shares begin in the order in which the execs started.
-            exec.share.begin(&counts);
             exec.started.notify(Ok(counts));
             Ok(After::Go)
         }

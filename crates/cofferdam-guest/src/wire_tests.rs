@@ -127,7 +127,6 @@ proptest! {
             Request::InputEnd,
             Request::Forget,
             Request::Count,
-            Request::Shares,
             Request::Ping,
             Request::End,
             Request::Quiesce,
@@ -161,7 +160,6 @@ proptest! {
             Answer::Data { data },
             Answer::Entries { entries: data },
             Answer::Counted { counts },
-            Answer::Shares { counts, used: data },
             Answer::Pong,
             Answer::Quiesced,
             Answer::Reseeded { version: number, execs: data },
@@ -244,17 +242,6 @@ fn an_init_is_asked_nothing_that_cannot_be() {
         let request = partner::Request::Renew(renew(name));
         assert_eq!(partner::encode(1, &request, &mut encoded), None, "{name:?}");
     }
-}
-
-#[test]
-fn shares_are_read_back_or_are_none() {
-    let pairs: Vec<u8> = [7u64, 50, 9, 60].iter().flat_map(|number| number.to_le_bytes()).collect();
-    let read = |bytes: &[u8]| wire::read_shares(bytes).map(Iterator::collect::<Vec<_>>);
-    assert_eq!(read(&pairs), Some(vec![(7, 50), (9, 60)]));
-    assert_eq!(read(&[]), Some(Vec::new()));
-    assert_eq!((read(&pairs[..31]), read(&pairs[..24])), (None, None));
-    assert!(read(&pairs[..16].repeat(wire::MAX_SHARES)).is_some());
-    assert_eq!(read(&pairs[..16].repeat(wire::MAX_SHARES + 1)), None);
 }
 
 #[test]

@@ -194,8 +194,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
                 let seconds = asked.as_secs_f64();
                 let counted = measured.evidence.counts_cpu;
                 let counter = if counted { "a control group inside counts" } else { "the agent sums up" };
-                let apart = if measured.evidence.tells_execs_apart() { "" } else { "; execs are not told apart" };
-                row(Protection::CpuTime, true, format!("{counter} CPU time, killed at {seconds} s{apart}"))
+                row(Protection::CpuTime, true, format!("{counter} CPU time, killed at {seconds} s"))
             },
         ),
         cpus.map_or_else(

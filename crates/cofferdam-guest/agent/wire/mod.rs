@@ -23,7 +23,7 @@ pub use write::put_text;
 /// The number at the beginning of a greeting.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of the protocol.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The length of the part before a body.
 pub const HEAD: usize = 13;
 /// The maximum length of a body.
@@ -40,9 +40,6 @@ pub const MAX_PATH: usize = 4096;
 pub const MAX_JOBS: usize = 64;
 /// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
-/// The maximum number of processes whose CPU time is attributed to execs, since that takes the agent's time. All
-/// running execs are charged for the CPU time of others.
-pub const MAX_SHARES: usize = 64;
 /// The byte that a listening agent sends before any frame on each accepted connection.
 pub const TAKEN: u8 = 6;
 /// The encoding of an unknown number.
@@ -123,7 +120,7 @@ pub struct Configure<'a> {
     pub groups: u8,
     /// Bytes of memory at which the agent kills, if it enforces the limit.
     pub watch_memory: Option<u64>,
-    /// CPU microseconds of an exec at which the agent kills, if it enforces the limit.
+    /// CPU microseconds since the start of an exec at which the agent kills, if it enforces the limit.
     pub watch_cpu: Option<u64>,
     /// The key of exec tags: the arguments of `prlimit64`.
     pub tag: Option<(u64, u64)>,
@@ -239,8 +236,6 @@ pub enum Request<'a> {
     Adjust { root: Root, path: &'a [u8], mode: Option<u32>, modified: Option<(i64, u32)> },
     /// Report the usage.
     Count,
-    /// Report the usage and the shares of execs in it.
-    Shares,
     /// Stop or resume all processes but the agent.
     Freeze { on: bool },
     /// Request a sign of life.
@@ -324,9 +319,6 @@ pub enum Answer<'a> {
     Entries { entries: &'a [u8] },
     /// The usage.
     Counted { counts: Counts },
-    /// The usage, and the shares read just before it: exec tags and lower bounds of the CPU time of their processes;
-    /// see [`read_shares`].
-    Shares { counts: Counts, used: &'a [u8] },
     /// A sign of life.
     Pong,
     /// The last frame of a quiesced agent.
@@ -366,14 +358,6 @@ pub struct Frame<'a> {
     pub id: u64,
     /// The body.
     pub body: &'a [u8],
-}
-
-/// Reads exec tags and the CPU microseconds of each. Returns `None` for invalid bytes.
-pub fn read_shares(used: &[u8]) -> Option<impl Iterator<Item = (u64, u64)>> {
-    let (words, rest) = used.as_chunks::<8>();
-    let (pairs, odd) = words.as_chunks::<2>();
-    let whole = rest.is_empty() && odd.is_empty() && pairs.len() <= MAX_SHARES;
-    whole.then(|| pairs.iter().map(|[tag, micros]| (u64::from_le_bytes(*tag), u64::from_le_bytes(*micros))))
 }
 
 /// The kind of a frame with a part of a long request.

@@ -260,7 +260,6 @@ impl<'a> Request<'a> {
             23 => Self::Quiesce,
             24 => Self::Release,
             25 => Self::Reseed(it.reseed()?),
-            26 => Self::Shares,
             _ => return None,
         };
         reader.rest.is_empty().then_some(request)
@@ -289,7 +288,6 @@ impl<'a> Answer<'a> {
             14 => Self::Pong,
             15 => Self::Quiesced,
             16 => Self::Reseeded { version: it.u32()?, execs: it.all()? },
-            17 => Self::Shares { counts: it.counts()?, used: it.all()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

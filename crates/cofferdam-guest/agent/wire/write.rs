@@ -176,7 +176,6 @@ impl Request<'_> {
             Self::Quiesce => 23,
             Self::Release => 24,
             Self::Reseed(_) => 25,
-            Self::Shares => 26,
         }
     }
 
@@ -235,14 +234,7 @@ impl Request<'_> {
                 }
                 put_modified(sink, modified);
             }
-            Self::InputEnd
-            | Self::Forget
-            | Self::Count
-            | Self::Shares
-            | Self::Ping
-            | Self::End
-            | Self::Quiesce
-            | Self::Release => {}
+            Self::InputEnd | Self::Forget | Self::Count | Self::Ping | Self::End | Self::Quiesce | Self::Release => {}
         }
     }
 }
@@ -267,7 +259,6 @@ impl Answer<'_> {
             Self::Pong => 14,
             Self::Quiesced => 15,
             Self::Reseeded { .. } => 16,
-            Self::Shares { .. } => 17,
         }
     }
 
@@ -287,10 +278,6 @@ impl Answer<'_> {
                 sink.put(data);
             }
             Self::Started { ref counts } | Self::Counted { ref counts } => counts.encode(sink),
-            Self::Shares { ref counts, used } => {
-                counts.encode(sink);
-                sink.put(used);
-            }
             Self::NotStarted { failure } => {
                 sink.put(&[failure.step as u8]);
                 sink.put(&failure.errno.to_le_bytes());
