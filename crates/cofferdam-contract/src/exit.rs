@@ -11,8 +11,9 @@ use crate::units::serde_duration;
 /// The resource usage of one exec.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
-    /// CPU seconds, user and system, of all processes of the exec that are counted. If execs overlap, the time charged
-    /// to this one towards its CPU time limit.
+    /// CPU seconds, user and system, that the sandbox used from the exec's start to its end. Other execs and processes
+    /// that ran meanwhile are included. If nothing counts the whole sandbox, those of the exec's program and of the
+    /// children that it waited for.
     pub cpu_seconds: f64,
     /// Peak memory use, in bytes: of the whole sandbox if a cgroup counts it, otherwise of the largest process. `None`
     /// if the backend cannot measure it.

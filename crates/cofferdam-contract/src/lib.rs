@@ -11,7 +11,6 @@
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
 //! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
-//! - CPU time of execs that share one counter, as pure functions: `shares.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -23,7 +22,6 @@ mod handle;
 mod limits;
 mod output;
 mod posture;
-pub mod shares;
 mod snapshot;
 mod spec;
 pub mod supervise;

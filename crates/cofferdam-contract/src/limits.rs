@@ -13,17 +13,18 @@ pub const MAX_PROCESSES: u32 = 1 << 20;
 
 /// Upper bounds for one sandbox. `None` means no bound is requested. A backend enforces a value or rejects it.
 ///
-/// `cpu_time` and `wall_time` apply to each exec, all others to the sandbox as a whole.
+/// `cpu_time` and `wall_time` count from the start of each exec. All others apply to the sandbox as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// CPU time of one exec, including all processes that it starts, in seconds. Default: 30 s.
+    /// CPU time that the sandbox may use from the start of an exec to its end, in seconds. Default: 30 s.
     ///
-    /// If several execs run in a sandbox at the same time, an exec is not charged for time that is known to belong to
-    /// another. Time that cannot be attributed is charged to each of them, including the time of processes that earlier
-    /// execs left running. A backend whose counter cannot distinguish execs charges each exec for all CPU time of the
-    /// sandbox while it runs. An exec whose CPU time can no longer be read is killed, and its exit is an error that
-    /// states this.
+    /// All processes of the sandbox count, also those of other execs and those that earlier execs left running. Once
+    /// they have used this much together since an exec started, that exec is killed, and its exit reports the limit.
+    /// CPU time before the start of an exec does not count for it, but a backend may count the first exec from the
+    /// creation of the sandbox. A backend that runs each exec on a thread of its own (wasm) counts the exec alone.
+    ///
+    /// An exec whose CPU time can no longer be read is killed, and its exit is an error that states this.
     #[serde(with = "serde_optional_duration")]
     #[schemars(with = "Option<f64>")]
     pub cpu_time: Option<Duration>,

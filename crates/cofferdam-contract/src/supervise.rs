@@ -38,7 +38,7 @@ pub enum Wish {
 pub struct Allowance {
     /// Wall-clock time.
     pub wall: Duration,
-    /// CPU time of all processes of the exec.
+    /// CPU time of the sandbox since the exec began.
     pub cpu: Option<Duration>,
     /// True if a counter of CPU time can be read while the exec runs.
     pub counted: bool,
@@ -78,7 +78,7 @@ pub struct Ended {
 /// Resource usage and events counted during an exec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accounts {
-    /// CPU time of all processes of the exec, in microseconds; `None` if there is no counter.
+    /// CPU time of the sandbox since the exec began, in microseconds; `None` if there is no counter.
     pub cpu_micros: Option<u64>,
     /// Peak memory use of the sandbox, in bytes.
     pub peak_bytes: Option<u64>,

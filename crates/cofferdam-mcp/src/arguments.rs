@@ -170,7 +170,7 @@ pub struct Tighter {
     /// Limit of real time of one call in seconds.
     #[serde(default)]
     pub timeout_seconds: Option<f64>,
-    /// Limit of CPU time of one call in seconds, for all its processes together.
+    /// Limit of CPU time in seconds, for all processes of the sandbox together during one call or session.
     #[serde(default)]
     pub cpu_seconds: Option<f64>,
     /// Memory limit in bytes, for all processes together.

@@ -240,7 +240,7 @@ pub struct Listing {
 pub struct Allowed {
     /// Limit of real time of one call in seconds.
     pub timeout_seconds: f64,
-    /// Limit of CPU time of one call in seconds; null if unlimited.
+    /// Limit of CPU time of the sandbox during one call or session in seconds; null if unlimited.
     pub cpu_seconds: Option<f64>,
     /// Memory limit in bytes; null if unlimited.
     pub memory_bytes: Option<u64>,

@@ -138,7 +138,7 @@ pub struct Create {
     pub processes: Option<u64>,
     /// The share of processors in thousandths of one.
     pub cpu_millis: Option<u64>,
-    /// The CPU time of one exec in microseconds, used here only for the limit of a single process.
+    /// The CPU time limit in microseconds, used here only for the limit of a single process.
     pub cpu_micros: Option<u64>,
     /// True to probe the isolation that is the same for every sandbox of this kind.
     pub probe: bool,

@@ -223,7 +223,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", value_parser = parse_bound::<Cpus>)]
     pub cpus: Option<Bound<Cpus>>,
 
-    /// Limit the CPU time of all processes together [default: 30s]
+    /// Limit the CPU time of all processes together during one command [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_bound::<Duration>)]
     pub cpu_time: Option<Bound<Duration>>,
 

@@ -157,7 +157,7 @@ pub struct ConfigContainers {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConfigLimits {
-    /// Maximum CPU time of one exec.
+    /// Maximum CPU time of the sandbox during one exec.
     pub cpu_time: Option<Bound<Duration>>,
     /// Maximum memory of the sandbox.
     pub memory: Option<Bound<ByteSize>>,

@@ -77,7 +77,7 @@ async fn variables_survive_in_javascript() {
 }
 
 /// Promise (Code execution): A crash, a timeout or an endless loop ends its own session only, with the reason.
-/// [Configuration](docs/configuration.md#cpu-time) describes the exception for CPU time that is charged to every exec.
+/// [Configuration](docs/configuration.md#cpu-time) describes the exception: all sessions of a sandbox share CPU time.
 #[tokio::test]
 async fn what_goes_wrong_loses_one_session_and_no_other() {
     let open = Open::with(SessionBounds::default()).await;
