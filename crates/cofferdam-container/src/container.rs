@@ -40,6 +40,8 @@ const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for finding the cause of a container's end.
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Time for the engine to report an OOM kill after the end of a container, which takes seconds on a busy host.
+const OOM_EVENT_SECONDS: u64 = 3;
 /// The status of a process that was killed with SIGKILL.
 const KILLED: i64 = 137;
 
@@ -235,7 +237,7 @@ impl Container {
     async fn recorded_cause(&self) -> Option<Cause> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
         let filters = std::collections::HashMap::from([("container".to_owned(), vec![self.id.clone()])]);
-        let (since, until) = (now.saturating_sub(60).to_string(), (now + 1).to_string());
+        let (since, until) = (now.saturating_sub(60).to_string(), (now + OOM_EVENT_SECONDS).to_string());
         let options = EventsOptionsBuilder::default().since(&since).until(&until).filters(&filters).build();
         let mut events = Box::pin(self.engine.docker.events(Some(options)));
         let mut cause = None;
@@ -257,7 +259,7 @@ impl Container {
                 }
             }
         };
-        let _ = tokio::time::timeout(CAUSE_TIMEOUT, reading).await;
+        let _ = tokio::time::timeout(Duration::from_secs(OOM_EVENT_SECONDS + 1), reading).await;
         cause
     }
 

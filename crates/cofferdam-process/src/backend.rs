@@ -7,7 +7,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
+    ExecRequest, Level, Limits, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, SpecParts, Warm,
+    Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
@@ -110,17 +111,19 @@ impl ProcessBackend {
         check(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
         let launcher = self.launcher(&spec).await?;
-        let limits = spec.limits();
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = spec.limits();
+        // The supervisor's timer.
+        let _ = wall_time;
         let create = Create {
             serial: launcher.next_serial(),
             workspace,
             read_only: spec.workspace().access() == Access::ReadOnly,
-            disk: limits.disk.map(ByteSize::as_bytes),
-            memory: limits.memory.map(ByteSize::as_bytes),
-            tasks: limits.pids.map(u64::from),
-            processes: limits.processes.map(u64::from),
-            cpu_millis: limits.cpus.map(|cpus| u64::from(cpus.as_millis())),
-            cpu_micros: limits.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+            disk: disk.map(ByteSize::as_bytes),
+            memory: memory.map(ByteSize::as_bytes),
+            tasks: pids.map(u64::from),
+            processes: processes.map(u64::from),
+            cpu_millis: cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             probe: false,
             expected: None,
         };
@@ -193,10 +196,16 @@ impl Backend for ProcessBackend {
     }
 }
 
-/// Refuses settings that this backend does not support. Decide here on each new field of the spec.
+/// Refuses settings that this backend does not support. Names each field of the spec: a new one must be decided on here.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
-    match spec.network() {
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
+    // Opened and compared by the plan, which takes the limits apart.
+    let (_, _, _, _) = (workspace, root, limits, directories);
+    // Names for the caller, and compared with the posture.
+    let (_, _, _) = (tenant, labels, allow_weaker);
+    match network {
         NetworkPolicy::None => {}
         _ => {
             return Err(Error::unsupported(
@@ -206,7 +215,7 @@ pub(crate) fn check(spec: &Spec) -> Result<()> {
             .with_remedy("use --net none"));
         }
     }
-    let own = spec.attributes().keys().find(|key| key.split('.').next() == Some(NAME));
+    let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
     if let Some(key) = own {
         return Err(Error::invalid("create", format!("the process backend has no attribute '{}'", key.escape_debug()))
             .with_remedy("remove it: this backend takes no attributes"));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox, SandboxId,
-    Snapshot, Spec, Warm, Workspace,
+    Snapshot, Spec, SpecParts, Warm, Workspace,
 };
 
 use crate::fault::FaultPoint;
@@ -141,16 +141,20 @@ pub(crate) fn disk_limit(spec: &Spec) -> Option<u64> {
 /// Refuses a spec that is malformed or not supported by the simulation.
 pub(crate) fn check(spec: &Spec) -> Result<()> {
     spec.validate()?;
-    if matches!(spec.workspace(), Workspace::HostDir { .. }) {
+    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+        spec.parts();
+    // Each limit is simulated; only mounts have directories to compare; the rest are names, or compared with the posture.
+    let (_, _, _, _, _) = (limits, directories, tenant, labels, allow_weaker);
+    if matches!(workspace, Workspace::HostDir { .. }) {
         return Err(Error::unsupported("create", "a simulated sandbox cannot mount a host directory"));
     }
-    if *spec.root() != RootFs::Default {
+    if *root != RootFs::Default {
         return Err(Error::unsupported("create", "a simulated sandbox has no root file system"));
     }
-    if *spec.network() != NetworkPolicy::None {
+    if *network != NetworkPolicy::None {
         return Err(Error::unsupported("create", "a simulated sandbox has no network"));
     }
-    match spec.attributes().keys().find(|key| key.split('.').next() == Some(NAME)) {
+    match attributes.keys().find(|key| key.split('.').next() == Some(NAME)) {
         Some(key) => Err(Error::invalid("create", "the simulated backend has no options")
             .with_context("attribute", key.escape_debug().to_string())),
         None => Ok(()),
