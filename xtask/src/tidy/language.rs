@@ -29,12 +29,10 @@ const UNIX_USERS: &[(&str, &str)] = &[
     ("cofferdam-debian/tests/suite/real.rs", "getent passwd"),
     ("cofferdam-process/src/launcher/template.rs", "etc/passwd"),
 ];
-/// Paths whose text does not follow the rules yet. Remove a path once it does.
-const PENDING: &[&str] = &["CHANGELOG.md"];
 
 /// Returns breaches in Rust files and Markdown documents.
 pub fn check(sources: &[Source]) -> Vec<String> {
-    sources.iter().filter(|source| !is_below(&source.path, PENDING)).flat_map(breaches).collect()
+    sources.iter().flat_map(breaches).collect()
 }
 
 fn breaches(source: &Source) -> Vec<String> {
@@ -256,11 +254,5 @@ mod tests {
         }
         assert_eq!(count("xtask/src/a.rs", "//! A module.\n/// What it is."), 1);
         assert_eq!(count("xtask/src/a.rs", "/// Whatever is left."), 0);
-    }
-
-    #[test]
-    fn pending_paths_are_skipped_by_whole_components() {
-        assert_eq!(count("CHANGELOG.md", &format!("{}.", PRONOUNS[0])), 0);
-        assert_eq!(count("CHANGELOG.md.md", &format!("{}.", PRONOUNS[0])), 1);
     }
 }
