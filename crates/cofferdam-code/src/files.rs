@@ -4,11 +4,12 @@
 //! therefore bounded, and symlinks are never followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
@@ -29,7 +30,7 @@ pub struct OwnFiles(Mutex<BTreeSet<String>>);
 
 impl OwnFiles {
     fn names(&self) -> BTreeSet<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -44,7 +45,7 @@ impl OwnFile {
     /// Registers a file that does not exist yet.
     pub fn new(id: &str, of: &Arc<OwnFiles>) -> Result<Self> {
         let path = SandboxPath::new(format!("{OWN_PREFIX}{id}"))?;
-        of.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.as_str().to_owned());
+        of.0.lock().insert(path.as_str().to_owned());
         Ok(Self { path, of: Arc::clone(of) })
     }
 
@@ -56,7 +57,7 @@ impl OwnFile {
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        self.of.0.lock().unwrap_or_else(PoisonError::into_inner).remove(self.path.as_str());
+        self.of.0.lock().remove(self.path.as_str());
     }
 }
 

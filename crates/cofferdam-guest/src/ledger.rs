@@ -1,9 +1,10 @@
 //! The shares of execs in the CPU time that the sandbox's control group counts. The agent's report of shares is only a
 //! claim. [`Shares`] bounds the advantage that a false report can bring.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cofferdam_contract::shares::Shares;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::record::RunningExec;
 use crate::slots::Reply;
@@ -28,7 +29,7 @@ impl Account {
 
 impl ShareLedger {
     fn account(&self) -> MutexGuard<'_, Account> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Restores the shares from the record of a former host. `counted` is the current count, if there is one.

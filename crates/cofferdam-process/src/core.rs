@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cofferdam_contract::shares::Shares;
@@ -12,6 +12,7 @@ use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::{marks, process};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch as flag};
 
@@ -104,7 +105,7 @@ pub async fn receive_events(core: Arc<Core>, gone: flag::Sender<bool>) {
 
 impl Core {
     fn slots(&self) -> MutexGuard<'_, HashMap<u64, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Registers a new exec. Returns its number and channels that report its start and its end.
@@ -201,7 +202,7 @@ impl Core {
 
     /// Returns the attribution of CPU time to execs.
     pub fn shares(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock()
     }
 
     /// Attributes the counted CPU time to execs. `ended` contains an ended exec and the CPU time of its reaped

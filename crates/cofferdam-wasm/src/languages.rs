@@ -304,7 +304,7 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     let files = Files::new(&Spec::default(), policy, &account)?;
     let mut preopens = files.preopens(Access::ReadOnly, files.workspace);
     {
-        let mut tree = crate::wasi::lock(&files.tree);
+        let mut tree = files.tree.lock();
         for file in &found.files {
             let contents = pinned(found, &file.host, &file.sha256)?;
             put(&mut tree, &file.guest, &contents).map_err(|error| error.into_error("start", &file.guest))?;
