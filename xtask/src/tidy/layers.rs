@@ -21,6 +21,7 @@ const fn layer(name: &'static str, uses: &'static [&'static str], tests_use: &'s
 const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
+    layer("cofferdam-util", &[], &[]),
     layer("cofferdam-archive", &[], &[]),
     layer("cofferdam-audit", &["cofferdam-linux"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),

@@ -1,0 +1,8 @@
+//! Small helpers that at least three crates share. A helper of one or two crates stays there.
+//!
+//! - [`hex`]: bytes as hexadecimal digits.
+//! - [`sha256`]: SHA-256 digests as text.
+#![forbid(unsafe_code)]
+
+pub mod hex;
+pub mod sha256;
