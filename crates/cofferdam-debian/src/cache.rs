@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::sha256;
 
-use crate::digest;
 use crate::error::{DebianError, Result, io};
 use crate::plan::Package;
 use crate::progress::Progress;
@@ -149,12 +149,16 @@ impl Lock {
     }
 
     /// Opens the package and verifies its hash. Removes a damaged one.
-    pub(crate) fn open(&self, package: &Package, seen: impl FnMut(u64)) -> Result<Option<File>> {
+    pub(crate) fn open(&self, package: &Package, mut seen: impl FnMut(u64)) -> Result<Option<File>> {
         let path = self.path(package)?;
         let Ok(mut file) = OpenOptions::new().read(true).custom_flags(rustix_nofollow()).open(&path) else {
             return Ok(None);
         };
-        let hash = digest::of_reader(&mut file, seen).map_err(io("read", &path))?;
+        let hash = sha256::of_pieces(&file, |piece| {
+            seen(piece.len() as u64);
+            Ok(())
+        });
+        let hash = hash.map_err(io("read", &path))?;
         if hash != package.sha256 {
             fs::remove_file(&path).map_err(io("remove a damaged file of the cache", &path))?;
             return Ok(None);
@@ -167,8 +171,8 @@ impl Lock {
 
     /// Moves a downloaded file into the cache if its hash is right, and removes it otherwise.
     pub(crate) fn keep(&self, package: &Package, came: &Path) -> Result<()> {
-        let mut file = File::open(came).map_err(io("open", came))?;
-        let found = digest::of_reader(&mut file, |_| ()).map_err(io("read", came))?;
+        let file = File::open(came).map_err(io("open", came))?;
+        let found = sha256::of_reader(&file).map_err(io("read", came))?;
         if found != package.sha256 {
             fs::remove_file(came).map_err(io("remove", came))?;
             let expected = package.sha256.clone();

@@ -28,7 +28,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
         "cofferdam-container",
-        &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux"],
+        &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
         &["cofferdam-conformance"],
     ),
     layer("cofferdam-guest", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
@@ -40,8 +40,8 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
-    layer("cofferdam-wasm-supply", &["cofferdam-linux"], &[]),
-    layer("cofferdam-debian", &["cofferdam-linux"], &[]),
+    layer("cofferdam-wasm-supply", &["cofferdam-linux", "cofferdam-util"], &[]),
+    layer("cofferdam-debian", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer(
         "cofferdam-wasm",
         &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-wasm-supply"],
