@@ -34,7 +34,14 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-guest", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
         "cofferdam-vm",
-        &["cofferdam-archive", "cofferdam-contract", "cofferdam-debian", "cofferdam-guest", "cofferdam-linux"],
+        &[
+            "cofferdam-archive",
+            "cofferdam-contract",
+            "cofferdam-debian",
+            "cofferdam-guest",
+            "cofferdam-linux",
+            "cofferdam-util",
+        ],
         &["cofferdam-conformance"],
     ),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
@@ -44,7 +51,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-debian", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer(
         "cofferdam-wasm",
-        &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-wasm-supply"],
+        &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-util", "cofferdam-wasm-supply"],
         &[],
     ),
     layer(
