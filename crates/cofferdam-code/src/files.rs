@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
+use cofferdam_util::hex;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
-use crate::result::hex;
 use crate::{Bounds, Contents, Data, FileChange, Files, Touched};
 
 /// Timeout of one scan.
@@ -133,7 +133,7 @@ fn differences(before: &Scan, after: &Scan) -> Vec<FileChange> {
         change,
         kind: seen.kind,
         size: seen.size,
-        sha256: seen.sha256.map(|hash| hex(&hash)),
+        sha256: seen.sha256.map(hex::encode),
         contents: None,
     };
     let mut found = Vec::new();

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
+use cofferdam_util::hex;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -482,17 +483,11 @@ fn random_id(prefix: &str) -> Result<String> {
 
 /// Returns 128 random bits of the system in hexadecimal digits.
 pub fn random() -> Result<String> {
-    use std::fmt::Write;
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::Io, "create", format!("cannot read random bytes of the host: {error}"))
     })?;
-    let mut digits = String::new();
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(digits, "{byte:02x}");
-    }
-    Ok(digits)
+    Ok(hex::encode(bytes))
 }
 
 /// Returns an id in a printable form, because clients can send any text.

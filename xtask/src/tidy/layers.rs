@@ -22,8 +22,8 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
     layer("cofferdam-util", &[], &[]),
-    layer("cofferdam-archive", &[], &[]),
-    layer("cofferdam-audit", &["cofferdam-linux"], &[]),
+    layer("cofferdam-archive", &["cofferdam-util"], &[]),
+    layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
     layer(
@@ -59,9 +59,17 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-contract", "cofferdam-interpreter"],
         &["cofferdam-conformance", "cofferdam-simulated"],
     ),
-    layer("cofferdam-mcp", &["cofferdam-code", "cofferdam-contract"], &["cofferdam-process", "cofferdam-simulated"]),
+    layer(
+        "cofferdam-mcp",
+        &["cofferdam-code", "cofferdam-contract", "cofferdam-util"],
+        &["cofferdam-process", "cofferdam-simulated"],
+    ),
     layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine", "cofferdam-linux"], &[]),
-    layer("cofferdam-code", &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen"], &["cofferdam-process"]),
+    layer(
+        "cofferdam-code",
+        &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen", "cofferdam-util"],
+        &["cofferdam-process"],
+    ),
     layer(
         "cofferdam-fuzz",
         &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-screen", "cofferdam-wasm"],
