@@ -9,12 +9,12 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_linux::trust::{self, Secrecy};
-use cofferdam_util::sha256;
+use cofferdam_util::{private, sha256};
 
 use crate::error::{DebianError, Result, io};
 use crate::plan::Package;
@@ -91,11 +91,8 @@ impl Cache {
         let root = self.root.canonicalize().map_err(io("find the cache", &self.root))?;
         let found = fs::metadata(&root).map_err(io("inspect", &root))?;
         let bad = |reason: &str| Err(DebianError::BadCache { path: root.clone(), reason: reason.to_owned() });
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return bad("it belongs to another user");
-        }
-        if found.mode() & 0o022 != 0 {
-            return bad("other users can write to it; run chmod go-w on it");
+        if let Some(reason) = private::exposure(&found) {
+            return bad(reason);
         }
         if let Err(distrust) = trust::check(&root, Secrecy::Public) {
             return bad(&format!("{distrust}; {}", distrust.remedy()));

@@ -1,9 +1,8 @@
 //! Creation of sandboxes: starts a VM, connects to its agent, and measures everything.
 
 use std::fmt;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
 use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
+use cofferdam_util::private;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -422,8 +422,7 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
 
 /// Creates an unnamed disk with an empty file system.
 fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    made.map_err(io("create", &directory))?;
+    private::create_directory(&directory).map_err(io("create", &directory))?;
     let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
     image::ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;

@@ -13,14 +13,14 @@
 //! readable for other users is made private when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_linux::trust::{self, Secrecy};
-use cofferdam_util::{hex, sha256};
+use cofferdam_util::{hex, private, sha256};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -184,8 +184,7 @@ impl Store {
 
     /// Waits for the lock.
     pub(crate) fn lock(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lock> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        made.map_err(io("create the cache", &self.root))?;
+        private::create_directory(&self.root).map_err(io("create the cache", &self.root))?;
         self.check()?;
         let path = self.root.join("lock");
         let mut options = OpenOptions::new();
@@ -233,12 +232,8 @@ impl Store {
     /// Refuses a directory that another user could write to.
     fn check(&self) -> Result<()> {
         let found = fs::metadata(&self.root).map_err(io("inspect the cache", &self.root))?;
-        let bad = |reason| Err(VmError::BadCache { path: self.root.clone(), reason });
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return bad("it belongs to another user");
-        }
-        if found.mode() & 0o022 != 0 {
-            return bad("other users may write to it");
+        if let Some(reason) = private::exposure(&found) {
+            return Err(VmError::BadCache { path: self.root.clone(), reason });
         }
         if found.mode() & 0o077 != 0 {
             make_private(&self.root).map_err(io("make private", &self.root))?;

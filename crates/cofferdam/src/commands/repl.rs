@@ -4,7 +4,7 @@ mod line;
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use cofferdam::code::{CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam::registry;
 use cofferdam::{Chunk, Error, ErrorKind, OutputStream, Result, Sandbox, Spec};
+use cofferdam_util::private;
 use parking_lot::Mutex;
 use reedline::{
     FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch, Reedline, Signal, ValidationResult, Validator,
@@ -307,7 +308,7 @@ impl Input {
 /// Creates the history file with access for this user only, before the editor writes to it.
 fn create_history(path: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        private::create_directory(directory)?;
     }
     std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).map(drop)
 }
