@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cofferdam_util::hex;
 use sha2::Digest as _;
 use sha2::Sha256;
 
@@ -39,7 +40,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -53,16 +54,11 @@ impl FromStr for Digest {
     type Err = ArchiveError;
 
     fn from_str(text: &str) -> Result<Self, ArchiveError> {
-        let bad = || ArchiveError::BadDigest { text: text.chars().take(80).collect() };
-        let digits: Vec<u8> = text.chars().map_while(|c| c.to_digit(16)).filter_map(|d| u8::try_from(d).ok()).collect();
-        if digits.len() != 2 * Self::LENGTH || text.len() != digits.len() {
-            return Err(bad());
-        }
         let mut bytes = [0; Self::LENGTH];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair[0] << 4 | pair[1];
+        match hex::decode(text.as_bytes(), &mut bytes) {
+            Some(()) => Ok(Self(bytes)),
+            None => Err(ArchiveError::BadDigest { text: text.chars().take(80).collect() }),
         }
-        Ok(Self(bytes))
     }
 }
 

@@ -8,6 +8,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use cofferdam_util::hex;
 use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::Zeroizing;
@@ -77,13 +78,7 @@ impl Key {
         }
         let digits = contents.strip_suffix(b"\n").unwrap_or(contents);
         let digits = digits.strip_suffix(b"\r").unwrap_or(digits);
-        if digits.len() != 2 * Self::LENGTH {
-            return None;
-        }
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
+        hex::decode(digits, &mut *key)?;
         Some(Self(key))
     }
 

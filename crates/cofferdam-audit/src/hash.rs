@@ -4,6 +4,7 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
+use cofferdam_util::{hex, sha256};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -41,7 +42,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex::encode(self.0))
     }
 }
 
@@ -74,23 +75,11 @@ impl FromStr for Digest {
     type Err = NotADigest;
 
     fn from_str(text: &str) -> Result<Self, NotADigest> {
-        let text = text.as_bytes();
-        if text.len() != 64 {
+        let mut bytes = [0; 32];
+        if !sha256::is_digest(text) || hex::decode(text.as_bytes(), &mut bytes).is_none() {
             return Err(NotADigest);
         }
-        let mut bytes = [0; 32];
-        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
         Ok(Self(bytes))
-    }
-}
-
-fn digit(c: u8) -> Result<u8, NotADigest> {
-    match c {
-        b'0'..=b'9' => Ok(c - b'0'),
-        b'a'..=b'f' => Ok(c - b'a' + 10),
-        _ => Err(NotADigest),
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine};
+use cofferdam_util::hex;
 use serde_json::Value;
 
 use crate::{Error, Result};
@@ -226,8 +227,9 @@ fn encodings(secret: &[u8]) -> BTreeSet<Vec<u8>> {
 fn encodings_of_value(value: &[u8]) -> Vec<Vec<u8>> {
     let mut found = vec![value.to_vec()];
     found.extend(base64(value));
-    found.push(value.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into_bytes());
-    found.push(value.iter().map(|byte| format!("{byte:02X}")).collect::<String>().into_bytes());
+    let digits = hex::encode(value);
+    found.push(digits.to_ascii_uppercase().into_bytes());
+    found.push(digits.into_bytes());
     // The characters that RFC 3986, `encodeURIComponent` and Python's `quote` leave unchanged.
     for unreserved in [&b"-_.~"[..], b"-_.!~*'()", b"-_.~/"] {
         let encoded = percent(value, unreserved);

@@ -4,7 +4,9 @@
 //! page only once.
 
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::failed;
 use crate::{Error, Result};
@@ -33,19 +35,19 @@ struct State {
 impl Group {
     /// Records a written line. Files of earlier lines are already on the disk.
     pub fn wrote(&self, file: &Arc<File>) {
-        let mut latest = lock(&self.latest);
+        let mut latest = self.latest.lock();
         let number = latest.as_ref().map_or(0, |latest| latest.number) + 1;
         *latest = Some(Written { file: file.clone(), number });
     }
 
     /// The last written line.
     pub fn latest(&self) -> Option<Written> {
-        lock(&self.latest).clone()
+        self.latest.lock().clone()
     }
 
     /// Waits until this line is on the disk.
     pub fn synchronise(&self, written: &Written) -> Result<()> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         check_usable(&state)?;
         if state.done >= written.number {
             return Ok(());
@@ -62,14 +64,14 @@ impl Group {
     /// Records the result of a synchronization of the log's files other than [`Self::synchronise`].
     pub fn note<E>(&self, synchronised: Result<(), E>) -> Result<(), E> {
         if synchronised.is_err() {
-            lock(&self.state).failed = true;
+            self.state.lock().failed = true;
         }
         synchronised
     }
 
     /// Fails after any synchronization has failed.
     pub fn check(&self) -> Result<()> {
-        check_usable(&lock(&self.state))
+        check_usable(&self.state.lock())
     }
 }
 
@@ -79,10 +81,6 @@ fn check_usable(state: &State) -> Result<()> {
         return Err(Error::Invalid { what: "the log", reason });
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -98,7 +96,7 @@ mod tests {
         group.wrote(&file);
         let second = group.latest().unwrap();
         group.synchronise(&first).unwrap();
-        assert_eq!(lock(&group.state).done, 2);
+        assert_eq!(group.state.lock().done, 2);
         group.synchronise(&second).unwrap();
     }
 

@@ -4,10 +4,11 @@
 //! working directory carries over to the next line. The answer keeps the beginning and the end of output of any length.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Spec};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::ends::{Ends, Text};
@@ -142,7 +143,7 @@ impl BashTool {
 
     /// Returns the working directory of the next line in this sandbox.
     pub fn directory(&self, sandbox: &SandboxId) -> SandboxPath {
-        let directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        let directories = self.directories.lock();
         directories.iter().find(|(id, _)| id == sandbox).map(|(_, directory)| directory.clone()).unwrap_or_default()
     }
 
@@ -156,7 +157,7 @@ impl BashTool {
     }
 
     fn move_to(&self, sandbox: &SandboxId, directory: SandboxPath) {
-        let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut directories = self.directories.lock();
         directories.retain(|(id, _)| id != sandbox);
         if !directory.is_workspace() {
             directories.truncate(MAX_DIRECTORIES - 1);

@@ -4,16 +4,17 @@
 //! therefore bounded, and symlinks are never followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, EntryKind, Error, ErrorKind, Result, Sandbox, SandboxPath};
+use cofferdam_util::hex;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
-use crate::result::hex;
 use crate::{Bounds, Contents, Data, FileChange, Files, Touched};
 
 /// Timeout of one scan.
@@ -29,7 +30,7 @@ pub struct OwnFiles(Mutex<BTreeSet<String>>);
 
 impl OwnFiles {
     fn names(&self) -> BTreeSet<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -44,7 +45,7 @@ impl OwnFile {
     /// Registers a file that does not exist yet.
     pub fn new(id: &str, of: &Arc<OwnFiles>) -> Result<Self> {
         let path = SandboxPath::new(format!("{OWN_PREFIX}{id}"))?;
-        of.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.as_str().to_owned());
+        of.0.lock().insert(path.as_str().to_owned());
         Ok(Self { path, of: Arc::clone(of) })
     }
 
@@ -56,7 +57,7 @@ impl OwnFile {
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        self.of.0.lock().unwrap_or_else(PoisonError::into_inner).remove(self.path.as_str());
+        self.of.0.lock().remove(self.path.as_str());
     }
 }
 
@@ -132,7 +133,7 @@ fn differences(before: &Scan, after: &Scan) -> Vec<FileChange> {
         change,
         kind: seen.kind,
         size: seen.size,
-        sha256: seen.sha256.map(|hash| hex(&hash)),
+        sha256: seen.sha256.map(hex::encode),
         contents: None,
     };
     let mut found = Vec::new();

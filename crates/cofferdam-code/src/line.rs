@@ -1,9 +1,8 @@
 //! Shell lines, each run in a process of its own, after which the shell reports its working directory. The beginning
 //! and the end of output of any length are kept.
 
-use std::sync::{Mutex, PoisonError};
-
 use cofferdam_contract::{Chunk, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, WORKSPACE_PATH};
+use parking_lot::Mutex;
 
 use crate::ends::{Ends, EndsBuffer};
 use crate::executor::OnOutput;
@@ -98,7 +97,7 @@ impl EndsCollector {
     }
 
     pub(crate) fn take(&self, event: &OutputEvent) {
-        let lock = |at: usize| self.0[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = |at: usize| self.0[at].lock();
         match event {
             OutputEvent::Chunk(chunk) => lock(usize::from(chunk.stream == OutputStream::Stderr)).take(&chunk.data),
             // The stream of lost bytes is unknown. They count as standard output.
@@ -107,7 +106,7 @@ impl EndsCollector {
     }
 
     pub(crate) fn ends(self) -> [Ends; 2] {
-        self.0.map(|kept| kept.into_inner().unwrap_or_else(PoisonError::into_inner).ends())
+        self.0.map(|kept| kept.into_inner().ends())
     }
 }
 

@@ -10,10 +10,10 @@ use cofferdam_contract::{
     Usage, serde_duration,
 };
 use cofferdam_screen::Finding;
+use cofferdam_util::{hex, sha256};
 use schemars::JsonSchema;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use sha2::{Digest, Sha256};
 
 use crate::RichResult;
 
@@ -220,7 +220,7 @@ pub struct SessionState {
 
 /// Returns the SHA-256 of a posture, over its JSON without spaces, in hexadecimal.
 pub fn posture_digest(posture: &Posture) -> String {
-    hex(&Sha256::digest(serde_json::to_vec(posture).unwrap_or_default()))
+    sha256::of(serde_json::to_vec(posture).unwrap_or_default())
 }
 
 /// Returns the name of a limit in JSON.
@@ -233,19 +233,11 @@ pub(crate) fn weaker(posture: &Posture) -> Vec<Protection> {
     posture.items().iter().filter(|item| less(item.state)).map(|item| item.protection).collect()
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 /// Returns a new unpredictable id.
 pub(crate) fn random_id() -> cofferdam_contract::Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(crate::error::random)?;
-    Ok(hex(&bytes))
+    Ok(hex::encode(bytes))
 }
 
 #[cfg(test)]

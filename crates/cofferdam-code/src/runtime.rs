@@ -1,10 +1,11 @@
 //! Versions of interpreters, queried once for each kind of sandbox before code of a request runs there.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox, Spec};
+use parking_lot::Mutex;
 
 use crate::{Language, Place, Runtime, error, rich};
 
@@ -20,7 +21,7 @@ pub struct Versions(Mutex<HashMap<String, Arc<str>>>);
 impl Versions {
     /// Returns the version if it is known.
     pub fn known(&self, place: &Place, spec: &Spec, name: &str) -> Option<Arc<str>> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         known.get(&key(place, spec, name)).cloned()
     }
 
@@ -54,7 +55,7 @@ impl Versions {
             at_least(least, &version, ("execute", name, language))?;
         }
         let version: Arc<str> = version.into();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.len() >= MAX_KNOWN {
             known.clear();
         }

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cofferdam_contract::{
     Backend, ByteSize, Capability, Completed, Error, ErrorKind, ExecHandle, ExecRequestBuilder, Limits, OutputEvent,
     OutputSubscription, Sandbox, SandboxPath, Spec, SpecBuilder, Stdin,
 };
+use parking_lot::Mutex;
 
 use crate::{GuestProgram, Options, Programs, READY, Target};
 
@@ -168,7 +169,7 @@ impl Context {
 
     /// Registers a sandbox that the case created itself, to close it after the case.
     pub(crate) fn keep(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&sandbox));
+        self.open.lock().push(Arc::clone(&sandbox));
         sandbox
     }
 
@@ -204,7 +205,7 @@ impl Context {
 
     /// Closes the sandboxes that the case left open.
     pub(crate) async fn close_all(&self) -> Verdict {
-        let open = std::mem::take(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner));
+        let open = std::mem::take(&mut *self.open.lock());
         for sandbox in open {
             sandbox.close().await.map_err(|error| Stop::fail(format!("cannot close the sandbox: {error}")))?;
         }

@@ -5,12 +5,13 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bollard::container::LogOutput;
 use bytes::{Buf, Bytes};
 use futures_core::Stream;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::error::shown;
@@ -26,14 +27,14 @@ pub(crate) struct Stderr(Arc<Mutex<Vec<u8>>>);
 
 impl Stderr {
     fn add(&self, data: &[u8]) {
-        let mut stderr = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stderr = self.0.lock();
         let room = MAX_STDERR - stderr.len();
         stderr.extend_from_slice(&data[..data.len().min(room)]);
     }
 
     /// Returns the text without control characters.
     pub(crate) fn text(&self) -> String {
-        shown(&String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        shown(&String::from_utf8_lossy(&self.0.lock()))
     }
 }
 

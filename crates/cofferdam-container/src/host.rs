@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 
 use cofferdam_contract::{Result, SandboxId};
+use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::config::Checked;
@@ -85,7 +86,7 @@ impl Host {
     }
 
     fn leftovers(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leftovers.lock()
     }
 
     /// Adds a container that could not be removed.

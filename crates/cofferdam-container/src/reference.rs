@@ -6,6 +6,7 @@
 use std::fmt;
 
 use cofferdam_contract::{Error, Result};
+use cofferdam_util::sha256;
 
 const MAX_LENGTH: usize = 512;
 const HUB: &str = "docker.io";
@@ -128,8 +129,7 @@ fn same_name(found: &str, requested: &str) -> bool {
 }
 
 fn is_digest(text: &str) -> bool {
-    text.strip_prefix(ALGORITHM)
-        .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+    text.strip_prefix(ALGORITHM).is_some_and(sha256::is_digest)
 }
 
 fn is_tag(text: &str) -> bool {

@@ -16,13 +16,13 @@ use std::task::{Context, Poll, ready};
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Result, Snapshot};
 use cofferdam_linux::named;
+use cofferdam_util::hex;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::backend::NAME;
 use crate::error;
 use crate::stream::CHUNK;
-use crate::volume::hex;
 
 /// The size of the buffer between the file and the sandbox.
 const WAITING: usize = 4 * CHUNK;
@@ -163,7 +163,7 @@ impl SnapshotWriter {
     }
 
     pub(crate) fn finish(self) -> io::Result<ContainerSnapshot> {
-        let digest = format!("sha256:{}", hex(&self.hash.finalize()));
+        let digest = format!("sha256:{}", hex::encode(self.hash.finalize()));
         Ok(ContainerSnapshot { file: Arc::new(self.file), size: self.size, digest })
     }
 }
@@ -283,6 +283,7 @@ impl Read for Bytes {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_util::sha256;
     use tokio::io::AsyncReadExt;
 
     use super::*;
@@ -297,7 +298,7 @@ mod tests {
     async fn what_is_taken_in_is_given_again_and_hashed() {
         let data: Vec<u8> = (0..3 * CHUNK + 5).map(|n| (n * 7) as u8).collect();
         let snapshot = written(&data, 1 << 20).await.unwrap();
-        assert_eq!(snapshot.digest(), format!("sha256:{}", hex(&Sha256::digest(&data))));
+        assert_eq!(snapshot.digest(), format!("sha256:{}", sha256::of(&data)));
         assert_eq!(snapshot.size(), data.len() as u64);
         for _ in 0..2 {
             let mut seen = Vec::new();

@@ -24,7 +24,7 @@ use bollard::query_parameters::{
 };
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result};
-use sha2::{Digest, Sha256};
+use cofferdam_util::sha256;
 
 use crate::create::{AGENT_DIRECTORY, AGENT_FILE};
 use crate::engine::Engine;
@@ -51,7 +51,7 @@ pub(crate) struct AgentVolume {
 impl AgentVolume {
     /// Creates the description of the volume for an agent.
     pub(crate) fn of(program: &'static [u8]) -> Self {
-        let hash = hex(&Sha256::digest(program));
+        let hash = sha256::of(program);
         let name = format!("cofferdam-agent-{}", &hash[..32]);
         Self { program, hash, name }
     }
@@ -226,11 +226,6 @@ fn only_file(bytes: &[u8]) -> Option<Vec<u8>> {
     entry.read_to_end(&mut contents).ok()?;
     drop(entry);
     entries.next().is_none().then_some(contents)
-}
-
-/// Encodes bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -128,13 +129,13 @@ impl ExecHandle {
     ///   chunk.
     /// - The stream ends when the exec has ended.
     pub fn output(&self) -> OutputSubscription {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = self.first.lock().take();
         first.unwrap_or_else(|| self.live.resubscribe())
     }
 
     /// Takes the writer to standard input. Returns `None` if the request has no stream or the writer was already taken.
     pub fn stdin(&self) -> Option<StdinWriter> {
-        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.stdin.lock().take()
     }
 
     /// Waits for the exit. Any number of callers may wait, before and after the end; all get the same result.

@@ -10,11 +10,12 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_core::Stream;
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -149,11 +150,6 @@ impl Ring {
     }
 }
 
-fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
-    // A panic while the lock is held leaves only plain numbers behind, which are still consistent.
-    ring.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 /// The writing end of an exec's output, owned by the backend.
 #[derive(Debug)]
 pub struct Publisher {
@@ -183,7 +179,7 @@ impl Publisher {
     /// Copies `data` into the ring, truncated at the output limit. Never blocks.
     pub fn publish(&self, stream: OutputStream, data: impl AsRef<[u8]>) {
         let mut data = data.as_ref();
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         ring.seen += data.len() as u64;
         if data.len() as u64 > ring.remaining {
             data = &data[..ring.remaining as usize];
@@ -198,7 +194,7 @@ impl Publisher {
 
     /// Counts bytes that were already dropped at the output limit before they reached this publisher.
     pub fn count_dropped(&self, bytes: u64) {
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         ring.seen += bytes;
         ring.truncated |= bytes > 0;
     }
@@ -207,7 +203,7 @@ impl Publisher {
     /// publisher. Buffered output is dropped as well, because a subscriber that is so slow has no use for a middle part
     /// without its end.
     pub fn lose(&self, chunks: u64, bytes: u64) {
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         ring.seen += bytes;
         ring.remaining = ring.remaining.saturating_sub(bytes);
         let kept = ring.bytes.len();
@@ -219,17 +215,17 @@ impl Publisher {
 
     /// Returns the number of bytes that the process has written so far, including dropped bytes.
     pub fn bytes_seen(&self) -> u64 {
-        lock(&self.ring).seen
+        self.ring.lock().seen
     }
 
     /// Returns true if output was dropped at the output limit.
     pub fn truncated(&self) -> bool {
-        lock(&self.ring).truncated
+        self.ring.lock().truncated
     }
 
     /// Ends the stream for each subscriber after it has read the buffered output.
     pub fn close(&self) {
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         ring.closed = true;
         ring.wake();
     }
@@ -257,7 +253,7 @@ pub struct OutputSubscription {
 impl OutputSubscription {
     fn new(ring: Arc<Mutex<Ring>>) -> Self {
         let (at, id) = {
-            let mut locked = lock(&ring);
+            let mut locked = ring.lock();
             locked.subscribers += 1;
             (locked.end(), locked.subscribers)
         };
@@ -277,7 +273,7 @@ impl OutputSubscription {
     /// Returns the next event if one is available.
     pub fn try_next(&mut self) -> Option<OutputEvent> {
         let ring = Arc::clone(&self.ring);
-        self.take(&lock(&ring))
+        self.take(&ring.lock())
     }
 
     fn take(&mut self, ring: &Ring) -> Option<OutputEvent> {
@@ -302,7 +298,7 @@ impl OutputSubscription {
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<OutputEvent>> {
         let shared = Arc::clone(&self.ring);
-        let mut ring = lock(&shared);
+        let mut ring = shared.lock();
         if let Some(event) = self.take(&ring) {
             return Poll::Ready(Some(event));
         }
@@ -319,7 +315,7 @@ impl OutputSubscription {
 
 impl Drop for OutputSubscription {
     fn drop(&mut self) {
-        lock(&self.ring).wakers.retain(|(id, _)| *id != self.id);
+        self.ring.lock().wakers.retain(|(id, _)| *id != self.id);
     }
 }
 
@@ -404,7 +400,7 @@ mod tests {
 
     /// Returns the number of bytes that the ring has allocated.
     fn cost(publisher: &Publisher) -> usize {
-        let ring = lock(&publisher.ring);
+        let ring = publisher.ring.lock();
         ring.bytes.capacity() + ring.runs.capacity() * size_of::<Run>()
     }
 

@@ -9,13 +9,13 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::{private, sha256};
 
-use crate::digest;
 use crate::error::{DebianError, Result, io};
 use crate::plan::Package;
 use crate::progress::Progress;
@@ -91,11 +91,8 @@ impl Cache {
         let root = self.root.canonicalize().map_err(io("find the cache", &self.root))?;
         let found = fs::metadata(&root).map_err(io("inspect", &root))?;
         let bad = |reason: &str| Err(DebianError::BadCache { path: root.clone(), reason: reason.to_owned() });
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return bad("it belongs to another user");
-        }
-        if found.mode() & 0o022 != 0 {
-            return bad("other users can write to it; run chmod go-w on it");
+        if let Some(reason) = private::exposure(&found) {
+            return bad(reason);
         }
         if let Err(distrust) = trust::check(&root, Secrecy::Public) {
             return bad(&format!("{distrust}; {}", distrust.remedy()));
@@ -149,12 +146,16 @@ impl Lock {
     }
 
     /// Opens the package and verifies its hash. Removes a damaged one.
-    pub(crate) fn open(&self, package: &Package, seen: impl FnMut(u64)) -> Result<Option<File>> {
+    pub(crate) fn open(&self, package: &Package, mut seen: impl FnMut(u64)) -> Result<Option<File>> {
         let path = self.path(package)?;
         let Ok(mut file) = OpenOptions::new().read(true).custom_flags(rustix_nofollow()).open(&path) else {
             return Ok(None);
         };
-        let hash = digest::of_reader(&mut file, seen).map_err(io("read", &path))?;
+        let hash = sha256::of_pieces(&file, |piece| {
+            seen(piece.len() as u64);
+            Ok(())
+        });
+        let hash = hash.map_err(io("read", &path))?;
         if hash != package.sha256 {
             fs::remove_file(&path).map_err(io("remove a damaged file of the cache", &path))?;
             return Ok(None);
@@ -167,8 +168,8 @@ impl Lock {
 
     /// Moves a downloaded file into the cache if its hash is right, and removes it otherwise.
     pub(crate) fn keep(&self, package: &Package, came: &Path) -> Result<()> {
-        let mut file = File::open(came).map_err(io("open", came))?;
-        let found = digest::of_reader(&mut file, |_| ()).map_err(io("read", came))?;
+        let file = File::open(came).map_err(io("open", came))?;
+        let found = sha256::of_reader(&file).map_err(io("read", came))?;
         if found != package.sha256 {
             fs::remove_file(came).map_err(io("remove", came))?;
             let expected = package.sha256.clone();

@@ -27,7 +27,6 @@
 mod apt;
 mod cache;
 mod control;
-mod digest;
 mod error;
 mod finish;
 mod host;

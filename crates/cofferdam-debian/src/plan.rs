@@ -5,9 +5,10 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use cofferdam_util::sha256;
+
 use crate::apt::Apt;
 use crate::cache::{Cache, Lock};
-use crate::digest;
 use crate::error::{DebianError, Result, io};
 use crate::merge::{self, FORMAT};
 use crate::progress::Progress;
@@ -146,7 +147,7 @@ impl Plan {
         for Package { name, version, architecture, sha256, .. } in &self.packages {
             text.push_str(&format!("{name} {version} {architecture} {sha256}\n"));
         }
-        digest::of(text.as_bytes())
+        sha256::of(text)
     }
 
     /// Writes the root file system as a tar, downloading what is not in the cache. After an error, the output is
@@ -287,9 +288,13 @@ fn take(lock: &Lock, package: &Package, from: &Path, archives: &Path) -> Result<
 
 fn described(path: &Path) -> Result<Package> {
     let shown = path.display().to_string();
-    let mut file = File::open(path).map_err(io("open", path))?;
+    let file = File::open(path).map_err(io("open", path))?;
     let mut size = 0;
-    let sha256 = digest::of_reader(&mut file, |bytes| size += bytes).map_err(io("read", path))?;
+    let sha256 = sha256::of_pieces(&file, |piece| {
+        size += piece.len() as u64;
+        Ok(())
+    });
+    let sha256 = sha256.map_err(io("read", path))?;
     let control = reader::control(&shown, &file)?;
     let field = |name| control.field(name).unwrap_or_default().to_owned();
     let (name, version, architecture) = (field("Package"), field("Version"), field("Architecture"));
@@ -297,8 +302,8 @@ fn described(path: &Path) -> Result<Package> {
 }
 
 fn open_file(package: &Package, path: &Path) -> Result<File> {
-    let mut file = File::open(path).map_err(io("open", path))?;
-    let found = digest::of_reader(&mut file, |_| ()).map_err(io("read", path))?;
+    let file = File::open(path).map_err(io("open", path))?;
+    let found = sha256::of_reader(&file).map_err(io("read", path))?;
     if found != package.sha256 {
         let expected = package.sha256.clone();
         return Err(DebianError::WrongHash { package: path.display().to_string(), expected, found });

@@ -1,6 +1,7 @@
 //! Parser for the output of `apt-get --print-uris`: one line per package, `'URI' FILE SIZE SHA256:HASH`.
 
-use crate::digest;
+use cofferdam_util::sha256;
+
 use crate::error::{DebianError, Result};
 use crate::plan::Package;
 
@@ -16,7 +17,7 @@ fn package(line: &str) -> Option<Package> {
     let (file, size, hash) = (words.next()?, words.next()?, words.next()?);
     let sha256 = hash.strip_prefix("SHA256:")?;
     let (name, version, architecture) = parts(file)?;
-    let whole = words.next().is_none() && digest::is_valid(sha256) && !uri.is_empty();
+    let whole = words.next().is_none() && sha256::is_digest(sha256) && !uri.is_empty();
     let size = size.parse().ok()?;
     let (file, uri, sha256) = (file.to_owned(), uri.to_owned(), sha256.to_owned());
     whole.then_some(Package { name, version, architecture, size, sha256, file, uri })
@@ -95,7 +96,7 @@ mod tests {
         #[test]
         fn anything_is_understood_or_refused(text in ".{0,200}") {
             for package in parse(&text).unwrap_or_default() {
-                prop_assert!(!package.file.contains('/') && digest::is_valid(&package.sha256));
+                prop_assert!(!package.file.contains('/') && sha256::is_digest(&package.sha256));
             }
         }
 

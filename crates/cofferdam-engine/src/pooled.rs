@@ -3,13 +3,14 @@
 //! It has the features of its inner backend, except the preparation of sandboxes for callers, because the pool itself
 //! uses that.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level, Posture, Result,
     Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm,
 };
+use parking_lot::Mutex;
 
 use crate::pool::Origin;
 use crate::{Lease, Pool, PoolConfig};
@@ -149,7 +150,7 @@ impl Sandbox for PooledSandbox {
     }
 
     async fn close(&self) -> Result<()> {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let lease = self.lease.lock().take();
         match lease {
             Some(lease) => lease.close().await,
             None => self.sandbox.close().await,

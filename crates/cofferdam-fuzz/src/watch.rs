@@ -1,7 +1,9 @@
 //! Detection of panics, threads and memory that a case leaves in this process.
 
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Time within which threads must end. A compiler whose time ran out still runs to completion.
 const THREADS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -17,7 +19,7 @@ pub(crate) fn keep_panics() {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            PANICS.lock().unwrap_or_else(PoisonError::into_inner).push(info.to_string());
+            PANICS.lock().push(info.to_string());
             before(info);
         }));
     });
@@ -25,7 +27,7 @@ pub(crate) fn keep_panics() {
 
 /// Returns the panics since the last call.
 pub(crate) fn panics() -> Vec<String> {
-    std::mem::take(&mut *PANICS.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *PANICS.lock())
 }
 
 /// Waits until no thread runs a guest or compiles. Returns the names of threads that remain.
@@ -63,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_panic_that_is_caught_is_seen_all_the_same() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ALONE.lock();
         keep_panics();
         let caught = std::thread::spawn(|| panic!("seen")).join();
         assert!(caught.is_err());

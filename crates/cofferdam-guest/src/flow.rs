@@ -2,11 +2,12 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, BytesMut};
 use cofferdam_contract::Error;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::link::Link;
@@ -14,10 +15,6 @@ use crate::wire::{MAX_DATA, Request, WINDOW};
 
 /// The highest number of bytes of a file in transit to the host.
 pub const READ_WINDOW: usize = 256 * 1024;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The number of bytes that may still be sent for one id.
 #[derive(Debug)]
@@ -39,7 +36,7 @@ impl Window {
 
     /// Adds credit for consumed bytes. Returns false if fewer bytes were sent.
     pub fn grant(&self, bytes: usize) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if bytes > WINDOW - state.credit {
             return false;
         }
@@ -50,14 +47,14 @@ impl Window {
 
     /// True if the agent accepts no more bytes.
     pub fn close(&self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.closed = true;
         state.waker.take().into_iter().for_each(Waker::wake);
     }
 
     /// Takes all available credit, at most `most`. Returns `None` if the window is closed.
     pub fn poll_take(&self, context: &Context<'_>, most: usize) -> Poll<Option<usize>> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if state.closed {
             return Poll::Ready(None);
         }
@@ -77,7 +74,7 @@ impl Window {
 
     /// Returns unused credit to the window.
     pub fn put_back(&self, bytes: usize) {
-        lock(&self.0).credit += bytes;
+        self.0.lock().credit += bytes;
     }
 }
 
@@ -156,7 +153,7 @@ impl Inflow {
 
     /// Adds received bytes. Returns false if they were not requested.
     pub fn put(&self, data: &[u8]) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if data.is_empty() || data.len() > state.granted {
             return false;
         }
@@ -168,7 +165,7 @@ impl Inflow {
 
     /// Ends the buffer with the result of reading.
     pub fn end(&self, result: Result<(), Error>) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.end.get_or_insert(result);
         state.waker.take().into_iter().for_each(Waker::wake);
     }
@@ -193,7 +190,7 @@ impl Reader {
 impl AsyncRead for Reader {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let flow = Arc::clone(&self.flow);
-        let mut state = lock(&flow.0);
+        let mut state = flow.0.lock();
         if into.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }

@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
     DirEntry, Error, ErrorKind, ExecHandle, ExecId, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
 };
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};

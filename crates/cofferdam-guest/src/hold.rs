@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -152,7 +152,7 @@ impl Guest {
             let handle = exec::enforce_limits(&inner, exec, &limits, first, reattached);
             (handle.id(), handle)
         });
-        inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).extend(handles);
+        inner.reattached.lock().extend(handles);
         Ok((Self { inner, _owner: owner }, evidence))
     }
 
@@ -160,7 +160,7 @@ impl Guest {
     /// handle has the output since the restore, as far as it is buffered.
     #[must_use]
     pub fn attach(&self, exec: ExecId) -> Option<ExecHandle> {
-        self.inner.reattached.lock().unwrap_or_else(PoisonError::into_inner).remove(&exec)
+        self.inner.reattached.lock().remove(&exec)
     }
 
     /// Returns the execs of the former host that still run.

@@ -1,18 +1,15 @@
 //! The running execs: their limits, and the part that is used up.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::supervise::{Allowance, Supervision, Wish};
 use cofferdam_contract::{ExecId, Limits};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::record::{MAX_TIME, RunningExec};
 use crate::wire::Counts;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The state of an exec that was requested and has not ended.
 pub struct ExecState {
@@ -55,7 +52,7 @@ impl ExecState {
     }
 
     pub fn supervision(&self) -> MutexGuard<'_, Supervision> {
-        lock(&self.supervision)
+        self.supervision.lock()
     }
 
     pub fn begin(&self, base: Counts) {
@@ -91,24 +88,24 @@ impl Running {
     /// Adds an exec until the returned guard is dropped.
     pub fn add(self: &Arc<Self>, id: u64, state: ExecState) -> RunningGuard {
         let state = Arc::new(state);
-        lock(&self.0).insert(id, Arc::clone(&state));
+        self.0.lock().insert(id, Arc::clone(&state));
         RunningGuard { list: Arc::clone(self), id, state }
     }
 
     /// Returns true if the counts at the exec's start are known.
     pub fn is_known(&self, id: u64) -> bool {
-        lock(&self.0).get(&id).is_some_and(|state| state.base.get().is_some())
+        self.0.lock().get(&id).is_some_and(|state| state.base.get().is_some())
     }
 
     /// Returns the records of these execs, whose counts must be known.
     pub fn record(&self, ids: &[u64], now: Instant) -> Vec<RunningExec> {
-        let list = lock(&self.0);
+        let list = self.0.lock();
         ids.iter().filter_map(|id| list.get(id).map(|state| state.record(*id, now))).collect()
     }
 
     /// Returns the execs of a former host.
     pub fn reattached(&self) -> Vec<ExecId> {
-        lock(&self.0).iter().filter(|(_, state)| state.reattached).map(|(id, _)| ExecId(*id)).collect()
+        self.0.lock().iter().filter(|(_, state)| state.reattached).map(|(id, _)| ExecId(*id)).collect()
     }
 }
 
@@ -129,7 +126,7 @@ impl std::ops::Deref for RunningGuard {
 
 impl Drop for RunningGuard {
     fn drop(&mut self) {
-        lock(&self.list.0).remove(&self.id);
+        self.list.0.lock().remove(&self.id);
     }
 }
 

@@ -9,11 +9,12 @@
 //! for the old one. Closing it frees the name.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_code::CodeSession;
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 /// Maximum number of names in a sandbox, including those of lost interpreters.
@@ -93,7 +94,7 @@ impl Name {
 impl Interpreters {
     fn lock(&self) -> MutexGuard<'_, Table> {
         // The state is consistent after a panic, because every change is one step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the interpreter of the name and language, or reserves the name.

@@ -2,10 +2,11 @@
 //! output, costs no more than a buffer. Output that does not fit is only in the result.
 #![expect(deprecated, reason = "log messages are how every revision of the protocol carries live output")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Chunk, OutputStream};
+use parking_lot::Mutex;
 use rmcp::RoleServer;
 use rmcp::model::{LoggingLevel, LoggingMessageNotificationParam, ProgressNotificationParam, ProgressToken};
 use rmcp::service::{Peer, RequestContext};
@@ -73,7 +74,7 @@ impl Reporter {
         if self.task.is_none() {
             return;
         }
-        let mut waiting = self.shared.lock();
+        let mut waiting = self.shared.waiting.lock();
         let stream = &mut waiting.streams[index(chunk.stream)];
         let room = MAX_WAITING.saturating_sub(stream.len());
         stream.extend_from_slice(&chunk.data[..room.min(chunk.data.len())]);
@@ -83,7 +84,7 @@ impl Reporter {
 
     /// Sends buffered output, then stops the reports.
     pub async fn finish(mut self) {
-        self.shared.lock().ended = true;
+        self.shared.waiting.lock().ended = true;
         self.shared.end.notify_one();
         self.shared.news.notify_one();
         if let Some(task) = &mut self.task {
@@ -98,12 +99,6 @@ impl Drop for Reporter {
         if let Some(task) = &self.task {
             task.abort();
         }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,7 +121,7 @@ async fn report(subscription: Subscription, shared: Arc<Shared>) {
         // Does not collect further output after the end of the call.
         let _ = timeout(SEND_INTERVAL, shared.end.notified()).await;
         let (texts, ended) = {
-            let mut waiting = shared.lock();
+            let mut waiting = shared.waiting.lock();
             let ended = waiting.ended;
             (waiting.streams.each_mut().map(|stream| take_text(stream, ended)), ended)
         };

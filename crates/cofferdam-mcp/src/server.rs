@@ -1,12 +1,13 @@
 //! State that all clients of one server share: the backend, the sandboxes, the bounds.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cofferdam_code::{Executor, Origin, Place, Sessions};
 use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Spec};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::calls::shells;
@@ -108,7 +109,7 @@ impl Inner {
     /// Reserves one of the concurrent calls.
     pub fn enter_call(&self, client: Option<Client>) -> Result<InCall<'_>> {
         let max = self.config.bounds.calls;
-        let mut counts = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.calls.0.lock();
         let own = counts.get(&client).copied().unwrap_or_default();
         let full = |whose: &str, max: usize| {
             Error::new(
@@ -160,7 +161,7 @@ pub struct InCall<'a> {
 
 impl Drop for InCall<'_> {
     fn drop(&mut self) {
-        let mut counts = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.calls.0.lock();
         if let Some(count) = counts.get_mut(&self.client) {
             *count -= 1;
             if *count == 0 {

@@ -12,10 +12,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
+use cofferdam_util::hex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -168,7 +170,7 @@ pub struct InUse {
 
 impl InUse {
     fn new(id: String, shared: Arc<Shared>) -> Self {
-        lock(&shared.usage).calls += 1;
+        shared.usage.lock().calls += 1;
         Self { id, shared }
     }
 
@@ -179,7 +181,7 @@ impl InUse {
 
     /// Returns the start directory of the next shell line.
     pub fn working_dir(&self) -> SandboxPath {
-        lock(&self.shared.working_dir).clone()
+        self.shared.working_dir.lock().clone()
     }
 
     /// Returns its live interpreters.
@@ -189,7 +191,7 @@ impl InUse {
 
     /// Stores the directory where a shell line ended.
     pub fn set_working_dir(&self, path: SandboxPath) {
-        *lock(&self.shared.working_dir) = path;
+        *self.shared.working_dir.lock() = path;
     }
 }
 
@@ -203,7 +205,7 @@ impl Deref for InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        let mut usage = lock(&self.shared.usage);
+        let mut usage = self.shared.usage.lock();
         usage.calls -= 1;
         usage.last = Instant::now();
     }
@@ -229,7 +231,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Reserves capacity for a sandbox before it is created.
@@ -429,7 +431,7 @@ impl Store {
         let idle = self.bounds.idle;
         let gone = self.remove(
             |_, shared| {
-                let usage = lock(&shared.usage);
+                let usage = shared.usage.lock();
                 usage.calls == 0 && now.saturating_duration_since(usage.last) >= idle
             },
             |_, last| now.saturating_duration_since(last) >= idle,
@@ -469,14 +471,9 @@ impl Shared {
     async fn close(&self) -> Result<()> {
         let closed = self.sandbox.close().await;
         self.interpreters.close_all().await;
-        drop(lock(&self.reserved).take());
+        drop(self.reserved.lock().take());
         closed
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The state is consistent after a panic, because every change is one step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns an unguessable id.
@@ -486,17 +483,11 @@ fn random_id(prefix: &str) -> Result<String> {
 
 /// Returns 128 random bits of the system in hexadecimal digits.
 pub fn random() -> Result<String> {
-    use std::fmt::Write;
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::Io, "create", format!("cannot read random bytes of the host: {error}"))
     })?;
-    let mut digits = String::new();
-    for byte in bytes {
-        // Writing to a string cannot fail.
-        let _ = write!(digits, "{byte:02x}");
-    }
-    Ok(digits)
+    Ok(hex::encode(bytes))
 }
 
 /// Returns an id in a printable form, because clients can send any text.

@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
 use cofferdam_linux::message;
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OnceCell;
@@ -99,7 +100,7 @@ impl Launcher {
 
     /// Returns true if the launcher creates a single sandbox.
     pub fn is_single(&self) -> bool {
-        matches!(*self.process.lock().unwrap_or_else(PoisonError::into_inner), Process::Forked(_))
+        matches!(*self.process.lock(), Process::Forked(_))
     }
 
     /// Tells a launcher whose only sandbox ends that it can end as well.
@@ -147,17 +148,17 @@ impl Launcher {
 
     /// Returns the probe results of an earlier sandbox of the same kind.
     pub fn known_probes(&self, kind: Kind) -> Option<Arc<Probes>> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner).get(&kind).cloned()
+        self.probes.lock().get(&kind).cloned()
     }
 
     /// Returns the measurements of an accepted sandbox with the same request.
     pub fn expected(&self, create: &Create) -> Option<Arc<Evidence>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).get(&without_unique_fields(create)).cloned()
+        self.accepted.lock().get(&without_unique_fields(create)).cloned()
     }
 
     /// Stores the measurements of an accepted sandbox.
     pub fn accept(&self, create: &Create, evidence: &Evidence) {
-        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accepted = self.accepted.lock();
         if accepted.len() >= MAX_STORED_EVIDENCE {
             accepted.clear();
         }
@@ -166,17 +167,17 @@ impl Launcher {
 
     /// Stores probe results.
     pub fn store_probes(&self, kind: Kind, probes: &Arc<Probes>) {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner).insert(kind, Arc::clone(probes));
+        self.probes.lock().insert(kind, Arc::clone(probes));
     }
 
     /// Returns true if the launcher still runs.
     pub fn is_alive(&self) -> bool {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).is_alive()
+        self.process.lock().is_alive()
     }
 
     /// Returns the launcher's process id.
     pub fn pid(&self) -> u32 {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).id()
+        self.process.lock().id()
     }
 
     /// Requests a sandbox. Its init answers on the returned socket, which closes once nothing of the sandbox remains.
@@ -215,7 +216,7 @@ impl Drop for Launcher {
         if let Some(socket) = &self.socket {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
         }
-        self.process.get_mut().unwrap_or_else(PoisonError::into_inner).wait();
+        self.process.get_mut().wait();
     }
 }
 

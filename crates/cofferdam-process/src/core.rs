@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::process;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch as flag};
 
@@ -98,7 +99,7 @@ pub async fn receive_events(core: Arc<Core>, gone: flag::Sender<bool>) {
 
 impl Core {
     fn slots(&self) -> MutexGuard<'_, HashMap<u64, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Registers a new exec. Returns its number and channels that report its start and its end.

@@ -2,8 +2,9 @@
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use crate::sys;
@@ -44,7 +45,7 @@ impl ForkedLauncher {
 
     /// Takes the launcher, if it was not taken before.
     pub(crate) fn take(&self) -> Option<IdleLauncher> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }
 

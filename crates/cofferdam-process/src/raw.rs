@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec};
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::named::Directory;
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::{Notify, watch as flag};
 

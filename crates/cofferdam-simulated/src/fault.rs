@@ -4,10 +4,10 @@
 //! call of a kind then depends on the seed, the kind and n only.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 
 /// A kind of call that can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -169,7 +169,7 @@ impl Faults {
     /// Counts a call, and delays or fails it as planned. Returns its number.
     pub(crate) async fn pass(&self, point: FaultPoint) -> Result<u64> {
         let nth = {
-            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut counts = self.counts.lock();
             let count = counts.entry(point).or_default();
             *count += 1;
             *count

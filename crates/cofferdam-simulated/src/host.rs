@@ -1,9 +1,9 @@
 //! State that all sandboxes of one backend share: the configuration, the faults, and the live sandboxes.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cofferdam_contract::SandboxId;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Config;
 use crate::fault::Faults;
@@ -24,6 +24,6 @@ impl Host {
 
     /// Returns the sandboxes that were created and not closed.
     pub(crate) fn living(&self) -> MutexGuard<'_, BTreeSet<SandboxId>> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+        self.living.lock()
     }
 }

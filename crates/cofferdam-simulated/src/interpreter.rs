@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{
     Access, ErrorKind, ExecDriver, ExecRequest, LimitKind, OutputStream, SandboxPath, TerminalSize,
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinSet;
@@ -78,7 +79,7 @@ impl Process {
     }
 
     fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counters.lock()
     }
 
     pub(crate) fn on_term(&self) -> OnTerm {

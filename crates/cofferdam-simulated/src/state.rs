@@ -1,10 +1,11 @@
 //! State that a sandbox's execs and its callers share.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Posture, Result, SandboxId, Spec};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::host::Host;
@@ -77,14 +78,14 @@ impl Shared {
 
     /// Applies the spec of the claim. No exec has run in the sandbox, and its workspace is unchanged.
     pub(crate) fn apply_claim(&mut self, posture: Posture, disk: Option<u64>, spec: Spec) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         state.tree = Tree::new(disk);
         (self.spec, self.posture) = (spec, posture);
     }
 
     /// Returns the state, even of a sandbox that is closed or lost.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the state of a usable sandbox.

@@ -10,10 +10,9 @@
 //! read.
 
 use std::cell::RefCell;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,6 +21,7 @@ use cofferdam_archive::{
     Written,
 };
 use cofferdam_contract::{ByteSize, Cpus, Limits as SandboxLimits, Result as ContractResult};
+use cofferdam_util::private;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::VmBackend;
@@ -357,7 +357,7 @@ fn files<R: Read>(
 
 /// Creates an empty unnamed file.
 fn blank_disk(directory: &Path) -> std::io::Result<File> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    private::create_directory(directory)?;
     tempfile::tempfile_in(directory)
 }
 

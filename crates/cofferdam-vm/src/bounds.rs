@@ -5,11 +5,11 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cofferdam_contract::{Access, ByteSize};
 use cofferdam_linux::cgroup::{Bounds, Family, Group, Owner, Share, Stats, Version};
 use cofferdam_linux::process::Resource;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::fstatfs;
 
 use crate::qemu::Sharing;
@@ -123,7 +123,7 @@ struct Groups {
 static GROUPS: Mutex<Groups> = Mutex::new(Groups { owner: None, members: 0 });
 
 fn groups() -> MutexGuard<'static, Groups> {
-    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+    GROUPS.lock()
 }
 
 impl Groups {

@@ -11,12 +11,12 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{Access, ByteSize, Limits, Spec};
 use cofferdam_guest::{Guest, Settings};
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::config::VmConfig;
@@ -131,7 +131,7 @@ impl Chooser {
     }
 
     fn is_good(&self, machine: &Machine) -> bool {
-        self.good.lock().unwrap_or_else(PoisonError::into_inner).contains(&machine.kernel)
+        self.good.lock().contains(&machine.kernel)
     }
 
     async fn find(&self, machine: &Machine) -> Result<Chosen> {
@@ -258,7 +258,7 @@ impl Chooser {
         let known = records.as_ref().and_then(|records| records.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
             if known.outcome.is_ok() {
-                self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
+                self.good.lock().insert(machine.kernel.clone());
             }
             return Ok(known);
         }
@@ -270,7 +270,7 @@ impl Chooser {
             booted.map(|()| milliseconds).map_err(|(TrialError::NotStarted(why) | TrialError::Silent(why))| why);
         let trial = KernelTrial { monitor, image, outcome };
         if trial.outcome.is_ok() {
-            self.good.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.kernel.clone());
+            self.good.lock().insert(machine.kernel.clone());
         }
         if let Some(records) = records.filter(|_| conclusive) {
             // Without a record, the kernel is tried again, which costs only time.

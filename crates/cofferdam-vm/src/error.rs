@@ -8,6 +8,7 @@ use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_debian::DebianError;
 use cofferdam_linux::named::UntrustedLink;
 use cofferdam_linux::trust::Distrust;
+use cofferdam_util::sha256;
 
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
@@ -261,7 +262,7 @@ pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOn
 /// Returns the steps that copy an image to this host. A key from a hostile archive that is no valid key stays out of
 /// commands that people copy.
 fn copy_image_steps(key: &str) -> String {
-    let key = if crate::image::is_key(key) { key } else { "KEY" };
+    let key = if sha256::is_digest(key) { key } else { "KEY" };
     format!(
         "copy that image to this host: `cofferdam vm export-image {key} --out image.cofferdam` where the snapshot was \
          saved, then `cofferdam vm import-image image.cofferdam` here; `cofferdam vm images` shows the images that \

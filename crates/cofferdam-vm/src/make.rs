@@ -1,16 +1,17 @@
 //! Creation of sandboxes: starts a VM, connects to its agent, and measures everything.
 
 use std::fmt;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
 use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
+use cofferdam_util::private;
+use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::budget::{Budget, Lease};
@@ -220,7 +221,7 @@ impl PendingSandbox {
     pub(crate) async fn capture(&self, record: Record) -> Result<VmSnapshot, VmError> {
         let closed = || VmError::BadSnapshot { what: "the sandbox is closed".to_owned() };
         let (root, workspace) = {
-            let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+            let disks = self.disks.lock();
             let disks = disks.as_ref().ok_or_else(closed)?;
             (Arc::clone(&disks.root), disks.workspace.clone())
         };
@@ -265,8 +266,8 @@ impl PendingSandbox {
     pub(crate) async fn close(&self) -> Result<()> {
         // The VM's contents are of no use any more: it need not shut down cleanly.
         let ((), killed) = tokio::join!(self.guest.close(), self.vm.kill());
-        drop(self.disks.lock().unwrap_or_else(PoisonError::into_inner).take());
-        drop(self.from.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.disks.lock().take());
+        drop(self.from.lock().take());
         killed.map_err(|error| error.into_error("close"))
     }
 }
@@ -421,8 +422,7 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
 
 /// Creates an unnamed disk with an empty file system.
 fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    made.map_err(io("create", &directory))?;
+    private::create_directory(&directory).map_err(io("create", &directory))?;
     let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
     image::ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;

@@ -4,10 +4,11 @@
 //! drops those that are not used for some time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, Result};
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::plan::Plan;
@@ -42,10 +43,6 @@ pub(crate) struct Templates {
     idle: Duration,
 }
 
-fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
-    slots.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Templates {
     pub(crate) fn new(max: usize, idle: Duration) -> Self {
         Self { slots: Arc::default(), max, idle }
@@ -63,7 +60,7 @@ impl Templates {
 
     /// Returns the kind's slot, and true if the cache was empty before.
     fn slot(&self, kind: Kind, now: Instant) -> (Slot, bool) {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         let first = slots.is_empty();
         let slot = Arc::clone(&slots.get(&kind).map(|(slot, _)| Arc::clone(slot)).unwrap_or_default());
         slots.insert(kind, (Arc::clone(&slot), now));
@@ -81,7 +78,7 @@ async fn sweep(slots: Weak<Mutex<Slots>>, idle: Duration) {
     loop {
         tokio::time::sleep(idle).await;
         let Some(slots) = slots.upgrade() else { return };
-        let mut slots = lock(&slots);
+        let mut slots = slots.lock();
         slots.retain(|_, (_, used)| used.elapsed() < idle);
         if slots.is_empty() {
             return;
@@ -111,7 +108,7 @@ mod tests {
         assert!(!first && !Arc::ptr_eq(&one, &two));
         assert!(Arc::ptr_eq(&templates.slot(kind(1), now + Duration::from_secs(2)).0, &one));
         templates.slot(kind(3), now + Duration::from_secs(3));
-        assert_eq!(lock(&templates.slots).len(), 2);
+        assert_eq!(templates.slots.lock().len(), 2);
         assert!(Arc::ptr_eq(&templates.slot(kind(1), now + Duration::from_secs(4)).0, &one));
         assert!(!Arc::ptr_eq(&templates.slot(kind(2), now + Duration::from_secs(5)).0, &two));
     }
@@ -134,7 +131,7 @@ mod tests {
         let first = templates.get(kind(1), std::future::pending());
         assert!(tokio::time::timeout(Duration::from_millis(1), first).await.is_err());
         let begun = Instant::now();
-        while !lock(&templates.slots).is_empty() {
+        while !templates.slots.lock().is_empty() {
             assert!(begun.elapsed() < Duration::from_secs(60), "it is never swept");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

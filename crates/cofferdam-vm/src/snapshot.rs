@@ -9,12 +9,13 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cofferdam_contract::{
     Access, ByteSize, Error, ExecId, Limits, RootFs, Snapshot, Spec, SpecBuilder, TenantId, Workspace,
 };
 use cofferdam_guest::{Evidence, PROTOCOL, Record};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
@@ -270,7 +271,7 @@ impl VmSnapshot {
     pub(crate) fn lease_all(&self) -> Result<()> {
         let devices = sparse::allocated(self.state().devices()).map_err(io("inspect", "a snapshot"))?;
         let all = self.manifest().memory().as_bytes().saturating_add(devices);
-        self.0.lease.lock().unwrap_or_else(PoisonError::into_inner).grow(all)
+        self.0.lease.lock().grow(all)
     }
 
     /// Returns the VM snapshot in a snapshot of the contract, if it is one of this backend.

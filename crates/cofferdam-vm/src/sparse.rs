@@ -4,12 +4,13 @@
 //! map and read it, and cannot change it. Disks are unnamed files in a directory of the owner; where the file system
 //! supports reflinks, a copy shares blocks.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use cofferdam_util::private;
 use rustix::fs::{
     MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, ioctl_ficlone, memfd_create, seek,
 };
@@ -151,7 +152,7 @@ pub fn copy_memory(from: &File, max: u64) -> Result<File> {
 ///
 /// The system's error.
 pub fn copy_disk(from: &File, directory: &Path) -> Result<File> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    private::create_directory(directory)?;
     let into = tempfile::tempfile_in(directory)?;
     if ioctl_ficlone(&into, from).is_ok() {
         return Ok(into);

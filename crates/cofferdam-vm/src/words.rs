@@ -1,8 +1,9 @@
 //! The tail of a program's output.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Maximum number of retained bytes.
@@ -15,7 +16,7 @@ pub(crate) struct OutputTail(Arc<Mutex<VecDeque<u8>>>);
 
 impl OutputTail {
     fn add(&self, data: &[u8]) {
-        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tail = self.0.lock();
         tail.extend(&data[data.len().saturating_sub(MAX_RETAINED)..]);
         let surplus = tail.len().saturating_sub(MAX_RETAINED);
         tail.drain(..surplus);
@@ -31,7 +32,7 @@ impl OutputTail {
     }
 
     pub(crate) fn text(&self) -> String {
-        let tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = self.0.lock();
         let (first, second) = tail.as_slices();
         String::from_utf8_lossy(&[first, second].concat()).into_owned()
     }

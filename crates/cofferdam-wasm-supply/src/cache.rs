@@ -2,10 +2,11 @@
 //! rename, and its `manifest` lists each file with its hash.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::private;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -41,8 +42,7 @@ impl Cache {
 
     /// Creates the directory with access for this user only, and refuses one that another user can write to.
     pub fn prepare(&self) -> Result<()> {
-        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        created.map_err(io("create the cache", &self.root))?;
+        private::create_directory(&self.root).map_err(io("create the cache", &self.root))?;
         self.check_root()
     }
 
@@ -192,13 +192,10 @@ impl Cache {
         if !found.is_file() && !found.is_dir() {
             return Err(self.untrusted(path, "it is neither a file nor a directory"));
         }
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return Err(self.untrusted(path, "it belongs to another user"));
+        match private::exposure(&found) {
+            Some(reason) => Err(self.untrusted(path, reason)),
+            None => Ok(()),
         }
-        if found.mode() & 0o022 != 0 {
-            return Err(self.untrusted(path, "other users can write to it; remove that permission with 'chmod go-w'"));
-        }
-        Ok(())
     }
 
     fn untrusted(&self, path: &Path, reason: &str) -> SupplyError {

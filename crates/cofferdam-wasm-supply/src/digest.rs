@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
+use cofferdam_util::sha256;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
-use sha2::{Digest, Sha256};
 
 use crate::error::{Result, SupplyError, io};
 
@@ -15,31 +15,9 @@ pub(crate) const COPY: &str = "copy into memory";
 /// The maximum size of a file that is copied into memory.
 const MAX_SEALED: u64 = 1 << 30;
 
-pub(crate) fn of_bytes(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
 pub(crate) fn of_file(path: &Path) -> Result<String> {
-    let mut file = File::open(path).map_err(io("open", path))?;
-    of_open(&mut file).map_err(io("read", path))
-}
-
-fn of_open(file: &mut impl Read) -> std::io::Result<String> {
-    copied(file, &mut std::io::sink())
-}
-
-/// Copies a file, and returns the hash of the copied bytes.
-fn copied(from: &mut impl Read, to: &mut impl Write) -> std::io::Result<String> {
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 256 * 1024];
-    loop {
-        let count = from.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(hex(&hasher.finalize()));
-        }
-        hasher.update(&buffer[..count]);
-        to.write_all(&buffer[..count])?;
-    }
+    let file = File::open(path).map_err(io("open", path))?;
+    sha256::of_reader(file).map_err(io("read", path))
 }
 
 /// Copies the pinned content into sealed memory and hashes it on the way. The copy can neither change nor be truncated.
@@ -55,7 +33,7 @@ pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Resul
 fn seal(file: &mut impl Read) -> std::io::Result<(String, File)> {
     let mut copy = memory()?;
     // A file that is truncated here has another hash.
-    let found = copied(&mut file.take(MAX_SEALED), &mut copy)?;
+    let found = sha256::of_pieces(file.take(MAX_SEALED), |piece| copy.write_all(piece))?;
     copy.rewind()?;
     fcntl_add_seals(&copy, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok((found, copy))
@@ -78,7 +56,7 @@ pub(crate) fn expect(path: &Path, expected: &str) -> Result<()> {
 
 /// Fails unless an open file has exactly the pinned content. The file is then at its beginning.
 pub(crate) fn expect_of(file: &mut (impl Read + Seek), path: &Path, expected: &str) -> Result<()> {
-    let found = of_open(file).map_err(io("read", path))?;
+    let found = sha256::of_reader(&mut *file).map_err(io("read", path))?;
     compare(path, expected, found)?;
     file.rewind().map_err(io("read", path))
 }
@@ -89,16 +67,4 @@ fn compare(path: &Path, expected: &str, found: String) -> Result<()> {
     }
     let what = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     Err(SupplyError::WrongHash { what, expected: expected.to_owned(), found })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn digest_is_the_known_one_of_abc() {
-        assert_eq!(super::of_bytes(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    }
 }

@@ -1,7 +1,7 @@
 //! The pinned versions and hashes, and the build of JavaScript's module. To upgrade a version, change it here and run
 //! the end-to-end test, which prints the hash of the build.
 
-use crate::digest;
+use cofferdam_util::sha256;
 
 /// Bytes of call stack that a host must give these modules. With less, deep recursion in a script causes a trap instead
 /// of an exception that the script can catch.
@@ -117,5 +117,5 @@ pub(crate) mod javascript {
 
 /// Returns the recipe's name. Cache entries of another recipe have another name and are ignored.
 pub(crate) fn name_of(parts: &[&str]) -> String {
-    digest::of_bytes(parts.join("\0").as_bytes())[..16].to_owned()
+    sha256::of(parts.join("\0"))[..16].to_owned()
 }

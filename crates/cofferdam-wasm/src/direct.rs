@@ -4,13 +4,14 @@
 //! those of a spec, and are enforced as for execs.
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{
     ByteSize, Completed, Error, ErrorKind, Posture, Result, Spec, Usage, WORKSPACE_PATH, Workspace,
 };
+use parking_lot::Mutex;
 
 use crate::account::Account;
 use crate::command::plain_environment;
@@ -226,11 +227,11 @@ impl Runner<'_> {
 
 impl Loaded {
     fn take_spare(&self) -> Option<Guest> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.spare.lock().pop()
     }
 
     fn return_spare(&self, guest: Guest) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock();
         if spare.len() < MAX_SPARE {
             spare.push(guest);
         }

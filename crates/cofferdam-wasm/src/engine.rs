@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Result, TenantId};
 use cofferdam_wasm_supply::Language;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 use wasmtime::{Config, Engine, Linker, Module, WasmBacktraceDetails};
@@ -101,7 +102,7 @@ impl Engines {
         max_time: Duration,
     ) -> Result<Arc<PreparedInterpreter>> {
         let cell = {
-            let mut interpreters = self.interpreters.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut interpreters = self.interpreters.lock();
             Arc::clone(interpreters.entry((language, metered)).or_default())
         };
         if let Some(prepared) = cell.get() {
@@ -158,14 +159,14 @@ struct CompileSlot(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
 impl CompileSlot {
     /// Replaces the slot, if the compilation has not ended.
     fn exchange(&self, permit: OwnedSemaphorePermit) {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.0.lock();
         if slot.is_some() {
             *slot = Some(permit);
         }
     }
 
     fn set(&self, permit: Option<OwnedSemaphorePermit>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = permit;
+        *self.0.lock() = permit;
     }
 }
 
@@ -224,7 +225,7 @@ impl WasmEngine {
     }
 
     fn cache(&self) -> MutexGuard<'_, ModuleCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 
     fn compile(&self, bytes: &[u8]) -> Result<Arc<Program>> {
@@ -245,7 +246,7 @@ impl WasmEngine {
 
     /// Starts the periodic checks of guests, which run while the returned value lives.
     pub(crate) fn tick(self: &Arc<Self>) -> std::io::Result<Ticking> {
-        let mut ticker = lock(&self.ticker);
+        let mut ticker = self.ticker.lock();
         if !ticker.runs {
             let (engine, shared) = (self.inner.clone(), Arc::clone(&self.ticker));
             std::thread::Builder::new().name("wasm-ticker".to_owned()).spawn(move || tick(&engine, &shared))?;
@@ -311,16 +312,12 @@ struct Ticker {
     runs: bool,
 }
 
-fn lock(ticker: &Mutex<Ticker>) -> MutexGuard<'_, Ticker> {
-    ticker.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Advances the engine's epoch at regular intervals, and ends when no guest runs.
 fn tick(engine: &Engine, shared: &Mutex<Ticker>) {
     loop {
         std::thread::sleep(TICK_INTERVAL);
         engine.increment_epoch();
-        let mut ticker = lock(shared);
+        let mut ticker = shared.lock();
         if ticker.guests == 0 {
             ticker.runs = false;
             return;
@@ -334,7 +331,7 @@ pub(crate) struct Ticking(Arc<Mutex<Ticker>>);
 
 impl Drop for Ticking {
     fn drop(&mut self) {
-        lock(&self.0).guests -= 1;
+        self.0.lock().guests -= 1;
     }
 }
 

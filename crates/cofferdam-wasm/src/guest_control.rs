@@ -5,12 +5,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{self, Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{Error, ExecControl, Result, TerminalSize};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::io::AsyncWrite;
 
 use crate::ending::{SIGKILL, SIGTERM, Termination};
@@ -41,7 +42,7 @@ pub(crate) struct GuestControl {
 
 impl GuestControl {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Requests the guest's termination. The first request counts.
@@ -74,7 +75,7 @@ impl GuestControl {
             if left == Duration::ZERO {
                 return;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 

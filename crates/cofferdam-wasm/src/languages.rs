@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec};
+use cofferdam_util::sha256;
 use cofferdam_wasm_supply::{Cache, Entry as WarmEntry, Interpreter, Language, Stack, Supply};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::account::Account;
 use crate::ending::Termination;
@@ -220,10 +220,9 @@ fn read_state(mut file: fs::File) -> Result<Option<(State, Arc<Image>)>> {
 }
 
 /// Reads a file that was hashed before, and verifies the bytes that are used.
-fn pinned(found: &Interpreter, path: &Path, sha256: &str) -> Result<Vec<u8>> {
+fn pinned(found: &Interpreter, path: &Path, expected: &str) -> Result<Vec<u8>> {
     let contents = fs::read(path).map_err(unreadable)?;
-    let hash: String = Sha256::digest(&contents).iter().map(|byte| format!("{byte:02x}")).collect();
-    match hash == sha256 {
+    match sha256::of(&contents) == expected {
         true => Ok(contents),
         false => Err(broken(found.language, format!("{} was changed after it was verified", path.display()))),
     }
@@ -304,7 +303,7 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     let files = Files::new(&Spec::default(), policy, &account)?;
     let mut preopens = files.preopens(Access::ReadOnly, files.workspace);
     {
-        let mut tree = crate::wasi::lock(&files.tree);
+        let mut tree = files.tree.lock();
         for file in &found.files {
             let contents = pinned(found, &file.host, &file.sha256)?;
             put(&mut tree, &file.guest, &contents).map_err(|error| error.into_error("start", &file.guest))?;

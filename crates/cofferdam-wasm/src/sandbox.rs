@@ -17,7 +17,6 @@ use crate::exec;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
 use crate::state::Shared;
 use crate::time::since_1970;
-use crate::wasi::lock;
 
 /// The maximum number of entries of a listed directory.
 const MAX_ENTRIES: usize = 100_000;
@@ -190,13 +189,13 @@ struct Nameless<'a> {
 
 impl<'a> Nameless<'a> {
     fn new(shared: &'a Shared) -> Result<Self, FsError> {
-        Ok(Self { ino: lock(&shared.files).nameless_file(0)?, shared })
+        Ok(Self { ino: shared.files.lock().nameless_file(0)?, shared })
     }
 }
 
 impl Drop for Nameless<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.files).release(self.ino);
+        self.shared.files.lock().release(self.ino);
     }
 }
 

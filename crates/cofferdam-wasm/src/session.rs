@@ -8,7 +8,7 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use cofferdam_contract::{
     Spec, Usage, collect,
 };
 use cofferdam_wasm_supply::Language;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::command;
@@ -369,7 +370,7 @@ fn piece(language: Language, source: Bytes) -> cofferdam_contract::ExecRequestBu
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 
     fn check_idle(&self) -> Result<()> {

@@ -186,7 +186,7 @@ impl SessionSnapshot {
                 return Err(damaged("its workspace is missing"));
             }
         }
-        let files = Files { tree: Arc::new(std::sync::Mutex::new(tree)), workspace, temporary };
+        let files = Files { tree: Arc::new(parking_lot::Mutex::new(tree)), workspace, temporary };
         // The spec decides whether random numbers are deterministic. The snapshot has only their state.
         let random = policy.seed.map_or(Random::Real, |seed| Random::Seeded(self.seed.unwrap_or(seed)));
         let initial =

@@ -1,11 +1,12 @@
 //! The state that a sandbox's execs and its callers share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cofferdam_contract::{Access, Error, ErrorKind, Posture, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
 
 use crate::WasmConfig;
@@ -21,7 +22,7 @@ use crate::posture::posture;
 use crate::session::InitialState;
 use crate::snapshot::{SessionSnapshot, refuse_shared};
 use crate::time::since_1970;
-use crate::wasi::{Preopen, lock};
+use crate::wasi::Preopen;
 
 #[derive(Debug, Default)]
 struct State {
@@ -123,7 +124,7 @@ impl Shared {
         let Workspace::HostDir { path, .. } = shared.spec.workspace() else { return Ok(shared) };
         let (directory, target) = (import::open(&shared.spec, path)?, Arc::clone(&shared));
         let times = if shared.policy.seed.is_some() { Times::Zeroed } else { Times::Preserved };
-        on_thread(move || import(&directory, &mut lock(&target.files), target.workspace, times)).await?;
+        on_thread(move || import(&directory, &mut target.files.lock(), target.workspace, times)).await?;
         Ok(shared)
     }
 
@@ -184,7 +185,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
@@ -198,7 +199,7 @@ impl Shared {
     /// Returns the files of a sandbox that is open.
     pub(crate) fn tree(&self, operation: &'static str) -> Result<MutexGuard<'_, Tree>> {
         self.check_open(operation)?;
-        Ok(lock(&self.files))
+        Ok(self.files.lock())
     }
 
     /// Registers an exec, which counts as a process.
@@ -242,7 +243,7 @@ impl Shared {
     pub(crate) async fn wait_and_clear(&self) {
         // The sender lives as long as `self`, so the wait cannot fail.
         let _ = self.alive.subscribe().wait_for(|count| *count == 0).await;
-        *lock(&self.files) = Tree::new(None, Arc::new(Account::new(None)));
+        *self.files.lock() = Tree::new(None, Arc::new(Account::new(None)));
     }
 }
 

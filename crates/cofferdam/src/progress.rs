@@ -1,10 +1,10 @@
 //! Progress of long work: a bar on a terminal, otherwise a line for each step.
 
 use std::io::IsTerminal;
-use std::sync::{Mutex, PoisonError};
 
 use cofferdam::registry::ImageStep;
 use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 
 use crate::report;
 use crate::style::Tone;
@@ -27,7 +27,7 @@ impl Progress {
     /// Shows a step and its progress.
     pub fn report(&self, step: ImageStep) {
         let what = one_line(&step.what);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let is_new = *last != what;
         match (&self.bar, step.bytes) {
             (Some(bar), Some((done, total))) => {

@@ -1,8 +1,9 @@
 //! Raw mode of this process's terminal while the code has a terminal. The modes are restored on every exit path.
 
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 use cofferdam::{Error, ErrorKind, Result, TerminalSize};
+use parking_lot::Mutex;
 use rustix::stdio::stdin;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 
@@ -37,7 +38,7 @@ impl RawTerminal {
         let before = tcgetattr(stdin()).map_err(failed)?;
         let mut raw = before.clone();
         raw.make_raw();
-        *lock() = Some(before);
+        *BEFORE.lock() = Some(before);
         let guard = Self(());
         restore_on_panic();
         tcsetattr(stdin(), OptionalActions::Now, &raw).map_err(failed)?;
@@ -63,12 +64,8 @@ fn restore_on_panic() {
 }
 
 fn restore() {
-    if let Some(before) = lock().take() {
+    if let Some(before) = BEFORE.lock().take() {
         // A failure cannot be reported here.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
-}
-
-fn lock() -> std::sync::MutexGuard<'static, Option<Termios>> {
-    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -57,6 +57,7 @@ const ONCE: &[&str] = &[
     "cofferdam-fuzz ",
     "cofferdam-screen ",
     "cofferdam-simulated ",
+    "cofferdam-util ",
     "cofferdam-vm lib ",
     "cofferdam-wasm test ",
     "xtask ",

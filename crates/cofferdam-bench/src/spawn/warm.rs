@@ -4,12 +4,13 @@
 //! closed during a measurement.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use cofferdam_contract::{Backend, Command, Completed, ExecRequest, Limits, Sandbox, Script, Spec, collect};
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
 use cofferdam_process::ProcessBackend;
+use parking_lot::Mutex;
 
 /// Number of Pythons prepared at once.
 const FEW: usize = 4;
@@ -38,7 +39,7 @@ impl WarmPythons {
         for sandbox in take(&self.used) {
             sandbox.close().await?;
         }
-        if !lock(&self.waiting).is_empty() {
+        if !self.waiting.lock().is_empty() {
             return Ok(());
         }
         for _ in 0..FEW {
@@ -47,14 +48,14 @@ impl WarmPythons {
             let spec = Spec::builder().limits(Limits { pids, ..limits }).build()?;
             let sandbox = self.backend.create(spec).await?;
             let made = WaitingInterpreter::warm(sandbox, self.config.clone()).await?;
-            lock(&self.waiting).push(made);
+            self.waiting.lock().push(made);
         }
         Ok(())
     }
 
     /// Runs the code in a prepared Python.
     pub async fn run(&self) -> Result<Completed> {
-        let waiting = lock(&self.waiting).pop().context("no prepared Python is left: refill first")?;
+        let waiting = self.waiting.lock().pop().context("no prepared Python is left: refill first")?;
         let script = Script {
             interpreter: self.config.command.clone(),
             name: "main.py".to_owned(),
@@ -62,17 +63,13 @@ impl WarmPythons {
             args: Vec::new(),
         };
         let request = ExecRequest::builder(Command::Script(script)).build()?;
-        lock(&self.used).push(Arc::clone(waiting.sandbox()));
+        self.used.lock().push(Arc::clone(waiting.sandbox()));
         Ok(collect(waiting.start(request).await?).await?)
     }
 }
 
-fn lock<T>(list: &Mutex<Vec<T>>) -> std::sync::MutexGuard<'_, Vec<T>> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
-    std::mem::take(&mut *lock(list))
+    std::mem::take(&mut *list.lock())
 }
 
 /// Returns the path of a Python in the search path that has this module. A version manager's `python3` is only a
@@ -107,6 +104,6 @@ mod tests {
         }
         assert!(pythons.run().await.is_err());
         pythons.refill().await.unwrap();
-        assert_eq!((lock(&pythons.used).len(), lock(&pythons.waiting).len()), (0, FEW));
+        assert_eq!((pythons.used.lock().len(), pythons.waiting.lock().len()), (0, FEW));
     }
 }

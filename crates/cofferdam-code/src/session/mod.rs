@@ -17,13 +17,14 @@ mod wire;
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use cofferdam_contract::{
     Capability, Chunk, Error, ErrorKind, ExecHandle, ExecRequest, Exit, ExitWatch, OutputEvent, Result, Retry, Sandbox,
     Usage,
 };
+use parking_lot::Mutex;
 use tokio::sync::{MutexGuard as Guard, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -102,7 +103,7 @@ impl Turn<'_> {
 
     /// Returns the interpreter for the next call, unless the session was closed meanwhile.
     fn put_back(&mut self, live: Live) {
-        let mut state = lock(&self.session.state);
+        let mut state = self.session.state.lock();
         if let (Some(guard), false) = (&mut self.guard, state.closed) {
             **guard = Some(live);
             state.gone = None;
@@ -187,7 +188,7 @@ impl Sessions {
             pid,
             state: Mutex::new(State { last_use: Instant::now(), calls: 0, gone: None, closed: false }),
         });
-        lock(&self.registry).open.insert(session.id.clone(), Arc::clone(&session));
+        self.registry.lock().open.insert(session.id.clone(), Arc::clone(&session));
         tokio::spawn(watch(Arc::downgrade(&session), end, config.sessions.clone()));
         Ok(session)
     }
@@ -198,7 +199,7 @@ impl Sessions {
     /// - `Closed` for a session that has ended, with the reason.
     /// - `NotFound` for an unknown id.
     pub fn find(&self, id: &str) -> Result<Arc<CodeSession>> {
-        let registry = lock(&self.registry);
+        let registry = self.registry.lock();
         if let Some(session) = registry.open.get(id) {
             return Ok(Arc::clone(session));
         }
@@ -213,12 +214,12 @@ impl Sessions {
 
     /// Returns the ids of the open sessions.
     pub fn ids(&self) -> Vec<String> {
-        lock(&self.registry).open.keys().cloned().collect()
+        self.registry.lock().open.keys().cloned().collect()
     }
 
     /// Ends all sessions and waits until their interpreters have exited.
     pub async fn shutdown(&self) {
-        let all: Vec<_> = lock(&self.registry).open.values().cloned().collect();
+        let all: Vec<_> = self.registry.lock().open.values().cloned().collect();
         for session in all {
             session.close().await;
         }
@@ -228,7 +229,7 @@ impl Sessions {
 impl Drop for Sessions {
     fn drop(&mut self) {
         // Dropping the last reference to a session kills its interpreter.
-        lock(&self.registry).open.clear();
+        self.registry.lock().open.clear();
     }
 }
 
@@ -411,7 +412,7 @@ impl CodeSession {
             session: Some(SessionState { id: self.id.clone(), calls, lost, exited }),
             ..executor::result(exit, stdout, stderr, meta)
         };
-        lock(&self.state).last_use = Instant::now();
+        self.state.lock().last_use = Instant::now();
         if let Some(entry) = entry {
             entry.ended(&result, Some(output)).await?;
         }
@@ -441,17 +442,17 @@ impl CodeSession {
     }
 
     fn is_closed(&self) -> bool {
-        lock(&self.state).closed
+        self.state.lock().closed
     }
 
     fn closed_why(&self) -> Option<String> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.gone.clone().filter(|_| state.closed)
     }
 
     /// Counts a call that starts now. Returns `None` if the session has ended.
     fn begin(&self) -> Option<u64> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return None;
         }
@@ -463,7 +464,7 @@ impl CodeSession {
 
     /// Records the reason why the session has ended, once. No call may start after it.
     fn end(&self, why: &str) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !state.closed {
             (state.gone, state.closed) = (Some(why.to_owned()), true);
         }
@@ -473,7 +474,7 @@ impl CodeSession {
     fn unregister(&self) {
         let why = self.closed_why().unwrap_or_default();
         let Some(registry) = self.registry.upgrade() else { return };
-        let mut registry = lock(&registry);
+        let mut registry = registry.lock();
         if registry.open.remove(&self.id).is_some() {
             registry.gone.push_back((self.id.clone(), why));
             if registry.gone.len() > MAX_GONE {
@@ -483,7 +484,7 @@ impl CodeSession {
     }
 
     fn closed_error(&self) -> Error {
-        closed(&self.id, lock(&self.state).gone.as_deref().unwrap_or("it was closed"))
+        closed(&self.id, self.state.lock().gone.as_deref().unwrap_or("it was closed"))
     }
 }
 
@@ -555,7 +556,7 @@ fn exit(answer: Answer) -> (Exit, bytes::Bytes, bytes::Bytes) {
 async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds) {
     let oldest = Instant::now() + bounds.lifetime;
     loop {
-        let Some(until) = session.upgrade().map(|session| lock(&session.state).last_use + bounds.idle_timeout) else {
+        let Some(until) = session.upgrade().map(|session| session.state.lock().last_use + bounds.idle_timeout) else {
             return;
         };
         let over = tokio::select! {
@@ -569,8 +570,8 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
             sleep(bounds.idle_timeout.min(Duration::from_secs(1))).await;
             continue;
         };
-        let cancelled = lock(&session.state).gone.clone();
-        let idle = Instant::now() >= lock(&session.state).last_use + bounds.idle_timeout;
+        let cancelled = session.state.lock().gone.clone();
+        let idle = Instant::now() >= session.state.lock().last_use + bounds.idle_timeout;
         let why = match (over, idle, Instant::now() >= oldest) {
             (Some(how), ..) => cancelled.unwrap_or(how),
             (_, true, _) => format!("it was idle for {} s", bounds.idle_timeout.as_secs_f64()),
@@ -586,8 +587,4 @@ async fn watch(session: Weak<CodeSession>, end: ExitWatch, bounds: SessionBounds
         session.unregister();
         return;
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
 //! Tests of the audit records: one for each execution, without secrets.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_audit::{End, Expect, Filter, Record, Verdict, query, verify};
@@ -10,6 +10,7 @@ use cofferdam_code::{
     Warn,
 };
 use cofferdam_contract::ErrorKind;
+use parking_lot::Mutex;
 
 use crate::support::{World, spec};
 
@@ -172,10 +173,10 @@ async fn a_log_that_is_not_mandatory_stops_nothing_and_is_told_once() {
         let warnings = Arc::clone(&warnings);
         let mut config = audited(&log);
         config.audit.as_mut().expect("a log").mandatory = false;
-        config.warn = Warn::new(move |text| warnings.lock().expect("a list").push(text.to_owned()));
+        config.warn = Warn::new(move |text| warnings.lock().push(text.to_owned()));
         config
     };
-    let take_warnings = || std::mem::take(&mut *warnings.lock().expect("a list"));
+    let take_warnings = || std::mem::take(&mut *warnings.lock());
     let world = World::with(config(), spec()).await;
     world.run("python", "1").await;
     assert_eq!(take_warnings(), [""; 0]);

@@ -2,11 +2,12 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bollard::query_parameters::RemoveImageOptionsBuilder;
 use cofferdam_container::{DockerBackend, DockerConfig, PullProgress};
 use cofferdam_contract::ErrorKind;
+use parking_lot::Mutex;
 
 use crate::support::{self, TestEngine, unique};
 
@@ -97,9 +98,9 @@ async fn an_image_comes_from_a_registry_with_its_progress() {
         forget(&engine, &digest).await;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let events = Arc::clone(&seen);
-        let progress = PullProgress::new(move |event| events.lock().unwrap().push(event.clone()));
+        let progress = PullProgress::new(move |event| events.lock().push(event.clone()));
         backend.pull_image(&name, &progress).await.unwrap_or_else(|error| panic!("{name}: {error}"));
-        let seen = seen.lock().unwrap().clone();
+        let seen = seen.lock().clone();
         assert!(seen.iter().any(|event| event.layer.is_some()), "{seen:?}");
         assert!(docker.inspect_image(&name).await.is_ok());
     }

@@ -4,7 +4,7 @@
 //! nothing is created before it. Until then, such a sandbox has an empty posture.
 
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use cofferdam_contract::{
     Level, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm, Workspace,
 };
 use cofferdam_linux::named::Directory;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::Connection;
@@ -61,7 +62,7 @@ impl Backend for DaemonBackend {
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         spec.validate()?;
         let (spec, directories) = directories::open(&spec)?;
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = self.stream.lock().take();
         let stream = stream.ok_or_else(|| {
             Error::new(ErrorKind::ResourceExhausted, "create", "a connection to a daemon serves one sandbox only")
                 .with_remedy("connect again")
@@ -128,7 +129,7 @@ impl Sandbox for DaemonSandbox {
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let stream = self.stream.lock().take();
         let stream = stream.ok_or_else(|| not_here("start"))?;
         let Begun { handle, sandbox, posture, control, outcome } =
             begin(stream, &self.spec, &self.directories, request).await?;
@@ -176,7 +177,7 @@ impl Sandbox for DaemonSandbox {
     /// Returns when the exec has ended. If a host directory is mounted, waits until nothing can write there any more.
     /// The daemon removes the rest of the sandbox by itself.
     async fn close(&self) -> Result<()> {
-        drop(self.stream.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.stream.lock().take());
         let Some(run) = self.run.get() else { return Ok(()) };
         run.end();
         let is_mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });

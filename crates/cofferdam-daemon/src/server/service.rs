@@ -1,11 +1,12 @@
 //! The state of the daemon: the pool, the interpreters, counters.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cofferdam_contract::{Backend, ExecHandle, ExecRequest, Result, Sandbox, Spec};
 use cofferdam_engine::{Interpreters, PoolConfig, PooledBackend};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -96,7 +97,7 @@ impl Service {
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
         // A count and a time, consistent after every statement.
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+        self.activity.lock()
     }
 
     /// Counts a run for as long as the returned value lives.

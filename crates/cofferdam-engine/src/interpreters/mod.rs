@@ -14,11 +14,12 @@ mod keeper;
 mod shelf;
 mod taken;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Backend, Error, ExecRequest, Result, Sandbox, Spec};
 use cofferdam_interpreter::{InterpreterConfig, WaitingInterpreter};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -87,7 +88,7 @@ struct Shared {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Vec<Kind>> {
         // Slots change only in complete steps, so that a panic elsewhere leaves them consistent.
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kinds.lock()
     }
 
     fn now(&self) -> Duration {
@@ -164,7 +165,7 @@ impl Interpreters {
     /// taken. Idempotent.
     pub async fn shutdown(&self) -> Result<()> {
         let idle = self.drain();
-        let refiller = self.refiller.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let refiller = self.refiller.lock().take();
         if let Some(refiller) = refiller {
             // A task that panicked has ended too.
             let _ = refiller.await;

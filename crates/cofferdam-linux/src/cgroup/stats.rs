@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::{Version, open, read_again};
 
@@ -32,7 +33,7 @@ impl Stats {
             Version::V1 => v1,
             Version::V2 => v2,
         };
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         if let Some((_, file)) = files.iter().find(|(known, _)| *known == name) {
             return read_again(file.as_fd()).ok();
         }

@@ -10,8 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 /// Maximum number of connections without an authenticated request.
@@ -87,7 +88,7 @@ impl Connections {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // The state is consistent after a panic, because every change is one step.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Adds a connection. May evict another new one.

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
+use parking_lot::{Mutex, MutexGuard};
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, LocalSessionManagerError};
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId, SessionManager};
@@ -76,7 +77,7 @@ impl Sessions {
     }
 
     fn uses(&self) -> MutexGuard<'_, HashMap<SessionId, Use>> {
-        lock(&self.uses)
+        self.uses.lock()
     }
 
     fn used(&self, id: &SessionId) {
@@ -106,11 +107,6 @@ fn victim(uses: &HashMap<SessionId, Use>, now: Instant, min_idle: Duration) -> O
     chosen.map(|(id, _)| id.clone())
 }
 
-fn lock(uses: &Mutex<HashMap<SessionId, Use>>) -> MutexGuard<'_, HashMap<SessionId, Use>> {
-    // The state is consistent after a panic, because every change is one step.
-    uses.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The answer to a request. Its session is in use until it is dropped.
 struct Busy<S> {
     inner: Pin<Box<S>>,
@@ -137,7 +133,7 @@ impl<S: Stream> Stream for Busy<S> {
 
 impl<S> Drop for Busy<S> {
     fn drop(&mut self) {
-        if let Some(of) = lock(&self.uses).get_mut(&self.id) {
+        if let Some(of) = self.uses.lock().get_mut(&self.id) {
             (of.busy, of.last) = (of.busy.saturating_sub(1), Instant::now());
         }
     }

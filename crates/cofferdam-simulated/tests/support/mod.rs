@@ -1,8 +1,8 @@
 //! A backend that wraps the simulated one and violates the contract in one way.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use cofferdam_contract::{
     Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize, Warm, Workspace,
 };
 use cofferdam_simulated::SimulatedBackend;
+use parking_lot::Mutex;
 
 /// The violation of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,7 +226,7 @@ impl Warm for BrokenWarm {
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let (wanted, defect) = (self.claimed(&spec), self.defect);
         if defect == Defect::ClaimsShareASandbox
-            && let Some(shared) = self.shared.lock().unwrap().clone()
+            && let Some(shared) = self.shared.lock().clone()
         {
             return Ok(shared);
         }
@@ -246,7 +247,7 @@ impl Warm for BrokenWarm {
             last_input: Mutex::default(),
         });
         if self.defect == Defect::ClaimsShareASandbox {
-            *self.shared.lock().unwrap() = Some(Arc::clone(&sandbox));
+            *self.shared.lock() = Some(Arc::clone(&sandbox));
         }
         Ok(sandbox)
     }
@@ -393,7 +394,7 @@ impl Sandbox for BrokenSandbox {
         }
         let mut wanted = self.request(request.clone())?;
         if self.defect == Defect::SharesStdin {
-            let mut last = self.last_input.lock().unwrap();
+            let mut last = self.last_input.lock();
             if let cofferdam_contract::Stdin::Bytes(bytes) = request.stdin() {
                 *last = [&last[..], bytes].concat().into();
                 wanted = wanted.to_builder().stdin(cofferdam_contract::Stdin::Bytes(last.clone())).build()?;

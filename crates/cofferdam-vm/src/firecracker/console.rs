@@ -1,8 +1,9 @@
 //! The output of Firecracker and, by default, of its guest's console: read to the end, with only the tail retained.
 
 use std::io::PipeWriter;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::watch;
@@ -30,7 +31,7 @@ impl Console {
 
     /// Returns the tail in a printable form.
     pub(super) fn text(&self) -> String {
-        let bytes = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.last.lock();
         let text = String::from_utf8_lossy(&bytes);
         text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
     }
@@ -45,7 +46,7 @@ impl Console {
 async fn read(mut reader: Receiver, last: Arc<Mutex<Vec<u8>>>, over: watch::Sender<bool>) {
     let mut piece = vec![0; 8192];
     while let Ok(count @ 1..) = reader.read(&mut piece).await {
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = last.lock();
         last.extend_from_slice(&piece[..count]);
         let excess = last.len().saturating_sub(MAX_RETAINED);
         last.drain(..excess);

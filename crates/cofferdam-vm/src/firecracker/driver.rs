@@ -4,11 +4,12 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{Access, ByteSize};
+use parking_lot::Mutex;
 use tokio::net::UnixStream;
 
 use super::channel::{self, Channel};
@@ -128,13 +129,13 @@ impl FirecrackerVmm {
 
     /// Returns a kernel in the format that Firecracker needs.
     async fn kernel(&self, path: &Path) -> Result<Arc<File>> {
-        let known = self.kernel.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.kernel.lock().clone();
         if let Some((_, kernel)) = known.filter(|(known, _)| known == path) {
             return Ok(kernel);
         }
         let from = path.to_owned();
         let unpacked = Arc::new(blocking(move || vmlinux::unpacked(&from)).await?);
-        *self.kernel.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.to_owned(), Arc::clone(&unpacked)));
+        *self.kernel.lock() = Some((path.to_owned(), Arc::clone(&unpacked)));
         Ok(unpacked)
     }
 

@@ -11,6 +11,7 @@ use std::process::Command;
 use cofferdam_contract::Access;
 use cofferdam_linux::child::{Calls, Pages, Seclusion, Start};
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::private;
 use rustix::fs::{Gid, Uid, fchown};
 
 use super::ids::InstanceId;
@@ -38,10 +39,10 @@ impl VmFile {
 
 /// Creates the base directory, removes the directories of dead owners in it, and returns a new name.
 pub(super) fn prepare_base(base: &Path) -> Result<InstanceId> {
-    DirBuilder::new().recursive(true).mode(0o700).create(base).map_err(io("create", base))?;
+    private::create_directory(base).map_err(io("create", base))?;
     let found = fs::symlink_metadata(base).map_err(io("inspect", base))?;
-    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() || found.mode() & 0o022 != 0 {
-        let reason = "other users may write to the directory of VMs";
+    let reason = if found.is_dir() { private::exposure(&found) } else { Some("it is not a directory") };
+    if let Some(reason) = reason {
         return Err(VmError::BadCache { path: base.to_owned(), reason });
     }
     let here = Owner::this().map_err(io("name a directory in", base))?;

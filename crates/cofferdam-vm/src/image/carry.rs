@@ -20,11 +20,12 @@ use cofferdam_archive::{
     Written,
 };
 use cofferdam_contract::ByteSize;
+use cofferdam_util::sha256;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::MAX_KERNEL;
 use super::names::{self, Named};
-use super::store::{Files, is_key};
+use super::store::Files;
 use super::{INITRAMFS, Image, Images, KERNEL, Progress, ROOT, image};
 use crate::archive::{IMAGE, MACHINE};
 use crate::error::{Result, VmError, io};
@@ -230,7 +231,7 @@ impl Images {
 
     /// Returns the image that was imported with this key, verified by its hashes.
     pub(super) fn imported(&self, key: &str) -> Result<Option<Image>> {
-        let entry = if is_key(key) { self.store.open(IMPORTED, key)? } else { None };
+        let entry = if sha256::is_digest(key) { self.store.open(IMPORTED, key)? } else { None };
         Ok(entry.map(|entry| Image { key: entry.key.clone(), ..image(&entry, &entry) }))
     }
 
@@ -245,7 +246,7 @@ impl Images {
 
     /// Returns the image with this key, with the description of one of its names.
     fn with_key(&self, key: &str) -> Result<Option<Found>> {
-        if !is_key(key) {
+        if !sha256::is_digest(key) {
             return Ok(None);
         }
         let named = names::all(&self.store).into_iter().map(|(_, named)| named).find(|named| named.key() == key);
@@ -318,9 +319,9 @@ impl About {
         }
         let about: Self = serde_json::from_slice(&document.bytes).map_err(invalid)?;
         let has = |(.., file): &(&str, Kind, &str)| {
-            about.files.get(*file).is_some_and(|(size, hash)| *size > 0 && is_key(hash))
+            about.files.get(*file).is_some_and(|(size, hash)| *size > 0 && sha256::is_digest(hash))
         };
-        if !is_key(&about.key) || about.files.len() != PARTS.len() || !PARTS.iter().all(has) {
+        if !sha256::is_digest(&about.key) || about.files.len() != PARTS.len() || !PARTS.iter().all(has) {
             return Err(bad("its key is invalid, or its files are not those of an image"));
         }
         Ok(about)

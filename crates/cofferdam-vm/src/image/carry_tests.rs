@@ -176,7 +176,7 @@ fn no_build_takes_an_imported_image_for_what_it_made_itself() {
 
 /// Returns a document for files of fours.
 fn document() -> Value {
-    let entry = |bytes: &[u8]| json!([bytes.len(), store::hash_of(bytes).unwrap()]);
+    let entry = |bytes: &[u8]| json!([bytes.len(), sha256::of(bytes)]);
     let files = json!({ KERNEL: entry(&[4; 5000]), INITRAMFS: entry(&[4; 300]), ROOT: entry(&disk(4)) });
     let about = "a\u{1b}[2Jb".repeat(1000);
     json!({ "format": 1, "key": "ab".repeat(32), "release": "x\n\u{1b}y", "about": about, "protocol": 1, "files": files })

@@ -31,6 +31,7 @@ use std::time::Duration;
 use cofferdam_contract::ByteSize;
 use cofferdam_debian::{Cache, Plan, Recipe, resolve};
 use cofferdam_linux::named::{self, Directory, UntrustedLink};
+use cofferdam_util::sha256;
 
 use crate::config::MakePolicy;
 use crate::error::{Result, VmError, io};
@@ -39,7 +40,6 @@ pub use inventory::{Inventory, Listed, Unnamed};
 use kernel::Kernel;
 use names::Named;
 pub use names::is_name;
-pub(crate) use store::is_key;
 use store::{Entry, Lock, Store};
 
 /// Format version. Incremented when the same inputs give other bytes.
@@ -379,7 +379,7 @@ impl Images {
             RootSource::Tar(path) => {
                 progress(Progress::Checking);
                 let mut file = named::read(path).map_err(io("open", path))?;
-                let hash = store::hash_of(&file).map_err(io("read", path))?;
+                let hash = sha256::of_reader(&file).map_err(io("read", path))?;
                 file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
                 let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
@@ -408,7 +408,7 @@ impl Images {
                 out.flush().map_err(io("write a tar of", path))?;
                 drop(out);
                 tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
-                let hash = store::hash_of(&tar).map_err(io("read a tar of", path))?;
+                let hash = sha256::of_reader(&tar).map_err(io("read a tar of", path))?;
                 tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
                 let copy = |_: &Lock, _: &mut dyn FnMut(Progress)| tar.try_clone().map_err(io("copy a tar of", path));

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use cofferdam_util::sha256;
 use serde::{Deserialize, Serialize};
 
 use super::joint;
-use super::store::{Lock, Store, is_key, read_small};
+use super::store::{Lock, Store, read_small};
 use crate::error::{Result, VmError, io};
 
 /// Prefix of the files of names.
@@ -74,7 +75,7 @@ pub(crate) fn read(store: &Store, name: &str) -> Result<Named> {
     }
     let text = read_small(&path_of(store, name)?).map_err(|_| none())?;
     let named: Named = serde_json::from_slice(&text).map_err(|_| none())?;
-    if is_key(&named.kernel) && is_key(&named.root) { Ok(named) } else { Err(none()) }
+    if sha256::is_digest(&named.kernel) && sha256::is_digest(&named.root) { Ok(named) } else { Err(none()) }
 }
 
 /// Writes a name, and replaces an existing one.

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 
 use cofferdam_linux::{beneath, named};
+use cofferdam_util::{hex, sha256};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +20,6 @@ use sha2::{Digest, Sha256};
 use super::ext4::Needs;
 use super::headers::Archive;
 use super::layers::Tree;
-use super::store::{hash_of, is_key};
 use crate::error::{Result, VmError, io as io_error};
 
 /// Maximum size of an index, manifest or configuration.
@@ -151,14 +151,13 @@ struct Sha(String);
 
 impl Sha {
     fn parse(text: &str) -> Result<Self> {
-        let found = text.strip_prefix("sha256:").filter(|hex| is_key(hex));
+        let found = text.strip_prefix("sha256:").filter(|digits| sha256::is_digest(digits));
         let invalid = || bad(format!("'{}' is not a supported digest: only sha256 is supported", text.escape_debug()));
-        found.map(|hex| Self(hex.to_owned())).ok_or_else(invalid)
+        found.map(|digits| Self(digits.to_owned())).ok_or_else(invalid)
     }
 
     fn of(bytes: &[u8]) -> Self {
-        // Reading from memory cannot fail.
-        Self(hash_of(bytes).unwrap_or_default())
+        Self(sha256::of(bytes))
     }
 
     fn path(&self) -> PathBuf {
@@ -343,7 +342,7 @@ impl<'a, R: Read> Hashed<'a, R> {
     /// Reads the rest, and returns the hash of everything.
     pub(crate) fn finish(mut self) -> io::Result<String> {
         io::copy(&mut self, &mut io::sink())?;
-        Ok(self.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(hex::encode(self.hasher.finalize()))
     }
 }
 
@@ -369,7 +368,8 @@ impl Layout {
         let mut left = max.saturating_mul(LAYERS_SHARE);
         for layer in &self.layers {
             if let Some(packed) = &layer.packed {
-                let found = hash_of(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
+                let found =
+                    sha256::of_reader(self.files.reader(&layer.path)?).map_err(io_error("read", &layer.path))?;
                 if found != packed.0 {
                     return Err(wrong_digest(packed));
                 }

@@ -13,13 +13,14 @@
 //! readable for other users is made private when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::{hex, private, sha256};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -41,27 +42,7 @@ pub(crate) fn key(parts: &[&[u8]]) -> String {
         hasher.update((part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
-    hexadecimal(&hasher.finalize())
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Returns the SHA-256 of a stream.
-pub(crate) fn hash_of(mut from: impl Read) -> std::io::Result<String> {
-    let mut hasher = Sha256::new();
-    let mut chunk = vec![0; 1 << 17];
-    loop {
-        match from.read(&mut chunk)? {
-            0 => return Ok(hexadecimal(&hasher.finalize())),
-            length => hasher.update(&chunk[..length]),
-        }
-    }
-}
-
-pub(crate) fn is_key(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    hex::encode(hasher.finalize())
 }
 
 /// Names of files, each with its size and the SHA-256 of its contents.
@@ -131,7 +112,7 @@ impl Store {
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         let part = |name: String| {
             let (kind, key) = name.rsplit_once('-')?;
-            (is_key(key) && format!("{kind}-") != LAST).then(|| (kind.to_owned(), key.to_owned()))
+            (sha256::is_digest(key) && format!("{kind}-") != LAST).then(|| (kind.to_owned(), key.to_owned()))
         };
         let all: BTreeSet<(String, String)> = names.filter_map(part).collect();
         all.into_iter().collect()
@@ -147,7 +128,10 @@ impl Store {
             let path = directory.join(name);
             let Ok(file) = open(&path) else { return Ok(None) };
             let found = file.metadata().map_err(io("inspect", &path))?;
-            if name.contains('/') || found.len() != *size || hash_of(file).map_err(io("read", &path))? != *hash {
+            if name.contains('/')
+                || found.len() != *size
+                || sha256::of_reader(file).map_err(io("read", &path))? != *hash
+            {
                 return Ok(None);
             }
         }
@@ -165,7 +149,7 @@ impl Store {
     /// Returns the key of the last entry for this origin, without marking it as used.
     pub(crate) fn peek(&self, origin: &str) -> Option<String> {
         let path = self.root.join(format!("{LAST}{origin}"));
-        String::from_utf8(read_small(&path).ok()?).ok().filter(|key| is_key(key))
+        String::from_utf8(read_small(&path).ok()?).ok().filter(|key| sha256::is_digest(key))
     }
 
     /// Removes entries without a name that no origin used within `age`. Returns the bytes that this frees.
@@ -187,7 +171,7 @@ impl Store {
         let mut freed = 0;
         for entry in &entries {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let key = name.rsplit_once('-').map(|(_, key)| key).filter(|key| is_key(key));
+            let key = name.rsplit_once('-').map(|(_, key)| key).filter(|key| sha256::is_digest(key));
             if name.starts_with(LAST) || key.is_none_or(|key| used.contains(key)) {
                 continue;
             }
@@ -200,8 +184,7 @@ impl Store {
 
     /// Waits for the lock.
     pub(crate) fn lock(&self, progress: &mut dyn FnMut(Progress)) -> Result<Lock> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        made.map_err(io("create the cache", &self.root))?;
+        private::create_directory(&self.root).map_err(io("create the cache", &self.root))?;
         self.check()?;
         let path = self.root.join("lock");
         let mut options = OpenOptions::new();
@@ -249,12 +232,8 @@ impl Store {
     /// Refuses a directory that another user could write to.
     fn check(&self) -> Result<()> {
         let found = fs::metadata(&self.root).map_err(io("inspect the cache", &self.root))?;
-        let bad = |reason| Err(VmError::BadCache { path: self.root.clone(), reason });
-        if found.uid() != rustix::process::geteuid().as_raw() {
-            return bad("it belongs to another user");
-        }
-        if found.mode() & 0o022 != 0 {
-            return bad("other users may write to it");
+        if let Some(reason) = private::exposure(&found) {
+            return Err(VmError::BadCache { path: self.root.clone(), reason });
         }
         if found.mode() & 0o077 != 0 {
             make_private(&self.root).map_err(io("make private", &self.root))?;
@@ -319,7 +298,7 @@ impl Lock {
             let file = open(&path).map_err(io("open", &path))?;
             file.sync_all().map_err(io("write", &path))?;
             let size = file.metadata().map_err(io("inspect", &path))?.len();
-            files.insert(name, (size, hash_of(file).map_err(io("read", &path))?));
+            files.insert(name, (size, sha256::of_reader(file).map_err(io("read", &path))?));
             // The directory keeps other users out. A VMM that runs as another user reopens its descriptors.
             fs::set_permissions(&path, Permissions::from_mode(0o444)).map_err(io("set the mode of", &path))?;
         }

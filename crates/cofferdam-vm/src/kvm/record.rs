@@ -2,11 +2,12 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cofferdam_linux::trust::{self, Secrecy};
+use cofferdam_util::private;
 use rustix::fs::{Mode, OFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -117,7 +118,7 @@ impl Records {
     }
 
     fn write_to<T: Serialize>(&self, name: &str, found: T) -> io::Result<()> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        private::create_directory(&self.directory)?;
         let temporary = self.directory.join(format!("{name}.making"));
         let Some(mut file) = open_exclusive(&temporary)? else { return Ok(()) };
         file.set_len(0)?;
@@ -154,8 +155,7 @@ fn own_bytes(path: &Path) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let about = file.metadata().ok()?;
-    let own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o022 == 0;
-    if !own || about.len() > MAX_LENGTH {
+    if !about.is_file() || private::exposure(&about).is_some() || about.len() > MAX_LENGTH {
         return None;
     }
     let mut bytes = Vec::new();

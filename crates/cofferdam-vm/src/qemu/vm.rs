@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, ExitStatus};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::ByteSize;
 use cofferdam_linux::process;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -79,7 +80,7 @@ impl QemuVm {
             // If waiting for the descriptor fails, the process is still reaped.
             let _ = process.readable().await;
             let status = child.wait();
-            drop(held.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(held.lock().take());
             // Removing its control group may block for a short time.
             let _ = tokio::task::spawn_blocking(move || drop(enclosure)).await;
             sender.send_replace(Some(end_of(connection.shutdown(), status.ok(), &output.text())));
@@ -157,7 +158,7 @@ impl QemuVm {
     /// Copies the memory of the paused VM.
     async fn copied_memory(&self, most: ByteSize) -> Result<File> {
         let gone = || broken("it ended while its memory was copied");
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(gone)?;
+        let memory = self.memory.lock().clone().ok_or_else(gone)?;
         let owner = self.owner;
         let copying = tokio::task::spawn_blocking(move || memory.copy(owner, most.as_bytes()));
         let copied = copying.await.map_err(|_| gone())?;

@@ -7,12 +7,13 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Access, ByteSize};
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -200,10 +201,6 @@ struct Fake {
 
 type Shared = Arc<Mutex<Fake>>;
 
-fn lock(fake: &Shared) -> MutexGuard<'_, Fake> {
-    fake.lock().expect("no panic")
-}
-
 fn path(body: &Value, key: &str) -> PathBuf {
     body[key].as_str().expect("a path").into()
 }
@@ -212,7 +209,7 @@ fn path(body: &Value, key: &str) -> PathBuf {
 fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
     let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
     let body = seen.body.clone().unwrap_or_default();
-    let mut it = lock(fake);
+    let mut it = fake.lock();
     match (seen.method.as_str(), seen.path.as_str()) {
         ("PUT", "/machine-config") => it.memory = body["mem_size_mib"].as_u64().expect("a number") << 20,
         ("PUT", "/boot-source") => {
@@ -306,12 +303,12 @@ async fn guest(fake: Shared, stream: UnixStream) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
-    if reader.read_line(&mut line).await.is_err() || line != "CONNECT 1024\n" || lock(&fake).state != "Running" {
+    if reader.read_line(&mut line).await.is_err() || line != "CONNECT 1024\n" || fake.lock().state != "Running" {
         return;
     }
     // For the first connection, no process inside listens yet.
     let number = {
-        let mut connections = CONNECTIONS.lock().expect("no panic");
+        let mut connections = CONNECTIONS.lock();
         *connections += 1;
         *connections
     };
@@ -327,7 +324,7 @@ async fn guest(fake: Shared, stream: UnixStream) {
         let mut word = [0; 4];
         match reader.read_exact(&mut word).await {
             Ok(_) if &word == b"mark" => {
-                let mark = lock(&fake).mark.clone();
+                let mark = fake.lock().mark.clone();
                 let _ = writer.write_all(format!("{mark:<64}").as_bytes()).await;
             }
             Ok(_) if &word == b"make" => {
@@ -335,7 +332,7 @@ async fn guest(fake: Shared, stream: UnixStream) {
                     (0..1000).take_while(|at| std::os::unix::net::UnixListener::bind(format!("more{at}")).is_ok());
                 let _ = writer.write_all(format!("{:04}", made.count()).as_bytes()).await;
             }
-            Ok(_) if &word == b"note" => lock(&fake).mark.push('!'),
+            Ok(_) if &word == b"note" => fake.lock().mark.push('!'),
             Ok(_) if &word == b"exit" => std::process::exit(0),
             Ok(_) if &word == b"fail" => std::process::exit(3),
             Ok(_) => {
@@ -424,7 +421,7 @@ async fn is_a_firecracker_with_a_machine() {
             (Ok(()), 204, _) => Reply::Say(b"HTTP/1.1 204 X\r\n\r\n".to_vec()),
             (Ok(()), _, "/version") => Reply::Say(http(200, &json!({ "firecracker_version": version }).to_string())),
             (Ok(()), ..) => {
-                let state = lock(&fake).state;
+                let state = fake.lock().state;
                 let about = json!({ "app_name": "Firecracker", "id": name, "state": state, "vmm_version": version });
                 Reply::Say(http(200, &about.to_string()))
             }

@@ -1,10 +1,11 @@
 //! HTTP servers for the tests.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_vm::firecracker::{Client, Deadlines};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -64,7 +65,7 @@ impl Server {
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.seen.lock().expect("no panic").clone()
+        self.seen.lock().clone()
     }
 }
 
@@ -95,7 +96,7 @@ fn socket(directory: &Path) -> PathBuf {
 async fn serve(mut stream: UnixStream, connection: usize, reply: &dyn Reacts, all: &Mutex<Vec<Seen>>) {
     let mut buffer = Vec::new();
     while let Some(seen) = read(&mut stream, &mut buffer, connection).await {
-        all.lock().expect("no panic").push(seen.clone());
+        all.lock().push(seen.clone());
         match reply.react(&seen) {
             Reply::Say(bytes) => {
                 if stream.write_all(&bytes).await.is_err() {

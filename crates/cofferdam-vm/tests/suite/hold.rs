@@ -4,6 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_contract::{ErrorKind, ExecHandle, ExecRequest, Limits, SandboxPath, Stdin, collect};
 use cofferdam_guest::{Evidence, Guest, Record, Renewal, Settings};
+use cofferdam_util::hex;
 use cofferdam_vm::vmm::Started;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
@@ -98,10 +99,6 @@ async fn adopt(
     (guest, evidence, splicing)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Promise (Containers): A VM that another host process reattaches has another clock, id, boot id and name before any
 /// program resumes.
 /// Promise (Virtual machines): Each copy of a VM measures its kernel, its own capabilities, its filter and
@@ -161,7 +158,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     println!("adopted after {:?}", begun.elapsed());
     assert_eq!(guest.adopted(), running);
     let now = ids(&guest).await;
-    assert_eq!((&*now.machine, &*now.name), (&*hex(&renewal.machine_id), "copy-1"));
+    assert_eq!((&*now.machine, &*now.name), (&*hex::encode(renewal.machine_id), "copy-1"));
     assert!(now.boot != cold.boot && now.boot == evidence.boot && now.boot.len() == 36, "{}", now.boot);
     let clock: u64 = run(&guest, "date +%s").await.parse().unwrap();
     let expected = (SystemTime::now() + day).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -204,7 +201,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let (guest, evidence, splicing) = adopt(streams, (record, Some(&known)), &again).await;
     assert_eq!(guest.adopted(), running[..1]);
     let last = ids(&guest).await;
-    assert_eq!((&*last.machine, &*last.name), (&*hex(&again.machine_id), "copy-2"));
+    assert_eq!((&*last.machine, &*last.name), (&*hex::encode(again.machine_id), "copy-2"));
     assert!(last.boot != now.boot && last.boot != cold.boot && last.boot == evidence.boot);
     // Properties in which a copy can differ were measured; the others are the known ones.
     assert!(evidence.no_new_privileges && evidence.seccomp_filtered);

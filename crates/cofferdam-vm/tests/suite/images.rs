@@ -8,10 +8,10 @@ use std::process::Command;
 
 use cofferdam_contract::{Backend, ByteSize, ErrorKind, ExecRequest, Spec};
 use cofferdam_debian::Cache;
+use cofferdam_util::sha256;
 use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
 use cofferdam_vm::{MakePolicy, VmBackend, VmError};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 
 use crate::support;
 
@@ -180,8 +180,7 @@ fn layer(place: &Path, fill: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> (String
 }
 
 fn digest(bytes: &[u8]) -> String {
-    let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", sha256::of(bytes))
 }
 
 fn put(place: &Path, bytes: &[u8]) -> String {

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cofferdam_contract::OutputStream as Stream;
+use parking_lot::Mutex;
 use wasmtime::component::{Resource, ResourceTable};
 
 use super::bindings::filesystem::types::ErrorCode;
@@ -12,7 +13,7 @@ use super::bindings::sockets::network::ErrorCode as SocketError;
 use super::error::misuse;
 use crate::fs::{FsResult, Ino, Listing, Tree};
 use crate::network::{Connection, Interest, Lookup, Target};
-use crate::wasi::{Host, OpenDirectory, lock};
+use crate::wasi::{Host, OpenDirectory};
 
 /// The maximum host resources of one exec: descriptors, streams, pollables, errors.
 const MAX_RESOURCES: usize = 4096;
@@ -44,7 +45,7 @@ pub(crate) struct NodeRef {
 
 impl NodeRef {
     pub(crate) fn new(files: &Arc<Mutex<Tree>>, ino: Ino) -> FsResult<Arc<Self>> {
-        lock(files).acquire(ino)?;
+        files.lock().acquire(ino)?;
         Ok(Self::from_acquired(files, ino))
     }
 
@@ -56,7 +57,7 @@ impl NodeRef {
 
 impl Drop for NodeRef {
     fn drop(&mut self) {
-        lock(&self.files).release(self.ino);
+        self.files.lock().release(self.ino);
     }
 }
 

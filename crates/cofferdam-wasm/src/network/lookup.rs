@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::places::Permit;
 use super::wake::Waker;
@@ -45,11 +47,11 @@ impl Lookup {
     }
 
     fn finish(&self, result: Result<Vec<IpAddr>, LookupError>) {
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *self.result.lock() = Some(result);
     }
 
     pub(crate) fn result(&self) -> Result<Vec<IpAddr>, LookupError> {
-        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = self.result.lock();
         match &*result {
             Some(result) => result.clone(),
             None if Instant::now() >= self.until => Err(LookupError::Temporary),

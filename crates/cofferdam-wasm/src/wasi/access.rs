@@ -1,8 +1,10 @@
 //! Access to the host of an exec for other interfaces than preview 1.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::descriptors::{Descriptor, OpenDirectory};
 use super::host::Host;

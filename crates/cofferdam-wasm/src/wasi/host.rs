@@ -1,11 +1,12 @@
 //! The host's state of one exec, and the checks that end it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{Access, LimitKind};
+use parking_lot::{Mutex, MutexGuard};
 use wasmtime::Memory as WasmMemory;
 
 use super::descriptors::{Descriptor, Descriptors, OpenDirectory};
@@ -125,7 +126,7 @@ impl Host {
             egress: None,
         };
         for Preopen { name, ino, absolute, access } in preopens {
-            lock(&host.files).acquire(ino)?;
+            host.files.lock().acquire(ino)?;
             let directory =
                 OpenDirectory { ino, preopen: Some(name), name: absolute, writable: access == Access::ReadWrite };
             // There are only a few, so this cannot fail.
@@ -170,7 +171,7 @@ impl Host {
     /// Replaces the descriptors. The new ones have already acquired their nodes.
     pub(crate) fn replace_descriptors(&mut self, descriptors: Descriptors) {
         let before = std::mem::replace(&mut self.descriptors, descriptors);
-        let mut tree = lock(&self.files);
+        let mut tree = self.files.lock();
         before.all().iter().flatten().filter_map(Descriptor::ino).for_each(|ino| tree.release(ino));
     }
 
@@ -254,24 +255,18 @@ impl Host {
     }
 
     pub(super) fn tree(&self) -> MutexGuard<'_, Tree> {
-        lock(&self.files)
+        self.files.lock()
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
         self.control.stop_reading();
-        let mut tree = lock(&self.files);
+        let mut tree = self.files.lock();
         for ino in self.descriptors.drain().filter_map(|descriptor| descriptor.ino()) {
             tree.release(ino);
         }
     }
-}
-
-/// Locks the tree. A panic while it is locked leaves at worst a tree that differs from its charges, so poison is
-/// ignored.
-pub(crate) fn lock(files: &Mutex<Tree>) -> MutexGuard<'_, Tree> {
-    files.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One call of a guest.

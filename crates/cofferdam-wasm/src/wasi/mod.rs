@@ -18,5 +18,5 @@ mod poll;
 #[cfg(test)]
 pub(crate) use descriptors::OpenFile;
 pub(crate) use descriptors::{Descriptor, Descriptors, OpenDirectory};
-pub(crate) use host::{Host, HostParts, Preopen, Run, lock};
+pub(crate) use host::{Host, HostParts, Preopen, Run};
 pub(crate) use link::add_to;

@@ -4,15 +4,17 @@ mod line;
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::code::{CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam::registry;
 use cofferdam::{Chunk, Error, ErrorKind, OutputStream, Result, Sandbox, Spec};
+use cofferdam_util::private;
+use parking_lot::Mutex;
 use reedline::{
     FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch, Reedline, Signal, ValidationResult, Validator,
 };
@@ -219,7 +221,7 @@ impl Output {
     fn show(&self, chunk: &Chunk) {
         let at = usize::from(chunk.stream == OutputStream::Stderr);
         let terminal = if at == 0 { io::stdout().is_terminal() } else { io::stderr().is_terminal() };
-        let mut filters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filters = self.0.lock();
         match terminal {
             true => write(at, filters[at].get_or_insert_default().feed(&chunk.data).as_bytes()),
             false => write(at, &chunk.data),
@@ -227,7 +229,7 @@ impl Output {
     }
 
     fn finish(&self) {
-        let mut filters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filters = self.0.lock();
         for (at, filter) in filters.iter_mut().enumerate() {
             if let Some(mut filter) = filter.take() {
                 write(at, filter.finish().as_bytes());
@@ -306,7 +308,7 @@ impl Input {
 /// Creates the history file with access for this user only, before the editor writes to it.
 fn create_history(path: &Path) -> io::Result<()> {
     if let Some(directory) = path.parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        private::create_directory(directory)?;
     }
     std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(path).map(drop)
 }

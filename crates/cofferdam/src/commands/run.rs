@@ -3,12 +3,13 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::code::{Bounds, Call, CodeConfig, CodeResult, Executor, Place, Screened, Want};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::block_on;
@@ -324,7 +325,7 @@ impl<'a> Run<'a> {
         let mut output = handle.output();
         let mut write_error = None;
         while let Some(event) = output.next().await {
-            lock(&self.record).put(&event);
+            self.record.lock().put(&event);
             if let Err(error) = sink.put(event).await {
                 handle.request_cancel(self.grace);
                 write_error = Some(error);
@@ -408,7 +409,7 @@ impl<'a> Run<'a> {
     fn completed(&self, end: &End, sink: &Sink) -> Completed {
         let (stdout, stderr) = match sink {
             Sink::Collect(collected) => collected.output(),
-            _ => lock(&self.record).output(),
+            _ => self.record.lock().output(),
         };
         Completed { exit: end.exit.clone(), stdout, stderr }
     }
@@ -520,10 +521,6 @@ pub(super) async fn abandon(call: Option<Call>) {
         // The caller reports the reason.
         let _ = call.failed(Error::new(ErrorKind::Closed, "run", "the call was abandoned before it ended")).await;
     }
-}
-
-fn lock(record: &Mutex<Record>) -> MutexGuard<'_, Record> {
-    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Forwards standard input of this process if the request streams it.

@@ -153,9 +153,9 @@ fn failed(error: DebianError) -> Error {
 
 /// Reports a pull as one step, with the progress of all its concurrent layers.
 pub(super) fn pulling(progress: ImageProgress) -> PullProgress {
-    let layers = std::sync::Mutex::new(std::collections::BTreeMap::<String, (u64, u64)>::new());
+    let layers = parking_lot::Mutex::new(std::collections::BTreeMap::<String, (u64, u64)>::new());
     PullProgress::new(move |event: &PullEvent| {
-        let mut layers = layers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut layers = layers.lock();
         if let (Some(layer), Some(current), Some(total)) = (&event.layer, event.current, event.total)
             && event.status == "Downloading"
         {

@@ -1,8 +1,8 @@
 //! Snapshots and forks of sandboxes, and live interpreters, with every backend that the tests have.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::census::{census, left_behind};
@@ -36,7 +36,7 @@ fn counts(talk: &mut Talk, sandbox: &Value) -> bool {
 }
 
 fn states_carry_over(place: &Place, programs: Programs) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     let before = census();
     let mut talk = Talk::new(place, &["--sandboxes-of-client", "8"]);
     let first = talk.makes("create_sandbox", json!({"limits": {"timeout_seconds": 50}}));
@@ -111,7 +111,7 @@ fn processes_are_not_copied_and_the_refusal_says_what_is() {
 
 /// Tests that variables survive, and that an error in one session is reported and affects no other.
 fn sessions_live(place: &Place) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     let before = census();
     let mut talk = Talk::new(place, &[]);
     let sandbox = talk.makes("create_sandbox", json!({}));
@@ -176,7 +176,7 @@ fn sessions_live_in_machines() {
 
 /// Tests that calls wait during a snapshot, and that cancelled calls and a killed server leave nothing.
 fn hostile_clients_leave_nothing(place: &Place) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     let before = census();
     let mut talk = Talk::new(place, &[]);
     let sandbox = talk.makes("create_sandbox", json!({}));

@@ -9,9 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use parking_lot::Mutex;
 use tempfile::{NamedTempFile, TempDir};
 
 use super::guests::open_temporary_directory;
@@ -81,14 +81,14 @@ impl Host {
 
     /// Returns a process that must survive.
     pub fn canary(&self) -> String {
-        self.canary.lock().expect("no panic while held").id().to_string()
+        self.canary.lock().id().to_string()
     }
 
     /// Starts a new process that a control may kill.
     pub fn victim(&self) -> String {
         let child = sleeper();
         let id = child.id().to_string();
-        self.victims.lock().expect("no panic while held").push(child);
+        self.victims.lock().push(child);
         id
     }
 
@@ -105,7 +105,7 @@ impl Host {
     /// Describes the damage of an attack on the host; empty if there is none.
     pub fn damage(&self) -> Vec<String> {
         let mut damage = Vec::new();
-        if !matches!(self.canary.lock().expect("no panic while held").try_wait(), Ok(None)) {
+        if !matches!(self.canary.lock().try_wait(), Ok(None)) {
             damage.push("the host's process was killed".to_owned());
         }
         for (path, before) in &self.state {
@@ -119,8 +119,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let canary = self.canary.get_mut().into_iter();
-        for child in canary.chain(self.victims.get_mut().into_iter().flatten()) {
+        let canary = std::iter::once(self.canary.get_mut());
+        for child in canary.chain(self.victims.get_mut()) {
             // The process may have exited already.
             let _ = child.kill();
             let _ = child.wait();

@@ -5,7 +5,7 @@ use std::fs;
 use std::future::Future;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam::engine::{PoolConfig, PooledBackend};
@@ -14,6 +14,7 @@ use cofferdam_contract::{
     Spec, TerminalSize, Workspace, collect,
 };
 use cofferdam_process::{ProcessBackend, ProcessConfig};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::guests::{Guests, open_temporary_directory};
 use super::host::{Host, SECRET_VARIABLE};
@@ -48,8 +49,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    // A failed group has poisoned the lock. The next group runs anyway.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    TURN.lock()
 }
 
 /// Runs all rows, fails with every failed row and its output, then checks for leaks.
