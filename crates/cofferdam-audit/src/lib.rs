@@ -7,7 +7,7 @@
 //! The crate makes no decision about executions and knows no backend. Its records have no field for the text of code,
 //! of a command or of an environment; they only contain hashes.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`.
 //! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
