@@ -1,5 +1,12 @@
 //! The repository's own tasks: building, testing and checking the workspace. They are not part of the product, and no
 //! crate of the product depends on this one.
+//!
+//! # Where to look
+//!
+//! - Tests: `test/mod.rs`. Objects that they left behind: `census.rs`.
+//! - Project rules, one file each: `tidy/mod.rs`. Dependencies between crates: `tidy/layers.rs`.
+//! - SPECIFICATION.md: `spec.rs`. Links and the book: `docs.rs`.
+//! - Packages: `dist/mod.rs`. Benchmarks: `bench.rs`. Fuzzing: `fuzz.rs`.
 #![forbid(unsafe_code)]
 
 mod bench;

@@ -5,12 +5,12 @@
 //! Reader: stream --every length bounded, every hash compared--> empty files of the caller --all verified--> handed over
 //! ```
 //!
-//! Both sides stream. They hold a few blocks and a bounded table in memory, whatever the size of the VM. The content of an
-//! archive is not trusted: it has no paths, its sizes are compared with the data and with the caller's limits, and pages can
-//! only follow each other, so none can overlap or be outside. `docs/snapshot-format.md` describes the format byte by byte.
+//! Both sides stream. They hold a few blocks and a bounded table in memory, whatever the size of the VM. The content of
+//! an archive is not trusted: it has no paths, and its sizes are compared with the data and with the caller's limits.
+//! Each page record covers the pages after those of the previous record, so pages cannot overlap or lie out of range.
+//! `docs/snapshot-format.md` describes the format byte by byte.
 //!
-//! The crate knows no VM and no VMM. It carries documents about processor and VMM without reading them. It blocks; async
-//! callers use a thread.
+//! The crate knows no VM and no VMM. Documents about processor and VMM are opaque to it. Its API is blocking.
 //!
 //! # Where to look
 //!

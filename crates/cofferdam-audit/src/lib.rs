@@ -5,9 +5,10 @@
 //! and its guarantees.
 //!
 //! The crate makes no decision about executions and knows no backend. Its records have no field for the text of code,
-//! of a command or of an environment; they only contain hashes.
+//! of a command or of an environment: they identify a program by its hash. They contain tenant, limits, exit, usage and
+//! names of changed files. Artifacts, which are separate files, contain code and results.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`.
 //! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
@@ -26,7 +27,7 @@
 //!     tenant: Some("acme".into()),
 //!     start: Timestamp::now(),
 //!     backend: "process".into(),
-//!     level: "2".into(),
+//!     level: "process".into(),
 //!     runtime: Some("python".into()),
 //!     version: Some("3.13.1".into()),
 //!     program: Program::code(b"print(1)"),

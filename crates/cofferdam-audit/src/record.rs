@@ -57,7 +57,7 @@ pub struct Subject {
     pub start: Timestamp,
     /// The backend, such as `process`.
     pub backend: Text<64>,
-    /// The isolation level of the backend, such as `2`.
+    /// The isolation level of the backend, such as `process`.
     pub level: Text<32>,
     /// The interpreter of the code, such as `python`.
     pub runtime: Option<Text<64>>,

@@ -9,7 +9,7 @@
 //! is bounded and strictly parsed, and affects nothing besides the results. `docs/code.md` describes all inputs and
 //! outputs.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - One execution: `executor.rs`. Bounds of a call: `bounds.rs`.
 //! - The wrapper around the code in the sandbox: `bootstrap/`. The parser of its results: `rich.rs`, which is pure.

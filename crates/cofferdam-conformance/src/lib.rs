@@ -13,9 +13,9 @@
 //! # }
 //! ```
 //!
-//! The suite needs no test framework and knows no backend. It does not measure speed: its deadlines only turn a hang into
-//! a failure. A capability that a backend does not declare must answer `Unsupported`. The suite tests that instead, and the
-//! case counts as skipped, never as passed.
+//! The suite needs no test framework and knows no backend. It does not measure speed: its deadlines only turn a hang
+//! into a failure. Operations of a capability that the backend does not declare must return `Unsupported`. The suite
+//! tests that instead, and the case counts as skipped, never as passed.
 //!
 //! # Where to look
 //!

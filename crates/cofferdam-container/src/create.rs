@@ -250,7 +250,7 @@ fn has_own_kernel(plan: &Plan<'_>) -> bool {
 /// Returns limits of the kernel memory of connections in the container, as in the process backend.
 fn network_settings(facts: &Facts) -> HashMap<String, String> {
     let mut settings = vec![
-        ("net.ipv4.tcp_rmem", "4096 65536 131072"),
+        ("net.ipv4.tcp_rmem", "4096 65536 65536"),
         ("net.ipv4.tcp_wmem", "4096 16384 131072"),
         ("net.ipv4.tcp_max_tw_buckets", "1024"),
     ];

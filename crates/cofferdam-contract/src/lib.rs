@@ -1,11 +1,11 @@
 //! The API shared by frontends and backends.
 //!
-//! A frontend (CLI, MCP server, REST server) builds a [`Spec`] and an [`ExecRequest`]. A [`Backend`] creates a
-//! [`Sandbox`] from the spec. The sandbox starts the request and returns an [`ExecHandle`], which delivers the output
-//! and an [`Exit`]. [`Sandbox::posture`] returns the protections that are enforced. This crate depends on no backend
-//! and no frontend, and enforces no tenant quotas.
+//! A frontend (CLI, MCP server, or a program that uses the library) builds a [`Spec`] and an [`ExecRequest`]. A
+//! [`Backend`] creates a [`Sandbox`] from the spec. The sandbox starts the request and returns an [`ExecHandle`], which
+//! delivers the output and an [`Exit`]. [`Sandbox::posture`] returns the protections that are enforced. This crate
+//! depends on no backend and no frontend, and enforces no tenant quotas.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.

@@ -5,10 +5,10 @@
 //!         chunks, exit       <---------------
 //! ```
 //!
-//! [`Server`] listens. [`Connection`] is one run through it, and [`DaemonBackend`] the same behind the contract. One
-//! connection is one sandbox with one run, and its end is the end of both. The kernel authenticates both sides: the socket is
-//! in a directory that only its user can enter, and each side asks the kernel for the peer's identity. The crate names no
-//! backend and reads no environment. `docs/daemon.md` has the threat model.
+//! [`Server`] listens. [`Connection`] carries one run in one sandbox; closing it ends both. [`DaemonBackend`] wraps it
+//! as a contract `Backend`. The kernel authenticates both sides: the socket is in a directory that only its user can
+//! enter, and each side asks the kernel for the peer's identity. The crate names no backend and reads no environment.
+//! `docs/daemon.md` has the threat model.
 //!
 //! # Where to look
 //!

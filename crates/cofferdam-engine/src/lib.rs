@@ -11,7 +11,7 @@
 //! prepared interpreters. The crate depends on no particular backend, and neither weakens nor strengthens isolation.
 //! `docs/adr/0007-pool.md` has the design reasons.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - Decisions of the pool: `pool/ledger.rs` and `pool/queue.rs`, which are pure. Every decision is one step under one
 //!   lock, which is never held across an await.

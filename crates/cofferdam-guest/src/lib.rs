@@ -10,8 +10,8 @@
 //! implements a sandbox with the [`Guest`] that it returns. The crate creates no container or VM and evaluates no
 //! measurement.
 //!
-//! Messages from the agent are treated as hostile, because it shares the fate of its guests. It can answer a request
-//! once. Anything else ends the connection. `docs/adr/0014-guest-agent.md` has the design reasons.
+//! Messages from the agent are treated as hostile, because a guest may have taken over the agent. It can answer a
+//! request once. Anything else ends the connection. `docs/adr/0014-guest-agent.md` has the design reasons.
 //!
 //! # Where to look
 //!

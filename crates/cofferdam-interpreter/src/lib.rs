@@ -12,7 +12,7 @@
 //!
 //! The crate depends on the contract only. It manages no pool and creates no sandbox.
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - Code inside the sandbox: `bootstrap/`, one file for each language.
 //! - The encoding of a request: `frame.rs`. Requests that a started interpreter can take: `plan.rs`, which is pure.

@@ -11,6 +11,7 @@ use super::texts::{self, Path};
 use super::watch;
 
 const EAGAIN: i32 = 11;
+const ESRCH: i32 = 3;
 const ENOLCK: i32 = 37;
 const ENOBUFS: i32 = 105;
 const ENOSYS: i32 = 38;
@@ -22,7 +23,8 @@ const PROCESS_LOCKS: Quota = Quota { max_live: 4096, calls: 16_384, error: ENOLC
 /// The quota of open file locks. The kernel lists those of the whole host: if others have as many, this sandbox may
 /// make only the first `calls` calls. Process locks, which nearly every program uses, are not affected.
 const OPEN_FILE_LOCKS: Quota = Quota { max_live: 4096, calls: 4096, error: ENOLCK };
-/// The quota of netlink sockets, each with a buffer of 208 KiB for answers.
+/// The quota of netlink sockets, each with a buffer of 208 KiB for answers, and a request of up to 416 KiB
+/// whose answer was not read.
 const NETLINK: Quota = Quota { max_live: 32, calls: 16, error: ENOBUFS };
 /// The quota of listening sockets, each with 17 connections that wait to be accepted and use 64 KiB.
 const LISTENERS: Quota = Quota { max_live: 24, calls: 8, error: ENOBUFS };
@@ -140,7 +142,11 @@ impl Quotas {
                     _ => (&mut self.process_locks, Lock::Process, PROCESS_LOCKS),
                 };
                 account.decide(&sys::now_micros, &mut || match (locks, kind) {
-                    (Some(locks), _) => listed_locks(locks, kind, quota.max_live),
+                    (Some(locks), Lock::Process) => {
+                        // Locks of others can make the list too long.
+                        listed_locks(locks, kind, quota.max_live).or_else(|| held_locks(quota.max_live))
+                    }
+                    (Some(locks), Lock::OpenFile) => listed_locks(locks, kind, quota.max_live),
                     (None, Lock::Process) => held_locks(quota.max_live),
                     // A file that is in flight between processes has no descriptor.
                     (None, Lock::OpenFile) => None,
@@ -232,16 +238,20 @@ fn processes() -> Option<u64> {
     watch::each_process(&mut entries, |_| count += 1).then_some(count)
 }
 
-/// Counts listed locks, up to `max`.
+/// Counts listed locks, up to `max`. Returns `None` if the list is too long to read: locks of other kinds and, of open
+/// files, those of the whole host are in it.
 fn listed_locks(locks: &Fd, kind: Lock, max: u64) -> Option<u64> {
     sys::seek(locks, 0).ok()?;
+    let until = sys::now_micros() + COUNT_MICROS;
     let mut count = 0;
+    let mut in_time = true;
     each_line(locks, &mut |line| {
         count += u64::from(quota::lock(line) == Some(kind));
-        count < max
+        in_time = sys::now_micros() < until;
+        count < max && in_time
     })
     .ok()?;
-    Some(count)
+    in_time.then_some(count)
 }
 
 /// Counts process locks through each descriptor, up to a little more than `max`.
@@ -265,36 +275,114 @@ fn held_locks(max: u64) -> Option<u64> {
     (listed && whole).then_some(count)
 }
 
-fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
+/// A process as far as its locks can be counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    /// Its first thread runs, and shows the descriptors of the process.
+    Running,
+    /// It has ended, with its descriptors closed.
+    Ended,
+    /// Its first thread is ending or has ended before others, or it cannot be read.
+    Hidden,
+}
+
+fn holder(pid: u32) -> Holder {
     let mut text = [0; BUFFER];
-    let status = sys::read_file(Path::new("/proc/", pid, "/status").bytes(), &mut text);
-    if status.is_empty() {
-        // The process has ended, and its locks with it.
-        return Some(0);
+    let status = match sys::open(Path::new("/proc/", pid, "/status").bytes(), 0) {
+        Ok(file) => match sys::read_all(file.number(), &mut text) {
+            Ok(length) => text.get(..length).unwrap_or_default(),
+            Err(ESRCH) => return Holder::Ended,
+            Err(_) => return Holder::Hidden,
+        },
+        Err(sys::ENOENT) => return Holder::Ended,
+        Err(_) => return Holder::Hidden,
+    };
+    if texts::field(status, b"VmSize:").is_some() {
+        return Holder::Running;
     }
-    let has_memory = texts::field(status, b"VmSize:").is_some();
-    if !has_memory {
-        return texts::field(status, b"Threads:").is_none_or(|threads| threads < 2).then_some(0);
+    // A process closes its descriptors after its memory is gone, and becomes a zombie after that.
+    let is_zombie = state_of(pid as i32).is_some_and(|state| matches!(state.letter, b'Z' | b'X'));
+    let is_alone = texts::field(status, b"Threads:").is_none_or(|threads| threads < 2);
+    if is_zombie && is_alone { Holder::Ended } else { Holder::Hidden }
+}
+
+fn locks_of(pid: u32, max: u64, until: u64) -> Option<u64> {
+    // Most processes without memory end in a moment.
+    while holder(pid) == Holder::Hidden {
+        if sys::now_micros() >= until {
+            return None;
+        }
+        let _ = sys::wait([NOTHING; 2], Some(SETTLE_PAUSE_MICROS));
     }
+    let directory = match sys::open_directory(Path::new("/proc/", pid, "/fd").bytes()) {
+        Ok(directory) => directory,
+        Err(sys::ENOENT) => return Some(0),
+        Err(_) => return None,
+    };
     let mut entries = [0; BUFFER];
     let mut count = 0;
-    let mut whole = true;
-    let listed = watch::each_name(Path::new("/proc/", pid, "/fd").bytes(), &mut entries, |name| {
-        whole &= sys::now_micros() < until;
-        if let Some(fd) = texts::number(name).filter(|_| count < max && whole) {
-            match sys::open(Path::of_descriptor(pid, fd as u32).bytes(), 0) {
-                Ok(file) => whole &= each_line(&file, &mut |line| {
-                    count += u64::from(quota::is_held_lock(line));
-                    count < max
-                })
-                .is_ok(),
-                // The descriptor was closed meanwhile, and its locks with it.
-                Err(sys::ENOENT) => {}
-                Err(_) => whole = false,
+    let mut at_end = false;
+    while count < max {
+        let listed = match sys::entries(&directory, &mut entries) {
+            Ok(listed) => listed,
+            Err(sys::ENOENT | ESRCH) if holder(pid) == Holder::Ended => return Some(0),
+            Err(_) => return None,
+        };
+        if listed.is_empty() {
+            // The list also ends when the first thread does. Another thread that executes a program then takes its place
+            // and shows the rest of the descriptors.
+            match holder(pid) {
+                Holder::Ended => return Some(0),
+                Holder::Running if at_end => break,
+                Holder::Running => at_end = true,
+                Holder::Hidden => return None,
             }
+            continue;
         }
-    });
-    (listed && whole).then_some(count)
+        at_end = false;
+        let mut whole = true;
+        watch::each_entry(listed, |entry| {
+            whole &= sys::now_micros() < until;
+            if let Some(fd) = texts::number(entry.name).filter(|_| count < max && whole) {
+                match locks_through(pid, fd as u32, max) {
+                    Some(held) => count += held,
+                    None => whole = false,
+                }
+            }
+        });
+        if !whole {
+            return None;
+        }
+    }
+    Some(count)
+}
+
+/// Counts the locks that a process holds through a descriptor. Returns 0 if that is closed, and its locks with it.
+fn locks_through(pid: u32, fd: u32, max: u64) -> Option<u64> {
+    let path = Path::of_descriptor(pid, fd);
+    let file = match sys::open(path.bytes(), 0) {
+        Ok(file) => file,
+        Err(sys::ENOENT) => match holder(pid) {
+            Holder::Ended => return Some(0),
+            // Missing again while the first thread runs: it was not the thread's end that hid it.
+            Holder::Running => match sys::open(path.bytes(), 0) {
+                Ok(file) => file,
+                Err(sys::ENOENT) => return Some(0),
+                Err(_) => return None,
+            },
+            Holder::Hidden => return None,
+        },
+        Err(_) => return None,
+    };
+    let mut count = 0;
+    match each_line(&file, &mut |line| {
+        count += u64::from(quota::is_held_lock(line));
+        count < max
+    }) {
+        Ok(()) => Some(count),
+        Err(sys::ENOENT | ESRCH) if holder(pid) != Holder::Hidden => Some(count),
+        Err(_) => None,
+    }
 }
 
 /// Reads the number of netlink sockets in the network namespace. It includes those without an address and those in

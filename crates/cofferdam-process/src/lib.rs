@@ -28,16 +28,19 @@
 //!   |<-- the socket reads as closed -----| group removed, nothing left
 //! ```
 //!
-//! - **Launcher**: the owner's program, executed under another `argv[0]`. A constructor before `main` recognises the
-//!   name (`docs/adr/0001-launcher.md`). It has one thread and none of its owner's memory. It holds the template, the
-//!   compiled filters, control group descriptors, and a pool of prepared namespaces that a worker process creates and
-//!   removes (`docs/adr/0006-cells.md`). It is under the longer part of the filter itself. There is one launcher for
-//!   each root file system. A program that creates one sandbox can fork its launcher instead
-//!   (`docs/adr/0008-forked-launcher.md`).
+//! - **Owner**: the process that holds the sandboxes, a program that uses this crate.
+//! - **Launcher**: the owner's executable, executed again under another `argv[0]`. A constructor before `main`
+//!   recognises the name (`docs/adr/0001-launcher.md`). It has one thread and none of its owner's memory. It holds the
+//!   template, the compiled filters, control group descriptors, and a pool of prepared namespaces that a worker process
+//!   creates and removes (`docs/adr/0006-cells.md`). The launcher has installed the first stage of the seccomp filter
+//!   on itself. Every sandbox inherits it and adds the second stage. There is one launcher for each root file system. A
+//!   program that creates one sandbox can fork its launcher instead. A forked launcher has a copy of the memory that
+//!   the owner had at the fork, with arguments and environment erased (`docs/adr/0008-forked-launcher.md`).
 //! - **Init**: process 1 of a sandbox. It starts as a child that borrows the launcher's memory, isolates and measures
 //!   itself, and executes a tiny program without a library (`docs/adr/0009-tiny-init.md`). That program starts and
-//!   reaps guests, reports their ends and kills on request. The kernel asks it about calls that create objects which no
-//!   memory limit counts (`docs/limits.md`). It reads nothing that guests write, except names of processes.
+//!   reaps guests, reports their ends and kills on request. Through a seccomp user-notification listener, the init
+//!   allows or refuses calls that create kernel objects outside the memory limit (`docs/limits.md`). It reads nothing
+//!   that guests write, except names of processes.
 //! - **Lifetimes**: an owner's end closes its socket; the launcher then kills what is left, removes its groups and
 //!   exits. An init is killed with its launcher, and its guests with its pid namespace. Mounts end with their
 //!   namespaces. Groups of a killed launcher are removed by the next one.
@@ -53,17 +56,18 @@
 //! 4. The child joins its group (version 1), creates a cgroup namespace, enters the prepared namespaces, mounts `/proc`
 //!    and covers parts of it, sets the tmpfs size, attaches the workspace, sets resource limits, becomes an ordinary
 //!    user, creates the user namespace, drops capabilities, sets no_new_privs, enforces Landlock and installs the
-//!    second part of the filter, in this order.
+//!    second stage of the filter, in this order.
 //! 5. It measures itself and executes the init, which inherits the evidence by a pipe and sends it with descriptors of
 //!    its process, workspace and group.
-//! 6. The owner reads the group's limits back, computes the posture, and ends the sandbox if it falls short.
-//!    Protections that are the same for all sandboxes of a launcher and kind are tried by the first one; the others
+//! 6. The owner reads the group's limits back, computes the posture, and ends the sandbox if it falls short. Sandboxes
+//!    of a launcher are of one kind if their workspaces agree on two facts: whether it is a host directory, and whether
+//!    it is read-only. Protections that are the same for all sandboxes of a kind are tried by the first one. The others
 //!    reuse the result.
 //!
-//! A single command (`Backend::start_one`, `Backend::run`) is sent with its sandbox. The init starts it at once if the
-//! sandbox measures as an accepted one with the same request. Without such a sandbox, every protection must hold and
-//! control groups must enforce every limit. Else the init waits for the owner. A prepared sandbox is created the same
-//! way and compared with the spec when it is claimed.
+//! A single command (`Backend::start_one`, `Backend::run`) is sent with its sandbox. The init starts it at once if its
+//! measurements equal those of an already accepted sandbox with the same request. If there is none yet, all protections
+//! must hold and control groups must enforce all limits. Otherwise the init waits for the owner's decision. A prepared
+//! sandbox is created the same way and compared with the spec when it is claimed.
 //!
 //! # An exec, step by step
 //!
@@ -80,7 +84,8 @@
 //! 4. A timer enforces wall time. The control group, or the init's watch, enforces CPU time and memory. The CPU limit of
 //!    an exec counts everything that the sandbox uses from the exec's start on.
 //! 5. When the main program ends, its output is drained and its exit is stored for all waiters. Its other processes run
-//!    until the sandbox closes. A time-out, limit, cancel or dropped handle kills all processes with the tag.
+//!    until the sandbox closes. A time-out, limit, cancel or dropped handle kills all processes with the tag. Without
+//!    control groups, a sandbox that exceeds its memory or CPU limit loses the processes of all its execs.
 //!
 //! # Where to look
 //!

@@ -9,7 +9,7 @@
 //! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with
 //! [`ScreenError::NotBuilt`].
 //!
-//! # Layout
+//! # Where to look
 //!
 //! - Rules: `rules.rs`. Findings: `report.rs`, collected by `collector.rs`.
 //! - Python: `python/visitor.rs`. JavaScript and TypeScript: `javascript/visitor.rs`.

@@ -5,9 +5,9 @@
 //!     '------- cofferdam_guest::Guest ---- byte streams (virtio-serial, vsock) ----'
 //! ```
 //!
-//! Every VMM implements one trait. QEMU works everywhere, with emulation where hardware virtualisation is missing. The
-//! program in `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container.
-//! `docs/vm.md` is the user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
+//! Every VMM implements one trait. QEMU also works without KVM, by emulation (tested on x86-64 only). The program in
+//! `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is the
+//! user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
 //!
 //! # Where to look
 //!

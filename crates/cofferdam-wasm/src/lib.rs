@@ -1,10 +1,10 @@
 //! The WebAssembly backend: modules and components in this process, without access to the host.
 //!
 //! A guest is a command of WASI preview 1, or a component of WASI 0.2 that exports `wasi:cli/run`. It makes no system
-//! calls. Its calls are those of [`wasi`](self) or, over the same host, of [`component`](self), both implemented here,
-//! over files in memory. It gets no host directory, process or thread. Its only network is a component's connections to
-//! hosts that a policy names. The host's cost is bounded: wall time and CPU time, memory, files, output, stack, and
-//! compilation.
+//! calls. It can call only WASI functions, implemented in `wasi/` for modules and in `component/` for components. Both
+//! share one host state with files in memory. A guest gets no process or thread, and no host directory except a
+//! read-only workspace that is copied into that memory. Its only network is a component's connections to hosts that a
+//! policy names. The host's cost is bounded: wall time and CPU time, memory, files, output, stack, and compilation.
 //!
 //! The compiler provides the isolation. A bug there is a way into this process. Use a higher isolation level for code
 //! that may attack it.

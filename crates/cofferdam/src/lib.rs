@@ -1,8 +1,8 @@
 //! The library of Cofferdam, which runs untrusted code in sandboxes.
 //!
 //! This crate is the facade. It re-exports the contract: specs, exec requests, exits and postures. One module,
-//! [`registry`], names the backends of this build. Everything else is in the crates below. The command line of the same
-//! name uses this library.
+//! [`registry`], creates the backends of this build by name. Everything else is in the crates below. The command line
+//! of the same name uses this library. Its options for one backend name that backend too.
 //!
 //! # Where to look
 //!

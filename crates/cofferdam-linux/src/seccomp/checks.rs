@@ -322,16 +322,23 @@ const MEMBERSHIPS_6: Case = case(ENODEV, &[one_of(1, &[SOL_IPV6]), one_of(2, IPV
 const FLOW_LABELS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, &[IPV6_FLOWLABEL_MGR])]);
 const CORK: Case = case(PRETEND, &[one_of(1, &[SOL_UDP]), one_of(2, &[UDP_CORK])]);
 
+const SO_LINGER: u32 = 13;
+/// The last close of a socket would wait for its peer. That close may be the init's, when it looks at a descriptor or
+/// listens on it.
+const LINGER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_LINGER])]);
+
 /// A listening socket passes its size on to connections that wait to be accepted, and netlink fills a buffer of this
 /// size. The kernel charges neither.
 const RECEIVE_BUFFER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_RCVBUF, SO_RCVBUFFORCE])]);
 
-pub(super) const SETSOCKOPT: Verdict = allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER]);
+pub(super) const SETSOCKOPT: Verdict =
+    allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER, LINGER]);
 pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[
     MEMBERSHIPS,
     MEMBERSHIPS_6,
     FLOW_LABELS,
     CORK,
+    LINGER,
     case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])]),
     case(EPERM, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_ZEROCOPY])]),
 ]);

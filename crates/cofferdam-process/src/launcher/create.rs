@@ -398,7 +398,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     if let Some(rules) = &setup.prepared.rules {
         restrict_paths(setup, rules).step("enforce Landlock")?;
     }
-    // The longer part of the filter is inherited from the launcher. This fails with EBUSY if another program already
+    // The first stage of the filter is inherited from the launcher. This fails with EBUSY if another program already
     // has a listener on this process, as some container managers do.
     let counting = setup.create.processes.map(|_| setup.filters.late_with_process_limit());
     let listener = seccomp::install_with_listener(counting.as_ref().unwrap_or(&setup.filters.late))

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// Settings of a network namespace, with their highest values for a sandbox. Lower values of the host stay.
 const SETTINGS: [(&str, &[u64]); 4] = [
     ("core/somaxconn", &[16]),
-    ("ipv4/tcp_rmem", &[4096, 65_536, 131_072]),
+    ("ipv4/tcp_rmem", &[4096, 65_536, 65_536]),
     ("ipv4/tcp_wmem", &[4096, 16_384, 131_072]),
     ("ipv4/tcp_max_tw_buckets", &[1024]),
 ];
@@ -65,7 +65,7 @@ mod tests {
             std::fs::write(ipv4.join(name), "8192 131072 6291456\n").unwrap();
         }
         assert!(!bound(proc.as_fd()).unwrap());
-        assert!(std::fs::read_to_string(ipv4.join("tcp_rmem")).unwrap().starts_with("4096 65536 131072"));
+        assert!(std::fs::read_to_string(ipv4.join("tcp_rmem")).unwrap().starts_with("4096 65536 65536"));
         let core = temp.path().join("sys/net/core");
         std::fs::create_dir_all(&core).unwrap();
         std::fs::write(core.join("somaxconn"), "4096\n").unwrap();

@@ -457,6 +457,7 @@ fn kernel_memory_that_is_charged_to_nobody_is_refused() {
     // Setting the receive buffer seems to succeed.
     default("setsockopt", &[3, 1, 8], PRETEND);
     default("setsockopt", &[3, 1, 33], PRETEND);
+    default("setsockopt", &[3, 1, 13], PRETEND);
     for (level, option) in [(1, 2), (1, 7), (1, 20), (6, 1), (6, 42), (41, 26), (0, 1), (17, 103)] {
         default("setsockopt", &[3, level, option], ALLOW);
     }
