@@ -240,21 +240,26 @@ impl Container {
         let (since, until) = (now.saturating_sub(60).to_string(), (now + OOM_EVENT_SECONDS).to_string());
         let options = EventsOptionsBuilder::default().since(&since).until(&until).filters(&filters).build();
         let mut events = Box::pin(self.engine.docker.events(Some(options)));
-        let mut cause = None;
+        let (mut cause, mut asked) = (None, false);
         let reading = async {
             while let Some(Ok(event)) = next(&mut events).await {
+                let attribute = |name: &str| event.actor.as_ref()?.attributes.as_ref()?.get(name).map(String::as_str);
                 match event.action.as_deref() {
                     Some("oom") => {
                         cause = Some(Cause::Memory);
                         break;
                     }
+                    // A client of the engine sent SIGKILL.
+                    Some("kill") => asked |= matches!(attribute("signal"), Some("9" | "KILL" | "SIGKILL")),
                     Some("die" | "died") => {
-                        let attributes = event.actor.and_then(|actor| actor.attributes).unwrap_or_default();
-                        let code = attributes.get("exitCode").and_then(|code| code.parse().ok());
+                        let code = attribute("exitCode").and_then(|code| code.parse().ok());
                         cause = code.map(Cause::Ended).or(cause);
+                        // A separate component of the engine reports an OOM kill, possibly after the end.
+                        if asked || cause.is_some_and(|cause| cause != Cause::Ended(KILLED)) {
+                            break;
+                        }
                     }
-                    // A separate component of the engine reports an OOM kill, possibly after the end.
-                    Some("destroy" | "remove") if cause != Some(Cause::Ended(KILLED)) => break,
+                    Some("destroy" | "remove") if asked || cause.is_none() => break,
                     _ => {}
                 }
             }

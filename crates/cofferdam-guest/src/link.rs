@@ -30,7 +30,7 @@ use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, PART, Request, Split};
 /// The interval of pings.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Time limit for the owner's reason.
-const REASON_TIMEOUT: Duration = Duration::from_secs(2);
+const REASON_TIMEOUT: Duration = Duration::from_secs(6);
 /// The highest number of queued bytes of long requests and contents.
 const MAX_QUEUED: usize = 8 << 20;
 const READ_BUFFER: usize = 256 * 1024;

@@ -40,6 +40,12 @@ const MACHINES: &str = "COFFERDAM_TEST_MACHINES";
 /// Filters of the fast run for the suite of the command line.
 const FAST_FILTERS: &[&str] =
     &["conformance::process", "cli::run::", "cli::usage::", "cli::forms::", "cli::kills::", "cli::signals::"];
+/// The variable that makes every test program report the time of each test. The slowest are printed. The test harness
+/// has this as an unstable option, so `RUSTC_BOOTSTRAP` is set as well.
+const TIMES: &str = "COFFERDAM_TEST_TIMES";
+/// The number of slow tests to print for one program, and the seconds from which a test is slow.
+const SLOWEST: usize = 12;
+const SLOW_SECONDS: f64 = 5.0;
 /// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
 const MAX_RETRIED: usize = 3;
 /// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
@@ -223,6 +229,9 @@ fn program_command(
     if engines.is_some() && user.is_current() && std::env::var_os(MACHINES).is_none() {
         command.env(MACHINES, "1");
     }
+    if std::env::var_os(TIMES).is_some() {
+        command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+    }
     if let Some(clients) = &built.clients {
         command.env(clients::VARIABLE, clients);
     }
@@ -280,6 +289,9 @@ fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Re
     }
     if outcome.ran() {
         println!("   {name}: {}, {:.0} s", outcome.line(), start.elapsed().as_secs_f64());
+    }
+    for (seconds, test) in outcome.slowest(SLOW_SECONDS).into_iter().take(SLOWEST) {
+        println!("      {seconds:7.1} s {test}");
     }
     for (skip, times) in outcome.distinct_skips() {
         println!("      {skip}{}", if times > 1 { format!(" ({times} times)") } else { String::new() });

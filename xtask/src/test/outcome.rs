@@ -5,7 +5,7 @@
 const HELPER: &str = "started by ";
 
 /// The results of test programs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
     /// Number of tests that passed.
     pub passed: usize,
@@ -15,6 +15,8 @@ pub struct Outcome {
     pub unsteady: Vec<String>,
     /// One line for each skip, with its reason.
     pub skips: Vec<String>,
+    /// Seconds and name of each test, if the program reports them.
+    pub times: Vec<(f64, String)>,
 }
 
 /// The source of the output.
@@ -32,6 +34,9 @@ impl Outcome {
         let mut outcome = Self::default();
         for line in text.lines() {
             if let Some((test, result)) = line.strip_prefix("test ").and_then(|rest| rest.rsplit_once(" ... ")) {
+                // With times, as in `ok <1.234s>`.
+                let (result, time) = result.split_once(" <").unwrap_or((result, ""));
+                outcome.times.extend(time.trim_end_matches("s>").parse().ok().map(|time| (time, test.to_owned())));
                 outcome.test(name, test, result);
             } else if let Some(skip) = line.trim_start().strip_prefix("SKIP ") {
                 outcome.skips.push(format!("SKIP {skip}"));
@@ -87,6 +92,14 @@ impl Outcome {
         distinct
     }
 
+    /// Returns the tests that took at least `seconds`, slowest first.
+    pub fn slowest(&self, seconds: f64) -> Vec<(f64, &str)> {
+        let slow = self.times.iter().filter(|(time, _)| *time >= seconds);
+        let mut slow: Vec<_> = slow.map(|(time, test)| (*time, test.as_str())).collect();
+        slow.sort_by(|a, b| b.0.total_cmp(&a.0));
+        slow
+    }
+
     /// Returns true if any test ran or was skipped.
     pub fn ran(&self) -> bool {
         *self != Self::default()
@@ -122,8 +135,8 @@ mod tests {
 test inner ... ok
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 running 5 tests
-test a::works ... ok
-test a::is_broken ... FAILED
+test a::works ... ok <7.250s>
+test a::is_broken ... FAILED <0.010s>
 test a::needs_more ... ignored, needs a second machine
 test a::inner ... ignored, started by outer
 test a::forgotten ... ignored
@@ -140,6 +153,7 @@ test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; 
         let outcome = Outcome::parse("demo", text, Printed::ByOne);
         assert_eq!(outcome.line(), "1 passed, 1 failed, 4 skipped");
         assert_eq!(outcome.failures, ["demo: a::is_broken"]);
+        assert_eq!(outcome.slowest(5.0), [(7.25, "a::works")]);
         assert_eq!(
             outcome.skips,
             [

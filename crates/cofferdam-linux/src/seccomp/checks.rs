@@ -6,7 +6,7 @@ pub(super) const ENOSYS: Action = errno(libc::ENOSYS);
 const ENOMEM: Action = errno(libc::ENOMEM);
 pub(super) const EINVAL: Action = errno(libc::EINVAL);
 const ENODEV: Action = errno(libc::ENODEV);
-const EOPNOTSUPP: Action = errno(libc::EOPNOTSUPP);
+pub(super) const EOPNOTSUPP: Action = errno(libc::EOPNOTSUPP);
 const EAFNOSUPPORT: Action = errno(libc::EAFNOSUPPORT);
 const EPROTONOSUPPORT: Action = errno(libc::EPROTONOSUPPORT);
 const PRETEND: Action = errno(0);
@@ -327,18 +327,31 @@ const SO_LINGER: u32 = 13;
 /// listens on it.
 const LINGER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_LINGER])]);
 
+/// Options whose memory the kernel does not charge: programs that filter packets, headers of any length for outgoing
+/// packets, and keys that sign TCP segments.
+const SO_FILTERS: &[u32] = &[26, 50, 51, 52];
+const IPV6_HEADERS: &[u32] = &[6, 54, 55, 57, 59];
+const SOL_TCP: u32 = 6;
+const TCP_KEYS: &[u32] = &[14, 32, 38];
+const FILTERS: Case = case(ENOMEM, &[one_of(1, &[SOL_SOCKET]), one_of(2, SO_FILTERS)]);
+const HEADERS: Case = case(EPERM, &[one_of(1, &[SOL_IPV6]), one_of(2, IPV6_HEADERS)]);
+const KEYS: Case = case(EPERM, &[one_of(1, &[SOL_TCP]), one_of(2, TCP_KEYS)]);
+
 /// A listening socket passes its size on to connections that wait to be accepted, and netlink fills a buffer of this
 /// size. The kernel charges neither.
 const RECEIVE_BUFFER: Case = case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_RCVBUF, SO_RCVBUFFORCE])]);
 
 pub(super) const SETSOCKOPT: Verdict =
-    allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER, LINGER]);
+    allow_except(&[MEMBERSHIPS, MEMBERSHIPS_6, FLOW_LABELS, CORK, RECEIVE_BUFFER, LINGER, FILTERS, HEADERS, KEYS]);
 pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[
     MEMBERSHIPS,
     MEMBERSHIPS_6,
     FLOW_LABELS,
     CORK,
     LINGER,
+    FILTERS,
+    HEADERS,
+    KEYS,
     case(PRETEND, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE])]),
     case(EPERM, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_ZEROCOPY])]),
 ]);

@@ -3,9 +3,9 @@ use std::fmt;
 
 use super::arch::Arch;
 use super::checks::{
-    CLONE, CLONE_IN_QUOTA, EINVAL, ENOSYS, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS, FCNTL_WITHOUT_PIPE_SIZE,
-    IOCTL_WITHOUT_OWNERS, LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS, SECCOMP_IN_QUOTA,
-    SETSOCKOPT_WITHOUT_BUFFERS, SOCKET_IN_QUOTA, TO_ITSELF,
+    CLONE, CLONE_IN_QUOTA, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS,
+    FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS,
+    SECCOMP_IN_QUOTA, SETSOCKOPT_WITHOUT_BUFFERS, SOCKET_IN_QUOTA, TO_ITSELF,
 };
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
@@ -27,6 +27,7 @@ const FOR_BUILDING: &[&str] = &[
     "fsmount",
     "fsopen",
     "fspick",
+    "landlock_create_ruleset",
     "mount_setattr",
     "move_mount",
     "open_tree",
@@ -117,8 +118,9 @@ pub struct Options {
     pub deny_memfd: bool,
     /// Refuse SysV shared memory and shared anonymous mappings, which outlive or escape a limit on address space.
     pub deny_shared_memory: bool,
-    /// Refuse calls that allocate kernel memory which no process shows: SysV semaphores and messages, filters of the
-    /// guest's own, and pages that pipes and sockets only refer to, which may belong to larger ones.
+    /// Refuse calls that allocate kernel memory which no process shows: SysV semaphores and messages, filters and
+    /// Landlock rules of the guest's own, and pages that pipes and sockets only refer to, which may belong to larger
+    /// ones.
     pub deny_kernel_memory: bool,
     /// Refuse `sched_setaffinity`, if a share of the processors is enforced by affinity.
     pub deny_affinity: bool,
@@ -178,6 +180,8 @@ fn changed_by_option(name: &str, options: &Options) -> Option<Verdict> {
             Some(Verdict::Always(EINVAL))
         }
         "prctl" if options.deny_kernel_memory => Some(PRCTL_WITHOUT_FILTERS),
+        // Programs treat this as a kernel in which Landlock is not enabled.
+        "landlock_create_ruleset" if options.deny_kernel_memory => Some(Verdict::Always(EOPNOTSUPP)),
         "prlimit64" => options.mark_key.map(Verdict::Tagging),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,

@@ -379,8 +379,8 @@ pub(super) static RULES: &[Rule] = &[
     check(
         "setsockopt",
         SETSOCKOPT,
-        "sockets; what changes the network needs a capability. No multicast groups, whose lists are not charged, nor larger \
-         receive buffers",
+        "sockets; what changes the network needs a capability. Refused are larger receive buffers and what is not charged: \
+         multicast groups, filters, headers and keys",
     ),
     refuse("settimeofday", "the host's clock"),
     allow("setuid", "identity; without capabilities only among one's own"),

@@ -2,12 +2,14 @@
  * moment. The host samples its own memory meanwhile; the program itself only reports its progress.
  * Arguments: form, goal in MiB, processes, milliseconds to hold. */
 #include "guest.h"
+#include <dirent.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/msg.h>
@@ -18,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <linux/filter.h>
+#include <linux/landlock.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <linux/seccomp.h>
@@ -398,6 +401,113 @@ static long pipes(void)
     return held;
 }
 
+/* Connections that both ends have closed: the kernel keeps the addresses of each for a minute. */
+static long closed(void)
+{
+    static struct sockaddr_storage address;
+    static socklen_t length;
+    static int listener = -1;
+    if (listener < 0 && (listener = listener_of(AF_INET, &address, &length)) < 0)
+        return 0;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, length) != 0)
+        return 0;
+    int taken = accept(listener, NULL, NULL);
+    close(fd);
+    close(taken);
+    return taken < 0 ? 0 : 300;
+}
+
+/* Filters of sockets: the kernel keeps the program as given and as machine code. */
+static long socket_filters(void)
+{
+    static struct sock_filter code[2000];
+    for (int i = 0; i < 1999; i++)
+        code[i] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_IMM, (uint32_t)i);
+    code[1999] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog program = {2000, code};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    return fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0 ? 48 * KIB : 0;
+}
+
+/* The options of one socket: a header for its packets, as large as the kernel allows, and keys for signatures. */
+static long socket_options(void)
+{
+    static char header[1 << 16];
+    /* One entry of a control message: a hop limit. The kernel keeps the whole buffer. */
+    struct cmsghdr *entry = (struct cmsghdr *)header;
+    int limit = 64, fd = socket(AF_INET6, SOCK_DGRAM, 0), stream = socket(AF_INET, SOCK_STREAM, 0);
+    long held = 0;
+    entry->cmsg_level = IPPROTO_IPV6;
+    entry->cmsg_type = 8 /* IPV6_2292HOPLIMIT */;
+    entry->cmsg_len = CMSG_LEN(sizeof limit);
+    memcpy(CMSG_DATA(entry), &limit, sizeof limit);
+    for (long size = 64000; fd >= 0 && size > 1000 && held == 0; size -= 1000)
+        if (setsockopt(fd, IPPROTO_IPV6, 6 /* IPV6_2292PKTOPTIONS */, header, (socklen_t)size) == 0)
+            held += size;
+    for (uint32_t i = 1; stream >= 0 && i < 200; i++) {
+        struct tcp_md5sig key = {.tcpm_keylen = 8};
+        struct sockaddr_in *peer = (struct sockaddr_in *)&key.tcpm_addr;
+        peer->sin_family = AF_INET;
+        peer->sin_addr.s_addr = htonl(i);
+        if (setsockopt(stream, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key) != 0)
+            break;
+        held += 192;
+    }
+    return held;
+}
+
+/* One lock for each time that a file is opened. */
+static long whole_file_locks(void)
+{
+    int fd = open("/tmp/whole", O_CREAT | O_RDWR, 0600);
+    return fd >= 0 && flock(fd, LOCK_SH) == 0 ? 200 + 256 : 0;
+}
+
+/* Rules about directories: each has an object that belongs to its inode. */
+static long landlock_rules(void)
+{
+    static long number;
+    char name[64];
+    struct landlock_ruleset_attr attributes = {.handled_access_fs = LANDLOCK_ACCESS_FS_EXECUTE};
+    int rules = (int)syscall(SYS_landlock_create_ruleset, &attributes, sizeof attributes, 0);
+    long held = 0;
+    for (int i = 0; rules >= 0 && i < 100; i++) {
+        snprintf(name, sizeof name, "/tmp/rule-%d-%ld", getpid(), number++ % 2000);
+        int fd = open(name, O_CREAT | O_RDONLY | O_CLOEXEC, 0600);
+        struct landlock_path_beneath_attr rule = {.allowed_access = LANDLOCK_ACCESS_FS_EXECUTE, .parent_fd = fd};
+        if (fd >= 0 && syscall(SYS_landlock_add_rule, rules, LANDLOCK_RULE_PATH_BENEATH, &rule, 0) == 0)
+            held += 200;
+        close(fd);
+    }
+    return held;
+}
+
+/* Names that do not exist, in a directory of the host's, and the pages of its files. */
+static long host_files(void)
+{
+    static long number;
+    static DIR *programs;
+    char name[256];
+    struct stat found;
+    struct dirent *entry;
+    long held = 0;
+    for (int i = 0; i < 1000; i++) {
+        snprintf(name, sizeof name, "/usr/bin/%d-%ld-%0200d", getpid(), number++, 0);
+        held += stat(name, &found) != 0 && errno == ENOENT ? 512 : 0;
+    }
+    if (programs == NULL && (programs = opendir("/usr/bin")) == NULL)
+        return held;
+    if ((entry = readdir(programs)) != NULL) {
+        int fd = openat(dirfd(programs), entry->d_name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        for (ssize_t size; fd >= 0 && (size = read(fd, block, sizeof block)) > 0;)
+            held += size;
+        if (fd >= 0)
+            close(fd);
+    }
+    return held;
+}
+
 static const char *form;
 
 static long once(void)
@@ -409,7 +519,9 @@ static long once(void)
         {"watchers", watchers},       {"events", events},           {"lock-table", lock_table},
         {"filters", filters},         {"lent-pages", lent_pages},   {"sent-pages", sent_pages},
         {"memberships", memberships}, {"names", names},             {"read-only", read_only},
-        {"pipes", pipes},             {"hidden", read_only},
+        {"pipes", pipes},             {"hidden", read_only},        {"closed", closed},
+        {"flock", whole_file_locks},  {"host-files", host_files},
+        {"socket-filters", socket_filters}, {"socket-options", socket_options}, {"landlock", landlock_rules},
     };
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         if (strcmp(form, plain[i].name) == 0)

@@ -3,7 +3,8 @@ use super::super::rule::{Action, Test, Verdict};
 use super::super::rules::RULES;
 use super::interpreter::{has_no_dead_code, verify};
 use super::{
-    ALLOW, Arch, Call, EINVAL, ENOSYS, EPERM, KEY, KILL, Options, Program, all_options, compile, compile_stages, run,
+    ALLOW, Arch, Call, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, KEY, KILL, Options, Program, all_options, compile,
+    compile_stages, run,
 };
 use proptest::prelude::*;
 
@@ -76,6 +77,7 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
         "semget" | "msgget" if options.deny_kernel_memory => return EPERM,
         "seccomp" | "sendfile" | "splice" | "tee" | "vmsplice" if options.deny_kernel_memory => return EINVAL,
         "prctl" if options.deny_kernel_memory && low[0] == 22 => return EINVAL,
+        "landlock_create_ruleset" if options.deny_kernel_memory => return EOPNOTSUPP,
         "memfd_create" if options.deny_memfd => return EPERM,
         "shmget" if options.deny_shared_memory => return EPERM,
         "sched_setaffinity" if options.deny_affinity => return EPERM,

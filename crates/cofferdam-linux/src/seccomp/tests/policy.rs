@@ -438,6 +438,7 @@ fn options_refuse_more() {
         check(&kernel, name, &[], EINVAL);
     }
     check(&kernel, "prctl", &[22, 2], EINVAL);
+    check(&kernel, "landlock_create_ruleset", &[], EOPNOTSUPP);
     check(&kernel, "prctl", &[15], ALLOW);
     let buffers = Options { deny_large_buffers: true, ..Options::default() };
     check(&buffers, "setsockopt", &[3, 1, 60], EPERM);
@@ -454,6 +455,13 @@ fn kernel_memory_that_is_charged_to_nobody_is_refused() {
     }
     default("setsockopt", &[3, 41, 32], EPERM);
     default("setsockopt", &[3, 17, 1], PRETEND);
+    for option in [26, 50, 51, 52] {
+        default("setsockopt", &[3, 1, option], ENOMEM);
+        check(&Options { deny_large_buffers: true, ..Options::default() }, "setsockopt", &[3, 1, option], ENOMEM);
+    }
+    for (level, option) in [(41, 6), (41, 54), (41, 55), (41, 57), (41, 59), (6, 14), (6, 32), (6, 38)] {
+        default("setsockopt", &[3, level, option], EPERM);
+    }
     // Setting the receive buffer seems to succeed.
     default("setsockopt", &[3, 1, 8], PRETEND);
     default("setsockopt", &[3, 1, 33], PRETEND);

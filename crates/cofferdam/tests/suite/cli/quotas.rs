@@ -115,7 +115,46 @@ for command, bound in (fcntl.F_SETLK, 40000), (OPEN_FILE_LOCK, 20000):
         lock(file, command, 0)
         lock(file, command, 0, fcntl.F_UNLCK)
     file.close()
+if 'container' in sys.argv:
+    for name, expected in ('ipv4/tcp_rmem', 65536), ('ipv4/tcp_max_tw_buckets', 1024), ('core/somaxconn', 16):
+        assert int(open('/proc/sys/net/' + name).read().split()[-1]) == expected, name
 print('all of them')";
+
+/// Takes locks in processes that hide them: their first thread has ended. Prints the number of locks of all processes,
+/// which is twice the quota if none is refused.
+const HIDDEN_LOCKS: &str = "import ctypes, fcntl, os, platform, select, struct, threading, time
+EXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]
+
+def work(number, answer):
+    count, files = 0, []
+    try:
+        while count < 10000:
+            if count % 500 == 0:
+                files.append(open(f'/workspace/{number}-{len(files)}', 'w'))
+            lock = struct.pack('hhqqixxxx', fcntl.F_WRLCK, os.SEEK_SET, 2 * count, 1, 0)
+            fcntl.fcntl(files[-1], fcntl.F_SETLK, lock)
+            count += 1
+    except OSError:
+        pass
+    os.write(answer, b'%d ' % count)
+    time.sleep(60)
+
+ends = []
+for number in range(8):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        threading.Thread(target=work, args=(number, writer)).start()
+        ctypes.CDLL(None).syscall(EXIT, 0)
+    os.close(writer)
+    ends.append(reader)
+print(sum(int(os.read(end, 20)) for end in ends))
+os._exit(0)";
+
+#[test]
+fn locks_of_processes_whose_first_thread_has_ended_count() {
+    let output = succeeds(&["--lang", "python", "--code", HIDDEN_LOCKS]);
+    assert!((1_000..45_000).contains(&output.trim().parse::<u32>().unwrap()), "{output}");
+}
 
 #[test]
 fn locks_netlink_sockets_and_listeners_are_refused_at_their_maximum_and_had_again_afterwards() {
@@ -136,6 +175,8 @@ fn containers_have_the_same_quotas_and_limit_processes() {
         return;
     };
     assert_eq!((status, output.as_str()), (0, "all of them\n"), "{errors}");
+    let (status, output, errors) = run_in_container(&["--lang", "python", "--code", HIDDEN_LOCKS]).unwrap();
+    assert!(status == 0 && (1_000..45_000).contains(&output.trim().parse::<u32>().unwrap()), "{output}{errors}");
     let (_, output, errors) =
         run_in_container(&["--json", "--processes", "10", "--lang", "python", "--code", PROCESSES]).unwrap();
     assert_at_limit_of_ten(&output, &errors);

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use cofferdam_contract::{
     Access, Backend, ByteSize, DirectoryId, Error, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
@@ -55,6 +56,9 @@ impl Owned {
     }
 }
 
+/// The pauses between two swaps, in microseconds.
+const PAUSES: [u64; 7] = [0, 0, 20, 100, 1_000, 0, 10_000];
+
 /// A thread that swaps the directory and the symlink until it is dropped.
 struct Swapping {
     done: Arc<AtomicBool>,
@@ -66,8 +70,13 @@ impl Swapping {
         let (owned, done) = (Arc::clone(owned), Arc::new(AtomicBool::new(false)));
         let seen = Arc::clone(&done);
         let thread = std::thread::spawn(move || {
-            while !seen.load(Ordering::Relaxed) {
+            // Long and short pauses, so that some creations see one name throughout, and others see both.
+            for pause in PAUSES.into_iter().cycle() {
+                if seen.load(Ordering::Relaxed) {
+                    break;
+                }
                 owned.swap();
+                thread::sleep(Duration::from_micros(pause));
             }
         });
         Self { done, thread: Some(thread) }

@@ -139,6 +139,11 @@ fn objects_of_the_kernel_are_charged_to_groups_of_version_2() {
             "read-only",
             "hidden",
             "pipes",
+            "closed",
+            "socket-filters",
+            "socket-options",
+            "flock",
+            "landlock",
         ] {
             let run = case(&format!("delegated object {form}"));
             let document = run.document();

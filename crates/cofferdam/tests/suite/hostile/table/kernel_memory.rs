@@ -58,5 +58,11 @@ pub fn rows() -> Vec<Row> {
         "kernel memory: answers of netlink": "netlink" "8",
         "kernel memory: TCP connections that wait": "tcp-queue" "8",
         "kernel memory: events of watched files": "events" "8",
+        "kernel memory: closed TCP connections": "closed" "8",
+        "kernel memory: filters of sockets": "socket-filters" "8",
+        "kernel memory: options of sockets": "socket-options" "36",
+        "kernel memory: locks of whole files": "flock" "16",
+        "kernel memory: rules of Landlock": "landlock" "8",
+        "kernel memory: names and pages of the host's files": "host-files" "8",
     }
 }
