@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use cofferdam_contract::{Backend, Spec, Warm};
+use cofferdam_contract::{Backend, PreparedSandbox, Spec};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 
@@ -72,12 +72,12 @@ async fn measure(wanted: usize) -> Result<Report> {
 }
 
 /// Creates a sandbox as a pool holds it: prepared, and waiting for its request.
-async fn idle(backend: &ProcessBackend) -> Result<Box<dyn Warm>> {
-    Ok(backend.warm(Spec::default()).await?)
+async fn idle(backend: &ProcessBackend) -> Result<Box<dyn PreparedSandbox>> {
+    Ok(backend.prepare(Spec::default()).await?)
 }
 
 /// Holds the requested number, or as many as the host allows. In that case, also returns the reason.
-async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn Warm>>, Option<String>) {
+async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn PreparedSandbox>>, Option<String>) {
     let mut sandboxes = Vec::new();
     while sandboxes.len() < wanted {
         if sandboxes.len() % CHECK_EVERY == 0 {
@@ -94,7 +94,7 @@ async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn Warm>>, O
     (sandboxes, None)
 }
 
-async fn close(mut sandboxes: Vec<Box<dyn Warm>>) -> Result<()> {
+async fn close(mut sandboxes: Vec<Box<dyn PreparedSandbox>>) -> Result<()> {
     while !sandboxes.is_empty() {
         let some = sandboxes.split_off(sandboxes.len().saturating_sub(CLOSED_AT_ONCE));
         let closing: Vec<_> =

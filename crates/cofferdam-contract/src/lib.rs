@@ -46,4 +46,4 @@ pub use spec::{
     Workspace,
 };
 pub use units::{ByteSize, Cpus, parse_duration, serde_duration, serde_optional_duration};
-pub use warm::Warm;
+pub use warm::PreparedSandbox;

@@ -68,7 +68,7 @@ impl Screens {
                 Ok(report) => {
                     outcome = Outcome::Ended;
                     ensure!(
-                        report.findings.len() <= self.screen.rules().most_findings,
+                        report.findings.len() <= self.screen.rules().max_findings,
                         "{language} reported too many findings"
                     );
                     let lines = code.len() + 1;

@@ -32,14 +32,14 @@ const NODE: &str = include_str!("bootstrap/node.cjs");
 
 /// A prepared interpreter that is waiting for its one request. Dropping it ends it.
 #[derive(Debug)]
-pub struct WaitingInterpreter {
+pub struct WarmInterpreter {
     sandbox: Arc<dyn Sandbox>,
     config: InterpreterConfig,
     line: Line,
     expires: Instant,
 }
 
-impl WaitingInterpreter {
+impl WarmInterpreter {
     /// Starts an interpreter in `sandbox` and waits until it is ready. The sandbox must be new and used only for this
     /// interpreter. Its backend needs several execs, streaming standard input and Unix programs.
     ///
@@ -48,7 +48,7 @@ impl WaitingInterpreter {
     /// # Errors
     /// - `NotFound` if the interpreter or one of its modules is missing; the message names it.
     /// - `Unavailable` if the interpreter exits or is not ready within the warm limit.
-    pub async fn warm(sandbox: Arc<dyn Sandbox>, config: InterpreterConfig) -> Result<Self> {
+    pub async fn prepare(sandbox: Arc<dyn Sandbox>, config: InterpreterConfig) -> Result<Self> {
         config.validate()?;
         let token = token();
         let expires = Instant::now() + config.lifetime;
@@ -120,7 +120,7 @@ fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Resu
     };
     // The output limit equals the buffer size, so that no output can be lost between this exec and the request's
     // handle.
-    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MAX_STARTUP_OUTPUT.as_bytes());
+    let room = ByteSize::from_bytes(config.max_output.as_bytes() + 2 * MAX_STARTUP_OUTPUT.as_bytes());
     let contents = Bytes::from_static(contents.as_bytes());
     ExecRequest::builder(Command::Script(Script { interpreter, name: name.to_owned(), contents, args }))
         .stdin(Stdin::Stream)

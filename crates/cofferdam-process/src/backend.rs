@@ -7,8 +7,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, Limits, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, SpecParts, Warm,
-    Workspace,
+    ExecRequest, Level, Limits, NetworkPolicy, Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec,
+    SpecParts, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
@@ -19,7 +19,7 @@ use crate::error;
 use crate::interpreters::{self, Found};
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
 use crate::sandbox::{ProcessSandbox, SandboxInputs};
-use crate::warm::PreparedSandbox;
+use crate::warm::PreparedProcessSandbox;
 
 /// The backend's name.
 pub const NAME: &str = "process";
@@ -186,13 +186,13 @@ impl Backend for ProcessBackend {
             .with_remedy("use level vm for snapshots of running programs"))
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
             return Err(Error::invalid("warm", "cannot prepare a sandbox with a mounted host directory")
                 .with_remedy("use a template with a private workspace; other sandboxes are created on request"));
         }
         let (launcher, create, inputs) = self.plan(spec).await?;
-        Ok(Box::new(PreparedSandbox::prepare(launcher, create, inputs).await?))
+        Ok(Box::new(PreparedProcessSandbox::prepare(launcher, create, inputs).await?))
     }
 }
 

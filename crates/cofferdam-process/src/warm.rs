@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Posture, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{
+    Error, ErrorKind, Limits, Posture, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
+};
 
 use crate::backend::check;
 use crate::client::Launcher;
@@ -18,7 +20,7 @@ use crate::sandbox::SandboxInputs;
 
 /// A prepared process sandbox.
 #[derive(Debug)]
-pub struct PreparedSandbox {
+pub struct PreparedProcessSandbox {
     /// The sandbox. `None` once it was claimed or closed.
     pending: Option<PendingSandbox>,
     template: Spec,
@@ -28,7 +30,7 @@ pub struct PreparedSandbox {
     has_groups: bool,
 }
 
-impl PreparedSandbox {
+impl PreparedProcessSandbox {
     /// Prepares a sandbox. Fails if a sandbox for the template itself would be refused.
     pub async fn prepare(launcher: Arc<Launcher>, create: Create, inputs: SandboxInputs) -> Result<Self> {
         let has_groups = launcher.ready().await?.cgroup_version > 0;
@@ -43,12 +45,12 @@ impl PreparedSandbox {
 }
 
 #[async_trait]
-impl Warm for PreparedSandbox {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for PreparedProcessSandbox {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
+    fn is_compatible(&self, spec: &Spec) -> bool {
         is_compatible(&self.template, spec, self.has_groups)
     }
 
@@ -58,7 +60,7 @@ impl Warm for PreparedSandbox {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the template in a fixed setting")
                 .with_remedy("create the sandbox on request"));
         }

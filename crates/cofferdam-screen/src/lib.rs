@@ -155,7 +155,7 @@ impl Screen {
     fn parse(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
         use rules::Lists;
 
-        let Rules { python, javascript, max_bytes, most_findings } = &self.rules;
+        let Rules { python, javascript, max_bytes, max_findings } = &self.rules;
         // The parsers have positions of 32 bits.
         let most = (*max_bytes).min(u32::MAX as usize / 4);
         if code.len() > most {
@@ -163,9 +163,9 @@ impl Screen {
         }
         let more_stack = if language == Language::Python { 0 } else { javascript::stack_for(code) };
         worker::run(code.len(), more_stack, || match language {
-            Language::Python => python::check(code, Lists::python(python), python.version, *most_findings),
-            Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *most_findings),
-            Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *most_findings),
+            Language::Python => python::check(code, Lists::python(python), python.version, *max_findings),
+            Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *max_findings),
+            Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *max_findings),
         })
     }
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 /// The findings in one piece of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The findings in the order of the code, at most [`Rules::most_findings`](crate::Rules::most_findings).
+    /// The findings in the order of the code, at most [`Rules::max_findings`](crate::Rules::max_findings).
     pub findings: Vec<Finding>,
-    /// True if there are more findings than [`Rules::most_findings`](crate::Rules::most_findings).
+    /// True if there are more findings than [`Rules::max_findings`](crate::Rules::max_findings).
     pub truncated: bool,
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use cofferdam_contract::{Backend, Command, Completed, ExecRequest, Limits, Sandbox, Script, Spec, collect};
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use cofferdam_process::ProcessBackend;
 use parking_lot::Mutex;
 
@@ -21,7 +21,7 @@ pub struct WarmPythons {
     backend: Arc<ProcessBackend>,
     config: InterpreterConfig,
     code: &'static str,
-    waiting: Mutex<Vec<WaitingInterpreter>>,
+    waiting: Mutex<Vec<WarmInterpreter>>,
     used: Mutex<Vec<Arc<dyn Sandbox>>>,
 }
 
@@ -47,7 +47,7 @@ impl WarmPythons {
             let pids = limits.pids.map(|count| count + EXTRA_PROCESSES);
             let spec = Spec::builder().limits(Limits { pids, ..limits }).build()?;
             let sandbox = self.backend.create(spec).await?;
-            let made = WaitingInterpreter::warm(sandbox, self.config.clone()).await?;
+            let made = WarmInterpreter::prepare(sandbox, self.config.clone()).await?;
             self.waiting.lock().push(made);
         }
         Ok(())

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{Access, ByteSize, Capability, Cpus, ErrorKind, Sandbox, Spec, TenantId, Warm, Workspace};
+use cofferdam_contract::{
+    Access, ByteSize, Capability, Cpus, ErrorKind, PreparedSandbox, Sandbox, Spec, TenantId, Workspace,
+};
 
 use crate::GuestProgram as P;
 use crate::case::{
@@ -13,18 +15,18 @@ use crate::twins::{Trial, compare};
 /// Number of random specs that are claimed. Each costs two sandboxes.
 const TRIALS: u64 = 8;
 
-async fn warm(cx: &Context, template: &Spec) -> Outcome<Box<dyn Warm>> {
-    let warm = cx.backend().warm(template.clone()).await?;
+async fn warm(cx: &Context, template: &Spec) -> Outcome<Box<dyn PreparedSandbox>> {
+    let warm = cx.backend().prepare(template.clone()).await?;
     check!(warm.is_alive(), "a new prepared sandbox is not alive");
-    check_eq!(warm.made_for(), template, "the template");
-    check!(warm.fits(template), "the template is not compatible with itself");
+    check_eq!(warm.template(), template, "the template");
+    check!(warm.is_compatible(template), "the template is not compatible with itself");
     Ok(warm)
 }
 
 /// Claims a new prepared sandbox. Returns `None` if the spec is not compatible, which must then be refused.
 async fn claim(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Option<Arc<dyn Sandbox>>> {
     let warm = warm(cx, template).await?;
-    let fits = warm.fits(spec);
+    let fits = warm.is_compatible(spec);
     let claimed = warm.claim(spec.clone()).await.map(|sandbox| cx.keep(sandbox));
     match (fits, claimed) {
         (true, claimed) => Ok(Some(claimed?)),
@@ -49,7 +51,7 @@ pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
         let trial = Trial::seeded(seed, &base, mounted);
         // The template is another spec each time, so that its traces are visible.
         let template = Trial::seeded(seed + 1000, &base, None).spec;
-        let warm = match cx.backend().warm(template.clone()).await {
+        let warm = match cx.backend().prepare(template.clone()).await {
             Ok(warm) => warm,
             Err(error) => {
                 let created = cx.backend().create(template).await.map(|sandbox| cx.keep(sandbox));
@@ -57,7 +59,7 @@ pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
                 continue;
             }
         };
-        if !warm.fits(&trial.spec) {
+        if !warm.is_compatible(&trial.spec) {
             check!(warm.claim(trial.spec.clone()).await.is_err(), "a spec that is not compatible was claimed");
             continue;
         }
@@ -149,7 +151,7 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
             Err(_) => continue,
         };
         let warm = warm(&cx, &template).await?;
-        let fits = warm.fits(&spec);
+        let fits = warm.is_compatible(&spec);
         let claimed = warm.claim(spec).await.map(|sandbox| cx.keep(sandbox));
         match fits {
             true => expect_error(claimed, &weaker, "claiming a spec that a create refuses as weaker")?,
@@ -162,7 +164,7 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
 
 pub(super) async fn invalid_specs_are_refused(cx: Context) -> Verdict {
     let bad: Spec = serde_json::from_str(r#"{"limits":{"memory":1}}"#).map_err(std::io::Error::other)?;
-    let made = cx.backend().warm(bad.clone()).await;
+    let made = cx.backend().prepare(bad.clone()).await;
     expect_error(made, &[ErrorKind::InvalidInput], "preparing a sandbox for an invalid template")?;
     let claimed = warm(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
     check!(claimed.is_err(), "an invalid spec was claimed");

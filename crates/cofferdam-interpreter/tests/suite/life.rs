@@ -7,7 +7,7 @@ use cofferdam_contract::{Backend, LimitKind};
 use cofferdam_contract::{
     ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, Retry, SandboxPath, Spec, Stdin, collect,
 };
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use tokio::io::AsyncWriteExt;
 
 use crate::support::{backend, block_on, code, has, printed, python, read_line, sandbox, stdout, try_warm, warm};
@@ -129,7 +129,7 @@ fn a_time_out_ends_the_whole_tree() {
             "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(100)",
         ] {
             let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-            let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), InterpreterConfig::python()).await;
+            let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), InterpreterConfig::python()).await;
             let request = request(text).timeout(Duration::from_millis(300)).build().expect("valid");
             let handle = waiting.expect("it becomes warm").start(request).await.expect("it starts");
             let exit = handle.exit().await.expect("it ends");
@@ -152,7 +152,7 @@ fn the_wall_time_of_the_sandbox_counts_from_the_request() {
         let limits = Limits { wall_time: Duration::from_millis(400), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().expect("valid");
         let sandbox = backend.create(spec).await.expect("a sandbox");
-        let waiting = WaitingInterpreter::warm(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert!(waiting.is_alive());
         let completed = waiting.run(python("print(1)\nimport time\ntime.sleep(100)")).await.expect("it runs");
@@ -192,7 +192,7 @@ fn cancel_asks_first_and_surfaces_as_a_signal() {
 fn output_is_cut_at_the_requests_maximum_and_counted_beyond_every_maximum() {
     block_on(async {
         let backend = backend();
-        let config = InterpreterConfig { most_output: ByteSize::from_mebibytes(1), ..InterpreterConfig::python() };
+        let config = InterpreterConfig { max_output: ByteSize::from_mebibytes(1), ..InterpreterConfig::python() };
         for most in [1000, 1 << 20] {
             let text = "import sys\nfor i in range(200):\n    sys.stdout.write('x' * 100_000)";
             let request = request(text).max_output(ByteSize::from_bytes(most)).build().expect("valid");
@@ -234,7 +234,7 @@ fn limits_hold_for_the_request() {
         let limits = Limits { cpu_time: Some(Duration::from_secs(1)), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().expect("valid");
         let sandbox = backend.create(spec).await.expect("a sandbox");
-        let waiting = WaitingInterpreter::warm(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
         let busy = waiting.run(python("while True: pass")).await.expect("it runs");
         assert_eq!(busy.exit.killed_by, Some(LimitKind::Cpu), "{}", printed(&busy));
     });
@@ -300,7 +300,7 @@ fn a_request_that_cannot_begin_says_why() {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 
         let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-        let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
         sandbox.close().await.expect("it closes");
         let error = waiting.start(python("print(1)")).await.expect_err("it is gone");
         assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::MayHelp), "{error}");
@@ -320,7 +320,7 @@ fn the_sandbox_lives_as_long_as_somebody_needs_it() {
         let backend = backend();
         let config = InterpreterConfig::python();
         let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-        let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
         let handle = waiting.start(python("open('result', 'w').write('kept')")).await.expect("it starts");
         assert!(handle.exit().await.expect("it ends").success());
         let path = SandboxPath::new("result").expect("valid");

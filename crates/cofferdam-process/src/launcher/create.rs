@@ -344,7 +344,7 @@ fn open_files(setup: &Setup<'_>) -> u64 {
     let shared = setup.groups.is_empty() || matches!(setup.identity, Identity::Caller);
     let max = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
     // This is well below the init's limit: the init has to send descriptors while programs send theirs.
-    max.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
+    max.min(process::hard_limit(Resource::OPEN_FILES).unwrap_or(0) / 2)
 }
 
 /// Limits objects that the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The
