@@ -8,9 +8,9 @@ use cofferdam_contract::{Backend, PreparedSandbox, Spec};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 
+use crate::host::facts::{self, Facts};
 use crate::host::groups::{self, GroupMemory};
 use crate::host::kernel::{self, KernelMemory};
-use crate::host::machine::{self, Facts};
 use crate::host::tree::{self, Memory};
 use crate::options::MemoryOptions;
 use crate::ours;
@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// Measures, prints and writes the results.
 pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let wanted = usize::try_from(options.n)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(wanted))?;
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_each_costs_is_the_difference_over_those_held() {
-        let json = report().json(&machine::facts());
+        let json = report().json(&facts::collect());
         let each = |name: &str| {
             let rows = json["rows"].as_array().unwrap();
             rows.iter().find(|row| row["name"] == name).unwrap()["each_kib"].clone()
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_table_says_when_the_host_allowed_fewer() {
-        let text = report().table(&machine::facts());
+        let text = report().table(&facts::collect());
         assert!(text.contains("20 sandboxes were requested; the host allows 10: no more"), "{text}");
         assert!(text.contains("unknown"), "{text}");
     }

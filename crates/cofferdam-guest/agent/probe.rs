@@ -160,10 +160,10 @@ fn entries(path: &[u8]) -> Res<u64> {
 /// Sets a tag on a child. Fails if that is refused, or if the tag is not visible.
 fn try_tag(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
     in_child(stack, sys::whole_key(key), &mut || {
-        sys::set_mark(key, TRIAL_TAG)?;
+        sys::set_tag(key, TRIAL_TAG)?;
         // Reads the child's tag in the same way as that of any process.
         let (pid, _, _) = sys::identity();
-        if sys::mark_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
+        if sys::tag_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
     })
 }
 

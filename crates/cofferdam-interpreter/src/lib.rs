@@ -21,12 +21,12 @@
 mod config;
 mod error;
 mod frame;
+mod interpreter;
 mod line;
 mod marker;
 mod plan;
 mod ready;
 mod run;
-mod waiting;
 
 pub use config::{InterpreterConfig, Runtime};
-pub use waiting::{EXTRA_PROCESSES, WarmInterpreter};
+pub use interpreter::{EXTRA_PROCESSES, WarmInterpreter};

@@ -86,7 +86,7 @@ impl Child<'_> {
         (self.confine)()?;
         sys::close_range(3, i32::MAX);
         if let Some(key) = self.key {
-            sys::set_mark(key, self.start.exec)?;
+            sys::set_tag(key, self.start.exec)?;
         }
         sys::unblock_signals()?;
         self.failure.step = Step::Directory;

@@ -186,7 +186,7 @@ impl Init {
                 Err(errno) => return Err(errno),
             }
         }
-        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.look(buffers.running.since())) {
+        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.poll(buffers.running.since())) {
             sys::kill(-1, sys::SIGKILL);
             // The processes are killed even if the owner cannot be informed.
             let _ = self.report(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
@@ -292,7 +292,7 @@ impl Init {
     /// and the seccomp filter prevents changes of it.
     fn signal_exec(&self, exec: u64, signal: i32) {
         let alone = self.execs_started == 1 && self.first == exec;
-        tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec));
+        tree::signal(signal, alone, &|pid| sys::tag_of(pid) == Some(exec));
     }
 }
 

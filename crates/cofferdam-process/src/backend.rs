@@ -17,9 +17,9 @@ use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::error;
 use crate::interpreters::{self, Found};
+use crate::prepared::PreparedProcessSandbox;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
 use crate::sandbox::{ProcessSandbox, SandboxInputs};
-use crate::warm::PreparedProcessSandbox;
 
 /// The backend's name.
 pub const NAME: &str = "process";

@@ -19,8 +19,8 @@ use cofferdam_linux::named::Directory;
 
 use crate::client::Launcher;
 use crate::core::{Core, Enrolled};
+use crate::pending::{PendingSandbox, kind};
 use crate::protocol::{self, Create, Evidence, Expected, Request};
-use crate::raw::{PendingSandbox, kind};
 use crate::{error, exec, files};
 
 /// The number of a sandbox's first exec.

@@ -242,7 +242,7 @@ fn limits_hold_for_the_request() {
 
 /// Promise (Warm interpreters): A request to a warm interpreter can start as many processes as in a cold one.
 #[test]
-fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
+fn a_warm_interpreter_leaves_as_many_processes_as_a_cold_one() {
     block_on(async {
         let backend = backend();
         let text = "import threading, time\nstarted = 0\ntry:\n    for i in range(30):\n        \

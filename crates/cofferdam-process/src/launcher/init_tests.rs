@@ -7,8 +7,8 @@ use super::handover::{Handoff, MAX_FDS, Measured};
 use super::{PROGRAM, in_memory, on_a_mount};
 use crate::protocol::{self, Evidence};
 
-#[path = "../../../cofferdam-linux/bare/ledger.rs"]
-mod ledger;
+#[path = "../../../cofferdam-linux/bare/cpu_charges.rs"]
+mod cpu_charges;
 #[path = "../../../cofferdam-linux/bare/plan.rs"]
 mod plan;
 #[path = "../../../cofferdam-linux/bare/quota.rs"]

@@ -1,7 +1,7 @@
 //! A prepared interpreter: started, warmed up, used for one request.
 //!
 //! ```text
-//! warm-up --(ready on both streams)--> waiting --start--> request sent --(answer)--> running
+//! warm-up --(ready on both streams)--> warm --start--> request sent --(answer)--> running
 //!   |  error, exit, timeout               |  dropped           |  no answer
 //!   '-------------------> killed <--------'--------------------'
 //! ```
@@ -25,12 +25,12 @@ use crate::ready::{MAX_STARTUP_OUTPUT, warm_up};
 pub const EXTRA_PROCESSES: u32 = 1;
 const PYTHON: &str = concat!(
     include_str!("bootstrap/python/script.py"),
-    include_str!("bootstrap/python/waiting.py"),
+    include_str!("bootstrap/python/warm.py"),
     include_str!("bootstrap/python/serve.py"),
 );
 const NODE: &str = include_str!("bootstrap/node.cjs");
 
-/// A prepared interpreter that is waiting for its one request. Dropping it ends it.
+/// A prepared interpreter that serves one request. Dropping it ends it.
 #[derive(Debug)]
 pub struct WarmInterpreter {
     sandbox: Arc<dyn Sandbox>,
@@ -54,7 +54,7 @@ impl WarmInterpreter {
         let expires = Instant::now() + config.lifetime;
         // If no cgroup counts memory, memory shared by two processes counts twice. In that case there is no anchor.
         let anchored = sandbox.usage().await.is_ok_and(|usage| usage.memory_bytes.is_some());
-        let line = warm_up(&*sandbox, wait_request(&config, &token, anchored)?, &token, config.warm_limit).await?;
+        let line = warm_up(&*sandbox, start_request(&config, &token, anchored)?, &token, config.warm_limit).await?;
         Ok(Self { sandbox, config, line, expires })
     }
 
@@ -68,7 +68,7 @@ impl WarmInterpreter {
         self.expires
     }
 
-    /// Returns true if the interpreter is still waiting, and false if it was killed, for example because of memory.
+    /// Returns true if the interpreter can still be used, and false if it was killed, for example because of memory.
     pub fn is_alive(&self) -> bool {
         self.line.inner.try_exit().is_none()
     }
@@ -104,10 +104,10 @@ impl WarmInterpreter {
 }
 
 /// Returns the exec request that starts the interpreter.
-fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Result<ExecRequest> {
+fn start_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Result<ExecRequest> {
     let mut interpreter = config.command.clone();
-    let ending = if anchored { "anchored" } else { "plain" };
-    let mut args = vec![token.to_owned(), ending.to_owned(), config.warm_up.clone()];
+    let kind = if anchored { "anchored" } else { "plain" };
+    let mut args = vec![token.to_owned(), kind.to_owned(), config.warm_up.clone()];
     args.extend(config.modules.iter().cloned());
     let (name, contents) = match config.runtime {
         Runtime::Python => ("waiting.py", PYTHON),

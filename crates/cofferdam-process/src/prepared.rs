@@ -14,8 +14,8 @@ use cofferdam_contract::{
 
 use crate::backend::check;
 use crate::client::Launcher;
+use crate::pending::PendingSandbox;
 use crate::protocol::Create;
-use crate::raw::PendingSandbox;
 use crate::sandbox::SandboxInputs;
 
 /// A prepared process sandbox.

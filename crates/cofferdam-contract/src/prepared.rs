@@ -5,9 +5,9 @@
 //! The number of prepared sandboxes and the time of their creation are decided elsewhere.
 //!
 //! ```text
-//! Backend::prepare -> warm --claim--> sandbox, used once
-//!                   |--claim fails, close, drop--> nothing is left
-//!                   '--dies--> dead: every claim fails
+//! Backend::prepare -> prepared --claim--> sandbox, used once
+//!                      |--claim fails, close, drop--> nothing is left
+//!                      '--dies--> dead: every claim fails
 //! ```
 
 use std::fmt;
