@@ -48,8 +48,8 @@
 //!
 //! # A create, step by step
 //!
-//! 1. `backend.rs` checks the spec and refuses settings that it does not have. Host directories are resolved here and
-//!    named by path, device and inode.
+//! 1. `supported.rs` refuses settings that the backend does not have. `backend.rs` resolves host directories and names
+//!    them by path, device and inode.
 //! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
 //!    copy, which closes once nothing of the sandbox is left.
 //! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the
@@ -93,7 +93,8 @@
 //! - Isolation, step by step: `launcher/create.rs`, `build` first. What every sandbox sees: `launcher/template.rs`.
 //! - Measurements: `launcher/evidence.rs`. Their evaluation: `posture.rs`, which is pure.
 //! - The program of process 1: `init/`, `init/serve.rs` first.
-//! - Prepared namespaces: `launcher/namespace_pool.rs`. Claims of prepared sandboxes: `pending.rs` and `prepared.rs`.
+//! - Prepared namespaces: `launcher/namespace_pool.rs`. Creates: `creation.rs`, then `pending.rs`. Claims of
+//!   prepared sandboxes: `prepared.rs`.
 #![deny(unsafe_code)]
 
 mod backend;
@@ -102,6 +103,7 @@ mod config;
 mod core;
 #[cfg(test)]
 mod cpu_time_tests;
+mod creation;
 mod doctor;
 mod error;
 mod exec;
@@ -116,6 +118,7 @@ mod protocol;
 mod sandbox;
 mod stdio;
 mod stored;
+mod supported;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
 

@@ -12,11 +12,10 @@ use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
 };
 
-use crate::backend::check;
 use crate::client::Launcher;
-use crate::pending::PendingSandbox;
+use crate::pending::{PendingSandbox, SandboxInputs};
 use crate::protocol::Create;
-use crate::sandbox::SandboxInputs;
+use crate::supported::check;
 
 /// A prepared process sandbox.
 #[derive(Debug)]
