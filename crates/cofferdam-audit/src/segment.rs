@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_with_their_places_and_bounds() {
+    fn lines_have_positions_and_bounds() {
         let long = [vec![b'x'; 200_000], b"\nlast".to_vec()].concat();
         let bytes = [&b"a\n\n"[..], &long].concat();
         let mut lines = Lines::new(&bytes[..], 10);

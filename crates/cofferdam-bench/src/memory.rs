@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_when_the_host_allowed_fewer() {
+    fn a_table_reports_that_the_host_allowed_fewer() {
         let text = report().table(&facts::collect());
         assert!(text.contains("20 sandboxes were requested; the host allows 10: no more"), "{text}");
         assert!(text.contains("unknown"), "{text}");

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_written_below_a_directory_that_is_made() {
+    fn files_are_written_below_a_created_directory() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("new/results");
         let json = File::json("leak-7", &serde_json::json!({ "benchmark": "leak" }));

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn time_out_gives_code_minus_one_whatever_the_program_said() {
+    fn timeout_gives_code_minus_one_for_any_exit_of_the_program() {
         let (mut it, begun) = supervision(None);
         let late = begun + SECOND * 10;
         assert_eq!(it.tick(late), Actions::default());
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_count_puts_everything_off() {
+    fn a_postponement_moves_all_deadlines() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         it.request_stop(StopRequest::Cancel(SECOND), begun);
         it.postpone(SECOND * 5);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_can_be_told() {
+    fn remaining_time_is_reported() {
         let (mut it, begun) = supervision(None);
         assert_eq!((it.left(begun + SECOND * 4), it.kill_in(begun)), (SECOND * 6, None));
         assert_eq!(it.left(begun + SECOND * 40), Duration::ZERO);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_is_looked_at_when_it_may_be_used_up() {
+    fn cpu_time_is_polled_when_it_can_be_used_up() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         assert_eq!(it.next(), Some(begun + SECOND * 2));
         assert!(it.tick(begun + SECOND * 2).poll_cpu_time);
@@ -399,7 +399,7 @@ mod tests {
 
     /// Promise (Limits): An exec whose CPU time can no longer be read is killed, and its exit states the reason.
     #[test]
-    fn what_cannot_be_counted_is_not_let_go_on() {
+    fn an_exec_whose_cpu_time_cannot_be_read_is_killed() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let mut now = begun + SECOND * 2;
         assert!(it.tick(now).poll_cpu_time);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn two_looks_that_take_long_and_read_nothing_are_enough_to_kill() {
+    fn two_slow_failed_polls_kill_the_exec() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let now = begun + SECOND * 4;
         assert!(it.tick(now).poll_cpu_time);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanished_is_explained_or_nobody_knows() {
+    fn a_vanished_program_has_an_exit_only_with_an_explanation() {
         let (it, begun) = supervision(None);
         assert_eq!(it.exit(None, &ExecUsage::default(), begun), None);
         let closed = ExecUsage { closed_by_owner: true, ..ExecUsage::default() };

@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_nobody_asked_about_is_over() {
+    fn a_killed_child_is_over_before_it_is_reaped() {
         let own = Life::of(std::process::id()).unwrap();
         assert!(!own.over);
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

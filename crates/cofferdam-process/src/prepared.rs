@@ -143,7 +143,7 @@ mod tests {
     /// Promise (Warm sandboxes and pools): A warm process sandbox is compatible with specs that differ only in what the
     /// owner or a control group enforces.
     #[test]
-    fn what_the_owner_or_a_control_group_keeps_can_come_late() {
+    fn limits_of_the_owner_or_a_control_group_are_applied_at_the_claim() {
         let template = Spec::default();
         let late = [
             with(|limits| limits.wall_time = Duration::from_secs(1)),

@@ -70,7 +70,7 @@ fn an_end_comes_into_the_segment_of_its_beginning_or_a_later_one() {
 }
 
 #[test]
-fn what_retention_removed_is_told_and_nothing_else_may_be_missing() {
+fn removals_of_retention_are_reported_and_other_gaps_break_the_chain() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit");
     let config =

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_is_said_plainly() {
+    fn growth_is_reported() {
         let text = leaky().table(&facts::collect());
         assert!(text.contains("GREW: launcher fds by 10.0 for each 1000 sandboxes\n"), "{text}");
         assert_eq!(text.matches("GREW").count(), 1, "{text}");

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same() {
+    fn json_has_the_values_of_the_report() {
         let report = Report { left: vec!["processes: 4 instead of 1".to_owned()], ..report() };
         let json = report.json(&facts::collect());
         assert_eq!(json["results"][1]["cold_ratio"], 0.05);

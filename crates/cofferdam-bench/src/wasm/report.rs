@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same() {
+    fn json_has_the_values_of_the_report() {
         let json = report().json();
         assert_eq!(json["one_at_a_time"][0]["results"][0]["native_ratio"], 240.0);
         assert_eq!(json["rates"][0]["per_second"][1], 600_000.0);

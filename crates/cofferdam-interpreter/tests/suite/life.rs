@@ -43,10 +43,10 @@ fn modules_are_there_when_the_request_comes() {
 
 /// Promise (Warm interpreters): A missing module fails the preparation, and the error names it.
 #[test]
-fn what_cannot_be_warmed_is_refused_and_named() {
+fn a_missing_module_fails_the_preparation() {
     block_on(async {
         let backend = backend();
-        let node = has(&backend, "what_cannot_be_warmed_is_refused_and_named", &InterpreterConfig::node()).await;
+        let node = has(&backend, "a_missing_module_fails_the_preparation", &InterpreterConfig::node()).await;
         for config in [InterpreterConfig::python(), InterpreterConfig::node()].into_iter().take(1 + usize::from(node)) {
             let missing = config.clone().with_modules(["no_such_module"]);
             let error = try_warm(&backend, &missing).await.expect_err("a module is missing");
@@ -285,7 +285,7 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
 
 /// Promise (Warm interpreters): A request that cannot start is an error with the reason.
 #[test]
-fn a_request_that_cannot_begin_says_why() {
+fn a_request_that_cannot_start_fails_with_the_reason() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();
@@ -315,7 +315,7 @@ fn a_request_that_cannot_begin_says_why() {
 
 /// Promise (Warm interpreters): The sandbox of a warm interpreter ends with the request unless the caller keeps it.
 #[test]
-fn the_sandbox_lives_as_long_as_somebody_needs_it() {
+fn the_sandbox_lives_as_long_as_a_reference_to_it() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();

@@ -31,7 +31,7 @@ fn a_file_replaces_the_lists_that_it_names() {
 }
 
 #[test]
-fn what_a_file_gets_wrong_is_said() {
+fn errors_of_a_configuration_file_are_reported() {
     for (text, expected) in [
         ("[python]\nimport = []", "unknown field `import`"),
         ("[python]\nversion = \"3.99\"", "there is no version of Python '3.99'; known: 3.7 to 3.15"),

@@ -94,7 +94,7 @@ fn what_python_compiles_is_no_syntax_error() {
 
 /// Promise (Static analysis and audit log): The positions of imports are those of Python.
 #[test]
-fn imports_stand_where_python_says() {
+fn imports_have_the_positions_that_python_reports() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, "200"], "") else { return };
     let Some(expected) = run("python3", &["-I", "-c", IMPORTS, &MODULES.join(",")], &files) else { return };
     let mut expected: Vec<&str> = expected.lines().collect();

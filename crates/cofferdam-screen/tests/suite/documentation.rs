@@ -22,7 +22,7 @@ fn rows(heading: &str) -> Vec<(String, String)> {
 
 /// Promise (Static analysis and audit log): Static analysis finds what its documentation lists as found.
 #[test]
-fn what_the_documentation_says_is_found_is_found() {
+fn documented_findings_are_found() {
     let screen = Screen::default();
     for (heading, language) in [
         ("Found in Python", Language::Python),
@@ -38,7 +38,7 @@ fn what_the_documentation_says_is_found_is_found() {
 
 /// Promise (Static analysis and audit log): Static analysis misses what its documentation lists as missed.
 #[test]
-fn what_the_documentation_says_gets_by_gets_by() {
+fn documented_evasions_are_not_found() {
     let screen = Screen::default();
     for (heading, language) in
         [("Not found in Python", Language::Python), ("Not found in JavaScript", Language::JavaScript)]

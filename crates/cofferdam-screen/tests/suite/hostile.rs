@@ -191,7 +191,7 @@ fn aliases_of_aliases_are_followed_in_time() {
 }
 
 #[test]
-fn comments_without_an_end_are_looked_for_once() {
+fn the_end_of_a_comment_is_searched_once() {
     check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
     check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();
 }

@@ -306,13 +306,13 @@ fn what_is_not_wanted_is_seen_where_it_is() {
 
 /// Promise (Static analysis and audit log): Static analysis reports no permitted JavaScript code.
 #[test]
-fn what_only_looks_like_it_is_left_alone() {
+fn permitted_code_is_not_reported() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::JavaScript, &cases);
 }
 
 #[test]
-fn the_documentation_is_right_about_what_is_found_and_what_gets_by() {
+fn listed_findings_and_evasions_are_correct() {
     table(&screen(), Language::JavaScript, FALSE);
     let cases: Vec<(&str, &str)> = GETS_BY.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::JavaScript, &cases);

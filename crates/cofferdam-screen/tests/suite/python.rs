@@ -287,7 +287,7 @@ const GETS_BY: &[&str] = &[
 ];
 
 #[test]
-fn the_documentation_is_right_about_what_is_found_and_what_gets_by() {
+fn listed_findings_and_evasions_are_correct() {
     table(&screen(), Language::Python, FALSE);
     let cases: Vec<(&str, &str)> = GETS_BY.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::Python, &cases);
@@ -306,7 +306,7 @@ fn what_is_not_wanted_is_seen_where_it_is() {
 
 /// Promise (Static analysis and audit log): Static analysis reports no permitted Python code.
 #[test]
-fn what_only_looks_like_it_is_left_alone() {
+fn permitted_code_is_not_reported() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::Python, &cases);
 }
@@ -353,7 +353,7 @@ fn syntax_errors_name_their_place() {
 }
 
 #[test]
-fn a_version_is_asked_for_or_any_will_do() {
+fn a_required_version_restricts_the_syntax() {
     let newer = [
         ("match x:\n    case 1: pass", "3.9"),
         ("def f[T](x: T): pass", "3.11"),

@@ -156,7 +156,7 @@ fn check_stages(arch: Arch, options: &Options, stages: &(Program, Program), call
 }
 
 #[test]
-fn two_stages_judge_every_number_as_the_whole_does() {
+fn two_stages_decide_every_number_as_the_whole_filter() {
     for arch in Arch::ALL {
         for options in all_options() {
             let stages = compile_stages(arch, &options);

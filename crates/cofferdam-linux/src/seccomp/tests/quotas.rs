@@ -4,7 +4,7 @@ use super::{
 };
 
 #[test]
-fn calls_in_a_quota_are_asked_about_and_refusals_stay() {
+fn calls_in_a_quota_notify_and_refusals_stay() {
     const NOTIFY: u32 = 0x7fc0_0000;
     let options = Options { quotas: true, ..Options::default() };
     for arch in Arch::ALL {
