@@ -15,7 +15,7 @@ pub enum Unit {
 
 impl Unit {
     /// Returns the smallest growth over a whole run that is reported.
-    pub fn least(self) -> f64 {
+    pub fn min_growth(self) -> f64 {
         match self {
             Self::Count => 1.0,
             Self::OwnKib => 64.0,

@@ -87,8 +87,8 @@ impl Report {
     }
 
     fn grew(&self, index: usize) -> bool {
-        let least = FIGURES[index].1.least();
-        self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, least))
+        let min_growth = FIGURES[index].1.min_growth();
+        self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, min_growth))
     }
 
     /// Returns the results as JSON.

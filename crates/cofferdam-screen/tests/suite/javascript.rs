@@ -1,6 +1,6 @@
 //! Tests of findings in JavaScript, and of code without findings.
 
-use cofferdam_screen::{JavaScriptRules, Language, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, JavaScriptRules, Language, Rules};
 
 use crate::table;
 
@@ -293,8 +293,8 @@ const GETS_BY: &[&str] = &[
     "process[name]('fs')",
 ];
 
-fn screen() -> Screen {
-    Screen::default()
+fn screen() -> Analyzer {
+    Analyzer::default()
 }
 
 /// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of
@@ -321,7 +321,7 @@ fn listed_findings_and_evasions_are_correct() {
 #[test]
 fn a_module_below_one_can_be_wanted() {
     let javascript = JavaScriptRules { allow_imports: vec!["fs/promises".to_owned()], ..JavaScriptRules::default() };
-    let screen = Screen::new(Rules { javascript, ..Rules::default() });
+    let screen = Analyzer::new(Rules { javascript, ..Rules::default() });
     table(
         &screen,
         Language::JavaScript,
@@ -343,7 +343,7 @@ fn syntax_errors_name_their_place() {
         ("import fs from 'fs'\nconst = 1", 2, 7),
         ("def f(): pass", 1, 4),
     ] {
-        let Err(ScreenError::Syntax(error)) = screen().check(Language::JavaScript, code) else {
+        let Err(AnalysisError::Syntax(error)) = screen().check(Language::JavaScript, code) else {
             panic!("{code:?} is read")
         };
         assert_eq!((error.line, error.column), (line, column), "{code:?}: {error}");
