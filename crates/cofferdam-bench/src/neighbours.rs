@@ -43,7 +43,8 @@ pub fn run(options: &NeighboursOptions, out: &Path) -> Result<()> {
 #[derive(Debug)]
 struct Report {
     neighbours: usize,
-    /// Number of processors that the neighbours used, on average, while they ran. `None` if the host does not report it.
+    /// Number of processors that the neighbours used, on average, while they ran. `None` if the host does not report
+    /// it.
     busy: Option<f64>,
     quiet: Vec<Sample>,
     crowded: Vec<Sample>,

@@ -6,7 +6,7 @@
 //! work. In any case the stack is large enough for everything that the code could open ([`stack_for`]).
 //!
 //! Oxc has no limit on its recursion, and no hook that could count it. A count of bytes cannot replace the lexer: it
-//! would have to ignore each closing bracket that may be in a text or a comment, and so refuse ordinary code of 60 kB.
+//! would have to ignore each closing bracket that may be in a text or a comment, and so refuse some usual code of 60 kB.
 
 use super::lexer::{Lexer, is_operator, is_word};
 
