@@ -12,13 +12,14 @@ use cofferdam_contract::{
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
 
+use crate::NAME;
 use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::interpreters::{self, Found};
 use crate::pending::SandboxInputs;
 use crate::prepared::PreparedProcessSandbox;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::supported::{NAME, check};
+use crate::supported::check;
 use crate::{creation, error};
 
 /// The maximum of launchers at the same time.

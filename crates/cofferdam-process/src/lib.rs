@@ -125,3 +125,6 @@ mod sys;
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
 pub use doctor::{Finding, FindingState, doctor};
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "process";

@@ -2,8 +2,7 @@
 
 use cofferdam_contract::{Error, NetworkPolicy, Result, Spec, SpecParts};
 
-/// The backend's name.
-pub const NAME: &str = "process";
+use crate::NAME;
 
 /// Refuses settings that this backend does not support. Names each field of the spec: a new one must be decided on here.
 pub fn check(spec: &Spec) -> Result<()> {

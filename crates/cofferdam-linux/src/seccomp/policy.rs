@@ -91,7 +91,7 @@ impl TagKey {
 
     /// Returns the sixth argument of the init's own calls that the filter would notify it of.
     #[must_use]
-    pub fn whole(self) -> u64 {
+    pub fn joined(self) -> u64 {
         u64::from(self.process_half) << 32 | u64::from(self.resource_half)
     }
 

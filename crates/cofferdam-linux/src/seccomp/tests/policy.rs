@@ -306,7 +306,7 @@ fn file_systems_take_no_requests_that_change_or_map_a_file() {
 }
 
 #[test]
-fn limits_that_tag_an_exec_cannot_be_changed() {
+fn exec_tag_limits_cannot_be_changed() {
     default("setrlimit", &[15, 0x7fff_0000], EPERM);
     default("setrlimit", &[15 | 1 << 32, 0x7fff_0000], EPERM);
     for new in [1, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
@@ -326,7 +326,7 @@ fn limits_that_tag_an_exec_cannot_be_changed() {
 }
 
 #[test]
-fn a_tag_is_set_with_its_key_and_no_other() {
+fn exec_tag_is_set_only_with_its_key() {
     let options = Options { tag_key: Some(super::KEY), ..Options::default() };
     let (process, resource) = super::KEY.arguments();
     for new in [1, 1 << 32, u64::MAX] {

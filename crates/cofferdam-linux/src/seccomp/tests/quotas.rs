@@ -48,7 +48,7 @@ fn calls_in_a_quota_notify_and_refusals_stay() {
 fn notifications_of_processes_leave_out_threads_and_the_init() {
     const NOTIFY: u32 = 0x7fc0_0000;
     const THREAD: u64 = 0x003d_0f00;
-    let key = KEY.whole();
+    let key = KEY.joined();
     let options = Options { quotas: true, count_processes: true, tag_key: Some(KEY), ..Options::default() };
     for arch in Arch::ALL {
         let (early, late) = compile_stages(arch, &options);
