@@ -46,7 +46,7 @@ cargo xtask tidy                              check project rules that no other 
 cargo xtask spec [--check]                    write SPECIFICATION.md from the tests, or compare it
 cargo xtask docs                              check links and the table of contents, and build the book
 cargo xtask bench spawn [--quick] [--n N]     compare with an unsandboxed start and with other sandboxes
-cargo xtask bench memory | churn | hogs       measure idle sandboxes, leaks and noisy neighbours
+cargo xtask bench memory | leak | neighbours  measure idle sandboxes, leaks and noisy neighbours
 cargo xtask bench wasm [--quick]              compare WebAssembly runs with other runtimes
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
 cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and docker run
@@ -84,7 +84,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["docs"] => docs::run(&repository),
         [
             "bench",
-            name @ ("spawn" | "memory" | "churn" | "hogs" | "wasm" | "container" | "vm" | "code"),
+            name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code"),
             options @ ..,
         ] => bench::run(&repository, name, options),
         ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive"), options @ ..] => {

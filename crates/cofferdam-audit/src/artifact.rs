@@ -20,7 +20,7 @@ use crate::redact::{RedactionStream, Redactor};
 use crate::{Artifact, Digest, ExecutionId, Result, Timestamp, files, names};
 
 /// The suffix of an artifact's name.
-pub(crate) const ENDING: &str = ".jsonl";
+pub(crate) const EXTENSION: &str = ".jsonl";
 /// The maximum number of bytes of a section in one line.
 const CHUNK: usize = 16 * 1024;
 /// The minimum age of an unreferenced file, relative to the oldest segment, before it is removed.
@@ -56,7 +56,7 @@ impl ArtifactWriter {
         redactor: &Redactor,
         synchronise: bool,
     ) -> Result<Self> {
-        let name = format!("{}{ENDING}", id.as_str());
+        let name = format!("{}{EXTENSION}", id.as_str());
         let unfinished = format!("{name}{}", names::NEW);
         let file = files::create(&*directory, &unfinished)?;
         let writer = Self {
@@ -205,7 +205,7 @@ pub(crate) fn sweep(directory: &OwnedFd) -> Result<()> {
 /// Removes files that are far older than the oldest segment. Their writer was killed before it wrote the line for them.
 pub(crate) fn remove_strays(directory: &OwnedFd, oldest: Timestamp) -> Result<()> {
     let before = i64::try_from(STRAY_AGE.as_micros()).unwrap_or(i64::MAX);
-    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(ENDING)) {
+    for name in files::names(directory)?.into_iter().filter(|name| name.ends_with(EXTENSION)) {
         let Ok(stat) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
         let modified = stat.st_mtime.saturating_mul(1_000_000);
         if modified < oldest.as_micros().saturating_sub(before) {

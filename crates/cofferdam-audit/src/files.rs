@@ -121,7 +121,7 @@ pub(crate) fn names(directory: impl AsFd) -> Result<Vec<String>> {
 
 /// Returns the metadata of an open file.
 pub(crate) fn stat(fd: impl AsFd, name: &str) -> Result<Stat> {
-    rustix::fs::fstat(fd).map_err(failed("look at", name))
+    rustix::fs::fstat(fd).map_err(failed("inspect", name))
 }
 
 fn text(name: &CStr) -> Option<String> {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_says_nothing_is_replaced_and_not_before_the_new_one_says_something() {
+    fn an_unusable_head_is_replaced_after_the_new_one_is_written() {
         let directory = tempfile::tempdir().unwrap();
         let fd = files::own_directory(directory.path()).unwrap();
         let path = directory.path().join(names::HEAD);

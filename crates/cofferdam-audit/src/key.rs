@@ -29,7 +29,7 @@ impl Key {
     pub fn read(path: &Path) -> Result<Self> {
         const SHOWN: &str = "the key file";
         let file = files::open_regular(CWD, path, SHOWN)?;
-        let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(failed("look at", SHOWN))?;
+        let stat = rustix::fs::statat(&file, "", AtFlags::EMPTY_PATH).map_err(failed("inspect", SHOWN))?;
         if stat.st_mode & 0o077 != 0 {
             return Err(Error::Key {
                 reason: "others can read its file; set its mode to 600, and create a new key if it was read",

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lacks_the_key_cannot_make_lines() {
+    fn lines_cannot_be_forged_without_the_key() {
         let key = Key::new(vec![1; 32]).unwrap();
         let other = Key::new(vec![2; 32]).unwrap();
         let line = |key| {

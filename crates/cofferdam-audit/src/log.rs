@@ -113,7 +113,7 @@ impl Reservation {
     /// artifact that no line explains would look like one whose lines were removed.
     pub fn artifact(&self, redactor: &Redactor) -> Result<Option<ArtifactWriter>> {
         self.log.0.locked(|writer| {
-            let (Some(directory), Some(most)) = (&writer.artifacts, writer.config.artifact_bytes) else {
+            let (Some(directory), Some(max_bytes)) = (&writer.artifacts, writer.config.artifact_bytes) else {
                 return Ok(None);
             };
             if self.begin.is_none() {
@@ -121,7 +121,7 @@ impl Reservation {
                 return Err(Error::Invalid { what: "an artifact", reason });
             }
             let synchronise = writer.config.sync != crate::Sync::Never;
-            ArtifactWriter::create(directory.clone(), &self.subject.id, most, redactor, synchronise).map(Some)
+            ArtifactWriter::create(directory.clone(), &self.subject.id, max_bytes, redactor, synchronise).map(Some)
         })
     }
 

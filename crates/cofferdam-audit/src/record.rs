@@ -464,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_told_apart_and_ids_name_files() {
+    fn commands_differ_and_ids_name_files() {
         assert_ne!(Program::command(["a b"]), Program::command(["a", "b"]));
         assert_ne!(Program::command(["a", ""]), Program::command(["a"]));
         assert_eq!(Program::code(b"abc").sha256, Digest::of("abc"));

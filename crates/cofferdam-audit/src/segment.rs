@@ -110,8 +110,8 @@ impl Read for ReadAt<'_> {
 
 /// Reads the end of a segment. Fails if no crash of a writer can leave such an end.
 pub(crate) fn read_end(file: &File, size: u64, name: &str, key: Option<&Key>) -> Result<SegmentEnd> {
-    let most = size.min(MAX_TORN + 2 * MAX_LINE as u64);
-    let mut window = most.min(2 * MAX_LINE as u64);
+    let max = size.min(MAX_TORN + 2 * MAX_LINE as u64);
+    let mut window = max.min(2 * MAX_LINE as u64);
     loop {
         let start = size - window;
         let mut bytes = vec![0; window as usize];
@@ -126,7 +126,7 @@ pub(crate) fn read_end(file: &File, size: u64, name: &str, key: Option<&Key>) ->
                 let last = line::check(&bytes[line..end - 1], key).map_err(damaged)?;
                 return Ok(SegmentEnd { last, offset: start + end as u64, torn: bytes.split_off(end) });
             }
-            None if window < most => window = most,
+            None if window < max => window = max,
             None => {
                 let reason = "there is no complete line near its end".to_owned();
                 return Err(Error::Damaged { file: name.to_owned(), offset: start, reason });
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_with_their_places_and_bounds() {
+    fn lines_have_positions_and_bounds() {
         let long = [vec![b'x'; 200_000], b"\nlast".to_vec()].concat();
         let bytes = [&b"a\n\n"[..], &long].concat();
         let mut lines = Lines::new(&bytes[..], 10);

@@ -84,7 +84,7 @@ impl Snapshot {
         let mut segments = Vec::new();
         for number in names::segments(&lock)? {
             let name = names::segment(number);
-            let stat = statat(&lock, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("look at", &name))?;
+            let stat = statat(&lock, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("inspect", &name))?;
             segments.push((number, u64::try_from(stat.st_size).unwrap_or(0)));
         }
         let head = head::of(&lock)?;
@@ -96,7 +96,7 @@ impl Snapshot {
             Some(artifacts) => files::names(&artifacts)?,
             None => Vec::new(),
         };
-        let artifacts = artifacts.into_iter().filter(|name| name.ends_with(artifact::ENDING)).collect();
+        let artifacts = artifacts.into_iter().filter(|name| name.ends_with(artifact::EXTENSION)).collect();
         Ok(Self { segments, head, unfinished, artifacts })
     }
 
@@ -377,7 +377,7 @@ impl<'a> Walk<'a> {
 
     fn artifact(&mut self, artifact: &Artifact) -> Result<()> {
         let Artifact::Stored { file, sha256, .. } = artifact else { return Ok(()) };
-        let named = file.strip_suffix(crate::artifact::ENDING).is_some_and(|id| ExecutionId::new(id).is_ok());
+        let named = file.strip_suffix(crate::artifact::EXTENSION).is_some_and(|id| ExecutionId::new(id).is_ok());
         let found = if named { self.hash_of_artifact(file)? } else { None };
         match found {
             Some(hash) if hash == *sha256 => {}
@@ -394,7 +394,7 @@ impl<'a> Walk<'a> {
     /// names, while its lines can still be read. Missing files then mean nothing, and the caller starts again.
     fn retained(&self) -> Result<()> {
         let segment = names::segment(self.segment);
-        statat(self.directory, &segment, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(failed("look at", &segment))
+        statat(self.directory, &segment, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(failed("inspect", &segment))
     }
 
     /// Records if the execution of an artifact is running, and so may have stored it without a line.
@@ -518,7 +518,7 @@ impl<'a> Walk<'a> {
 }
 
 fn artifact_name(id: &ExecutionId) -> String {
-    format!("{}{}", id.as_str(), artifact::ENDING)
+    format!("{}{}", id.as_str(), artifact::EXTENSION)
 }
 
 #[cfg(test)]

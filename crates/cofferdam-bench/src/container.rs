@@ -14,7 +14,7 @@ use cofferdam_contract::{Backend, Sandbox, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 use serde_json::{Value, json};
 
-use crate::host::machine::{self, Facts};
+use crate::host::facts::{self, Facts};
 use crate::options::ContainerOptions;
 use crate::ours;
 use crate::program::{Keep, run as run_program};
@@ -75,7 +75,7 @@ impl Contestant {
 
 /// Measures, prints and writes the results.
 pub fn run(options: &ContainerOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(options))?;
     let file = File::json(&format!("container-{}", facts.unix_time), &report.json(&facts));
@@ -349,12 +349,12 @@ mod tests {
             ],
             absent: vec![(Contestant::CommandLine, "not built".to_owned())],
         };
-        let text = report.table(&machine::facts());
+        let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default().to_owned();
         assert!(row("create, run, destroy / docker run").ends_with("0.50 met"), "{text}");
         assert!(row("exec into a live container / docker exec").ends_with("0.02 met"), "{text}");
         assert!(row("claim to exit / docker run").ends_with("0.01 met"), "{text}");
         assert!(text.contains("not measured: cofferdam run --backend docker: not built"));
-        assert_eq!(report.json(&machine::facts())["results"][1]["ratio"], 0.5);
+        assert_eq!(report.json(&facts::collect())["results"][1]["ratio"], 0.5);
     }
 }

@@ -9,12 +9,12 @@
 //! - Rounds and their order: `rounds.rs`. Targets: `target.rs`.
 #![forbid(unsafe_code)]
 
-mod churn;
 mod code;
 mod container;
-mod hogs;
 mod host;
+mod leak;
 mod memory;
+mod neighbours;
 mod options;
 mod ours;
 mod plot;
@@ -39,8 +39,8 @@ fn main() -> Result<()> {
     match options.benchmark {
         Benchmark::Spawn(spawn) => spawn::run(&spawn, &options.out),
         Benchmark::Memory(memory) => memory::run(&memory, &options.out),
-        Benchmark::Churn(churn) => churn::run(&churn, &options.out),
-        Benchmark::Hogs(hogs) => hogs::run(&hogs, &options.out),
+        Benchmark::Leak(leak) => leak::run(&leak, &options.out),
+        Benchmark::Neighbours(neighbours) => neighbours::run(&neighbours, &options.out),
         Benchmark::Wasm(wasm) => wasm::run(&wasm, &options.out),
         Benchmark::Container(container) => container::run(&container, &options.out),
         Benchmark::Vm(vm) => vm::run(&vm, &options.out),

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use cofferdam_contract::{Backend, Spec, Warm};
+use cofferdam_contract::{Backend, PreparedSandbox, Spec};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 
+use crate::host::facts::{self, Facts};
 use crate::host::groups::{self, GroupMemory};
 use crate::host::kernel::{self, KernelMemory};
-use crate::host::machine::{self, Facts};
 use crate::host::tree::{self, Memory};
 use crate::options::MemoryOptions;
 use crate::ours;
@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 
 /// Measures, prints and writes the results.
 pub fn run(options: &MemoryOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let wanted = usize::try_from(options.n)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(wanted))?;
@@ -72,12 +72,12 @@ async fn measure(wanted: usize) -> Result<Report> {
 }
 
 /// Creates a sandbox as a pool holds it: prepared, and waiting for its request.
-async fn idle(backend: &ProcessBackend) -> Result<Box<dyn Warm>> {
-    Ok(backend.warm(Spec::default()).await?)
+async fn idle(backend: &ProcessBackend) -> Result<Box<dyn PreparedSandbox>> {
+    Ok(backend.prepare(Spec::default()).await?)
 }
 
 /// Holds the requested number, or as many as the host allows. In that case, also returns the reason.
-async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn Warm>>, Option<String>) {
+async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn PreparedSandbox>>, Option<String>) {
     let mut sandboxes = Vec::new();
     while sandboxes.len() < wanted {
         if sandboxes.len() % CHECK_EVERY == 0 {
@@ -94,7 +94,7 @@ async fn hold(backend: &ProcessBackend, wanted: usize) -> (Vec<Box<dyn Warm>>, O
     (sandboxes, None)
 }
 
-async fn close(mut sandboxes: Vec<Box<dyn Warm>>) -> Result<()> {
+async fn close(mut sandboxes: Vec<Box<dyn PreparedSandbox>>) -> Result<()> {
     while !sandboxes.is_empty() {
         let some = sandboxes.split_off(sandboxes.len().saturating_sub(CLOSED_AT_ONCE));
         let closing: Vec<_> =
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_each_costs_is_the_difference_over_those_held() {
-        let json = report().json(&machine::facts());
+        let json = report().json(&facts::collect());
         let each = |name: &str| {
             let rows = json["rows"].as_array().unwrap();
             rows.iter().find(|row| row["name"] == name).unwrap()["each_kib"].clone()
@@ -237,8 +237,8 @@ mod tests {
     }
 
     #[test]
-    fn a_table_says_when_the_host_allowed_fewer() {
-        let text = report().table(&machine::facts());
+    fn a_table_reports_that_the_host_allowed_fewer() {
+        let text = report().table(&facts::collect());
         assert!(text.contains("20 sandboxes were requested; the host allows 10: no more"), "{text}");
         assert!(text.contains("unknown"), "{text}");
     }

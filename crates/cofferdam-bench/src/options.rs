@@ -31,9 +31,9 @@ pub enum Benchmark {
     /// Measure the memory of idle sandboxes.
     Memory(MemoryOptions),
     /// Test for leaks while sandboxes are created and destroyed.
-    Churn(ChurnOptions),
+    Leak(LeakOptions),
     /// Measure the latency with noisy neighbours.
-    Hogs(HogsOptions),
+    Neighbours(NeighboursOptions),
     /// Measure WebAssembly runs, compared with native programs.
     Wasm(WasmOptions),
     /// Measure runs in containers, compared with the engine's own command line.
@@ -72,21 +72,21 @@ pub struct MemoryOptions {
     pub n: u64,
 }
 
-/// Options of `churn`.
+/// Options of `leak`.
 #[derive(Debug, Args)]
-pub struct ChurnOptions {
+pub struct LeakOptions {
     /// Number of sandboxes to create, use and destroy.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
     pub n: u64,
 }
 
-/// Options of `hogs`.
+/// Options of `neighbours`.
 #[derive(Debug, Args)]
-pub struct HogsOptions {
+pub struct NeighboursOptions {
     /// Number of sandboxes that each keep one processor busy.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
-    pub hogs: u64,
-    /// Number of runs of each kind with hogs, and without.
+    pub neighbours: u64,
+    /// Number of runs of each kind with neighbours, and without.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
     pub n: u64,
 }
@@ -192,7 +192,7 @@ mod tests {
         let Benchmark::Spawn(spawn) = options.benchmark else { panic!("not spawn") };
         assert_eq!((spawn.n, spawn.quick, spawn.workload), (Some(50), false, Some(Workload::Python)));
         assert_eq!(spawn.only.iter().map(|who| who.slug()).collect::<Vec<_>>(), ["run", "bwrap"]);
-        assert_eq!(parse("--out x churn --out y").unwrap().out, PathBuf::from("y"));
+        assert_eq!(parse("--out x leak --out y").unwrap().out, PathBuf::from("y"));
         assert!(matches!(parse("memory --n 20").unwrap().benchmark, Benchmark::Memory(MemoryOptions { n: 20 })));
         let Benchmark::Wasm(wasm) = parse("wasm --quick --workload null,python --cache c").unwrap().benchmark else {
             panic!("not wasm")
@@ -214,7 +214,7 @@ mod tests {
             "spawn --n 1",
             "spawn --slow",
             "spawn --only unknown",
-            "churn --n 5",
+            "leak --n 5",
             "wasm --workload lisp",
         ] {
             assert!(parse(line).is_err(), "{line}");

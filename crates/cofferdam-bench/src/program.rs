@@ -124,7 +124,7 @@ mod tests {
     /// Promise (Measurements and structure): A benchmark reports the failure of another sandbox with its first or last
     /// words.
     #[test]
-    fn a_failure_is_told_by_its_first_words_or_by_its_end() {
+    fn a_failure_is_described_by_the_start_or_the_end_of_its_output() {
         assert_eq!(why("printf '\\n\\033[31mno  daemon\\033[0m\\nmore\\n' >&2; exit 1"), "fails: no  daemon");
         assert_eq!(why("exit 3"), "fails: exit status: 3");
         assert_eq!(why("kill -KILL $$"), "fails: ended by signal 9");

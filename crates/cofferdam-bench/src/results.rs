@@ -47,13 +47,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_written_below_a_directory_that_is_made() {
+    fn files_are_written_below_a_created_directory() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("new/results");
-        let json = File::json("churn-7", &serde_json::json!({ "benchmark": "churn" }));
-        publish(&out, &[json, File::new("churn-7.svg".into(), "<svg/>".into())], "").unwrap();
-        let text = fs::read_to_string(out.join("churn-7.json")).unwrap();
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["benchmark"], "churn");
-        assert_eq!(fs::read_to_string(out.join("churn-7.svg")).unwrap(), "<svg/>");
+        let json = File::json("leak-7", &serde_json::json!({ "benchmark": "leak" }));
+        publish(&out, &[json, File::new("leak-7.svg".into(), "<svg/>".into())], "").unwrap();
+        let text = fs::read_to_string(out.join("leak-7.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["benchmark"], "leak");
+        assert_eq!(fs::read_to_string(out.join("leak-7.svg")).unwrap(), "<svg/>");
     }
 }

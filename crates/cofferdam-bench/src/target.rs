@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_measured_is_said_to_be_so() {
+    fn values_without_a_measurement_are_reported_as_such() {
         let text = table(&Findings::default());
         assert_eq!(text.matches("not measured").count(), TARGETS.len() + 1);
         assert_eq!(memory_table(&Findings::default()).matches("not measured").count(), 1);

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_from_noise_and_from_what_comes_back() {
+    fn growth_is_distinguished_from_noise_and_recovery() {
         let noisy = |x: f64| if (x as u32).is_multiple_of(2) { 40.0 } else { 0.0 };
         for (name, points, settled, expected) in [
             ("a leak", points(|x| 10.0 * x), 100.0, true),

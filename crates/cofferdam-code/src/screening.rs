@@ -1,7 +1,7 @@
 //! Static analysis of code before anything is started, and the decision about its findings.
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Result};
-use cofferdam_screen::{Language, Mode, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language, Mode, Rules};
 use serde::{Deserialize, Serialize};
 
 use crate::{Results, Screened, error};
@@ -23,7 +23,7 @@ pub struct ScreeningConfig {
 
 impl Default for ScreeningConfig {
     fn default() -> Self {
-        let syntax = if Screen::is_built() { Mode::SYNTAX_DEFAULT } else { Mode::Off };
+        let syntax = if Analyzer::is_built() { Mode::SYNTAX_DEFAULT } else { Mode::Off };
         Self { mode: Mode::Off, syntax, rules: Rules::default() }
     }
 }
@@ -52,7 +52,7 @@ pub async fn screen(config: &ScreeningConfig, results: Results, code: &str) -> R
     if config.mode == Mode::Off && config.syntax == Mode::Off {
         return Ok(Verdict::Runs(None));
     }
-    require_parsers(Screen::is_built())?;
+    require_parsers(Analyzer::is_built())?;
     let (config, code) = (config.clone(), code.to_owned());
     tokio::task::spawn_blocking(move || evaluate(&config, language, &code)).await.map_err(|_| error::task("screen"))
 }
@@ -62,13 +62,13 @@ fn require_parsers(is_built: bool) -> Result<()> {
     if is_built {
         return Ok(());
     }
-    let problem = ScreenError::NotBuilt;
+    let problem = AnalysisError::NotBuilt;
     let remedy = format!("{}; or set mode and syntax of [screening] to \"off\"", problem.remedy());
     Err(Error::new(ErrorKind::Unsupported, "screen", problem.to_string()).with_remedy(remedy))
 }
 
 fn evaluate(config: &ScreeningConfig, language: Language, code: &str) -> Verdict {
-    match Screen::new(config.rules.clone()).check(language, code) {
+    match Analyzer::new(config.rules.clone()).check(language, code) {
         Ok(_) if config.mode == Mode::Off => Verdict::Runs(None),
         Ok(report) if config.mode == Mode::Block && (report.truncated || !report.findings.is_empty()) => {
             let shown: Vec<String> = report.findings.iter().take(10).map(ToString::to_string).collect();
@@ -92,8 +92,8 @@ fn evaluate(config: &ScreeningConfig, language: Language, code: &str) -> Verdict
 }
 
 /// Decides about code that was not analyzed.
-fn unscreened(config: &ScreeningConfig, problem: ScreenError) -> Verdict {
-    let syntax = matches!(problem, ScreenError::Syntax(_));
+fn unscreened(config: &ScreeningConfig, problem: AnalysisError) -> Verdict {
+    let syntax = matches!(problem, AnalysisError::Syntax(_));
     let blocks = config.mode == Mode::Block || (syntax && config.syntax == Mode::Block);
     if !blocks {
         let reported = config.mode != Mode::Off || (syntax && config.syntax != Mode::Off);
@@ -101,7 +101,7 @@ fn unscreened(config: &ScreeningConfig, problem: ScreenError) -> Verdict {
         return Verdict::Runs(reported.then_some(note));
     }
     let (kind, reason) = match &problem {
-        ScreenError::Syntax(at) => (ErrorKind::InvalidInput, format!("syntax error at {}:{}", at.line, at.column)),
+        AnalysisError::Syntax(at) => (ErrorKind::InvalidInput, format!("syntax error at {}:{}", at.line, at.column)),
         _ => (ErrorKind::Denied, "screening: the code could not be read".to_owned()),
     };
     let error = Error::new(kind, "screen", problem.to_string()).with_remedy(problem.remedy());
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("--features full")), "{error}");
         assert!(require_parsers(true).is_ok());
-        let syntax = if Screen::is_built() { Mode::Block } else { Mode::Off };
+        let syntax = if Analyzer::is_built() { Mode::Block } else { Mode::Off };
         assert_eq!(ScreeningConfig::default().syntax, syntax);
     }
 

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_made_verifies_and_a_change_is_seen() {
+    async fn written_logs_verify_and_a_change_is_detected() {
         for total in [0, 1, BLOCK as u64, 3 * BLOCK as u64 + 17] {
             assert_eq!(verify(PatternReader::new(total)).await.unwrap(), Ok(total));
         }

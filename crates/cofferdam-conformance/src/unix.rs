@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_end_do_what_they_say() {
+    fn programs_that_end_give_the_declared_result() {
         use GuestProgram as P;
         let all: Vec<u8> = (0..=255).collect();
         check(P::Succeed, Some(0), b"");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm, Workspace,
+    Backend, Capabilities, Capability, Error, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec, Workspace,
 };
 
 use crate::config::DockerConfig;
@@ -102,7 +102,7 @@ impl Backend for DockerBackend {
         Ok(Arc::new(ContainerSandbox::restore(&self.host, spec, snapshot).await?))
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
             return Err(Error::invalid("warm", "a sandbox with a host directory cannot be prepared").with_remedy(
                 "use a template with a private workspace; sandboxes with host directories are created on request",

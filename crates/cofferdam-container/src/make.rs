@@ -327,7 +327,7 @@ impl Creation<'_> {
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
             // The wait for the first answer includes the start of the container.
-            patience: self.host.config.deadlines.change + READY_TIMEOUT,
+            answer_timeout: self.host.config.deadlines.change + READY_TIMEOUT,
             program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
             ..defaults
         }

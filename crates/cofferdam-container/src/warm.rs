@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{
+    Error, ErrorKind, Limits, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
+};
 
 use crate::create::check;
 use crate::host::Host;
@@ -44,12 +46,12 @@ impl PreparedContainer {
 }
 
 #[async_trait]
-impl Warm for PreparedContainer {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for PreparedContainer {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
+    fn is_compatible(&self, spec: &Spec) -> bool {
         is_compatible(&self.template, spec, self.changeable)
     }
 
@@ -59,7 +61,7 @@ impl Warm for PreparedContainer {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
         let died = || {

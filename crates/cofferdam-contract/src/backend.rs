@@ -14,7 +14,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::{
     ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream,
-    Posture, Result, SandboxId, SandboxPath, Snapshot, Spec, Warm, after_close,
+    Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec, after_close,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -95,7 +95,7 @@ pub enum Capability {
     Fork,
     /// [`Sandbox::pause`] and [`Sandbox::resume`].
     Pause,
-    /// [`Backend::warm`].
+    /// [`Backend::prepare`].
     Warm,
     /// [`crate::NetworkPolicy::Allow`].
     NetworkAllowlist,
@@ -195,7 +195,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// - Fails with `Unsupported` unless [`Capability::Warm`] is declared.
     /// - Rejects a template that [`Self::create`] would reject, with the same kind of error, and leaves nothing behind.
     /// - Runs no program of a request, and shares no file with any other sandbox.
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>>;
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>>;
 }
 
 /// A live sandbox. Dropping the last reference closes it.

@@ -7,7 +7,7 @@
 //!
 //! # Where to look
 //!
-//! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
+//! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `prepared.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
 //! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
@@ -22,11 +22,11 @@ mod handle;
 mod limits;
 mod output;
 mod posture;
+mod prepared;
 mod snapshot;
 mod spec;
 pub mod supervise;
 mod units;
-mod warm;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, MAX_SKIPPED, Sandbox, SandboxUsage, collect};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
@@ -40,10 +40,10 @@ pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, Exec
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};
+pub use prepared::PreparedSandbox;
 pub use snapshot::Snapshot;
 pub use spec::{
     Access, DirectoryId, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH,
     Workspace,
 };
 pub use units::{ByteSize, Cpus, parse_duration, serde_duration, serde_optional_duration};
-pub use warm::Warm;

@@ -357,7 +357,7 @@ mod tests {
 
     /// Promise (Contract): A slow subscriber loses the oldest chunks and learns how many it lost.
     #[tokio::test]
-    async fn a_slow_subscriber_is_told_what_it_lost() {
+    async fn a_slow_subscriber_gets_the_number_of_lost_chunks() {
         let publisher = Publisher::new(4, 100);
         let mut slow = publisher.subscribe();
         for text in ["ab", "cd", "ef", "gh"] {
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_out_as_they_went_in_whoever_reads_when() {
+    fn bytes_come_out_as_they_went_in_for_any_timing_of_reads() {
         let publisher = Publisher::new(1 << 20, u64::MAX);
         let mut readers = [publisher.subscribe(), publisher.subscribe()];
         let (mut written, mut read): (Vec<_>, [Vec<(OutputStream, u8)>; 2]) = Default::default();

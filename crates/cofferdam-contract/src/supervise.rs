@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The module is pure: it reads no clock, sends no signal and reads no counter. A backend waits until
-//! [`Supervision::next`] and then does what [`Supervision::due`] and the other methods return.
+//! [`Supervision::next`] and then does what [`Supervision::tick`] and the other methods return.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ const SIGXCPU: i32 = 24;
 
 /// A stop request of a handle while its exec runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub enum StopRequest {
     /// SIGTERM, then SIGKILL after this time.
     Cancel(Duration),
     /// SIGKILL.
@@ -35,7 +35,7 @@ pub enum Wish {
 
 /// The limits of an exec.
 #[derive(Debug, Clone, Copy)]
-pub struct Allowance {
+pub struct ExecLimits {
     /// Wall-clock time.
     pub wall: Duration,
     /// CPU time of the sandbox since the exec began.
@@ -57,11 +57,11 @@ struct Reasons {
 
 /// Actions to take now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Due {
+pub struct Actions {
     /// True if a kill had no effect and the whole sandbox must be ended.
     pub end_sandbox: bool,
-    /// True if the CPU time must be read and reported with [`Supervision::looked`].
-    pub look: bool,
+    /// True if the CPU time must be read and reported with [`Supervision::polled`].
+    pub poll_cpu_time: bool,
 }
 
 /// The end of a program, as its wait call reported it.
@@ -77,7 +77,7 @@ pub struct Ended {
 
 /// Resource usage and events counted during an exec.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Accounts {
+pub struct ExecUsage {
     /// CPU time of the sandbox since the exec began, in microseconds; `None` if there is no counter.
     pub cpu_micros: Option<u64>,
     /// Peak memory use of the sandbox, in bytes.
@@ -101,7 +101,7 @@ pub struct Accounts {
 pub struct Supervision {
     begun: Instant,
     deadline: Instant,
-    allowance: Allowance,
+    limits: ExecLimits,
     reasons: Reasons,
     kill_at: Option<Instant>,
     killed_at: Option<Instant>,
@@ -114,11 +114,11 @@ pub struct Supervision {
 
 impl Supervision {
     /// Creates the supervision of an exec that began at `begun`.
-    pub fn new(begun: Instant, now: Instant, allowance: Allowance) -> Self {
+    pub fn new(begun: Instant, now: Instant, limits: ExecLimits) -> Self {
         let mut supervision = Self {
             begun,
-            deadline: begun + allowance.wall,
-            allowance,
+            deadline: begun + limits.wall,
+            limits,
             reasons: Reasons::default(),
             kill_at: None,
             killed_at: None,
@@ -150,7 +150,7 @@ impl Supervision {
         terminating.then(|| self.kill_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now)))
     }
 
-    /// Returns the time at which [`Self::due`] must be called next, if nothing else happens before.
+    /// Returns the time at which [`Self::tick`] must be called next, if nothing else happens before.
     pub fn next(&self) -> Option<Instant> {
         [self.killed_at.map(|at| at + KILL_TIMEOUT), self.kill_at, self.next_cpu_poll]
             .into_iter()
@@ -160,27 +160,27 @@ impl Supervision {
     }
 
     /// Records a stop request. Returns true if SIGTERM must be sent.
-    pub fn wish(&mut self, wish: Wish, now: Instant) -> bool {
-        match wish {
-            Wish::Cancel(grace) if self.killed_at.is_none() && self.kill_at.is_none() => {
+    pub fn request_stop(&mut self, request: StopRequest, now: Instant) -> bool {
+        match request {
+            StopRequest::Cancel(grace) if self.killed_at.is_none() && self.kill_at.is_none() => {
                 self.reasons.cancelled = true;
                 self.kill_at = Some(now + grace);
                 true
             }
-            Wish::Kill if self.killed_at.is_none() => {
+            StopRequest::Kill if self.killed_at.is_none() => {
                 self.reasons.cancelled = true;
                 self.kill_at = Some(now);
                 false
             }
-            Wish::Cancel(_) | Wish::Kill => false,
+            StopRequest::Cancel(_) | StopRequest::Kill => false,
         }
     }
 
     /// Returns the actions that are due at `now`. The caller must call [`Self::kill_now`] after it.
-    pub fn due(&mut self, now: Instant) -> Due {
-        let mut due = Due::default();
+    pub fn tick(&mut self, now: Instant) -> Actions {
+        let mut actions = Actions::default();
         if self.killed_at.is_some_and(|at| now >= at + KILL_TIMEOUT) {
-            due.end_sandbox = true;
+            actions.end_sandbox = true;
             self.killed_at = Some(now);
         }
         if now >= self.deadline && !self.reasons.timed_out {
@@ -188,14 +188,14 @@ impl Supervision {
             self.kill_at = Some(now);
         }
         if self.next_cpu_poll.is_some_and(|at| now >= at) {
-            due.look = true;
+            actions.poll_cpu_time = true;
             self.next_cpu_poll = None;
         }
-        due
+        actions
     }
 
     /// Records the CPU time used so far; `None` if it could not be read. After repeated failures the exec is killed.
-    pub fn looked(&mut self, cpu_micros: Option<u64>, now: Instant) {
+    pub fn polled(&mut self, cpu_micros: Option<u64>, now: Instant) {
         let Some(cpu_micros) = cpu_micros else {
             self.failed_reads += 1;
             let since = *self.failing_since.get_or_insert(now);
@@ -235,15 +235,15 @@ impl Supervision {
     }
 
     fn over_cpu(&self, cpu_micros: u64) -> bool {
-        self.allowance.cpu.is_some_and(|limit| u128::from(cpu_micros) >= limit.as_micros())
+        self.limits.cpu.is_some_and(|limit| u128::from(cpu_micros) >= limit.as_micros())
     }
 
     /// Returns the time of the next read. The limit cannot be exceeded before the remaining time is used up on all
     /// processors at once.
     fn cpu_poll_time(&self, cpu_micros: u64, now: Instant) -> Option<Instant> {
-        let limit = self.allowance.cpu.filter(|_| self.allowance.counted)?;
+        let limit = self.limits.cpu.filter(|_| self.limits.counted)?;
         let left = limit.saturating_sub(Duration::from_micros(cpu_micros));
-        Some(now + (left / self.allowance.processors.max(1)).max(CPU_POLL_INTERVAL))
+        Some(now + (left / self.limits.processors.max(1)).max(CPU_POLL_INTERVAL))
     }
 
     /// Returns the error that replaces the exit of an exec that was killed because its CPU time could not be read.
@@ -258,13 +258,13 @@ impl Supervision {
     }
 
     /// Returns the exit. Returns `None` if the program vanished and no action or counter explains it.
-    pub fn exit(&self, ended: Option<Ended>, accounts: &Accounts, now: Instant) -> Option<Exit> {
+    pub fn exit(&self, ended: Option<Ended>, usage: &ExecUsage, now: Instant) -> Option<Exit> {
         let reasons = self.reasons;
-        let closed = accounts.closed_by_owner;
+        let closed = usage.closed_by_owner;
         // An exec that was killed and did not end takes its sandbox along. The exit keeps the reason for the kill.
         let killed = self.kills_the_rest();
         let cancelled = reasons.cancelled || (ended.is_none() && closed && !killed);
-        let explained = killed || accounts.memory_kills || closed;
+        let explained = killed || usage.memory_kills || closed;
         // The supervisor of the program is gone and took the program along. If a kill or a limit explains this, the
         // exec has ended.
         let killed = Ended { status: SIGKILL, peak_bytes: 0, cpu_micros: 0 };
@@ -273,18 +273,18 @@ impl Supervision {
             if ended.status & 0x7f == 0 { ((ended.status >> 8) & 0xff, None) } else { (-1, Some(ended.status & 0x7f)) };
         let killed_by = match signal {
             _ if reasons.timed_out || cancelled => None,
-            Some(_) if reasons.over_cpu || accounts.watched_cpu => Some(LimitKind::Cpu),
+            Some(_) if reasons.over_cpu || usage.watched_cpu => Some(LimitKind::Cpu),
             Some(SIGXCPU) => Some(LimitKind::Cpu),
-            Some(SIGKILL) if accounts.watched_memory || accounts.memory_kills => Some(LimitKind::Memory),
+            Some(SIGKILL) if usage.watched_memory || usage.memory_kills => Some(LimitKind::Memory),
             // The kernel's own limit on one process, one second above ours, took effect before the CPU time was read.
             Some(SIGKILL) if self.over_cpu(ended.cpu_micros) => Some(LimitKind::Cpu),
             _ => None,
         };
         // The killed process may be a different one than the main program.
-        let memory = (accounts.memory_kills || accounts.watched_memory).then_some(LimitKind::Memory);
+        let memory = (usage.memory_kills || usage.watched_memory).then_some(LimitKind::Memory);
         let memory = memory.filter(|limit| killed_by != Some(*limit));
-        let refused = accounts.forks_refused.then_some(LimitKind::Pids);
-        let full = accounts.disk_full.then_some(LimitKind::Disk);
+        let refused = usage.forks_refused.then_some(LimitKind::Pids);
+        let full = usage.disk_full.then_some(LimitKind::Disk);
         Some(Exit {
             code: if reasons.timed_out { -1 } else { code },
             signal,
@@ -295,8 +295,8 @@ impl Supervision {
             limits_hit: killed_by.into_iter().chain(memory).chain(refused).chain(full).collect(),
             duration: now.saturating_duration_since(self.begun),
             usage: Usage {
-                cpu_seconds: accounts.cpu_micros.unwrap_or(ended.cpu_micros) as f64 / 1e6,
-                peak_memory_bytes: accounts.peak_bytes.or(Some(ended.peak_bytes)),
+                cpu_seconds: usage.cpu_micros.unwrap_or(ended.cpu_micros) as f64 / 1e6,
+                peak_memory_bytes: usage.peak_bytes.or(Some(ended.peak_bytes)),
                 output_bytes: 0,
             },
         })
@@ -311,8 +311,8 @@ mod tests {
 
     fn supervision(cpu: Option<Duration>) -> (Supervision, Instant) {
         let now = Instant::now();
-        let allowance = Allowance { wall: SECOND * 10, cpu, counted: true, processors: 2 };
-        (Supervision::new(now, now, allowance), now)
+        let limits = ExecLimits { wall: SECOND * 10, cpu, counted: true, processors: 2 };
+        (Supervision::new(now, now, limits), now)
     }
 
     const EXITED: Ended = Ended { status: 7 << 8, peak_bytes: 1, cpu_micros: 2 };
@@ -321,116 +321,119 @@ mod tests {
     #[test]
     fn a_cancel_terminates_then_kills_then_ends_everything() {
         let (mut it, begun) = supervision(None);
-        assert!(it.wish(Wish::Cancel(SECOND), begun));
-        assert!(!it.wish(Wish::Cancel(Duration::ZERO), begun), "the grace period of the first request applies");
+        assert!(it.request_stop(StopRequest::Cancel(SECOND), begun));
+        assert!(
+            !it.request_stop(StopRequest::Cancel(Duration::ZERO), begun),
+            "the grace period of the first request applies"
+        );
         assert_eq!(it.next(), Some(begun + SECOND));
         assert!(!it.kill_now(begun));
         assert!(it.kill_now(begun + SECOND));
         assert!(!it.kill_now(begun + SECOND), "once");
         assert_eq!(it.next(), Some(begun + SECOND + KILL_TIMEOUT));
-        assert!(it.due(begun + SECOND + KILL_TIMEOUT).end_sandbox);
+        assert!(it.tick(begun + SECOND + KILL_TIMEOUT).end_sandbox);
         assert_eq!(it.next(), Some(begun + SECOND * 10), "the deadline comes before the next kill timeout");
-        let exit = it.exit(Some(KILLED), &Accounts::default(), begun).unwrap();
+        let exit = it.exit(Some(KILLED), &ExecUsage::default(), begun).unwrap();
         assert!(exit.cancelled && exit.signal == Some(SIGKILL) && exit.killed_by.is_none());
     }
 
     #[test]
     fn a_kill_does_not_wait_for_a_grace() {
         let (mut it, begun) = supervision(None);
-        it.wish(Wish::Cancel(SECOND * 5), begun);
-        it.wish(Wish::Kill, begun);
+        it.request_stop(StopRequest::Cancel(SECOND * 5), begun);
+        it.request_stop(StopRequest::Kill, begun);
         assert!(it.kill_now(begun));
     }
 
     #[test]
-    fn time_out_gives_code_minus_one_whatever_the_program_said() {
+    fn timeout_gives_code_minus_one_for_any_exit_of_the_program() {
         let (mut it, begun) = supervision(None);
         let late = begun + SECOND * 10;
-        assert_eq!(it.due(late), Due::default());
+        assert_eq!(it.tick(late), Actions::default());
         assert!(it.kill_now(late) && it.kills_the_rest());
-        let exit = it.exit(Some(EXITED), &Accounts::default(), late).unwrap();
+        let exit = it.exit(Some(EXITED), &ExecUsage::default(), late).unwrap();
         assert!(exit.timed_out && !exit.cancelled && exit.code == -1);
         assert_eq!(exit.duration, SECOND * 10);
     }
 
     #[test]
-    fn what_did_not_count_puts_everything_off() {
+    fn a_postponement_moves_all_deadlines() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
-        it.wish(Wish::Cancel(SECOND), begun);
+        it.request_stop(StopRequest::Cancel(SECOND), begun);
         it.postpone(SECOND * 5);
         assert_eq!(it.next(), Some(begun + SECOND * 6), "the grace period");
         assert!(!it.kill_now(begun + SECOND * 5) && it.kill_now(begun + SECOND * 6));
-        assert!(!it.due(begun + SECOND * 6).look && it.due(begun + SECOND * 7).look);
+        assert!(!it.tick(begun + SECOND * 6).poll_cpu_time && it.tick(begun + SECOND * 7).poll_cpu_time);
         it.postpone(SECOND * 100);
-        assert!(!it.due(begun + SECOND * 110).end_sandbox, "killed at 106, as it counts now");
+        assert!(!it.tick(begun + SECOND * 110).end_sandbox, "killed at 106, as it counts now");
         assert_eq!(it.next(), Some(begun + SECOND * 106 + KILL_TIMEOUT));
-        assert!(it.due(begun + SECOND * 106 + KILL_TIMEOUT).end_sandbox);
-        let it = it.exit(Some(KILLED), &Accounts::default(), begun + SECOND * 112).unwrap();
+        assert!(it.tick(begun + SECOND * 106 + KILL_TIMEOUT).end_sandbox);
+        let it = it.exit(Some(KILLED), &ExecUsage::default(), begun + SECOND * 112).unwrap();
         assert!(it.cancelled && !it.timed_out, "the deadline is at 115");
     }
 
     #[test]
-    fn what_is_left_can_be_told() {
+    fn remaining_time_is_reported() {
         let (mut it, begun) = supervision(None);
         assert_eq!((it.left(begun + SECOND * 4), it.kill_in(begun)), (SECOND * 6, None));
         assert_eq!(it.left(begun + SECOND * 40), Duration::ZERO);
-        it.wish(Wish::Cancel(SECOND * 2), begun);
+        it.request_stop(StopRequest::Cancel(SECOND * 2), begun);
         assert_eq!(it.kill_in(begun + SECOND), Some(SECOND));
         assert!(it.kill_now(begun + SECOND * 2));
         assert_eq!(it.kill_in(begun + SECOND * 3), Some(Duration::ZERO));
     }
 
     #[test]
-    fn cpu_time_is_looked_at_when_it_may_be_used_up() {
+    fn cpu_time_is_polled_when_it_can_be_used_up() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         assert_eq!(it.next(), Some(begun + SECOND * 2));
-        assert!(it.due(begun + SECOND * 2).look);
+        assert!(it.tick(begun + SECOND * 2).poll_cpu_time);
         assert_eq!(it.next(), Some(begun + SECOND * 10), "no second read before the first is reported");
-        it.looked(Some(3_000_000), begun + SECOND * 2);
+        it.polled(Some(3_000_000), begun + SECOND * 2);
         assert_eq!(it.next(), Some(begun + SECOND * 5 / 2));
-        it.looked(Some(4_000_000), begun + SECOND * 3);
+        it.polled(Some(4_000_000), begun + SECOND * 3);
         assert!(it.kill_now(begun + SECOND * 3));
-        let exit = it.exit(Some(KILLED), &Accounts::default(), begun).unwrap();
+        let exit = it.exit(Some(KILLED), &ExecUsage::default(), begun).unwrap();
         assert_eq!(exit.killed_by, Some(LimitKind::Cpu));
     }
 
     /// Promise (Limits): An exec whose CPU time can no longer be read is killed, and its exit states the reason.
     #[test]
-    fn what_cannot_be_counted_is_not_let_go_on() {
+    fn an_exec_whose_cpu_time_cannot_be_read_is_killed() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let mut now = begun + SECOND * 2;
-        assert!(it.due(now).look);
+        assert!(it.tick(now).poll_cpu_time);
         for _ in 1..MAX_FAILED_READS {
-            it.looked(None, now);
+            it.polled(None, now);
             now += CPU_POLL_INTERVAL;
-            assert!(it.next() == Some(now) && it.due(now).look && !it.kill_now(now));
+            assert!(it.next() == Some(now) && it.tick(now).poll_cpu_time && !it.kill_now(now));
         }
         let mut read = it.clone();
-        read.looked(Some(0), now);
+        read.polled(Some(0), now);
         assert_eq!(read.next(), Some(now + SECOND * 2));
-        read.looked(None, now);
+        read.polled(None, now);
         assert!(!read.kill_now(now) && read.uncounted(Some(KILLED)).is_none(), "not in a row");
-        it.looked(None, now);
+        it.polled(None, now);
         assert!(it.kill_now(now) && it.kills_the_rest());
         assert_eq!(it.uncounted(Some(KILLED)).map(|error| error.kind()), Some(ErrorKind::Unavailable));
         assert!(it.uncounted(None).is_some());
         assert!(it.uncounted(Some(EXITED)).is_none(), "it ended by itself");
-        it.due(begun + SECOND * 10);
+        it.tick(begun + SECOND * 10);
         assert!(it.uncounted(Some(KILLED)).is_none(), "it timed out");
     }
 
     #[test]
-    fn two_looks_that_take_long_and_read_nothing_are_enough_to_kill() {
+    fn two_slow_failed_polls_kill_the_exec() {
         let (mut it, begun) = supervision(Some(SECOND * 4));
         let now = begun + SECOND * 4;
-        assert!(it.due(now).look);
-        it.looked(None, now);
-        assert!(!it.kill_now(now) && it.due(now + CPU_POLL_INTERVAL).look);
+        assert!(it.tick(now).poll_cpu_time);
+        it.polled(None, now);
+        assert!(!it.kill_now(now) && it.tick(now + CPU_POLL_INTERVAL).poll_cpu_time);
         let mut read = it.clone();
-        read.looked(Some(0), now + FAILED_READS_TIMEOUT);
-        read.looked(None, now + FAILED_READS_TIMEOUT * 2);
+        read.polled(Some(0), now + FAILED_READS_TIMEOUT);
+        read.polled(None, now + FAILED_READS_TIMEOUT * 2);
         assert!(!read.kill_now(now + FAILED_READS_TIMEOUT * 2), "not in a row");
-        it.looked(None, now + FAILED_READS_TIMEOUT);
+        it.polled(None, now + FAILED_READS_TIMEOUT);
         assert!(it.kill_now(now + FAILED_READS_TIMEOUT) && it.kills_the_rest());
     }
 
@@ -440,12 +443,12 @@ mod tests {
     fn the_kernels_own_limit_on_a_process_is_the_cpu_limit() {
         for counted in [true, false] {
             let now = Instant::now();
-            let allowance = Allowance { wall: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
-            let it = Supervision::new(now, now, allowance);
+            let limits = ExecLimits { wall: SECOND * 10, cpu: Some(SECOND * 4), counted, processors: 2 };
+            let it = Supervision::new(now, now, limits);
             let killed_by = |status, cpu_micros| {
                 // Other execs of the sandbox used far more.
-                let accounts = Accounts { cpu_micros: Some(9_000_000), ..Accounts::default() };
-                it.exit(Some(Ended { status, cpu_micros, peak_bytes: 1 }), &accounts, now).unwrap().killed_by
+                let usage = ExecUsage { cpu_micros: Some(9_000_000), ..ExecUsage::default() };
+                it.exit(Some(Ended { status, cpu_micros, peak_bytes: 1 }), &usage, now).unwrap().killed_by
             };
             assert_eq!(killed_by(SIGKILL, 5_000_000), Some(LimitKind::Cpu));
             assert_eq!(killed_by(SIGKILL, 4_000_000), Some(LimitKind::Cpu));
@@ -455,39 +458,39 @@ mod tests {
         }
         let (unlimited, now) = supervision(None);
         let killed = Ended { cpu_micros: u64::MAX, ..KILLED };
-        assert_eq!(unlimited.exit(Some(killed), &Accounts::default(), now).unwrap().killed_by, None);
+        assert_eq!(unlimited.exit(Some(killed), &ExecUsage::default(), now).unwrap().killed_by, None);
     }
 
     /// Promise (Limits): The program keeps its own exit code when a child is killed for memory.
     #[test]
     fn child_killed_for_memory_is_a_limit_hit_and_leaves_the_exit_code() {
         let (it, begun) = supervision(None);
-        let limits = |status, accounts: Accounts| {
-            let exit = it.exit(Some(Ended { status, ..EXITED }), &accounts, begun).unwrap();
+        let limits = |status, usage: ExecUsage| {
+            let exit = it.exit(Some(Ended { status, ..EXITED }), &usage, begun).unwrap();
             (exit.code, exit.killed_by, exit.limits_hit)
         };
-        let kernel = Accounts { memory_kills: true, ..Accounts::default() };
-        let watch = Accounts { watched_memory: true, ..Accounts::default() };
-        for accounts in [kernel, watch] {
-            assert_eq!(limits(0, accounts), (0, None, vec![LimitKind::Memory]));
-            assert_eq!(limits(7 << 8, accounts), (7, None, vec![LimitKind::Memory]));
+        let kernel = ExecUsage { memory_kills: true, ..ExecUsage::default() };
+        let watch = ExecUsage { watched_memory: true, ..ExecUsage::default() };
+        for usage in [kernel, watch] {
+            assert_eq!(limits(0, usage), (0, None, vec![LimitKind::Memory]));
+            assert_eq!(limits(7 << 8, usage), (7, None, vec![LimitKind::Memory]));
             let killed = (-1, Some(LimitKind::Memory), vec![LimitKind::Memory]);
-            assert_eq!(limits(SIGKILL, accounts), killed, "once, where it is the main program");
+            assert_eq!(limits(SIGKILL, usage), killed, "once, where it is the main program");
         }
-        assert_eq!(limits(7 << 8, Accounts::default()), (7, None, vec![]));
+        assert_eq!(limits(7 << 8, ExecUsage::default()), (7, None, vec![]));
     }
 
     #[test]
-    fn what_vanished_is_explained_or_nobody_knows() {
+    fn a_vanished_program_has_an_exit_only_with_an_explanation() {
         let (it, begun) = supervision(None);
-        assert_eq!(it.exit(None, &Accounts::default(), begun), None);
-        let closed = Accounts { closed_by_owner: true, ..Accounts::default() };
+        assert_eq!(it.exit(None, &ExecUsage::default(), begun), None);
+        let closed = ExecUsage { closed_by_owner: true, ..ExecUsage::default() };
         assert!(it.exit(None, &closed, begun).unwrap().cancelled);
         let (mut spinning, _) = supervision(Some(SECOND));
-        spinning.looked(Some(1_000_000), begun);
+        spinning.polled(Some(1_000_000), begun);
         let exit = spinning.exit(None, &closed, begun).unwrap();
         assert!(!exit.cancelled && exit.killed_by == Some(LimitKind::Cpu), "closed since the kill had no effect");
-        let memory = Accounts { memory_kills: true, forks_refused: true, ..Accounts::default() };
+        let memory = ExecUsage { memory_kills: true, forks_refused: true, ..ExecUsage::default() };
         let exit = it.exit(None, &memory, begun).unwrap();
         assert_eq!(exit.limits_hit, [LimitKind::Memory, LimitKind::Pids]);
         assert_eq!(exit.killed_by, Some(LimitKind::Memory));

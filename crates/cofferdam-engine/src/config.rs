@@ -54,7 +54,7 @@ pub struct PoolConfig {
     pub first_backoff: Duration,
     /// Maximum backoff after failed refills. Default: 30 s.
     #[serde(with = "serde_duration")]
-    pub longest_backoff: Duration,
+    pub max_backoff: Duration,
     /// Interval between two health checks of idle sandboxes. Default: 5 s.
     #[serde(with = "serde_duration")]
     pub check_every: Duration,
@@ -77,7 +77,7 @@ impl Default for PoolConfig {
             refill_delay: Duration::from_millis(5),
             refill_patience: Duration::from_millis(50),
             first_backoff: Duration::from_millis(100),
-            longest_backoff: Duration::from_secs(30),
+            max_backoff: Duration::from_secs(30),
             check_every: Duration::from_secs(5),
         }
     }
@@ -99,8 +99,8 @@ impl PoolConfig {
         if self.refill_at_once == 0 {
             return bad("a pool's refill_at_once must not be 0; to prepare no sandboxes, set max_warm to 0");
         }
-        if self.first_backoff > self.longest_backoff {
-            return bad("a pool's first_backoff must not exceed its longest_backoff");
+        if self.first_backoff > self.max_backoff {
+            return bad("a pool's first_backoff must not exceed its max_backoff");
         }
         let times = [
             self.idle_time,

@@ -31,7 +31,7 @@ mod pooled;
 pub use cofferdam_interpreter::{InterpreterConfig, Runtime};
 pub use config::PoolConfig;
 pub use interpreters::{
-    InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, KeptInterpreter, Taken,
+    InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, PreparedInterpreter, Taken,
 };
 pub use metrics::{ClaimCounts, ClaimKind, Histogram, PoolMetrics};
 pub use pool::{Lease, Pool};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level, Posture, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm,
+    Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level, Posture,
+    PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use parking_lot::Mutex;
 
@@ -70,7 +70,7 @@ impl Backend for PooledBackend {
         Ok(self.wrap(self.pool.restore(snapshot, spec).await?))
     }
 
-    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Err(Error::unsupported("warm", "a pool uses prepared sandboxes for its own claims")
             .with_remedy("create a sandbox from the pool, or prepare one with its inner backend"))
     }

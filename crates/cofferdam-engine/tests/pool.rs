@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{
-    Backend, Capabilities, ErrorKind, ExecRequest, Level, Protection, ProtectionState, Result, Sandbox, Snapshot, Spec,
-    Warm,
+    Backend, Capabilities, ErrorKind, ExecRequest, Level, PreparedSandbox, Protection, ProtectionState, Result,
+    Sandbox, Snapshot, Spec,
 };
 use cofferdam_engine::{ClaimCounts, ClaimKind, Pool, PoolConfig};
 use cofferdam_simulated::{Config, FaultPlan, FaultPoint, SimulatedBackend};
@@ -465,7 +465,7 @@ impl Backend for Panicking {
         panic!("a deliberate panic")
     }
 
-    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         panic!("a deliberate panic")
     }
 }
@@ -499,7 +499,7 @@ async fn chaos_leaves_nothing() {
         max_age: Duration::from_millis(20),
         idle_time: Duration::from_millis(10),
         first_backoff: Duration::from_micros(100),
-        longest_backoff: Duration::from_millis(1),
+        max_backoff: Duration::from_millis(1),
         check_every: Duration::from_millis(1),
         ..PoolConfig::default()
     };

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cofferdam_screen::{Language, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language};
 use fastrand::Rng;
 
 use crate::cases::damaged;
@@ -37,14 +37,14 @@ const PIECES: &[&str] = &[
 /// An analyser of code that checks the properties of every report.
 #[derive(Debug)]
 pub struct Screens {
-    screen: Screen,
+    screen: Analyzer,
 }
 
 impl Screens {
     /// Creates a target with the default rules.
     pub fn new() -> Self {
         watch::keep_panics();
-        Self { screen: Screen::default() }
+        Self { screen: Analyzer::default() }
     }
 
     /// Generates the case of a seed and analyses it.
@@ -68,7 +68,7 @@ impl Screens {
                 Ok(report) => {
                     outcome = Outcome::Ended;
                     ensure!(
-                        report.findings.len() <= self.screen.rules().most_findings,
+                        report.findings.len() <= self.screen.rules().max_findings,
                         "{language} reported too many findings"
                     );
                     let lines = code.len() + 1;
@@ -77,7 +77,9 @@ impl Screens {
                     });
                     ensure!(good, "{language} reported malformed findings {:?}", report.findings);
                 }
-                Err(ScreenError::Parser(said) | ScreenError::Host(said)) => anyhow::bail!("{language} failed: {said}"),
+                Err(AnalysisError::Parser(said) | AnalysisError::Host(said)) => {
+                    anyhow::bail!("{language} failed: {said}")
+                }
                 Err(error) => {
                     ensure!(is_shown(&error.to_string()), "{language} returned an unprintable error {error:?}")
                 }
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn every_sample_is_a_program_with_findings_or_a_type() {
-        let screen = Screen::default();
+        let screen = Analyzer::default();
         for sample in SAMPLES {
             let read = LANGUAGES.iter().filter(|language| screen.check(**language, sample).is_ok()).count();
             assert!(read > 0, "{sample}");

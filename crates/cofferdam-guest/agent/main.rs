@@ -19,8 +19,8 @@ mod execs;
 mod jobs;
 #[path = "../../cofferdam-linux/bare/launch.rs"]
 mod launch;
-#[path = "../../cofferdam-linux/bare/ledger.rs"]
-mod ledger;
+#[path = "../../cofferdam-linux/bare/cpu_charges.rs"]
+mod cpu_charges;
 mod line;
 mod partner;
 #[path = "../../cofferdam-linux/bare/notify.rs"]

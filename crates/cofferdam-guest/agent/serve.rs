@@ -233,7 +233,7 @@ impl Agent {
     fn signal(&self, exec: u64, signal: i32, execs: &Execs) {
         let alone = self.started == 1 && self.first == exec;
         match self.tag {
-            Some(_) => tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec)),
+            Some(_) => tree::signal(signal, alone, &|pid| sys::exec_tag_of(pid) == Some(exec)),
             None => tree::signal(signal, alone, &|pid| {
                 let session = session_of(pid);
                 !execs.iter().any(|other| other.id != exec && other.pid != 0 && other.pid == session)
@@ -341,7 +341,7 @@ impl Agent {
             inbox.wipe();
         }
         let watch = self.watch.as_mut().filter(|_| self.stage == Stage::Open && sys::has_children());
-        if let Some(passed) = watch.and_then(|watch| watch.look(table.execs.since())) {
+        if let Some(passed) = watch.and_then(|watch| watch.poll(table.execs.since())) {
             sys::kill(-1, sys::SIGKILL);
             table.outbox.answer(0, &Answer::LimitPassed { memory: matches!(passed, Passed::Memory) });
         }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Wish};
+use cofferdam_contract::supervise::{Ended, ExecLimits, ExecUsage, StopRequest};
 use cofferdam_contract::{
     ByteSize, Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script,
     Stdin, StdinWriter, TerminalSize,
@@ -36,17 +36,17 @@ const REATTACHED_BUFFER: ByteSize = ByteSize::from_mebibytes(1);
 struct Control {
     link: Arc<Link>,
     exec: u64,
-    stop_requests: mpsc::UnboundedSender<Wish>,
+    stop_requests: mpsc::UnboundedSender<StopRequest>,
     terminal: bool,
 }
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        let _ = self.stop_requests.send(Wish::Cancel(grace));
+        let _ = self.stop_requests.send(StopRequest::Cancel(grace));
     }
 
     fn kill(&self) {
-        let _ = self.stop_requests.send(Wish::Kill);
+        let _ = self.stop_requests.send(StopRequest::Kill);
     }
 
     fn resize(&self, size: TerminalSize) -> Result<()> {
@@ -82,7 +82,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     })?;
     let handle = handle.ok_or_else(|| Error::closed("start"))?;
     let mut unsent = Unsent { link, exec: Some(exec) };
-    let allowance = Allowance {
+    let allowance = ExecLimits {
         wall: request.timeout().unwrap_or(limits.wall_time),
         cpu: limits.cpu_time,
         counted: inner.counts_cpu(),
@@ -101,7 +101,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     let Some(words) = sent else {
         // Its program did not start.
         if let Some(Slot::Exec(slot)) = link.take(exec) {
-            run.state.supervision().due(Instant::now());
+            run.state.supervision().tick(Instant::now());
             slot.driver.finish(run.exit(None, None));
         }
         return Ok(handle);
@@ -235,15 +235,15 @@ async fn try_remove_script(inner: &Arc<Inner>, exec: u64) {
 }
 
 /// The control of an exec that a former host started.
-struct ReattachedControl(mpsc::UnboundedSender<Wish>);
+struct ReattachedControl(mpsc::UnboundedSender<StopRequest>);
 
 impl ExecControl for ReattachedControl {
     fn cancel(&self, grace: Duration) {
-        let _ = self.0.send(Wish::Cancel(grace));
+        let _ = self.0.send(StopRequest::Cancel(grace));
     }
 
     fn kill(&self) {
-        let _ = self.0.send(Wish::Kill);
+        let _ = self.0.send(StopRequest::Kill);
     }
 
     fn resize(&self, _: TerminalSize) -> Result<()> {
@@ -254,7 +254,7 @@ impl ExecControl for ReattachedControl {
 /// The handle and the receivers of an exec that a former host started.
 pub struct Reattached {
     pub handle: ExecHandle,
-    on_stop: mpsc::UnboundedReceiver<Wish>,
+    on_stop: mpsc::UnboundedReceiver<StopRequest>,
     on_end: oneshot::Receiver<ExecEnd>,
 }
 
@@ -318,7 +318,7 @@ impl Run {
         mut self,
         on_start: oneshot::Receiver<std::result::Result<Counts, NotStarted>>,
         on_end: oneshot::Receiver<ExecEnd>,
-        on_stop: mpsc::UnboundedReceiver<Wish>,
+        on_stop: mpsc::UnboundedReceiver<StopRequest>,
         ready: oneshot::Sender<StartResult>,
     ) {
         let started = tokio::select! {
@@ -347,7 +347,7 @@ impl Run {
     }
 
     /// Enforces the limits until the exec has ended, and reports its exit.
-    async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_stop: mpsc::UnboundedReceiver<Wish>) {
+    async fn drive_to_end(mut self, on_end: oneshot::Receiver<ExecEnd>, on_stop: mpsc::UnboundedReceiver<StopRequest>) {
         let end = self.until_end(on_end, on_stop).await;
         self.clean_up().await;
         if let Some(ExecEnd { ended, driver }) = end {
@@ -382,7 +382,7 @@ impl Run {
     async fn until_end<E>(
         &mut self,
         mut on_end: oneshot::Receiver<E>,
-        mut on_stop: mpsc::UnboundedReceiver<Wish>,
+        mut on_stop: mpsc::UnboundedReceiver<StopRequest>,
     ) -> Option<E> {
         let mut accepts_stops = true;
         let mut poll: Option<UsagePoll> = None;
@@ -404,7 +404,7 @@ impl Run {
                 end = &mut on_end => return end.ok(),
                 stop = on_stop.recv(), if accepts_stops => match stop {
                     Some(stop) => {
-                        let terminate = self.state.supervision().wish(stop, Instant::now());
+                        let terminate = self.state.supervision().request_stop(stop, Instant::now());
                         if terminate {
                             self.signal(false);
                         }
@@ -413,7 +413,7 @@ impl Run {
                 },
                 used = poll_usage(&mut poll) => {
                     poll = None;
-                    self.state.supervision().looked(used, Instant::now());
+                    self.state.supervision().polled(used, Instant::now());
                 }
                 _ = pauses.changed() => {}
                 () = sleep_until(next) => self.tick(&mut poll),
@@ -434,12 +434,12 @@ impl Run {
     /// Carries out the actions of the supervision that are due.
     fn tick(&mut self, poll: &mut Option<UsagePoll>) {
         let now = Instant::now();
-        let action = self.state.supervision().due(now);
+        let action = self.state.supervision().tick(now);
         if action.end_sandbox {
             // The agent did not kill the exec. Ends the sandbox instead.
             self.inner.link.close();
         }
-        if action.look {
+        if action.poll_cpu_time {
             let inner = Arc::clone(&self.inner);
             let base = self.state.base().cpu_micros.or(self.metered).unwrap_or(0);
             let metered = self.metered;
@@ -484,7 +484,7 @@ impl Run {
         let counts = end.map_or(base, |(_, counts)| counts);
         // The counts at the start of a reattached exec are unknown.
         let more = |now: Option<u64>, before: Option<u64>| now.zip(before).is_some_and(|(now, before)| now > before);
-        let accounts = Accounts {
+        let accounts = ExecUsage {
             cpu_micros: used,
             peak_bytes: counts.peak.map(|peak| peak.min(memory)),
             memory_kills: more(counts.kills, base.kills) || link.is_out_of_memory(),

@@ -59,14 +59,14 @@ pub(crate) struct Inner {
 impl Inner {
     /// Creates the state of a guest after its measurement.
     pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
-        let Settings { workspace, code, path, env, groups, patience, meter, .. } = settings;
+        let Settings { workspace, code, path, env, groups, answer_timeout, meter, .. } = settings;
         Self {
             link,
             workspace,
             code,
             path,
             env,
-            answer_timeout: patience,
+            answer_timeout,
             groups,
             agent_counts: evidence.counts_cpu,
             processors: evidence.processors.clamp(1, MAX_PROCESSORS),
@@ -192,9 +192,9 @@ impl Guest {
         settings: Settings,
         deadline: Instant,
     ) -> Result<(Self, Evidence)> {
-        let Settings { patience, reason, .. } = settings;
+        let Settings { answer_timeout, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
-        let link = Link::begin(reader, writer, patience, reason, (0, HashMap::new()));
+        let link = Link::begin(reader, writer, answer_timeout, reason, (0, HashMap::new()));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "greeting";
         let making = async {

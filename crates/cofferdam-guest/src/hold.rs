@@ -113,7 +113,7 @@ impl Guest {
             let what = format!("the guest agent speaks protocol {}, this program speaks {VERSION}", record.version());
             return Err(Error::unsupported(RESTORE, what).with_remedy("restore it with the release that saved it"));
         }
-        let Settings { patience, reason, .. } = settings;
+        let Settings { answer_timeout, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
         let mut slots = HashMap::new();
         let mut ends = Vec::new();
@@ -122,7 +122,7 @@ impl Guest {
             slots.insert(exec.id, slot);
             ends.push(reattached);
         }
-        let link = Link::begin(reader, writer, patience, reason, (record.last(), slots));
+        let link = Link::begin(reader, writer, answer_timeout, reason, (record.last(), slots));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "reseeding";
         let reattaching = async {

@@ -5,7 +5,7 @@ use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_linux::landlock::{self, access};
 use cofferdam_linux::probe::forbidden_calls;
 use cofferdam_linux::process;
-use cofferdam_linux::seccomp::{self, Arch, MarkKey};
+use cofferdam_linux::seccomp::{self, Arch, TagKey};
 use tokio::sync::oneshot;
 
 use crate::error;
@@ -158,7 +158,7 @@ pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Resu
     let random = process::random().map_err(|error| {
         Error::new(ErrorKind::Io, CREATE, "cannot read random numbers from the kernel").with_source(error)
     })?;
-    let key = MarkKey::new(random);
+    let key = TagKey::new(random);
     let mut evidence = measure_first(link, settings, Probe::Tag { key: key.arguments() }).await?;
     send_configure(link, settings, &evidence, key).await?;
     measure(link, settings, &mut evidence).await?;
@@ -207,16 +207,16 @@ async fn send_configure(
     link: &std::sync::Arc<Link>,
     settings: &Settings,
     evidence: &Evidence,
-    key: MarkKey,
+    key: TagKey,
 ) -> Result<()> {
     let limits = &settings.limits;
     let filter = settings.filter.map(|options| {
-        let options = seccomp::Options { mark_key: Some(key), ..options };
+        let options = seccomp::Options { tag_key: Some(key), ..options };
         seccomp::compile(Arch::native(), &options).to_bytes()
     });
     let quotas = settings.quotas.then(|| {
         let count_processes = limits.processes.is_some();
-        let options = seccomp::Options { quotas: true, count_processes, mark_key: Some(key), ..Default::default() };
+        let options = seccomp::Options { quotas: true, count_processes, tag_key: Some(key), ..Default::default() };
         seccomp::compile_stages(Arch::native(), &options).1.to_bytes()
     });
     let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;

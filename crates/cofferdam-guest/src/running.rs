@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::supervise::{Allowance, Supervision, Wish};
+use cofferdam_contract::supervise::{ExecLimits, StopRequest, Supervision};
 use cofferdam_contract::{ExecId, Limits};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -14,7 +14,7 @@ use crate::wire::Counts;
 /// The state of an exec that was requested and has not ended.
 pub struct ExecState {
     supervision: Mutex<Supervision>,
-    allowance: Allowance,
+    allowance: ExecLimits,
     /// The counts just before it began.
     base: OnceLock<Counts>,
     pub script: bool,
@@ -24,7 +24,7 @@ pub struct ExecState {
 
 impl ExecState {
     /// Creates the state of an exec whose time began at `begun`.
-    pub fn new(begun: Instant, allowance: Allowance, script: bool) -> Self {
+    pub fn new(begun: Instant, allowance: ExecLimits, script: bool) -> Self {
         let supervision = Mutex::new(Supervision::new(begun, Instant::now(), allowance));
         Self { supervision, allowance, base: OnceLock::new(), script, reattached: false }
     }
@@ -37,14 +37,14 @@ impl ExecState {
         let all = Duration::from_micros(exec.wall).min(elapsed.saturating_add(limits.wall_time));
         let wall = all.saturating_sub(elapsed);
         let cpu = [exec.cpu.map(Duration::from_micros), limits.cpu_time].into_iter().flatten().min();
-        let allowance = Allowance { wall, cpu, counted, processors };
+        let allowance = ExecLimits { wall, cpu, counted, processors };
         let mut supervision = Supervision::new(now, now, allowance);
         if let Some(micros) = exec.kill_in {
             // The former host has sent the signal already.
-            supervision.wish(Wish::Cancel(Duration::from_micros(micros)), now);
+            supervision.request_stop(StopRequest::Cancel(Duration::from_micros(micros)), now);
         }
         // Time that is used up stays used up if the guest is quiesced again.
-        let allowance = Allowance { wall: all, ..allowance };
+        let allowance = ExecLimits { wall: all, ..allowance };
         // The count at its start cannot exceed the current count.
         let cpu_micros = exec.cpu_base.map(|base| base.min(first.unwrap_or(base)));
         let base = OnceLock::from(Counts { cpu_micros, ..Counts::default() });
@@ -66,7 +66,7 @@ impl ExecState {
     fn record(&self, id: u64, now: Instant) -> RunningExec {
         let micros = |time: Duration| time.min(MAX_TIME).as_micros() as u64;
         let supervision = self.supervision();
-        let Allowance { wall, cpu, .. } = self.allowance;
+        let ExecLimits { wall, cpu, .. } = self.allowance;
         let wall = wall.min(MAX_TIME);
         RunningExec {
             id,
@@ -136,8 +136,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn allowance() -> Allowance {
-        Allowance { wall: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
+    fn allowance() -> ExecLimits {
+        ExecLimits { wall: SECOND * 10, cpu: Some(SECOND * 4), counted: true, processors: 2 }
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
         let again = list.record(&[3], Instant::now()).remove(0);
         assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         let later = Instant::now() + SECOND;
-        reattached.supervision().due(later);
+        reattached.supervision().tick(later);
         assert!(reattached.supervision().kill_now(later), "its time is over");
         // Higher limits have no effect.
         let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
@@ -210,7 +210,7 @@ mod tests {
         let now = Instant::now();
         let listed = list.add(1, ExecState::new(now, allowance(), false));
         listed.begin(Counts::default());
-        listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
+        listed.supervision().request_stop(StopRequest::Cancel(SECOND * 2), now);
         let written = list.record(&[1], now + SECOND).remove(0);
         assert_eq!(written.kill_in, Some(SECOND.as_micros() as u64));
         let reattached = ExecState::reattach(&written, &Limits::default(), None, true, 1);

@@ -103,7 +103,7 @@ pub struct Settings {
     /// Time without a frame from the host after which the agent exits. Default 60 s.
     pub silence: Duration,
     /// Time limit for each answer of the agent. Default 60 s.
-    pub patience: Duration,
+    pub answer_timeout: Duration,
     /// The host's own counter, if it has one. It must be readable.
     pub meter: Option<Meter>,
     /// The source of the reason if the owner did not end the connection.
@@ -127,7 +127,7 @@ impl Default for Settings {
             limits: Limits::default(),
             groups: Groups::Look,
             silence: Duration::from_secs(60),
-            patience: Duration::from_secs(60),
+            answer_timeout: Duration::from_secs(60),
             meter: None,
             reason: None,
             program: None,

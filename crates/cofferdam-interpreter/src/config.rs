@@ -43,7 +43,7 @@ pub struct InterpreterConfig {
     pub lifetime: Duration,
     /// The greatest `max_output` of a request that is served. As much memory can be in use for output in transit.
     /// Default: 8 MiB.
-    pub most_output: ByteSize,
+    pub max_output: ByteSize,
 }
 
 impl InterpreterConfig {
@@ -66,7 +66,7 @@ impl InterpreterConfig {
             startup_variables: Vec::new(),
             warm_limit: Duration::from_secs(60),
             lifetime: Duration::from_secs(3600),
-            most_output: ByteSize::from_mebibytes(8),
+            max_output: ByteSize::from_mebibytes(8),
         }
     }
 
@@ -101,7 +101,7 @@ impl InterpreterConfig {
         if self.warm_limit.is_zero() || self.lifetime <= self.warm_limit || self.lifetime > MAX_LIFE {
             return Err(ConfigError::BadTime { max: MAX_LIFE });
         }
-        if self.most_output > MAX_OUTPUT {
+        if self.max_output > MAX_OUTPUT {
             return Err(ConfigError::TooMuchOutput { max: MAX_OUTPUT });
         }
         Ok(())

@@ -16,7 +16,7 @@ pub enum ConfigError {
     BadModule { name: String },
     #[error("the warm limit must be greater than 0, and the lifetime must be longer than it and at most {max:?}")]
     BadTime { max: Duration },
-    #[error("most_output must be at most {max}")]
+    #[error("max_output must be at most {max}")]
     TooMuchOutput { max: ByteSize },
 }
 
@@ -91,8 +91,9 @@ impl WarmError {
             Self::Ended { .. } | Self::TimedOut => Error::new(ErrorKind::Unavailable, "warm", message)
                 .with_remedy("check that the sandbox's limits suffice for the interpreter and its modules"),
             Self::NoStdin => Error::unsupported("warm", message),
-            Self::NoIsolation { .. } => Error::unsupported("warm", message)
-                .with_remedy("use a WaitingInterpreter; each has a sandbox of its own"),
+            Self::NoIsolation { .. } => {
+                Error::unsupported("warm", message).with_remedy("use a WarmInterpreter; each has a sandbox of its own")
+            }
         };
         if printed.is_empty() { error } else { error.with_context("printed", printed.escape_debug().to_string()) }
     }

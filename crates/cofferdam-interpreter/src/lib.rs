@@ -4,8 +4,8 @@
 //! sandbox --warm--> prepared interpreter --start(request)--> exec handle --> exit, sandbox released
 //! ```
 //!
-//! The caller creates a sandbox. [`WaitingInterpreter::warm`] starts an interpreter in it, which imports modules, runs
-//! every code path once, and reads one request from its standard input. [`WaitingInterpreter::start`] sends that
+//! The caller creates a sandbox. [`WarmInterpreter::prepare`] starts an interpreter in it, which imports modules, runs
+//! every code path once, and reads one request from its standard input. [`WarmInterpreter::start`] sends that
 //! request and consumes the interpreter. No interpreter runs the code of two requests. Each was started by its own
 //! `execve`, with its own address space, hash seed and random state. `docs/interpreters.md` lists the differences from
 //! a cold start.
@@ -21,12 +21,12 @@
 mod config;
 mod error;
 mod frame;
+mod interpreter;
 mod line;
 mod marker;
 mod plan;
 mod ready;
 mod run;
-mod waiting;
 
 pub use config::{InterpreterConfig, Runtime};
-pub use waiting::{EXTRA_PROCESSES, WaitingInterpreter};
+pub use interpreter::{EXTRA_PROCESSES, WarmInterpreter};

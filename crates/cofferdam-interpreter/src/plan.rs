@@ -59,8 +59,8 @@ impl<'a> Plan<'a> {
         if request.terminal().is_some() {
             return Err(Mismatch::Terminal);
         }
-        if request.max_output() > config.most_output {
-            return Err(Mismatch::Output { max: config.most_output });
+        if request.max_output() > config.max_output {
+            return Err(Mismatch::Output { max: config.max_output });
         }
         let (source, args) = source(config, request.command())?;
         let env: Vec<_> = request.env().iter().collect();

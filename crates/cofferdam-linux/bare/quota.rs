@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_in_flight_are_kept_until_they_are_made() {
+    fn calls_in_flight_count_until_they_have_run() {
         let mut flight = InFlight::NONE;
         for task in [6, 7, 8, 9, 10, 11] {
             assert!(flight.add(task, 5));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_kernel_are_told_apart() {
+    fn lines_about_locks_are_recognized() {
         assert_eq!(lock(b"1: POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
         assert_eq!(lock(b"1: -> POSIX  ADVISORY  WRITE 12 00:2f:17 0 0"), Some(Lock::Process));
         assert_eq!(lock(b"2: OFDLCK ADVISORY  READ -1 fe:01:9 0 EOF"), Some(Lock::OpenFile));

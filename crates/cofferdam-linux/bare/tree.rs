@@ -1,6 +1,6 @@
 //! Signals to all processes of an exec.
 
-use super::ledger::Population;
+use super::cpu_charges::Population;
 use super::sys::{self, Mapping, Ready};
 use super::texts::{self, Path};
 use super::watch;

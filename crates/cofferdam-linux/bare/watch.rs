@@ -1,6 +1,6 @@
 //! Sums of memory and CPU time over the sandbox's processes, for hosts without control groups.
 
-use super::ledger::{Ledger, Population};
+use super::cpu_charges::{CpuCharges, Population};
 use super::sys;
 use super::texts::{self, Path};
 
@@ -63,7 +63,7 @@ pub struct Watch {
     counts_files: bool,
     /// The seed of the digest of processes.
     seed: u64,
-    ledger: Ledger,
+    charges: CpuCharges,
     /// The start of the exec that has run for the longest time.
     since: Since,
     last_poll: u64,
@@ -85,7 +85,7 @@ impl Watch {
             cpu_micros,
             counts_files,
             seed,
-            ledger: Ledger::default(),
+            charges: CpuCharges::default(),
             since: Since::NOTHING,
             last_poll: now,
             due: now,
@@ -102,11 +102,11 @@ impl Watch {
         if beside {
             self.charge(&total);
         } else {
-            self.ledger = Ledger::open(total.cpu_micros, total.population);
+            self.charges = CpuCharges::open(total.cpu_micros, total.population);
             self.last_poll = sys::now_micros();
             self.due = self.last_poll + POLL_INTERVAL_MICROS;
         }
-        let since = Since { charged_micros: self.ledger.charged_micros(), cpu_micros: total.cpu_micros };
+        let since = Since { charged_micros: self.charges.charged_micros(), cpu_micros: total.cpu_micros };
         if !beside {
             self.since = since;
         }
@@ -114,10 +114,10 @@ impl Watch {
     }
 
     /// Resumes after all processes were stopped, and does not charge that time. A seed replaces the previous one.
-    pub fn go_on(&mut self, seed: Option<u64>) {
+    pub fn resume(&mut self, seed: Option<u64>) {
         self.seed = seed.unwrap_or(self.seed);
         let total = total(self.seed);
-        self.ledger.go_on(total.cpu_micros, total.population);
+        self.charges.resume(total.cpu_micros, total.population);
         self.last_poll = sys::now_micros();
         self.due = self.last_poll + POLL_INTERVAL_MICROS;
     }
@@ -139,7 +139,7 @@ impl Watch {
 
     /// Polls if the interval is over. Returns a limit that was exceeded, by the time used since the start of a running
     /// exec.
-    pub fn look(&mut self, running: impl Iterator<Item = Since>) -> Option<Passed> {
+    pub fn poll(&mut self, running: impl Iterator<Item = Since>) -> Option<Passed> {
         if sys::now_micros() < self.due {
             return None;
         }
@@ -161,7 +161,7 @@ impl Watch {
             }
         }
         self.charge(&total);
-        let charged = self.ledger.charged_micros().saturating_sub(self.since.charged_micros);
+        let charged = self.charges.charged_micros().saturating_sub(self.since.charged_micros);
         self.cpu_micros.is_some_and(|limit| charged > limit).then_some(Passed::Cpu)
     }
 
@@ -177,7 +177,7 @@ impl Watch {
     fn charge(&mut self, total: &Total) {
         let now = sys::now_micros();
         let span = now.saturating_sub(core::mem::replace(&mut self.last_poll, now));
-        self.ledger.charge(span, sys::processors().max(1), total.cpu_micros, total.population);
+        self.charges.charge(span, sys::processors().max(1), total.cpu_micros, total.population);
     }
 }
 

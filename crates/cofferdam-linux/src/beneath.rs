@@ -71,7 +71,7 @@ mod tests {
 
     /// Promise (Files): The search beneath a directory reports a named pipe and does not open it.
     #[test]
-    fn a_fifo_is_told_not_opened() {
+    fn a_fifo_is_reported_and_not_opened() {
         let temp = tempfile::tempdir().unwrap();
         let dir = OwnedFd::from(std::fs::File::open(temp.path()).unwrap());
         rustix::fs::mknodat(&dir, "fifo", FileType::Fifo, Mode::RUSR, 0).unwrap();

@@ -6,7 +6,7 @@
 //!
 //! - Allowed system calls and the reason for each: `seccomp/rules.rs`, one entry per call. `seccomp/checks.rs` has the
 //!   conditions on arguments, `seccomp/compiler.rs` makes the filter.
-//! - Control groups of version 1 and 2: `cgroup/mod.rs`; the choice of a group: `cgroup/place.rs`.
+//! - Control groups of version 1 and 2: `cgroup/mod.rs`; the choice of a group: `cgroup/parents.rs`.
 //! - Files named by callers: `named.rs` opens a directory once, `walk.rs` reads trees without following links,
 //!   `beneath.rs` resolves below a directory. `trust.rs` decides which files are trusted.
 //! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.

@@ -27,6 +27,9 @@ const CALLS: &[(&str, libc::c_long, [usize; 5])] = &[
     ("open_by_handle_at", libc::SYS_open_by_handle_at, [usize::MAX, 0, 0, 0, 0]),
 ];
 
+/// Number of calls that [`forbidden_calls_let_through`] tries: the list, and a socket of a family that is forbidden.
+pub const TRIED_CALLS: usize = CALLS.len() + 1;
+
 /// Returns calls that isolation refuses, for probes elsewhere: name, number, and arguments that do nothing if the call
 /// is allowed.
 pub fn forbidden_calls() -> impl Iterator<Item = (&'static str, u64, [u64; 5])> {

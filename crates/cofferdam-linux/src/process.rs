@@ -67,7 +67,7 @@ pub fn cap_limit(resource: Resource, value: u64) -> io::Result<()> {
 
 /// Sets the soft limit to `value`, or to the hard limit if that is lower. The hard limit stays.
 pub fn set_soft_limit(resource: Resource, value: u64) -> io::Result<()> {
-    let rlim_max = most_of(resource)?;
+    let rlim_max = hard_limit(resource)?;
     prlimit(0, resource, Some(&libc::rlimit64 { rlim_cur: value.min(rlim_max), rlim_max })).map(drop)
 }
 
@@ -95,7 +95,7 @@ pub fn limit_of(pid: i32, resource: Resource) -> io::Result<u64> {
 }
 
 /// Returns the hard limit of the calling process.
-pub fn most_of(resource: Resource) -> io::Result<u64> {
+pub fn hard_limit(resource: Resource) -> io::Result<u64> {
     prlimit(0, resource, None).map(|limit| limit.rlim_max)
 }
 
@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_nobody_asked_about_is_over() {
+    fn a_killed_child_is_over_before_it_is_reaped() {
         let own = Life::of(std::process::id()).unwrap();
         assert!(!own.over);
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_outlives_the_thread_that_asked_for_it() {
+    fn a_program_outlives_the_thread_that_started_it() {
         for start in starts() {
             let asked = std::thread::spawn(move || start(shell("sleep 0.2; echo alive"), Start::default()).unwrap());
             let mut child = asked.join().unwrap();

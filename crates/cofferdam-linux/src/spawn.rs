@@ -298,7 +298,7 @@ mod tests {
     /// Promise (Process isolation): A child that borrows the launcher's memory executes its program or reports its
     /// error.
     #[test]
-    fn a_child_that_borrows_executes_or_says_why_not() {
+    fn a_child_that_borrows_memory_executes_or_reports_its_error() {
         std::panic::set_hook(Box::new(|_| {}));
         let (program, no_program) = (open("/bin/true"), open("/etc/passwd"));
         assert_eq!(borrowed(Ok(program.as_raw_fd())), (0, true, 1, 0));

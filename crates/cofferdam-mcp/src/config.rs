@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_that_serve_nobody_or_bound_nothing_are_refused() {
+    fn invalid_bounds_are_refused_with_a_remedy() {
         Bounds::default().validate().unwrap();
         for bounds in [
             Bounds { sandboxes: 0, ..Bounds::default() },

@@ -235,7 +235,7 @@ mod tests {
     // Runs on one thread, so that no sandbox is created before the test waits for it.
     /// Promise (MCP server): A sandbox whose client has gone before its delivery is closed.
     #[tokio::test]
-    async fn a_sandbox_that_is_delivered_to_nobody_is_closed() {
+    async fn a_sandbox_that_no_caller_receives_is_closed() {
         let backend = Arc::new(SimulatedBackend::new(Config::default()));
         let server = Server::new(backend, McpConfig::default()).unwrap();
         let owner = Owner::Session(server.0.next_session());

@@ -14,8 +14,8 @@
 mod handover;
 #[path = "../../cofferdam-linux/bare/launch.rs"]
 mod launch;
-#[path = "../../cofferdam-linux/bare/ledger.rs"]
-mod ledger;
+#[path = "../../cofferdam-linux/bare/cpu_charges.rs"]
+mod cpu_charges;
 #[path = "../../cofferdam-linux/bare/notify.rs"]
 mod notify;
 #[path = "../../cofferdam-linux/bare/plan.rs"]

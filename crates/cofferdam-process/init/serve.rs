@@ -99,7 +99,10 @@ impl Init {
             quotas: Quotas::new(
                 Fd::own(handoff.listener),
                 Some(Fd::own(handoff.locks)),
-                if handoff.backlog_unbounded { Backlog::Shorten(sys::whole_key(handoff.tag)) } else { Backlog::Bounded },
+                match handoff.backlog_unbounded {
+                    true => Backlog::Shorten(sys::joined_key(handoff.tag)),
+                    false => Backlog::Bounded,
+                },
                 handoff.max_processes,
             ),
             watch: Watch::new(
@@ -186,7 +189,7 @@ impl Init {
                 Err(errno) => return Err(errno),
             }
         }
-        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.look(buffers.running.since())) {
+        if let Some(passed) = self.watch.as_mut().and_then(|watch| watch.poll(buffers.running.since())) {
             sys::kill(-1, sys::SIGKILL);
             // The processes are killed even if the owner cannot be informed.
             let _ = self.report(&Event::LimitPassed { memory: matches!(passed, Passed::Memory) }, &[]);
@@ -292,7 +295,7 @@ impl Init {
     /// and the seccomp filter prevents changes of it.
     fn signal_exec(&self, exec: u64, signal: i32) {
         let alone = self.execs_started == 1 && self.first == exec;
-        tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec));
+        tree::signal(signal, alone, &|pid| sys::exec_tag_of(pid) == Some(exec));
     }
 }
 

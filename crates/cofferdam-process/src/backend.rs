@@ -7,22 +7,21 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, Limits, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, SpecParts, Warm,
-    Workspace,
+    ExecRequest, Level, Limits, Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
 
+use crate::NAME;
 use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
-use crate::error;
 use crate::interpreters::{self, Found};
+use crate::pending::SandboxInputs;
+use crate::prepared::PreparedProcessSandbox;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::sandbox::{ProcessSandbox, SandboxInputs};
-use crate::warm::PreparedSandbox;
+use crate::supported::check;
+use crate::{creation, error};
 
-/// The backend's name.
-pub const NAME: &str = "process";
 /// The maximum of launchers at the same time.
 const MAX_LAUNCHERS: usize = 8;
 /// The default search path of programs.
@@ -165,20 +164,20 @@ impl Backend for ProcessBackend {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let (launcher, create, inputs) = self.plan(spec).await?;
-        Ok(Arc::new(ProcessSandbox::create(launcher, create, inputs).await?))
+        Ok(Arc::new(creation::create(launcher, create, inputs).await?))
     }
 
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
         let (launcher, create, inputs) = self.plan(spec).await?;
-        let (sandbox, handle) = ProcessSandbox::start_one(launcher, create, inputs, request).await?;
+        let (sandbox, handle) = creation::start_one(launcher, create, inputs, request).await?;
         Ok((Arc::new(sandbox), handle))
     }
 
     async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
         let (launcher, create, inputs) = self.plan(spec).await?;
-        ProcessSandbox::run(launcher, create, inputs, request).await
+        creation::run(launcher, create, inputs, request).await
     }
 
     async fn restore(&self, _snapshot: Snapshot, _spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -186,41 +185,14 @@ impl Backend for ProcessBackend {
             .with_remedy("use level vm for snapshots of running programs"))
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
             return Err(Error::invalid("warm", "cannot prepare a sandbox with a mounted host directory")
                 .with_remedy("use a template with a private workspace; other sandboxes are created on request"));
         }
         let (launcher, create, inputs) = self.plan(spec).await?;
-        Ok(Box::new(PreparedSandbox::prepare(launcher, create, inputs).await?))
+        Ok(Box::new(PreparedProcessSandbox::prepare(launcher, create, inputs).await?))
     }
-}
-
-/// Refuses settings that this backend does not support. Names each field of the spec: a new one must be decided on here.
-pub(crate) fn check(spec: &Spec) -> Result<()> {
-    spec.validate()?;
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Opened and compared by the plan, which takes the limits apart.
-    let (_, _, _, _) = (workspace, root, limits, directories);
-    // Names for the caller, and compared with the posture.
-    let (_, _, _) = (tenant, labels, allow_weaker);
-    match network {
-        NetworkPolicy::None => {}
-        _ => {
-            return Err(Error::unsupported(
-                "create",
-                "the process backend supports no network except a sandbox's own loopback",
-            )
-            .with_remedy("use --net none"));
-        }
-    }
-    let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
-    if let Some(key) = own {
-        return Err(Error::invalid("create", format!("the process backend has no attribute '{}'", key.escape_debug()))
-            .with_remedy("remove it: this backend takes no attributes"));
-    }
-    Ok(())
 }
 
 /// Opens the workspace's directory. From here on, this descriptor is used.

@@ -84,7 +84,7 @@ fn processes_left_running_count_for_later_execs() {
 
 /// Promise (Limits): The CPU time of a child that its parent did not wait for counts.
 #[test]
-fn children_without_a_waiting_parent_count() {
+fn children_that_no_parent_waits_for_count() {
     counted_by(&[Counting::Group], async |sandbox| {
         // A parent that ignores SIGCHLD is not informed of the CPU time of its children.
         let spin = "i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done";

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Supervision, Wish};
+use cofferdam_contract::supervise::{Ended, ExecLimits, ExecUsage, StopRequest, Supervision};
 use cofferdam_contract::{
     Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Fault, OutputStream,
     Result, Retry, Stdin, StdinWriter, TerminalSize,
@@ -31,17 +31,17 @@ const BASE_ENV: [(&str, &str); 2] = [("HOME", "/tmp"), ("LANG", "C.UTF-8")];
 const MAX_DRAINED: usize = 1 << 20;
 
 struct Control {
-    stops: mpsc::UnboundedSender<Wish>,
+    stops: mpsc::UnboundedSender<StopRequest>,
     terminal: Option<OwnedFd>,
 }
 
 impl ExecControl for Control {
     fn cancel(&self, grace: Duration) {
-        let _ = self.stops.send(Wish::Cancel(grace));
+        let _ = self.stops.send(StopRequest::Cancel(grace));
     }
 
     fn kill(&self) {
-        let _ = self.stops.send(Wish::Kill);
+        let _ = self.stops.send(StopRequest::Kill);
     }
 
     fn resize(&self, size: TerminalSize) -> Result<()> {
@@ -163,7 +163,7 @@ pub async fn attach(
     let (stops, on_stop) = mpsc::unbounded_channel();
     let control = Arc::new(Control { stops, terminal: control_end });
     let (handle, driver) = ExecHandle::new(ExecId(exec), request, ends.stdin.take(), control);
-    let limits = Allowance {
+    let limits = ExecLimits {
         wall: request.timeout().unwrap_or(core.limits().wall_time),
         cpu: core.limits().cpu_time,
         counted: core.stats.is_some(),
@@ -282,7 +282,7 @@ impl Run {
         mut stdout: Option<Stream>,
         mut stderr: Option<Stream>,
         mut on_end: oneshot::Receiver<Ended>,
-        mut on_stop: mpsc::UnboundedReceiver<Wish>,
+        mut on_stop: mpsc::UnboundedReceiver<StopRequest>,
     ) {
         let mut accepts_stops = true;
         let ended = loop {
@@ -291,7 +291,7 @@ impl Run {
                 read = next(&mut stdout) => publish(&driver, OutputStream::Stdout, read, &mut stdout),
                 read = next(&mut stderr) => publish(&driver, OutputStream::Stderr, read, &mut stderr),
                 stop = on_stop.recv(), if accepts_stops => match stop {
-                    Some(stop) => if self.supervision.wish(stop, Instant::now()) {
+                    Some(stop) => if self.supervision.request_stop(stop, Instant::now()) {
                         self.signal(false).await;
                     },
                     None => accepts_stops = false,
@@ -316,13 +316,13 @@ impl Run {
     /// Performs the supervision actions of this moment.
     async fn tick(&mut self) {
         let now = Instant::now();
-        let actions = self.supervision.due(now);
+        let actions = self.supervision.tick(now);
         if actions.end_sandbox {
             // The init did not kill the exec: end the sandbox instead.
             self.core.kill_all();
         }
-        if actions.look {
-            self.supervision.looked(self.base.cpu_used(&self.core), now);
+        if actions.poll_cpu_time {
+            self.supervision.polled(self.base.cpu_used(&self.core), now);
         }
         if self.supervision.kill_now(now) {
             self.signal(true).await;
@@ -338,7 +338,7 @@ impl Run {
     fn exit(&self, ended: Option<Ended>) -> Result<Exit> {
         let (watched_memory, watched_cpu) = self.core.passed();
         let stats = self.core.stats.as_ref();
-        let usage = Accounts {
+        let usage = ExecUsage {
             cpu_micros: self.base.cpu_used(&self.core),
             peak_bytes: self.core.peak_memory(),
             memory_kills: stats.map_or(0, |stats| stats.memory_kills()) > self.base.kills,

@@ -31,11 +31,12 @@
 //! - **Owner**: the process that holds the sandboxes, a program that uses this crate.
 //! - **Launcher**: the owner's executable, executed again under another `argv[0]`. A constructor before `main`
 //!   recognises the name (`docs/adr/0001-launcher.md`). It has one thread and none of its owner's memory. It holds the
-//!   template, the compiled filters, control group descriptors, and a pool of prepared namespaces that a worker process
-//!   creates and removes (`docs/adr/0006-cells.md`). The launcher has installed the first stage of the seccomp filter
-//!   on itself. Every sandbox inherits it and adds the second stage. There is one launcher for each root file system. A
-//!   program that creates one sandbox can fork its launcher instead. A forked launcher has a copy of the memory that
-//!   the owner had at the fork, with arguments and environment erased (`docs/adr/0008-forked-launcher.md`).
+//!   template, the compiled filters, control group descriptors, and a pool of prepared namespaces that a worker
+//!   process creates and removes (`docs/adr/0006-prepared-namespaces.md`). The launcher has installed the first stage
+//!   of the seccomp filter on itself. Every sandbox inherits it and adds the second stage. There is one launcher for
+//!   each root file system. A program that creates one sandbox can fork its launcher instead. A forked launcher has a
+//!   copy of the memory that the owner had at the fork, with arguments and environment erased
+//!   (`docs/adr/0008-forked-launcher.md`).
 //! - **Init**: process 1 of a sandbox. It starts as a child that borrows the launcher's memory, isolates and measures
 //!   itself, and executes a tiny program without a library (`docs/adr/0009-tiny-init.md`). That program starts and
 //!   reaps guests, reports their ends and kills on request. Through a seccomp user-notification listener, the init
@@ -47,8 +48,8 @@
 //!
 //! # A create, step by step
 //!
-//! 1. `backend.rs` checks the spec and refuses settings that it does not have. Host directories are resolved here and
-//!    named by path, device and inode.
+//! 1. `supported.rs` refuses settings that the backend does not have. `backend.rs` resolves host directories and names
+//!    them by path, device and inode.
 //! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
 //!    copy, which closes once nothing of the sandbox is left.
 //! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the
@@ -92,7 +93,8 @@
 //! - Isolation, step by step: `launcher/create.rs`, `build` first. What every sandbox sees: `launcher/template.rs`.
 //! - Measurements: `launcher/evidence.rs`. Their evaluation: `posture.rs`, which is pure.
 //! - The program of process 1: `init/`, `init/serve.rs` first.
-//! - Prepared namespaces: `launcher/cells.rs`. Claims of prepared sandboxes: `raw.rs` and `warm.rs`.
+//! - Prepared namespaces: `launcher/namespace_pool.rs`. Creates: `creation.rs`, then `pending.rs`. Claims of
+//!   prepared sandboxes: `prepared.rs`.
 #![deny(unsafe_code)]
 
 mod backend;
@@ -101,6 +103,7 @@ mod config;
 mod core;
 #[cfg(test)]
 mod cpu_time_tests;
+mod creation;
 mod doctor;
 mod error;
 mod exec;
@@ -108,16 +111,20 @@ mod files;
 mod forked;
 mod interpreters;
 mod launcher;
+mod pending;
 mod posture;
+mod prepared;
 mod protocol;
-mod raw;
 mod sandbox;
 mod stdio;
 mod stored;
+mod supported;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
-mod warm;
 
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
 pub use doctor::{Finding, FindingState, doctor};
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "process";

@@ -6,6 +6,7 @@ use cofferdam_contract::{
     Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
 };
 use cofferdam_linux::cgroup::{Stats, socket_share};
+use cofferdam_linux::probe::TRIED_CALLS;
 
 use crate::protocol::{Evidence, HostFacts, NAMESPACES, Probes};
 
@@ -150,7 +151,7 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         Protection::Seccomp,
         evidence.seccomp && let_through.is_empty(),
         if let_through.is_empty() {
-            "allowlist filter; 20 forbidden calls tried, all refused".to_owned()
+            format!("allowlist filter; {TRIED_CALLS} forbidden calls tried, all refused")
         } else {
             format!("forbidden calls let through: {}", let_through.join(", "))
         },

@@ -5,28 +5,17 @@
 //! ```
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Command, Completed, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, after_close, collect,
+    DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
+    SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
-use cofferdam_linux::named::Directory;
 
-use crate::client::Launcher;
-use crate::core::{Core, Enrolled};
-use crate::protocol::{self, Create, Evidence, Expected, Request};
-use crate::raw::{PendingSandbox, kind};
+use crate::core::Core;
 use crate::{error, exec, files};
-
-/// The number of a sandbox's first exec.
-const FIRST_EXEC: u64 = 1;
-/// Time for an init to receive a request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -36,117 +25,15 @@ pub struct ProcessSandbox {
     core: Arc<Core>,
 }
 
-/// The owner's inputs to a new sandbox, besides the request to its launcher.
-pub struct SandboxInputs {
-    /// The spec.
-    pub spec: Spec,
-    /// The value of PATH inside.
-    pub path: String,
-    /// The host directory that is its workspace.
-    pub directory: Option<Directory>,
-}
-
 impl ProcessSandbox {
     /// Wraps an accepted sandbox.
     pub fn new(id: SandboxId, spec: Spec, posture: Posture, core: Arc<Core>) -> Self {
         Self { id, spec, posture, core }
     }
 
-    /// Creates and measures a sandbox. Removes it if it falls short of the spec.
-    pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
-        create.probe = launcher.known_probes(kind(&create)).is_none();
-        let control = launcher.create(&create)?;
-        Ok(Self::receive(launcher, create, inputs, control).await?.0)
-    }
-
-    /// Creates a sandbox, runs one command in it and closes it.
-    pub async fn run(
-        launcher: Arc<Launcher>,
-        create: Create,
-        inputs: SandboxInputs,
-        request: ExecRequest,
-    ) -> Result<(Completed, Posture)> {
-        let request = request.to_builder().output_buffer(request.max_output()).build()?;
-        let (sandbox, handle) = Self::start_one(launcher, create, inputs, request).await?;
-        let result = collect(handle).await;
-        let closed = sandbox.close().await;
-        after_close(result.map(|completed| (completed, sandbox.posture.clone())), closed)
-    }
-
-    /// Creates a sandbox and starts its only command. The command is requested together with the sandbox. It starts at
-    /// once if the measurements equal those of an accepted sandbox with the same request, or, without such a sandbox,
-    /// if they are complete. Otherwise it starts once the measurements are accepted, or never.
-    pub async fn start_one(
-        launcher: Arc<Launcher>,
-        mut create: Create,
-        inputs: SandboxInputs,
-        request: ExecRequest,
-    ) -> Result<(Self, ExecHandle)> {
-        if matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
-            let sandbox = Self::create(launcher, create, inputs).await?;
-            let started = sandbox.start(request).await;
-            return sandbox.with(started).await;
-        }
-        create.probe = launcher.known_probes(kind(&create)).is_none();
-        create.expected = Some(match launcher.expected(&create) {
-            Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
-            None => Expected::Complete,
-        });
-        let mut prepared = exec::prepare(&inputs.path, None, FIRST_EXEC, &request)?;
-        prepared.start.if_expected = true;
-        prepared.start.last = true;
-        let control = launcher.create(&create)?;
-        let fds: Vec<_> = prepared.theirs.iter().map(AsFd::as_fd).collect();
-        let request_failed = |error| error::os("start", "cannot request the command", error);
-        let mut failed = protocol::send(control.as_fd(), &Request::Start(prepared.start), &fds, REQUEST_TIMEOUT).err();
-        // If the sandbox is refused before the request is sent, the launcher reports the reason.
-        let refused = [std::io::ErrorKind::BrokenPipe, std::io::ErrorKind::ConnectionReset];
-        if let Some(error) = failed.take_if(|error| !refused.contains(&error.kind())) {
-            return Err(request_failed(error));
-        }
-        drop(fds);
-        drop(prepared.theirs);
-        // The command's time begins with its start, independent of the time to create its sandbox.
-        let (sandbox, enrolled, begun) = Self::receive(launcher, create, inputs, control).await?;
-        if let Some(error) = failed {
-            return Err(request_failed(error).with_failed_close(sandbox.close().await));
-        }
-        let core = &sandbox.core;
-        let enrolled = enrolled.ok_or_else(|| Error::closed("start"))?;
-        debug_assert_eq!(enrolled.exec, FIRST_EXEC);
-        let base = exec::Base::begin(core, FIRST_EXEC);
-        let guard = exec::Unstarted { core, exec: Some(FIRST_EXEC) };
-        let running = exec::Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
-        let started = match exec::attach(core, &request, begun, (enrolled, base), running, guard).await {
-            // The measurements are not as expected, but were accepted: request the start again.
-            Err(error) if error.kind() == ErrorKind::Internal => sandbox.start(request).await,
-            other => other,
-        };
-        sandbox.with(started).await
-    }
-
-    /// Returns the sandbox and its exec, or closes the sandbox if the start failed.
-    async fn with(self, started: Result<ExecHandle>) -> Result<(Self, ExecHandle)> {
-        match started {
-            Ok(handle) => Ok((self, handle)),
-            Err(error) => Err(error.with_failed_close(self.close().await)),
-        }
-    }
-
-    /// Waits for a requested sandbox, and accepts or removes it.
-    ///
-    ///
-    /// Returns also the first exec, if it was requested with the sandbox, and the time when the sandbox was ready.
-    async fn receive(
-        launcher: Arc<Launcher>,
-        create: Create,
-        inputs: SandboxInputs,
-        control: OwnedFd,
-    ) -> Result<(Self, Option<Enrolled>, Instant)> {
-        let (pending, enrolled) =
-            PendingSandbox::receive(launcher, create, inputs.directory, inputs.path, control).await?;
-        let ready = pending.ready();
-        Ok((pending.accept(inputs.spec).await?, enrolled, ready))
+    /// Returns the state that the sandbox shares with its execs.
+    pub fn core(&self) -> &Arc<Core> {
+        &self.core
     }
 }
 

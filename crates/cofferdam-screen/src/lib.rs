@@ -4,10 +4,10 @@
 //! evade it; the sandbox is the isolation boundary. `docs/screening.md` has examples of both.
 //!
 //! The crate reads no files and no environment, and does not run the code. The code is untrusted: its size, its nesting
-//! depth and the number of findings are bounded, and code beyond the bounds is rejected with a [`ScreenError`].
+//! depth and the number of findings are bounded, and code beyond the bounds is rejected with an [`AnalysisError`].
 //!
-//! Without the feature `parsers`, the crate has its types only, and [`Screen::check`] fails with
-//! [`ScreenError::NotBuilt`].
+//! Without the feature `parsers`, the crate has its types only, and [`Analyzer::check`] fails with
+//! [`AnalysisError::NotBuilt`].
 //!
 //! # Where to look
 //!
@@ -37,7 +37,7 @@ mod text;
 #[cfg(feature = "parsers")]
 mod worker;
 
-pub use report::{Finding, Report, Rule, ScreenError, SyntaxError, UnknownName};
+pub use report::{AnalysisError, Finding, Report, Rule, SyntaxError, UnknownName};
 pub use rules::{JavaScriptRules, PythonRules, PythonVersion, Rules};
 
 /// The language of the code.
@@ -104,22 +104,22 @@ words!(
 /// A check of code by rules.
 ///
 /// ```
-/// # fn main() -> Result<(), cofferdam_screen::ScreenError> {
-/// use cofferdam_screen::{Language, Rules, Screen};
+/// # fn main() -> Result<(), cofferdam_screen::AnalysisError> {
+/// use cofferdam_screen::{Analyzer, Language, Rules};
 ///
-/// # if !Screen::is_built() { return Ok(()) }
-/// let screen = Screen::new(Rules::default());
-/// let report = screen.check(Language::Python, "import os as x\n")?;
+/// # if !Analyzer::is_built() { return Ok(()) }
+/// let analyzer = Analyzer::new(Rules::default());
+/// let report = analyzer.check(Language::Python, "import os as x\n")?;
 /// assert_eq!(report.findings[0].to_string(), "line 1, column 8: os as x: imports os (import:os)");
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone, Default)]
-pub struct Screen {
+pub struct Analyzer {
     rules: Rules,
 }
 
-impl Screen {
+impl Analyzer {
     /// Creates a check with these rules.
     pub fn new(rules: Rules) -> Self {
         Self { rules }
@@ -141,31 +141,31 @@ impl Screen {
     ///
     /// Fails if the code was not analyzed: it is not a program of the language, it is larger or deeper than allowed,
     /// the parser failed, or this build has none. An interpreter may still accept the code.
-    pub fn check(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
+    pub fn check(&self, language: Language, code: &str) -> Result<Report, AnalysisError> {
         #[cfg(feature = "parsers")]
         return self.parse(language, code);
         #[cfg(not(feature = "parsers"))]
         {
             let _ = (language, code);
-            Err(ScreenError::NotBuilt)
+            Err(AnalysisError::NotBuilt)
         }
     }
 
     #[cfg(feature = "parsers")]
-    fn parse(&self, language: Language, code: &str) -> Result<Report, ScreenError> {
+    fn parse(&self, language: Language, code: &str) -> Result<Report, AnalysisError> {
         use rules::Lists;
 
-        let Rules { python, javascript, max_bytes, most_findings } = &self.rules;
+        let Rules { python, javascript, max_bytes, max_findings } = &self.rules;
         // The parsers have positions of 32 bits.
-        let most = (*max_bytes).min(u32::MAX as usize / 4);
-        if code.len() > most {
-            return Err(ScreenError::TooLarge { bytes: code.len(), most });
+        let max = (*max_bytes).min(u32::MAX as usize / 4);
+        if code.len() > max {
+            return Err(AnalysisError::TooLarge { bytes: code.len(), max });
         }
         let more_stack = if language == Language::Python { 0 } else { javascript::stack_for(code) };
         worker::run(code.len(), more_stack, || match language {
-            Language::Python => python::check(code, Lists::python(python), python.version, *most_findings),
-            Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *most_findings),
-            Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *most_findings),
+            Language::Python => python::check(code, Lists::python(python), python.version, *max_findings),
+            Language::JavaScript => javascript::check(code, Lists::javascript(javascript), false, *max_findings),
+            Language::TypeScript => javascript::check(code, Lists::javascript(javascript), true, *max_findings),
         })
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     /// Promise (Static analysis and audit log): Without the parsers, every analysis is an error.
     #[test]
     fn without_parsers_every_check_fails() {
-        let error = Screen::default().check(Language::Python, "x = 1").unwrap_err();
+        let error = Analyzer::default().check(Language::Python, "x = 1").unwrap_err();
         assert_eq!(error.to_string(), "this build of Cofferdam has no static analysis");
         assert!(error.remedy().contains("--features full"));
     }

@@ -67,11 +67,11 @@ pub(crate) fn floor(text: &str, byte: usize) -> usize {
 }
 
 /// Returns a short piece of the code that a terminal can show: one line without control or direction characters.
-pub(crate) fn excerpt(text: &str, start: usize, end: usize, most: usize) -> String {
+pub(crate) fn excerpt(text: &str, start: usize, end: usize, max: usize) -> String {
     let start = floor(text, start);
     let piece = &text[start..floor(text, end).max(start)];
     let line = piece.split(['\n', '\r', '\u{2028}', '\u{2029}']).next().unwrap_or_default();
-    let mut shown = printable(line, most);
+    let mut shown = printable(line, max);
     if line.len() < piece.len() && !shown.ends_with('…') {
         shown.push('…');
     }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 /// The findings in one piece of code.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The findings in the order of the code, at most [`Rules::most_findings`](crate::Rules::most_findings).
+    /// The findings in the order of the code, at most [`Rules::max_findings`](crate::Rules::max_findings).
     pub findings: Vec<Finding>,
-    /// True if there are more findings than [`Rules::most_findings`](crate::Rules::most_findings).
+    /// True if there are more findings than [`Rules::max_findings`](crate::Rules::max_findings).
     pub truncated: bool,
 }
 
@@ -121,17 +121,17 @@ impl fmt::Display for SyntaxError {
 /// A reason why code was not analyzed. It implies neither that the code is harmless nor that it is harmful.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ScreenError {
+pub enum AnalysisError {
     /// The code is not a program of the language.
     #[error("syntax error in {0}")]
     Syntax(SyntaxError),
     /// The code is longer than allowed.
-    #[error("the code has {bytes} bytes; at most {most} bytes can be analyzed")]
+    #[error("the code has {bytes} bytes; at most {max} bytes can be analyzed")]
     TooLarge {
         /// The size of the code in bytes.
         bytes: usize,
         /// The limit in bytes.
-        most: usize,
+        max: usize,
     },
     /// Brackets, operators or blocks are nested more deeply than allowed.
     #[error("the code is nested too deeply to be analyzed{}", at(*line))]
@@ -169,7 +169,7 @@ pub enum ScreenError {
     NotBuilt,
 }
 
-impl ScreenError {
+impl AnalysisError {
     /// Returns the remedy.
     pub fn remedy(&self) -> &'static str {
         match self {

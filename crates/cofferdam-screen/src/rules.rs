@@ -54,7 +54,8 @@ pub struct Rules {
     /// The maximum size of code in bytes. Larger code is rejected.
     pub max_bytes: usize,
     /// The maximum number of findings of a report.
-    pub most_findings: usize,
+    #[serde(alias = "most_findings")]
+    pub max_findings: usize,
 }
 
 impl Default for Rules {
@@ -63,7 +64,7 @@ impl Default for Rules {
             python: PythonRules::default(),
             javascript: JavaScriptRules::default(),
             max_bytes: 1 << 20,
-            most_findings: 100,
+            max_findings: 100,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Text from the code that is safe for a terminal.
 
 /// Escapes characters that are not printable, and truncates the text after a number of characters.
-pub(crate) fn printable(text: &str, most: usize) -> String {
+pub(crate) fn printable(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (count, c) in text.chars().enumerate() {
-        if count == most {
+        if count == max {
             shown.push('…');
             break;
         }

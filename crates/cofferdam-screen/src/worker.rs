@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
-use crate::report::ScreenError;
+use crate::report::AnalysisError;
 use crate::text::printable;
 
 /// The minimum stack of a thread.
@@ -17,22 +17,22 @@ const STACK_PER_BYTE: usize = 512;
 pub(crate) fn run<T: Send>(
     bytes: usize,
     more: usize,
-    work: impl FnOnce() -> Result<T, ScreenError> + Send,
-) -> Result<T, ScreenError> {
+    work: impl FnOnce() -> Result<T, AnalysisError> + Send,
+) -> Result<T, AnalysisError> {
     let size = STACK.saturating_add(bytes.saturating_mul(STACK_PER_BYTE)).saturating_add(more);
     thread::scope(|scope| {
         let worker = thread::Builder::new().name("screen".to_owned()).stack_size(size);
         let worker = worker
             .spawn_scoped(scope, || catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(failed(&*panic))))
-            .map_err(|error| ScreenError::Host(error.to_string()))?;
+            .map_err(|error| AnalysisError::Host(error.to_string()))?;
         worker.join().unwrap_or_else(|panic| Err(failed(&*panic)))
     })
 }
 
-fn failed(panic: &(dyn Any + Send)) -> ScreenError {
+fn failed(panic: &(dyn Any + Send)) -> AnalysisError {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    ScreenError::Parser(printable(text.unwrap_or("without a message"), 200))
+    AnalysisError::Parser(printable(text.unwrap_or("without a message"), 200))
 }
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn a_panic_is_an_error() {
         let panicked = run(10, 0, || -> Result<(), _> { panic!("of {}", "the parser") });
-        assert_eq!(panicked, Err(ScreenError::Parser("of the parser".to_owned())));
+        assert_eq!(panicked, Err(AnalysisError::Parser("of the parser".to_owned())));
         assert_eq!(run(10, 0, || Ok(1)), Ok(1));
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, Result, RootFs, Sandbox, SandboxId,
-    Snapshot, Spec, SpecParts, Warm, Workspace,
+    Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, PreparedSandbox, Result, RootFs,
+    Sandbox, SandboxId, Snapshot, Spec, SpecParts, Workspace,
 };
 
 use crate::fault::FaultPoint;
@@ -124,7 +124,7 @@ impl Backend for SimulatedBackend {
         })
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         if !self.host.config.capabilities.contains(&Capability::Warm) {
             return Err(Error::unsupported("warm", "this backend does not support prepared sandboxes"));
         }

@@ -17,9 +17,9 @@ pub enum FaultPoint {
     Create,
     /// `Backend::restore`.
     Restore,
-    /// `Backend::warm`.
+    /// `Backend::prepare`.
     Warm,
-    /// `Warm::claim`. The sandbox is closed nevertheless.
+    /// `PreparedSandbox::claim`. The sandbox is closed nevertheless.
     Claim,
     /// `Sandbox::start`, and so `Sandbox::exec`.
     Start,
@@ -41,7 +41,7 @@ pub enum FaultPoint {
     Resume,
     /// `Sandbox::usage`.
     Usage,
-    /// `Sandbox::close` and `Warm::close`. They close nevertheless.
+    /// `Sandbox::close` and `PreparedSandbox::close`. They close nevertheless.
     Close,
 }
 

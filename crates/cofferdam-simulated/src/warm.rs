@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Protection, Result, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{
+    Error, ErrorKind, Limits, PreparedSandbox, Protection, Result, Sandbox, Spec, SpecParts, Workspace,
+};
 use tokio::time::Instant;
 
 use crate::backend::{ForkContext, check, disk_limit};
@@ -39,12 +41,12 @@ impl Drop for SimulatedWarm {
 }
 
 #[async_trait]
-impl Warm for SimulatedWarm {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for SimulatedWarm {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
+    fn is_compatible(&self, spec: &Spec) -> bool {
         let fixed = |protection| self.shared.as_ref().is_none_or(|it| fixed(it, protection));
         fits(&self.template, spec, fixed)
     }
@@ -55,7 +57,7 @@ impl Warm for SimulatedWarm {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs in a setting that is fixed in a prepared sandbox"));
         }
         let alive = self.is_alive();

@@ -116,12 +116,12 @@ async fn warm_and_claim_fail_and_leave_nothing() {
         ErrorKind::ResourceExhausted,
     );
     let backend = SimulatedBackend::with_faults(plan);
-    assert_eq!(backend.warm(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    let warm = backend.warm(Spec::default()).await.unwrap();
+    assert_eq!(backend.prepare(Spec::default()).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    let warm = backend.prepare(Spec::default()).await.unwrap();
     assert_eq!(backend.living().len(), 1);
     assert_eq!(warm.claim(Spec::default()).await.unwrap_err().kind(), ErrorKind::ResourceExhausted);
     assert_eq!(backend.living().len(), 0);
-    let sandbox = backend.warm(Spec::default()).await.unwrap().claim(Spec::default()).await.unwrap();
+    let sandbox = backend.prepare(Spec::default()).await.unwrap().claim(Spec::default()).await.unwrap();
     assert!(backend.living().contains(sandbox.id()));
     drop(sandbox);
     assert_eq!(backend.living().len(), 0);
@@ -131,7 +131,8 @@ async fn warm_and_claim_fail_and_leave_nothing() {
 async fn one_that_dies_while_it_waits_says_so() {
     let hour = Duration::from_secs(3600);
     let backend = SimulatedBackend::with_faults(FaultPlan::none().die_waiting(1, hour));
-    let (mortal, other) = (backend.warm(Spec::default()).await.unwrap(), backend.warm(Spec::default()).await.unwrap());
+    let (mortal, other) =
+        (backend.prepare(Spec::default()).await.unwrap(), backend.prepare(Spec::default()).await.unwrap());
     assert!(mortal.is_alive());
     tokio::time::advance(hour).await;
     assert!(!mortal.is_alive() && other.is_alive());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, ExecHandle, Level, Result, Sandbox, Snapshot, Spec, Warm,
+    Backend, Capabilities, Capability, Error, ExecHandle, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec,
 };
 
 use crate::config::VmConfig;
@@ -92,7 +92,7 @@ impl Backend for VmBackend {
         Ok(Arc::new(self.restored(&snapshot, spec).await?))
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Ok(Box::new(VmWarm::make(&self.host, spec).await?))
     }
 }

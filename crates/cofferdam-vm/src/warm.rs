@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Error, ErrorKind, ExecRequest, Limits, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Warm, Workspace,
+    Error, ErrorKind, ExecRequest, Limits, PreparedSandbox, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Workspace,
     after_close,
 };
 
@@ -83,12 +83,12 @@ async fn take_template(host: &Arc<Host>, template: &Spec) -> Result<VmSnapshot> 
 }
 
 #[async_trait]
-impl Warm for VmWarm {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for VmWarm {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
+    fn is_compatible(&self, spec: &Spec) -> bool {
         is_compatible(&self.template, spec, self.counts_cpu)
     }
 
@@ -98,7 +98,7 @@ impl Warm for VmWarm {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Plan::of(&spec, &self.host.config)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
         let died = || {

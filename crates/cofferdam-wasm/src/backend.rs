@@ -5,7 +5,9 @@ use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use cofferdam_contract::{Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm};
+use cofferdam_contract::{
+    Backend, Capabilities, Capability, Error, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec,
+};
 use cofferdam_wasm_supply::Language;
 use tokio::sync::Semaphore;
 
@@ -135,7 +137,7 @@ impl Backend for WasmBackend {
         Ok(Arc::new(WasmSandbox(Arc::new(shared))))
     }
 
-    async fn warm(&self, _: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, _: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Err(Error::unsupported("warm", "the wasm backend does not prepare sandboxes"))
     }
 }

@@ -312,7 +312,7 @@ mod tests {
         let message = error("[screening.rules]\nmost_findings = 3\n");
         assert!(message.contains("has rules and no mode"), "{message}");
         for mode in ["off", "warn", "block"] {
-            let text = format!("[screening]\nmode = \"{mode}\"\nrules = {{ most_findings = 3 }}\n");
+            let text = format!("[screening]\nmode = \"{mode}\"\nrules = {{ max_findings = 3 }}\n");
             parse(Path::new("/c.toml"), &text).unwrap();
         }
     }

@@ -9,7 +9,7 @@ use super::Source;
 /// The modules, and directories of modules.
 const MODULES: &[&str] = &[
     "crates/cofferdam-process/src/backend.rs",
-    "crates/cofferdam-process/src/raw.rs",
+    "crates/cofferdam-process/src/pending.rs",
     "crates/cofferdam-process/src/launcher/create.rs",
     "crates/cofferdam-process/src/launcher/template.rs",
     "crates/cofferdam-container/src",
@@ -87,14 +87,14 @@ mod tests {
     #[test]
     fn what_a_caller_names_is_not_opened_by_path() {
         let count = |path: &str, text: &str| check(&[Source { path: path.into(), text: text.into() }]).len();
-        let raw = "crates/cofferdam-process/src/raw.rs";
+        let pending = "crates/cofferdam-process/src/pending.rs";
         for line in ["File::open(path)", "path.canonicalize()?", "std::fs::read_dir(&root)", "fs::metadata(path)"] {
-            assert_eq!(count(raw, line), 1, "{line}");
+            assert_eq!(count(pending, line), 1, "{line}");
             assert_eq!(count("crates/cofferdam-process/src/doctor.rs", line), 0, "{line}");
-            assert_eq!(count(raw, &format!("// {line}")), 0, "{line}");
-            assert_eq!(count(raw, &format!("#[cfg(test)]\nmod tests {{\n{line}\n}}")), 0, "{line}");
+            assert_eq!(count(pending, &format!("// {line}")), 0, "{line}");
+            assert_eq!(count(pending, &format!("#[cfg(test)]\nmod tests {{\n{line}\n}}")), 0, "{line}");
         }
-        assert_eq!(count(raw, "Directory::open(path)"), 0);
+        assert_eq!(count(pending, "Directory::open(path)"), 0);
         assert_eq!(count("crates/cofferdam-container/src/any.rs", "File::open(path)"), 1);
         assert_eq!(count("crates/cofferdam-container/src/posture_tests.rs", "File::open(path)"), 0);
     }

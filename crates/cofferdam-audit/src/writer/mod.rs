@@ -215,7 +215,7 @@ impl Writer {
         match statat(&*self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(failed("look at", name)(error)),
+            Err(error) => Err(failed("inspect", name)(error)),
         }
     }
 

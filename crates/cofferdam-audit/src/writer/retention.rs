@@ -72,7 +72,7 @@ fn stored(file: &File, name: &str) -> Result<Vec<String>> {
         let Ok(checked) = line::check(raw.bytes, None) else { continue };
         let Record::End(end) = checked.line.record else { continue };
         if let Some(Artifact::Stored { file, .. }) = end.outcome.artifact
-            && file.strip_suffix(artifact::ENDING).is_some_and(|id| ExecutionId::new(id).is_ok())
+            && file.strip_suffix(artifact::EXTENSION).is_some_and(|id| ExecutionId::new(id).is_ok())
         {
             found.push(file);
         }

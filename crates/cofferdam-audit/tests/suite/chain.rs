@@ -76,7 +76,7 @@ fn forge(files: &mut Files, change: impl Fn(String) -> String) {
 }
 
 #[test]
-fn a_log_that_nobody_touched_is_whole() {
+fn an_unchanged_log_is_whole() {
     for keyed in [false, true] {
         let expect = if keyed { with_key() } else { Expect::default() };
         let report = verdict(log(keyed), &expect);
@@ -262,7 +262,7 @@ fn a_log_that_was_cut_off_after_any_line_is_found_without_its_head() {
 }
 
 #[test]
-fn a_log_of_one_line_that_nobody_touched_is_whole() {
+fn an_unchanged_log_of_one_line_is_whole() {
     let directory = tempfile::tempdir().unwrap();
     let log = Log::open(config(directory.path())).unwrap();
     for _ in 0..2 {
@@ -276,7 +276,7 @@ fn a_log_of_one_line_that_nobody_touched_is_whole() {
 
 /// The next writer recreates the head file, and records permanently that it was missing.
 #[test]
-fn a_head_that_was_taken_away_is_told_for_good() {
+fn a_removed_head_is_reported_from_then_on() {
     for damage in [|path: &Path| fs::remove_file(path).unwrap(), |path: &Path| fs::write(path, "").unwrap()] {
         let directory = tempfile::tempdir().unwrap();
         execute(&Log::open(config(directory.path())).unwrap(), "a");

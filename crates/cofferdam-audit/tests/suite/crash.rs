@@ -34,7 +34,7 @@ fn cut(directory: &Path, keep: usize, old_head: bool) -> usize {
 
 /// Promise (Static analysis and audit log): A torn line of the audit log is set aside and reported.
 #[test]
-fn a_torn_line_of_any_length_is_set_aside_and_told() {
+fn a_torn_line_of_any_length_is_set_aside_and_reported() {
     let length = cut(tempfile::tempdir().unwrap().path(), 0, true);
     // Covers the borders, and a step that hits every kind of position, instead of every byte of the disk.
     for keep in (0..length).filter(|at| at % 7 == 0 || *at < 3 || at + 80 > length) {
@@ -68,7 +68,7 @@ fn a_torn_line_of_any_length_is_set_aside_and_told() {
 }
 
 #[test]
-fn lines_that_a_power_cut_took_are_told() {
+fn lines_lost_in_a_power_cut_are_reported() {
     for keep in [0, 1, 100] {
         let directory = tempfile::tempdir().unwrap();
         cut(directory.path(), keep, false);
@@ -87,7 +87,7 @@ fn lines_that_a_power_cut_took_are_told() {
 }
 
 #[test]
-fn a_line_that_goes_missing_under_a_writer_is_told() {
+fn a_line_removed_under_a_writer_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let log = Log::open(config(directory.path())).unwrap();
     execute(&log, "a");
@@ -101,7 +101,7 @@ fn a_line_that_goes_missing_under_a_writer_is_told() {
 }
 
 #[test]
-fn a_log_taken_away_under_a_writer_is_told() {
+fn a_log_removed_under_a_writer_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let log = Log::open(config(directory.path())).unwrap();
     execute(&log, "a");

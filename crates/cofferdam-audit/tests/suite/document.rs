@@ -27,7 +27,7 @@ fn keys(value: &serde_json::Value, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_example_is_a_log_and_its_hash_can_be_made_by_hand() {
+fn the_example_is_a_log_and_its_hash_can_be_computed_by_hand() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit-00000001.jsonl");
     std::fs::write(&path, block("json")).unwrap();

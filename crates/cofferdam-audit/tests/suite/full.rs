@@ -60,7 +60,7 @@ fn a_read_only_disk_refuses() {
 }
 
 #[test]
-fn a_limit_on_file_sizes_refuses_and_kills_nobody() {
+fn a_limit_on_file_sizes_refuses_writes_and_kills_no_process() {
     let directory = tempfile::tempdir().unwrap();
     let output = child::run(child::command("file-limit", directory.path()));
     assert!(output.contains("a limit was met"), "{output}");

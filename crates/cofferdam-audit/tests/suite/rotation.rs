@@ -31,10 +31,10 @@ fn segments_are_closed_by_size_and_linked() {
 /// Holds for any size, and for one writer as well as for several in turn.
 #[test]
 fn a_segment_is_closed_before_the_first_execution_after_it_has_its_bytes() {
-    for most in [0, 1, 6000, 20_000, 70_000] {
+    for max_bytes in [0, 1, 6000, 20_000, 70_000] {
         for alone in [true, false] {
             let directory = tempfile::tempdir().unwrap();
-            let open = || Log::open(Config { segment_bytes: most, ..config(directory.path()) }).unwrap();
+            let open = || Log::open(Config { segment_bytes: max_bytes, ..config(directory.path()) }).unwrap();
             let log = alone.then(open);
             for number in 0..60 {
                 let name = format!("e{number}");
@@ -45,10 +45,10 @@ fn a_segment_is_closed_before_the_first_execution_after_it_has_its_bytes() {
                 let text = fs::read_to_string(directory.path().join("audit").join(name)).unwrap();
                 let lines: Vec<usize> = text.split_inclusive('\n').map(str::len).collect();
                 let closed = at + 1 < names.len();
-                assert!(!closed || text.len() as u64 >= most, "{most}: {name} has {}", text.len());
+                assert!(!closed || text.len() as u64 >= max_bytes, "{max_bytes}: {name} has {}", text.len());
                 // Without its last execution, the segment was smaller than the limit.
                 let before: usize = lines.iter().take(lines.len().saturating_sub(2)).sum();
-                assert!(lines.len() < 4 || (before as u64) < most, "{most}: {name} had {before} already");
+                assert!(lines.len() < 4 || (before as u64) < max_bytes, "{max_bytes}: {name} had {before} already");
             }
             assert_eq!(check(directory.path()).verdict, Verdict::Whole);
         }
@@ -70,7 +70,7 @@ fn an_end_comes_into_the_segment_of_its_beginning_or_a_later_one() {
 }
 
 #[test]
-fn what_retention_removed_is_told_and_nothing_else_may_be_missing() {
+fn removals_of_retention_are_reported_and_other_gaps_break_the_chain() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("audit");
     let config =

@@ -59,7 +59,7 @@ fn a_line_that_was_changed_is_an_error_and_the_next_is_not() {
 }
 
 #[test]
-fn a_segment_that_cannot_be_opened_is_told_once() {
+fn a_segment_that_cannot_be_opened_is_reported_once() {
     let directory = tempfile::tempdir().unwrap();
     let log = Log::open(Config { segment_bytes: 0, ..config(directory.path()) }).unwrap();
     execute(&log, "a");

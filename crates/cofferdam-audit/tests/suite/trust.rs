@@ -113,7 +113,7 @@ fn a_log_has_one_key_or_none_from_its_first_line() {
 }
 
 #[test]
-fn a_stopped_writer_keeps_nobody_waiting_for_ever() {
+fn a_stopped_writer_blocks_no_other_writer_forever() {
     let directory = tempfile::tempdir().unwrap();
     let log =
         Log::open(Config { lock_wait: std::time::Duration::from_millis(50), ..config(directory.path()) }).unwrap();
@@ -125,7 +125,7 @@ fn a_stopped_writer_keeps_nobody_waiting_for_ever() {
 }
 
 #[test]
-fn where_logging_is_not_mandatory_the_problem_is_told() {
+fn a_problem_is_reported_if_logging_is_not_mandatory() {
     let directory = tempfile::tempdir().unwrap();
     let kept = Config { artifact_bytes: Some(1000), ..config(directory.path()) };
     let log = Log::open(Config { mandatory: Mandatory::No, ..kept }).unwrap();

@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use cofferdam::registry::{self, CONTAINER_BACKEND, MACHINE_BACKEND, MODULE_BACKEND};
 
-use crate::host::machine;
+use crate::host::facts;
 use crate::options::CodeOptions;
 use crate::results::{self, File};
 use crate::rounds::{Orders, takes_part, turns};
@@ -126,7 +126,7 @@ struct Line {
 
 /// Measures, prints and writes the results.
 pub fn run(options: &CodeOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let lines = runtime.block_on(measure(options))?;
     let report = Report { lines };

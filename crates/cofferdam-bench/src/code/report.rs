@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::{Line, Way};
-use crate::host::machine::Facts;
+use crate::host::facts::Facts;
 use crate::sample::hundredths;
 
 /// The results of a run.
@@ -77,7 +77,7 @@ mod tests {
 
     use super::super::{BACKENDS, Lang};
     use super::*;
-    use crate::host::machine;
+    use crate::host::facts;
     use crate::sample::Sample;
 
     #[test]
@@ -98,12 +98,12 @@ mod tests {
                 absent(Lang::JavaScript),
             ],
         };
-        let text = report.table(&machine::facts());
+        let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
         assert!(row("process: a call of a live session").ends_with(" 0.100"), "{text}");
         assert!(row("process: new sandbox").ends_with(" 1.500"), "{text}");
         assert!(text.contains("not measured: python new-vm, javascript new-vm: --vm includes it"), "{text}");
-        let json = report.json(&machine::facts());
+        let json = report.json(&facts::collect());
         assert_eq!((&json["results"][3]["ratio"], &json["absent"][0]["name"]), (&1.5.into(), &"new-vm".into()));
     }
 }

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_whose_a_group_is() {
+    fn a_name_identifies_the_owner_of_a_group() {
         assert_eq!(owner("cofferdam-4026531836-77-1200"), Some(77));
         assert_eq!(owner("cofferdam-other"), None);
         assert_eq!(owner("system.slice"), None);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_stays_unsaid() {
+    fn a_sum_without_values_has_no_value() {
         assert_eq!(add(None, None), None);
         assert_eq!(add(Some(1), None), Some(1));
         assert_eq!(add(Some(1), Some(2)), Some(3));

@@ -1,9 +1,9 @@
 //! The host and its objects: processes, memory, control groups, mounts. Reads only, and changes nothing but this
 //! process's own limit on descriptors.
 
+pub mod facts;
 pub mod groups;
 pub mod kernel;
-pub mod machine;
 pub mod mounts;
 pub mod together;
 pub mod tree;

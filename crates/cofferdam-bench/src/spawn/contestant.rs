@@ -88,8 +88,8 @@ impl Contestant {
             Self::PoolBurst => "cofferdam pool: claim+run, burst",
             Self::CommandLine => "cofferdam command line",
             Self::CommandLineDaemon => "cofferdam command line, daemon",
-            Self::Warm => "cofferdam waiting Python",
-            Self::WarmPandas => "cofferdam waiting Python, pandas",
+            Self::Warm => "cofferdam warm Python",
+            Self::WarmPandas => "cofferdam warm Python, pandas",
             Self::BarePandas => "bare Python, pandas",
             Self::Peer(peer) => peer.name(),
         }

@@ -13,9 +13,9 @@ use cofferdam_process::ProcessBackend;
 
 use super::contestant::Contestant;
 use super::peer::{Peer, Scene};
+use super::pythons::{WarmPythons, python_with};
 use super::resident::Resident;
 use super::stage::Stage;
-use super::warm::{WarmPythons, python_with};
 use super::workload::Workload;
 use crate::ours;
 use crate::program::{self, Keep};

@@ -6,10 +6,10 @@ mod measure;
 mod oci;
 mod peer;
 mod plot;
+mod pythons;
 mod report;
 mod resident;
 mod stage;
-mod warm;
 mod workload;
 
 use std::future::Future;
@@ -23,7 +23,7 @@ pub use contestant::Contestant;
 pub use field::Field;
 pub use workload::Workload;
 
-use crate::host::machine;
+use crate::host::facts;
 use crate::options::SpawnOptions;
 use crate::results::{self, File};
 use field::Absent;
@@ -35,7 +35,7 @@ const AT_ONCE: [usize; 3] = [2, 4, 8];
 
 /// Measures, prints and writes the results.
 pub fn run(options: &SpawnOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let plan = Plan::new(options);
     let mut report = Report::new(facts);
     if let Some(program) = &plan.command_line {

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_given_a_network() {
+    fn no_sandbox_gets_a_network() {
         for (peer, word) in [
             (Peer::Bubblewrap, "--unshare-all"),
             (Peer::Firejail, "--net=none"),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_weaker_in_a_variant_is_said() {
+    fn weaker_protections_of_a_variant_are_reported() {
         for peer in Peer::ALL {
             for (options, weaker) in peer.variants() {
                 assert_eq!(options.is_empty(), weaker.is_empty(), "{peer:?}");

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::{Absent, AtOnce, Contestant, Series};
-use crate::host::machine::{self, Facts};
+use crate::host::facts::{self, Facts};
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{self, Findings};
 
@@ -99,7 +99,7 @@ impl Report {
         let peers = rows.filter(|row| matches!(row.contestant, Contestant::Peer(_)));
         let mut versions = BTreeMap::new();
         for peer in peers.map(|row| row.contestant.slug()) {
-            versions.entry(peer).or_insert_with(|| machine::version(peer));
+            versions.entry(peer).or_insert_with(|| facts::version(peer));
         }
         versions
     }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     fn report() -> Report {
-        let mut report = Report::new(machine::facts());
+        let mut report = Report::new(facts::collect());
         let alone = |contestant, micros| Alone { contestant, latency: sample(micros), phases: None };
         report.series.push(Series {
             workload: Workload::True,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same() {
+    fn json_has_the_values_of_the_report() {
         let json = report().json();
         assert_eq!(json["one_at_a_time"][0]["results"][1]["ratio_to_bare"], 2.0);
         assert_eq!(json["at_once"][0]["results"][0]["per_second"], 1500.0);

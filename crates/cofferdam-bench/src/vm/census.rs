@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_more_is_told() {
+    fn only_increases_are_reported() {
         assert_eq!(census(3, Some(5)).since(&census(3, Some(7))), Vec::<String>::new());
         assert_eq!(census(3, None).since(&census(3, None)), Vec::<String>::new());
         assert_eq!(census(4, Some(5)).since(&census(1, Some(5))), ["processes: 4 instead of 1"]);

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_hold_is_divided_among_them() {
+    fn memory_shared_by_all_is_divided_among_them() {
         let memory = Memory { resident: 900, proportional: 500, own: 400 };
         let held = Held::new(10, memory, 30, 20);
         assert_eq!(held, Held { clones: 10, proportional: 53.0, own: 40.0, supervisor: 3.0, processes: 2.0 });

@@ -141,7 +141,7 @@ impl Field {
             }
             Figure::Restore | Figure::RestoreAlone | Figure::RestoreSecond => return self.restore_turn().await,
             Figure::Claim | Figure::ClaimAlone => {
-                let warm = self.backend.warm(self.spec.clone()).await?;
+                let warm = self.backend.prepare(self.spec.clone()).await?;
                 let (made, took, sandbox) = first_exec(warm.claim(self.spec.clone())).await?;
                 sandbox.close().await?;
                 return Ok(vec![(Figure::Claim, took), (Figure::ClaimAlone, made)]);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::host::{machine, together};
+use crate::host::{facts, together};
 use crate::options::VmOptions;
 use crate::program;
 use crate::results::{self, File};
@@ -26,7 +26,7 @@ use report::Report;
 
 /// Measures, prints and writes the results.
 pub fn run(options: &VmOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+    let facts = facts::collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let report = runtime.block_on(measure(options))?;
     let stem = format!("vm-{}", facts.unix_time);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_prompt_is_waited_for_across_pieces_and_its_lack_is_told() {
+    async fn a_prompt_is_found_across_pieces_and_its_absence_is_reported() {
         let mut console = tokio::io::AsyncReadExt::chain(&b"boot\r\n/ "[..], &b"# "[..]);
         prompt(&mut console).await.unwrap();
         let error = prompt(&mut &b"Kernel panic"[..]).await.unwrap_err().to_string();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::clones::{Found, Held};
 use super::field::{About, SnapshotSize};
 use super::figure::Figure;
-use crate::host::machine::Facts;
+use crate::host::facts::Facts;
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{Bound, Row, json_of, render};
 
@@ -184,7 +184,7 @@ mod tests {
     use cofferdam_vm::SnapshotSizes;
 
     use super::*;
-    use crate::host::machine;
+    use crate::host::facts;
 
     fn report() -> Report {
         let sample = |millis| Sample::new(vec![Duration::from_millis(millis); 5]);
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn targets_are_about_ratios_times_and_the_most_clones() {
-        let text = report().table(&machine::facts());
+        let text = report().table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default().to_owned();
         assert!(row("restore to first exec / cold").ends_with("0.05 met"), "{text}");
         assert!(row("warm claim").ends_with("40.00 missed"), "{text}");
@@ -244,15 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same() {
+    fn json_has_the_values_of_the_report() {
         let report = Report { left: vec!["processes: 4 instead of 1".to_owned()], ..report() };
-        let json = report.json(&machine::facts());
+        let json = report.json(&facts::collect());
         assert_eq!(json["results"][1]["cold_ratio"], 0.05);
         assert_eq!(json["clones"][1]["pss_kib"], 8192.0);
         assert_eq!(json["clones_after_exec"]["pss_kib"], 30720.0);
         assert_eq!(json["targets"][1]["met"], false);
         assert_eq!(json["two_threads_at_once"], 1.25);
         assert_eq!(json["left"][0], "processes: 4 instead of 1");
-        assert!(report.table(&machine::facts()).contains("left behind: processes: 4 instead of 1"));
+        assert!(report.table(&facts::collect()).contains("left behind: processes: 4 instead of 1"));
     }
 }

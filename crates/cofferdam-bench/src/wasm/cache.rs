@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_not_installed_is_told_with_what_installs_it() {
+    async fn a_missing_interpreter_is_reported_with_its_setup_command() {
         let empty = tempfile::tempdir().unwrap();
         let interpreters = Interpreters::new(Some(empty.path().join("none")));
         let reason = interpreters.prepare(Language::JavaScript).await.unwrap_err();

@@ -19,7 +19,7 @@ use anyhow::Result;
 
 pub use guest::Guest;
 
-use crate::host::machine;
+use crate::host::facts;
 use crate::options::WasmOptions;
 use crate::results::{self, File};
 use cache::Interpreters;
@@ -28,7 +28,7 @@ use report::Report;
 
 /// Measures, prints and writes the results.
 pub fn run(options: &WasmOptions, out: &Path) -> Result<()> {
-    let mut report = Report::new(machine::facts());
+    let mut report = Report::new(facts::collect());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(measure_all(&Plan::new(options), &mut report))?;
     let stem = format!("wasm-{}", report.before.unix_time);

@@ -9,7 +9,7 @@ use super::idle::{self, Idle};
 use super::measure::Series;
 use super::target::{self, Findings};
 use super::threads::{Rates, THREADS};
-use crate::host::machine::{self, Facts};
+use crate::host::facts::{self, Facts};
 use crate::sample::{Sample, hundredths, tenths};
 use crate::target::{json_of, render};
 
@@ -99,7 +99,7 @@ impl Report {
         json!({
             "benchmark": "wasm",
             "machine": self.before.json(),
-            "node": machine::version("node"),
+            "node": facts::version("node"),
             "one_at_a_time": self.series.iter().map(series_json).collect::<Vec<_>>(),
             "rates": rates.collect::<Vec<_>>(),
             "idle_sessions": idle.collect::<Vec<_>>(),
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn report() -> Report {
-        let mut report = Report::new(machine::facts());
+        let mut report = Report::new(facts::collect());
         let sample = |nanos| Sample::new(vec![Duration::from_nanos(nanos); 200]);
         report.series.push(Series {
             guest: Guest::Null,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_the_same() {
+    fn json_has_the_values_of_the_report() {
         let json = report().json();
         assert_eq!(json["one_at_a_time"][0]["results"][0]["native_ratio"], 240.0);
         assert_eq!(json["rates"][0]["per_second"][1], 600_000.0);

@@ -68,7 +68,7 @@ pub(super) async fn memory_kill_of_a_child_is_reported(cx: Context) -> Verdict {
         }
         // A per-process limit refuses memory and kills nothing.
         "child 12\n" => check_eq!(exit.code, 7, "the program's own exit code"),
-        // Without control groups, a monitor kills all processes of the sandbox.
+        // Without control groups, the watch kills all processes of the sandbox.
         "" => check_eq!(exit.killed_by, Some(LimitKind::Memory), "the limit that killed all of it"),
         other => return Err(Stop::fail(format!("a child allocated four times its memory limit: {other:?}, {exit:?}"))),
     }
@@ -199,8 +199,8 @@ pub(super) async fn disk_over_directories(cx: Context) -> Verdict {
     let done = run(&cx, program, |limits| limits.disk = Some(ByteSize::from_bytes(limit))).await?;
     let stored = stored(&done)?;
     // If `/tmp` is not on the workspace's file system, it has a limit of its own and counts as memory.
-    let most = limit + limit / 2;
-    check!(stored <= most, "{stored} bytes stored in all directories together, under a limit of {limit}");
+    let max_stored = limit + limit / 2;
+    check!(stored <= max_stored, "{stored} bytes stored in all directories together, under a limit of {limit}");
     Ok(())
 }
 

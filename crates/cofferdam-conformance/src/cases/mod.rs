@@ -11,11 +11,11 @@ mod limits;
 mod output;
 mod pause;
 mod posture;
+mod prepared;
 mod snapshot;
 mod stdin;
 mod terminal;
 pub(crate) mod undeclared;
-mod warm;
 mod workspace;
 
 use crate::CaseInfo;
@@ -239,24 +239,24 @@ cases! {
     "pause/closes-while-paused" "E2" [Pause] pause::closes_while_paused;
 
     /// Promise (Warm sandboxes and pools): A claimed sandbox equals a created one in spec, posture and environment.
-    "warm/claimed-as-created" "E5" [Warm] warm::claimed_as_created;
+    "warm/claimed-as-created" "E5" [Warm] prepared::claimed_as_created;
     /// Promise (Warm sandboxes and pools): A claimed sandbox has the limits, the tenant and the labels of its claim.
-    "warm/spec-is-the-claims" "E5" [Warm] warm::spec_is_the_claims;
+    "warm/spec-is-the-claims" "E5" [Warm] prepared::spec_is_the_claims;
     /// Promise (Warm sandboxes and pools): A claimed sandbox has the environment of its requests only.
-    "warm/environment-is-a-delta" "E5" [Warm] warm::environment_is_a_delta;
+    "warm/environment-is-a-delta" "E5" [Warm] prepared::environment_is_a_delta;
     /// Promise (Warm sandboxes and pools): A claimed sandbox has the workspace access of its claim.
-    "warm/access-is-the-claims" "E5" [Warm] warm::access_is_the_claims;
+    "warm/access-is-the-claims" "E5" [Warm] prepared::access_is_the_claims;
     /// Promise (Warm sandboxes and pools): A claimed sandbox has the process limit of its claim.
-    "warm/processes-are-the-claims" "E5" [Warm] warm::processes_are_the_claims;
+    "warm/processes-are-the-claims" "E5" [Warm] prepared::processes_are_the_claims;
     /// Promise (Warm sandboxes and pools): A claimed sandbox has the disk limit of its claim.
-    "warm/disk-is-the-claims" "E5" [Warm] warm::disk_is_the_claims;
+    "warm/disk-is-the-claims" "E5" [Warm] prepared::disk_is_the_claims;
     /// Promise (Warm sandboxes and pools): A backend refuses a claim that would be weaker than its spec requires.
-    "warm/weaker-claims-are-refused" "E5" [Warm] warm::weaker_claims_are_refused;
-    "warm/invalid-specs-are-refused" "E5" [Warm] warm::invalid_specs_are_refused;
+    "warm/weaker-claims-are-refused" "E5" [Warm] prepared::weaker_claims_are_refused;
+    "warm/invalid-specs-are-refused" "E5" [Warm] prepared::invalid_specs_are_refused;
     /// Promise (Warm sandboxes and pools): A warm sandbox that is closed unclaimed leaves nothing.
-    "warm/closes-unused" "E5" [Warm] warm::closes_unused;
+    "warm/closes-unused" "E5" [Warm] prepared::closes_unused;
     /// Promise (Warm sandboxes and pools): Two claims give two sandboxes that share no file.
-    "warm/claims-share-nothing" "E5" [Warm, Files] warm::claims_share_nothing;
+    "warm/claims-share-nothing" "E5" [Warm, Files] prepared::claims_share_nothing;
 
     "undeclared/multiple-execs" "K6" [] undeclared::multiple_execs;
     "undeclared/streaming-stdin" "K6" [] undeclared::streaming_stdin;

@@ -54,7 +54,9 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             expect_error(sandbox.pause().await, &UNSUPPORTED, "pause, undeclared")?;
             expect_error(sandbox.resume().await, &UNSUPPORTED, "resume, undeclared")
         }
-        Capability::Warm => expect_error(cx.backend().warm(cx.spec().build()?).await, &UNSUPPORTED, "warm, undeclared"),
+        Capability::Warm => {
+            expect_error(cx.backend().prepare(cx.spec().build()?).await, &UNSUPPORTED, "warm, undeclared")
+        }
         Capability::NetworkAllowlist => {
             let policy = NetworkPolicy::Allow { hosts: vec!["example.org".to_owned()] };
             refused_spec(cx, cx.spec().network(policy), "an allowlist of hosts").await

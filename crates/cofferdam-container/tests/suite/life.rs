@@ -310,8 +310,8 @@ async fn a_warm_container_becomes_what_is_asked_for() {
             limits.memory = Some(ByteSize::from_mebibytes(64));
             limits.pids = Some(5);
         });
-        let warm = backend.warm(support::spec().build().unwrap()).await.unwrap();
-        if !warm.fits(&tighter) {
+        let warm = backend.prepare(support::spec().build().unwrap()).await.unwrap();
+        if !warm.is_compatible(&tighter) {
             println!("SKIP a_warm_container_becomes_what_is_asked_for: {} cannot change bounds", engine.name);
             warm.close().await.unwrap();
             continue;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, ExitWatch, FileReader,
-    Level, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Warm, Workspace,
+    Level, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
@@ -82,7 +82,7 @@ impl Backend for DaemonBackend {
         Err(not_here("restore"))
     }
 
-    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Err(not_here("warm"))
     }
 }

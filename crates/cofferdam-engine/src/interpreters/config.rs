@@ -13,7 +13,7 @@ const MAX_KINDS: usize = 16;
 
 /// A kind of prepared interpreter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptInterpreter {
+pub struct PreparedInterpreter {
     /// The kind's name in the metrics, such as `python`.
     pub name: String,
     /// The start and warm-up of an interpreter.
@@ -26,14 +26,14 @@ pub struct KeptInterpreter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterpretersConfig {
     /// The kinds of interpreters.
-    pub kept: Vec<KeptInterpreter>,
+    pub kept: Vec<PreparedInterpreter>,
     /// The times of refills and replacements.
     pub times: InterpreterTimes,
 }
 
 impl InterpretersConfig {
     /// Creates a configuration of these kinds with the default times.
-    pub fn new(kept: impl IntoIterator<Item = KeptInterpreter>) -> Self {
+    pub fn new(kept: impl IntoIterator<Item = PreparedInterpreter>) -> Self {
         Self { kept: kept.into_iter().collect(), times: InterpreterTimes::default() }
     }
 
@@ -48,13 +48,13 @@ impl InterpretersConfig {
         if self.kept.len() > MAX_KINDS || self.kept.iter().any(|kept| kept.ready > MAX_READY) {
             return bad("at most 16 kinds with 64 interpreters each can be prepared");
         }
-        let InterpreterTimes { refill_delay: _, max_age, make_timeout, first_backoff, longest_backoff, check_every } =
+        let InterpreterTimes { refill_delay: _, max_age, make_timeout, first_backoff, max_backoff, check_every } =
             &self.times;
         if [max_age, make_timeout, first_backoff, check_every].iter().any(|time| time.is_zero()) {
             return bad("the times of prepared interpreters must not be 0, except refill_delay");
         }
-        if first_backoff > longest_backoff {
-            return bad("first_backoff must not exceed longest_backoff");
+        if first_backoff > max_backoff {
+            return bad("first_backoff must not exceed max_backoff");
         }
         Ok(())
     }
@@ -79,7 +79,7 @@ pub struct InterpreterTimes {
     pub first_backoff: Duration,
     /// Maximum backoff after failures. Default: 5 min.
     #[serde(with = "serde_duration")]
-    pub longest_backoff: Duration,
+    pub max_backoff: Duration,
     /// Interval between two health checks of idle interpreters. Default: 5 s.
     #[serde(with = "serde_duration")]
     pub check_every: Duration,
@@ -92,7 +92,7 @@ impl Default for InterpreterTimes {
             max_age: Duration::from_secs(600),
             make_timeout: Duration::from_secs(120),
             first_backoff: Duration::from_secs(1),
-            longest_backoff: Duration::from_secs(300),
+            max_backoff: Duration::from_secs(300),
             check_every: Duration::from_secs(5),
         }
     }
@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let kept = |ready| KeptInterpreter { name: "python".into(), interpreter: InterpreterConfig::python(), ready };
+        let kept =
+            |ready| PreparedInterpreter { name: "python".into(), interpreter: InterpreterConfig::python(), ready };
         assert!(InterpretersConfig::new([kept(1)]).validate().is_ok());
         assert!(InterpretersConfig::new([kept(65)]).validate().is_err());
         assert!(InterpretersConfig::new((0..17).map(|_| kept(1))).validate().is_err());

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
-use cofferdam_interpreter::{InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{InterpreterConfig, WarmInterpreter};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Shared, close};
 
-type Made = std::result::Result<(Id, Result<WaitingInterpreter>), JoinError>;
+type Made = std::result::Result<(Id, Result<WarmInterpreter>), JoinError>;
 
 /// Runs until the pool drains. Then interpreters that are still being created are dropped, which closes their
 /// sandboxes.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut making: JoinSet<Result<WaitingInterpreter>> = JoinSet::new();
+    let mut making: JoinSet<Result<WarmInterpreter>> = JoinSet::new();
     let mut kinds: HashMap<Id, usize> = HashMap::new();
     while !shared.draining.load(Ordering::Acquire) {
         let again = tick(&shared, &mut making, &mut kinds);
@@ -32,14 +32,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
 /// Removes unusable interpreters and starts missing ones. Returns the time of the next call.
 fn tick(
     shared: &Arc<Shared>,
-    making: &mut JoinSet<Result<WaitingInterpreter>>,
+    making: &mut JoinSet<Result<WarmInterpreter>>,
     kinds: &mut HashMap<Id, usize>,
 ) -> Instant {
     let now = shared.now();
     let mut unused = Vec::new();
     let mut again = now + std::time::Duration::from_secs(60);
     for (number, kind) in shared.lock().iter_mut().enumerate() {
-        let (dead, old) = kind.slots.remove_unusable(now, WaitingInterpreter::is_alive);
+        let (dead, old) = kind.slots.remove_unusable(now, WarmInterpreter::is_alive);
         kind.tally.died += dead.len() as u64;
         kind.tally.expired += old.len() as u64;
         unused.extend(dead.into_iter().chain(old));
@@ -56,10 +56,10 @@ fn tick(
     shared.start + again
 }
 
-async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WaitingInterpreter> {
+async fn make(shared: Arc<Shared>, config: InterpreterConfig) -> Result<WarmInterpreter> {
     let making = async {
         let sandbox = shared.backend.create(shared.inside.clone()).await?;
-        match WaitingInterpreter::warm(Arc::clone(&sandbox), config).await {
+        match WarmInterpreter::prepare(Arc::clone(&sandbox), config).await {
             Ok(waiting) => Ok(waiting),
             Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{Backend, Error, ExecRequest, Result, Sandbox, Spec};
-use cofferdam_interpreter::{InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{InterpreterConfig, WarmInterpreter};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-pub use config::{InterpreterTimes, InterpretersConfig, KeptInterpreter};
+pub use config::{InterpreterTimes, InterpretersConfig, PreparedInterpreter};
 pub use taken::Taken;
 
 use shelf::Slots;
@@ -68,7 +68,7 @@ pub struct Interpreters {
 #[derive(Debug)]
 struct Kind {
     interpreter: InterpreterConfig,
-    slots: Slots<WaitingInterpreter>,
+    slots: Slots<WarmInterpreter>,
     tally: InterpreterMetrics,
 }
 
@@ -177,7 +177,7 @@ impl Interpreters {
         outcome
     }
 
-    fn drain(&self) -> Vec<WaitingInterpreter> {
+    fn drain(&self) -> Vec<WarmInterpreter> {
         self.shared.draining.store(true, std::sync::atomic::Ordering::Release);
         let idle = self.shared.lock().iter_mut().flat_map(|kind| kind.slots.drain()).collect();
         self.shared.changed.notify_one();
@@ -192,7 +192,7 @@ impl Drop for Interpreters {
 }
 
 /// Closes an interpreter that was not taken.
-async fn close(waiting: WaitingInterpreter) -> Result<()> {
+async fn close(waiting: WarmInterpreter) -> Result<()> {
     let sandbox: Arc<dyn Sandbox> = Arc::clone(waiting.sandbox());
     drop(waiting);
     sandbox.close().await

@@ -67,7 +67,7 @@ impl<T> Slots<T> {
     /// Records a failed creation. `chance`, from 0 to 1, adds jitter to the backoff.
     pub(super) fn failed(&mut self, now: Duration, chance: f64) {
         self.making -= 1;
-        self.backoff.failed(now, self.times.first_backoff, self.times.longest_backoff, chance);
+        self.backoff.failed(now, self.times.first_backoff, self.times.max_backoff, chance);
     }
 
     /// Removes and returns dead interpreters and those that are too old.

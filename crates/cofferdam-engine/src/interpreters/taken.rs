@@ -7,12 +7,12 @@ use cofferdam_contract::{
     DirEntry, ExecHandle, ExecRequest, FileReader, Posture, PostureItem, Protection, ProtectionState, Result, Sandbox,
     SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
-use cofferdam_interpreter::WaitingInterpreter;
+use cofferdam_interpreter::WarmInterpreter;
 
 /// A prepared interpreter that was taken for one request. Dropping it ends it.
 #[derive(Debug)]
 pub struct Taken {
-    pub(super) interpreter: WaitingInterpreter,
+    pub(super) interpreter: WarmInterpreter,
     pub(super) spec: Spec,
     pub(super) request: ExecRequest,
 }
@@ -21,7 +21,7 @@ impl Taken {
     /// Passes the request to the interpreter. Returns when the code is about to run.
     ///
     /// # Behavior
-    /// - Fails as [`WaitingInterpreter::start`] does. In that case no code has run outside of a sandbox that is gone,
+    /// - Fails as [`WarmInterpreter::start`] does. In that case no code has run outside of a sandbox that is gone,
     ///   so the caller may perform a cold start.
     /// - The sandbox has the request's spec. Its posture is the measured one: the limit on processes is the
     ///   interpreter's, which is [`cofferdam_interpreter::EXTRA_PROCESSES`] above the limit on the code. The row of the

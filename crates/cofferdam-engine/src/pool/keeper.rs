@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{ErrorKind, Result, Warm};
+use cofferdam_contract::{ErrorKind, PreparedSandbox, Result};
 use tokio::time::{sleep_until, timeout};
 
 use super::ledger::SlotState;
@@ -47,7 +47,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
 async fn fill_one(slot: Slot) {
     let shared = Arc::clone(&slot.shared);
     let limit = shared.config.make_timeout;
-    let made = timeout(limit, shared.backend.warm(shared.template.clone())).await;
+    let made = timeout(limit, shared.backend.prepare(shared.template.clone())).await;
     let unused = enter(&shared, made.unwrap_or_else(|_| Err(error::create_timed_out("warm", limit))));
     slot.forget();
     shared.close_unused(unused);
@@ -55,7 +55,7 @@ async fn fill_one(slot: Slot) {
 }
 
 /// Records the result in the ledger. Returns a sandbox that is not needed.
-fn enter(shared: &Shared, made: Result<Box<dyn Warm>>) -> Option<Box<dyn Warm>> {
+fn enter(shared: &Shared, made: Result<Box<dyn PreparedSandbox>>) -> Option<Box<dyn PreparedSandbox>> {
     match made {
         Ok(warm) => {
             let now = shared.now();

@@ -252,7 +252,7 @@ impl<W, T> Ledger<W, T> {
     /// Records a failed refill. `chance`, from 0 to 1, adds jitter to the backoff.
     pub(crate) fn fill_failed(&mut self, now: Duration, chance: f64) {
         self.shift(SlotState::Filling, SlotState::Free);
-        self.backoff.failed(now, self.config.first_backoff, self.config.longest_backoff, chance);
+        self.backoff.failed(now, self.config.first_backoff, self.config.max_backoff, chance);
     }
 
     /// Records that the backend cannot prepare sandboxes. It is not asked again.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{Error, Result, Retry, Sandbox, Snapshot, Spec, Warm};
+use cofferdam_contract::{Error, PreparedSandbox, Result, Retry, Sandbox, Snapshot, Spec};
 use tokio::time::timeout;
 
 use super::lease::Lease;
@@ -35,7 +35,7 @@ impl Make {
 #[derive(Debug)]
 pub(super) enum Grant {
     /// An idle prepared sandbox.
-    Warm(Box<dyn Warm>),
+    Warm(Box<dyn PreparedSandbox>),
     /// A free slot for a new sandbox.
     Cold(ClaimKind),
 }

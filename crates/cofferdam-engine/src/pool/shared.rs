@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Error, Result, Sandbox, Spec, TenantId, Warm};
+use cofferdam_contract::{Backend, Error, PreparedSandbox, Result, Sandbox, Spec, TenantId};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -31,14 +31,14 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    fn is_compatible(&self, warm: &dyn Warm) -> bool {
-        matches!(self.make, Make::Claim) && warm.fits(&self.spec)
+    fn is_compatible(&self, warm: &dyn PreparedSandbox) -> bool {
+        matches!(self.make, Make::Claim) && warm.is_compatible(&self.spec)
     }
 }
 
 /// The state guarded by the lock.
 pub(super) struct State {
-    pub(super) ledger: Ledger<Box<dyn Warm>, Waiter>,
+    pub(super) ledger: Ledger<Box<dyn PreparedSandbox>, Waiter>,
     /// The counters. The current numbers are filled in from the ledger.
     pub(super) tally: PoolMetrics,
     /// Leased sandboxes, by the number of their lease.
@@ -175,7 +175,7 @@ impl Shared {
     }
 
     /// Closes unclaimed sandboxes in the background.
-    pub(super) fn close_unused(self: &Arc<Self>, unused: impl IntoIterator<Item = Box<dyn Warm>>) {
+    pub(super) fn close_unused(self: &Arc<Self>, unused: impl IntoIterator<Item = Box<dyn PreparedSandbox>>) {
         for warm in unused {
             let slot = Slot::new(self, SlotState::Closing);
             self.spawn(async move {

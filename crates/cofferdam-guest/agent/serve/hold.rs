@@ -83,7 +83,7 @@ impl Agent {
         }
         self.freeze(false)?;
         if let Some(watch) = &mut self.watch {
-            watch.go_on(None);
+            watch.resume(None);
         }
         self.stage = Stage::Open;
         self.heard = sys::now_micros();
@@ -106,7 +106,7 @@ impl Agent {
         partner.ask(&Request::Renew(asks::Renew { now, entropy, machine_id, boot_id, hostname }))?;
         if let Some(watch) = &mut self.watch {
             let words = entropy.chunks_exact(8).filter_map(|word| word.try_into().ok().map(u64::from_le_bytes));
-            watch.go_on(Some(words.fold(0, |all, word| all.rotate_left(7) ^ word)));
+            watch.resume(Some(words.fold(0, |all, word| all.rotate_left(7) ^ word)));
         }
         self.silence = silence;
         self.heard = sys::now_micros();

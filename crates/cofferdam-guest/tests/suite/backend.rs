@@ -8,8 +8,8 @@ use std::time::Instant;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level,
-    NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Result, RootFs, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec, Warm, Workspace,
+    NetworkPolicy, Posture, PostureItem, PreparedSandbox, Protection, ProtectionState, Result, RootFs, Sandbox,
+    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
 };
 use cofferdam_guest::{Evidence, Guest, Settings, usual_rules};
 use tokio::sync::Mutex;
@@ -127,7 +127,7 @@ impl Backend for EnclosureBackend {
         Ok(sandbox)
     }
 
-    async fn warm(&self, _spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Err(Error::unsupported("warm", "test enclosures are not pre-created"))
     }
 }

@@ -83,8 +83,11 @@ async fn an_agent_that_hears_nothing_ends() {
 
 #[tokio::test]
 async fn an_agent_that_is_talked_to_lives_on() {
-    let settings =
-        Settings { silence: Duration::from_secs(2), patience: Duration::from_millis(1500), ..Settings::default() };
+    let settings = Settings {
+        silence: Duration::from_secs(2),
+        answer_timeout: Duration::from_millis(1500),
+        ..Settings::default()
+    };
     let (_enclosure, guest, _) = connect(settings).await.unwrap();
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(guest.is_alive());
@@ -93,7 +96,7 @@ async fn an_agent_that_is_talked_to_lives_on() {
 
 #[tokio::test]
 async fn a_stopped_agent_is_found_out() {
-    let settings = Settings { patience: Duration::from_millis(900), ..Settings::default() };
+    let settings = Settings { answer_timeout: Duration::from_millis(900), ..Settings::default() };
     let (enclosure, guest, _) = connect(settings).await.unwrap();
     let agent = rustix::process::Pid::from_raw(enclosure.agent()).unwrap();
     rustix::process::kill_process(agent, rustix::process::Signal::STOP).unwrap();

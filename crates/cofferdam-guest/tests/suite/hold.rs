@@ -82,8 +82,8 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
 /// Promise (Containers): A quiesced guest runs nothing, and the time does not count against its limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_it_is_held_nothing_runs_and_no_time_counts() {
-    let patience = Duration::from_secs(1);
-    let (_enclosure, guest, _) = connect(Settings { patience, ..Settings::default() }).await.unwrap();
+    let answer_timeout = Duration::from_secs(1);
+    let (_enclosure, guest, _) = connect(Settings { answer_timeout, ..Settings::default() }).await.unwrap();
     let counts = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done";
     let counter = start(&guest, ExecRequest::shell(counts).build().unwrap()).await;
     let limits = Limits { wall_time: Duration::from_secs(4), ..Limits::default() };
@@ -272,7 +272,7 @@ async fn reattached_by(
         Some(id)
     });
     let (reader, writer) = tokio::io::split(ours);
-    let settings = Settings { patience: Duration::from_secs(2), ..Settings::default() };
+    let settings = Settings { answer_timeout: Duration::from_secs(2), ..Settings::default() };
     let by = Instant::now() + Duration::from_secs(3);
     let reattaching = Guest::adopt(reader, writer, settings, (record, None), Renewal::new("copy").unwrap(), by);
     let error = promptly(reattaching).await.unwrap_err();

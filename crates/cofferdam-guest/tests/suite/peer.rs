@@ -61,7 +61,7 @@ async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
 }
 
 fn settings() -> Settings {
-    Settings { patience: Duration::from_secs(3), ..Settings::default() }
+    Settings { answer_timeout: Duration::from_secs(3), ..Settings::default() }
 }
 
 pub async fn connected() -> (Guest, tokio::task::JoinHandle<Option<(DuplexStream, u8, u64)>>) {
@@ -213,7 +213,7 @@ async fn mute(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Guest {
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
     });
     let (reader, writer) = tokio::io::split(ours);
-    let settings = Settings { patience: LONG, ..Settings::default() };
+    let settings = Settings { answer_timeout: LONG, ..Settings::default() };
     Guest::connect(reader, writer, settings, Instant::now() + LONG).await.unwrap().0
 }
 

@@ -1,5 +1,5 @@
 // Warms up and waits for the one request that this process will run. Started as `node FLAGS --require FILE main.js
-// TOKEN ENDING WARM_UP MODULE...`. The file is loaded before a main script, which the request's script replaces, so
+// TOKEN KIND WARM_UP MODULE...`. The file is loaded before a main script, which the request's script replaces, so
 // that it runs on the same stack as in a cold start.
 "use strict";
 // Child processes must not load this file, and the code must not see it.

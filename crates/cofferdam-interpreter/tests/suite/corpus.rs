@@ -1,7 +1,7 @@
 //! Scripts that give the same output, errors and exit in a cold start and in a prepared interpreter.
 
 use cofferdam_contract::{Completed, ExecRequest, SandboxPath, Stdin};
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use cofferdam_process::ProcessBackend;
 
 use crate::support::{backend, block_on, code_with_args, has, main_file, sandbox};
@@ -327,7 +327,7 @@ fn request(config: &InterpreterConfig, file: &str, text: &str) -> ExecRequest {
 async fn both(backend: &ProcessBackend, config: &InterpreterConfig, request: ExecRequest) -> (String, String) {
     let cold = sandbox(backend, 0).await.exec(request.clone()).await.expect("it runs");
     let waiting = sandbox(backend, EXTRA_PROCESSES).await;
-    let waiting = WaitingInterpreter::warm(waiting, config.clone()).await.expect("it becomes warm");
+    let waiting = WarmInterpreter::prepare(waiting, config.clone()).await.expect("it becomes warm");
     let warm = waiting.run(request).await.expect("it runs");
     (observable(&cold), observable(&warm))
 }
@@ -420,7 +420,7 @@ fn files_of_the_workspace_run_as_from_cold() {
                         sandbox.write_bytes(&path, text.as_bytes().to_vec()).await.expect("it is written");
                     }
                     if warmed {
-                        let waiting = WaitingInterpreter::warm(sandbox, config.clone()).await.expect("it becomes warm");
+                        let waiting = WarmInterpreter::prepare(sandbox, config.clone()).await.expect("it becomes warm");
                         results.push(waiting.run(request.clone()).await);
                     } else {
                         results.push(sandbox.exec(request.clone()).await);

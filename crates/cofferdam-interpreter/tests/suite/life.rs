@@ -7,7 +7,7 @@ use cofferdam_contract::{Backend, LimitKind};
 use cofferdam_contract::{
     ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, Retry, SandboxPath, Spec, Stdin, collect,
 };
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use tokio::io::AsyncWriteExt;
 
 use crate::support::{backend, block_on, code, has, printed, python, read_line, sandbox, stdout, try_warm, warm};
@@ -43,10 +43,10 @@ fn modules_are_there_when_the_request_comes() {
 
 /// Promise (Warm interpreters): A missing module fails the preparation, and the error names it.
 #[test]
-fn what_cannot_be_warmed_is_refused_and_named() {
+fn a_missing_module_fails_the_preparation() {
     block_on(async {
         let backend = backend();
-        let node = has(&backend, "what_cannot_be_warmed_is_refused_and_named", &InterpreterConfig::node()).await;
+        let node = has(&backend, "a_missing_module_fails_the_preparation", &InterpreterConfig::node()).await;
         for config in [InterpreterConfig::python(), InterpreterConfig::node()].into_iter().take(1 + usize::from(node)) {
             let missing = config.clone().with_modules(["no_such_module"]);
             let error = try_warm(&backend, &missing).await.expect_err("a module is missing");
@@ -129,7 +129,7 @@ fn a_time_out_ends_the_whole_tree() {
             "import os, time\nif os.fork() == 0:\n    os.setsid()\ntime.sleep(100)",
         ] {
             let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-            let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), InterpreterConfig::python()).await;
+            let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), InterpreterConfig::python()).await;
             let request = request(text).timeout(Duration::from_millis(300)).build().expect("valid");
             let handle = waiting.expect("it becomes warm").start(request).await.expect("it starts");
             let exit = handle.exit().await.expect("it ends");
@@ -152,7 +152,7 @@ fn the_wall_time_of_the_sandbox_counts_from_the_request() {
         let limits = Limits { wall_time: Duration::from_millis(400), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().expect("valid");
         let sandbox = backend.create(spec).await.expect("a sandbox");
-        let waiting = WaitingInterpreter::warm(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert!(waiting.is_alive());
         let completed = waiting.run(python("print(1)\nimport time\ntime.sleep(100)")).await.expect("it runs");
@@ -192,7 +192,7 @@ fn cancel_asks_first_and_surfaces_as_a_signal() {
 fn output_is_cut_at_the_requests_maximum_and_counted_beyond_every_maximum() {
     block_on(async {
         let backend = backend();
-        let config = InterpreterConfig { most_output: ByteSize::from_mebibytes(1), ..InterpreterConfig::python() };
+        let config = InterpreterConfig { max_output: ByteSize::from_mebibytes(1), ..InterpreterConfig::python() };
         for most in [1000, 1 << 20] {
             let text = "import sys\nfor i in range(200):\n    sys.stdout.write('x' * 100_000)";
             let request = request(text).max_output(ByteSize::from_bytes(most)).build().expect("valid");
@@ -234,7 +234,7 @@ fn limits_hold_for_the_request() {
         let limits = Limits { cpu_time: Some(Duration::from_secs(1)), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().expect("valid");
         let sandbox = backend.create(spec).await.expect("a sandbox");
-        let waiting = WaitingInterpreter::warm(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(sandbox, InterpreterConfig::python()).await.expect("it becomes warm");
         let busy = waiting.run(python("while True: pass")).await.expect("it runs");
         assert_eq!(busy.exit.killed_by, Some(LimitKind::Cpu), "{}", printed(&busy));
     });
@@ -242,7 +242,7 @@ fn limits_hold_for_the_request() {
 
 /// Promise (Warm interpreters): A request to a warm interpreter can start as many processes as in a cold one.
 #[test]
-fn a_waiting_interpreter_leaves_as_many_processes_as_a_cold_one() {
+fn a_warm_interpreter_leaves_as_many_processes_as_a_cold_one() {
     block_on(async {
         let backend = backend();
         let text = "import threading, time\nstarted = 0\ntry:\n    for i in range(30):\n        \
@@ -285,7 +285,7 @@ fn the_anchor_has_memory_in_common_with_the_interpreter_and_nothing_else() {
 
 /// Promise (Warm interpreters): A request that cannot start is an error with the reason.
 #[test]
-fn a_request_that_cannot_begin_says_why() {
+fn a_request_that_cannot_start_fails_with_the_reason() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();
@@ -300,7 +300,7 @@ fn a_request_that_cannot_begin_says_why() {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 
         let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-        let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
         sandbox.close().await.expect("it closes");
         let error = waiting.start(python("print(1)")).await.expect_err("it is gone");
         assert_eq!((error.kind(), error.retry()), (ErrorKind::Unavailable, Retry::MayHelp), "{error}");
@@ -315,12 +315,12 @@ fn a_request_that_cannot_begin_says_why() {
 
 /// Promise (Warm interpreters): The sandbox of a warm interpreter ends with the request unless the caller keeps it.
 #[test]
-fn the_sandbox_lives_as_long_as_somebody_needs_it() {
+fn the_sandbox_lives_as_long_as_a_reference_to_it() {
     block_on(async {
         let backend = backend();
         let config = InterpreterConfig::python();
         let sandbox = sandbox(&backend, EXTRA_PROCESSES).await;
-        let waiting = WaitingInterpreter::warm(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
+        let waiting = WarmInterpreter::prepare(Arc::clone(&sandbox), config.clone()).await.expect("it becomes warm");
         let handle = waiting.start(python("open('result', 'w').write('kept')")).await.expect("it starts");
         assert!(handle.exit().await.expect("it ends").success());
         let path = SandboxPath::new("result").expect("valid");

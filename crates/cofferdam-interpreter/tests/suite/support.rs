@@ -6,7 +6,7 @@ use cofferdam_contract::{
     Backend, Command, Completed, ExecRequest, ExecRequestBuilder, Limits, OutputEvent, OutputSubscription, Result,
     Sandbox, Script, Spec,
 };
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, Runtime, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, Runtime, WarmInterpreter};
 use cofferdam_process::{ProcessBackend, ProcessConfig};
 
 /// Runs the body of a test.
@@ -27,13 +27,13 @@ pub async fn sandbox(backend: &ProcessBackend, extra: u32) -> Arc<dyn Sandbox> {
 }
 
 /// Prepares an interpreter in a sandbox of its own.
-pub async fn warm(backend: &ProcessBackend, config: &InterpreterConfig) -> WaitingInterpreter {
+pub async fn warm(backend: &ProcessBackend, config: &InterpreterConfig) -> WarmInterpreter {
     try_warm(backend, config).await.expect("it becomes warm")
 }
 
 /// Tries to prepare an interpreter in a sandbox of its own.
-pub async fn try_warm(backend: &ProcessBackend, config: &InterpreterConfig) -> Result<WaitingInterpreter> {
-    WaitingInterpreter::warm(sandbox(backend, EXTRA_PROCESSES).await, config.clone()).await
+pub async fn try_warm(backend: &ProcessBackend, config: &InterpreterConfig) -> Result<WarmInterpreter> {
+    WarmInterpreter::prepare(sandbox(backend, EXTRA_PROCESSES).await, config.clone()).await
 }
 
 /// Creates a request for a piece of code.

@@ -3,13 +3,13 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod files;
-mod machine;
+mod isolation;
 mod memory;
 mod message;
 mod notify;
 mod process;
+mod vm_setup;
 mod vsock;
-mod walls;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -23,7 +23,7 @@ pub use x86_64::O_DIRECTORY;
 use x86_64::{call, clone, number};
 
 pub use files::*;
-pub use machine::*;
+pub use isolation::*;
 pub use memory::{Mapping, Once};
 pub use message::{Fds, next_length, receive, send};
 pub use notify::{
@@ -31,8 +31,8 @@ pub use notify::{
 };
 pub use number::{FCNTL, LISTEN, SOCKET};
 pub use process::*;
+pub use vm_setup::*;
 pub use vsock::{vsock_accept, vsock_listen};
-pub use walls::*;
 
 /// A result, or an error number.
 pub type Res<T> = Result<T, i32>;

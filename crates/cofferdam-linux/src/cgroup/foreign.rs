@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::place::{self, Mounted};
+use super::parents::{self, Mounted};
 use super::{SOCKETS_V1, Stats, Version, read, socket_share, write_text};
 use crate::process;
 
@@ -49,7 +49,7 @@ impl Foreign {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let mounts = place::mounts(&fs::read_to_string("/proc/self/cgroup")?)?;
+        let mounts = parents::mounts(&fs::read_to_string("/proc/self/cgroup")?)?;
         let ways = [(Version::V1, false), (Version::V2, true)];
         let of_process = ways.iter().map(|(version, unified)| (*version, groups(&mounts, &theirs, name, *unified)));
         let by_name = ways.iter().map(|(version, unified)| (*version, named(&mounts, name, *unified)));

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags, openat};
 
 mod foreign;
-mod place;
+mod parents;
 mod stats;
 mod text;
 
 pub use foreign::Foreign;
-pub use place::Family;
-use place::{mounts, owner_name, v1_parents, v2_parents};
+pub use parents::Family;
+use parents::{mounts, owner_name, v1_parents, v2_parents};
 pub use stats::Stats;
 use stats::{field, has_file};
 use text::{write, write_if_present, write_text};
@@ -332,7 +332,7 @@ impl Owner {
     pub fn discard(&mut self, group: &Group) -> io::Result<()> {
         if self.share == Share::Many {
             for (index, _) in &group.dirs {
-                place::sweep_named(self.hierarchies[*index].dir()?, &group.name);
+                parents::sweep_named(self.hierarchies[*index].dir()?, &group.name);
             }
         }
         self.remove(group)
@@ -342,7 +342,7 @@ impl Owner {
     /// an owner of many groups. An owner of a single sandbox calls it at a better time.
     pub fn sweep(&self, proc: BorrowedFd<'_>) {
         for hierarchy in &self.hierarchies {
-            place::sweep(hierarchy.parent.as_fd(), &hierarchy.name, proc);
+            parents::sweep(hierarchy.parent.as_fd(), &hierarchy.name, proc);
         }
     }
 
@@ -545,7 +545,7 @@ impl Group {
 /// Returns true if a process in the groups `own` has no limit that one in the groups `other` does not have. Both are
 /// the text of `/proc/PID/cgroup`.
 pub fn is_bounded_no_more(own: &str, other: &str) -> bool {
-    place::is_bounded_no_more(own, other)
+    parents::is_bounded_no_more(own, other)
 }
 
 /// Returns the number of tasks in the group of this directory if the kernel counts them, or 0 if it is unknown.

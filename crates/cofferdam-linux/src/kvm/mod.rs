@@ -100,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_goes_on_is_stopped() {
-        let Some(device) = device("a_guest_that_goes_on_is_stopped") else { return };
+    fn a_guest_that_does_not_end_is_stopped() {
+        let Some(device) = device("a_guest_that_does_not_end_is_stopped") else { return };
         // Even at full speed this takes far longer than the limit.
         let spin = device.spin(u32::MAX, Duration::from_millis(200)).unwrap();
         assert!(matches!(spin, Spin::Stopped(_)), "{spin:?}");

@@ -87,7 +87,7 @@ async fn errors_do_not_repeat_all_that_a_client_sent() {
 
 /// Promise (MCP server): Invalid arguments are answered with the remedy.
 #[tokio::test(flavor = "multi_thread")]
-async fn arguments_that_do_not_fit_are_results_that_say_so() {
+async fn invalid_arguments_are_results_with_the_reason() {
     let mut client = Client::processes().await;
     for (tool, arguments) in [
         ("run_command", json!({})),
@@ -192,7 +192,7 @@ async fn floods_are_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_any_length_holds_nothing_up() {
+async fn a_file_of_any_length_blocks_nothing() {
     let mut config = config(Bounds::default());
     let limits = Limits { wall_time: Duration::from_secs(2), ..config.spec.limits().clone() };
     config.spec = config.spec.to_builder().limits(limits).build().unwrap();
@@ -317,7 +317,7 @@ async fn the_end_of_input_ends_everything() {
 
 /// Promise (MCP server): A stop of the server ends all sandboxes.
 #[tokio::test(flavor = "multi_thread")]
-async fn being_told_to_stop_ends_everything() {
+async fn a_stop_signal_ends_everything() {
     let mut client = Client::processes().await;
     let call = json!({"name": "run_code", "arguments": {"language": "sh", "code": "sleep 3943.5"}});
     client.begin("tools/call", call).await;
@@ -329,7 +329,7 @@ async fn being_told_to_stop_ends_everything() {
 }
 
 #[test]
-fn a_server_that_could_not_work_is_not_made() {
+fn an_invalid_configuration_is_refused_with_a_remedy() {
     let bounds = Bounds { sandboxes: 0, ..Bounds::default() };
     let config = McpConfig { bounds, ..McpConfig::default() };
     assert!(config.validate().unwrap_err().remedy().is_some());

@@ -124,7 +124,7 @@ fn status(answer: &str) -> u16 {
 
 /// Promise (MCP server): The HTTP server refuses a wrong token, host name or origin.
 #[tokio::test(flavor = "multi_thread")]
-async fn only_who_has_the_token_and_calls_it_by_its_name_is_let_in() {
+async fn only_requests_with_the_token_and_an_allowed_host_name_are_served() {
     let served = Served::new(Bounds::default(), Some(TOKEN)).await;
     let bearer = format!("Bearer {TOKEN}");
     let good = ("Authorization", bearer.as_str());
@@ -227,7 +227,7 @@ async fn without_sessions_the_id_is_the_right() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_without_the_token_keep_nobody_out() {
+async fn connections_without_the_token_block_no_other_client() {
     let served = Served::new(Bounds { connections: 8, ..Bounds::default() }, Some(TOKEN)).await;
     let bearer = format!("Bearer {TOKEN}");
     let mut silent = Vec::new();
@@ -247,7 +247,7 @@ async fn connections_without_the_token_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_full_says_when_to_come_again() {
+async fn a_full_server_answers_with_the_time_of_a_retry() {
     let served = Served::new(Bounds { connections: 4, clients: 1, ..Bounds::default() }, None).await;
     let session = served.session().await;
     let second = served.send("POST", &[], &initialize()).await;
@@ -311,7 +311,7 @@ async fn sessions_and_bodies_are_bounded_and_a_client_that_goes_ends_its_call() 
 
 /// Promise (MCP server): A stop of the HTTP server ends its sessions, calls and sandboxes.
 #[tokio::test(flavor = "multi_thread")]
-async fn being_told_to_stop_ends_sessions_calls_and_sandboxes() {
+async fn a_stop_signal_ends_sessions_calls_and_sandboxes() {
     let served = Served::new(Bounds::default(), None).await;
     let session = served.session().await;
     let body = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call",

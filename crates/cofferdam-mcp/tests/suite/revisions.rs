@@ -43,7 +43,7 @@ async fn the_current_revision_needs_no_handshake() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revision_that_nobody_knows_gets_one_that_is_known() {
+async fn an_unknown_revision_is_answered_with_a_known_one() {
     let mut client = Client::silent(process(), config(Bounds::default()));
     let info =
         json!({"protocolVersion": "1999-01-01", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}});

@@ -72,7 +72,7 @@ async fn what_a_call_defines_is_there_for_the_next() {
 
 /// Promise (MCP server): A crash, a timeout or an endless loop ends its own code session only, with the reason.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_goes_wrong_loses_one_session_and_says_so() {
+async fn a_failure_ends_one_session_and_is_reported() {
     let mut client = Client::processes().await;
     client.works("run_code", python("good", "kept = 1")).await;
     for (name, language, code, why) in [

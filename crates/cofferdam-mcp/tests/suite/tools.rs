@@ -259,7 +259,7 @@ async fn output_and_progress_come_while_code_runs() {
 
 /// Promise (MCP server): A cancelled call is killed within a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_call_is_killed_within_a_second_and_the_next_goes_on() {
+async fn a_cancelled_call_is_killed_within_a_second_and_the_next_call_works() {
     let mut client = Client::processes().await;
     client.works("run_command", json!({"command": "echo x > kept"})).await;
     let call = json!({"name": "run_command", "arguments": {"command": "trap '' TERM; sleep 3941.5; sleep 3941.5"}});
@@ -332,7 +332,7 @@ async fn every_file_is_listed_however_many_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn code_that_was_not_screened_says_so() {
+async fn results_of_unanalyzed_code_state_it() {
     let mut config = config(Bounds::default());
     config.code.screening.mode = cofferdam_code::ScreeningMode::Warn;
     config.code.screening.syntax = cofferdam_code::ScreeningMode::Warn;

@@ -21,9 +21,9 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid};
 use cofferdam_linux::{caps, cgroup, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
-use super::cells::{self, PreparedNamespaces};
 use super::init::InitProgram;
 use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
+use super::namespace_pool::{self, PreparedNamespaces};
 use super::template::Template;
 use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
 use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
@@ -344,7 +344,7 @@ fn open_files(setup: &Setup<'_>) -> u64 {
     let shared = setup.groups.is_empty() || matches!(setup.identity, Identity::Caller);
     let max = if shared { MAX_SHARED_OPEN_FILES } else { MAX_OPEN_FILES };
     // This is well below the init's limit: the init has to send descriptors while programs send theirs.
-    max.min(process::most_of(Resource::OPEN_FILES).unwrap_or(0) / 2)
+    max.min(process::hard_limit(Resource::OPEN_FILES).unwrap_or(0) / 2)
 }
 
 /// Limits objects that the kernel counts for a user across sandboxes, inside the sandbox's own user namespace. The
@@ -409,9 +409,9 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
 
 fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
     let rules = Ruleset::from_fd(rules.try_clone()?, setup.facts.landlock_abi);
-    cells::allow(&rules, c"/proc", access::READ)?;
+    namespace_pool::allow(&rules, c"/proc", access::READ)?;
     let read_only = access::READ | access::EXECUTE;
-    cells::allow(&rules, c"/workspace", if setup.create.read_only { read_only } else { access::ALL })?;
+    namespace_pool::allow(&rules, c"/workspace", if setup.create.read_only { read_only } else { access::ALL })?;
     setup.init.allow_in(&rules)?;
     rules.enforce()
 }
@@ -443,7 +443,7 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
 fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
     let create = setup.create;
     Handoff {
-        tag: setup.filters.mark_key.arguments(),
+        tag: setup.filters.tag_key.arguments(),
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),

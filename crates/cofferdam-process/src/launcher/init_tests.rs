@@ -7,8 +7,8 @@ use super::handover::{Handoff, MAX_FDS, Measured};
 use super::{PROGRAM, in_memory, on_a_mount};
 use crate::protocol::{self, Evidence};
 
-#[path = "../../../cofferdam-linux/bare/ledger.rs"]
-mod ledger;
+#[path = "../../../cofferdam-linux/bare/cpu_charges.rs"]
+mod cpu_charges;
 #[path = "../../../cofferdam-linux/bare/plan.rs"]
 mod plan;
 #[path = "../../../cofferdam-linux/bare/quota.rs"]
@@ -66,7 +66,7 @@ fn both_sides_agree_on_sizes() {
 }
 
 #[test]
-fn long_messages_are_marked_as_the_init_expects() {
+fn long_messages_are_flagged_as_the_init_expects() {
     use std::os::fd::AsFd;
     let (owner, init) = cofferdam_linux::message::pair().unwrap();
     for (length, marker) in [(10, wire::INLINE), (100_000, wire::IN_MEMORY_FILE)] {
@@ -257,7 +257,7 @@ fn candidates(start: &protocol::Start) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn programs_are_looked_for_in_the_path() {
+fn programs_are_searched_in_the_path() {
     let start = |program: &str, path: &str| protocol::Start {
         exec: 1,
         argv: vec![program.into()],

@@ -18,7 +18,7 @@ use cofferdam_linux::process::Resource;
 use cofferdam_linux::{landlock, message, namespace, process};
 use rustix::fs::{Mode, OFlags};
 
-use super::cells::{self, NamespacePool, TemplateView};
+use super::namespace_pool::{self, NamespacePool, TemplateView};
 use super::template::{Template, TemplateBuilder};
 use super::{
     ChildResources, CompiledFilters, DEFAULT_DISK, Filters, Identity, Launcher, Named, OOM_SCORE, SEND_TIMEOUT, Step,
@@ -178,7 +178,8 @@ impl Started {
         let built = builder.and_then(|builder| {
             let template = builder.finish(configure)?;
             let view = TemplateView { template: &template, landlock_abi };
-            let own_mounts = (origin == Origin::Forked).then(|| cells::SandboxMounts::create(view, DEFAULT_DISK));
+            let own_mounts =
+                (origin == Origin::Forked).then(|| namespace_pool::SandboxMounts::create(view, DEFAULT_DISK));
             Ok((template, own_mounts.transpose().step("mount the sandbox's own file systems")?))
         });
         // Compile for the likely case. The other thread reports later whether it holds.
@@ -233,7 +234,7 @@ impl Started {
 /// namespace without the thread, or the thread returns to the launcher's original namespace.
 struct Background {
     configure: SyncSender<bool>,
-    thread: JoinHandle<(Option<cells::Network>, Result<Owner, String>)>,
+    thread: JoinHandle<(Option<namespace_pool::Network>, Result<Owner, String>)>,
 }
 
 impl Background {
@@ -256,7 +257,7 @@ impl Background {
             if let Some(start) = &start {
                 let _ = message::wait_readable(start, None);
             }
-            let network = cells::Network::create(proc.as_fd()).ok();
+            let network = namespace_pool::Network::create(proc.as_fd()).ok();
             let use_cgroups = configured.recv().unwrap_or(false);
             let returned = outside.map_or(Ok(()), |outside| {
                 namespace::unshare(namespace::kind::FILE_SYSTEM_VIEW)?;
@@ -275,7 +276,7 @@ impl Background {
     }
 
     /// Waits for the thread. A network that could not be created is tried again later, and then reports its error.
-    fn finish(self) -> (Option<cells::Network>, Result<Owner, String>) {
+    fn finish(self) -> (Option<namespace_pool::Network>, Result<Owner, String>) {
         self.thread.join().unwrap_or_else(|_| (None, Err("the search for a control group failed".to_owned())))
     }
 }
@@ -292,8 +293,8 @@ struct Prepared {
     identity: Identity,
     children: OwnedFd,
     child_resources: ChildResources,
-    network: Option<cells::Network>,
-    own_mounts: Option<cells::SandboxMounts>,
+    network: Option<namespace_pool::Network>,
+    own_mounts: Option<namespace_pool::SandboxMounts>,
     compiled: io::Result<CompiledFilters>,
     facts: HostFacts,
 }

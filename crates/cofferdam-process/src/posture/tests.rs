@@ -143,7 +143,7 @@ proptest! {
     /// Promise (Process isolation): A command starts before its posture is verified only if the posture satisfies the
     /// spec.
     #[test]
-    fn what_starts_before_it_is_judged_is_never_judged_too_weak(
+    fn a_command_that_starts_early_has_a_posture_that_satisfies_the_spec(
         limits in limits(),
         read_only: bool,
         mounted: bool,
@@ -169,7 +169,7 @@ proptest! {
 
 /// Promise (Process isolation): A sandbox with a missing protection never counts as complete.
 #[test]
-fn a_missing_wall_is_never_whole() {
+fn a_sandbox_with_a_missing_protection_is_never_complete() {
     let limits = Limits::default();
     for (index, flaw) in FLAWS.iter().enumerate().take(22) {
         let mut case =

@@ -4,6 +4,9 @@
 //! parses the same code twice. So there are two guards. A small lexer counts open brackets and operators. If only the
 //! parser can know whether a slash starts a regular expression, the lexer stops, and the size of the code bounds the
 //! work. In any case the stack is large enough for everything that the code could open ([`stack_for`]).
+//!
+//! Oxc has no limit on its recursion, and no hook that could count it. A count of bytes cannot replace the lexer: it
+//! would have to ignore each closing bracket that may be in a text or a comment, and so refuse some usual code of 60 kB.
 
 use super::lexer::{Lexer, is_operator, is_word};
 

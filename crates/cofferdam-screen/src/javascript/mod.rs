@@ -11,7 +11,7 @@ use oxc_span::SourceType;
 
 use crate::collector::Collector;
 use crate::position::{Lines, javascript_line_end};
-use crate::report::{Report, ScreenError, SyntaxError};
+use crate::report::{AnalysisError, Report, SyntaxError};
 use crate::rules::Lists;
 use crate::text::printable;
 
@@ -22,13 +22,13 @@ use visitor::Visitor;
 const MAX_MESSAGE: usize = 300;
 
 /// Checks a program.
-pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, max: usize) -> Result<Report, ScreenError> {
+pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, max: usize) -> Result<Report, AnalysisError> {
     // Editors do not count a byte order mark as a column.
     let code = code.strip_prefix('\u{FEFF}').unwrap_or(code);
     let lines = Lines::new(code, javascript_line_end);
     depth::check(code).map_err(|failure| match failure {
-        depth::Failure::Deep(at) => ScreenError::TooDeep { line: Some(lines.position(at).line) },
-        depth::Failure::Ambiguous => ScreenError::TooAmbiguous,
+        depth::Failure::Deep(at) => AnalysisError::TooDeep { line: Some(lines.position(at).line) },
+        depth::Failure::Ambiguous => AnalysisError::TooAmbiguous,
     })?;
     let mut collector = Collector::new(lists, max);
     // The interpreter decides whether a file is a module or a CommonJS script. The two differ in `await` and `<!--`.
@@ -41,7 +41,7 @@ pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, max: usize) 
         let allocator = Allocator::default();
         match parse(&allocator, code, source.with_typescript(typescript)) {
             Ok(program) if Visitor::check(&program, &mut collector) => is_parsed = true,
-            Ok(_) => return Err(ScreenError::TooDeep { line: None }),
+            Ok(_) => return Err(AnalysisError::TooDeep { line: None }),
             // The error at the later position belongs to the kind of file that the author meant.
             Err(other) if other.0 >= error.0 => error = other,
             Err(_) => {}
@@ -51,7 +51,7 @@ pub(crate) fn check(code: &str, lists: Lists<'_>, typescript: bool, max: usize) 
         return Ok(collector.into_report(code, &lines));
     }
     let at = lines.position(error.0);
-    Err(ScreenError::Syntax(SyntaxError { line: at.line, column: at.column, message: error.1 }))
+    Err(AnalysisError::Syntax(SyntaxError { line: at.line, column: at.column, message: error.1 }))
 }
 
 /// Returns the syntax tree, or the byte and the message of the first error.

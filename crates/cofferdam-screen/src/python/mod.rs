@@ -10,7 +10,7 @@ use ruff_text_size::Ranged;
 
 use crate::collector::Collector;
 use crate::position::{Lines, python_line_end};
-use crate::report::{Report, ScreenError, SyntaxError};
+use crate::report::{AnalysisError, Report, SyntaxError};
 use crate::rules::{Lists, PythonVersion};
 use crate::text::printable;
 
@@ -26,27 +26,27 @@ pub(crate) fn check(
     lists: Lists<'_>,
     version: Option<PythonVersion>,
     max: usize,
-) -> Result<Report, ScreenError> {
+) -> Result<Report, AnalysisError> {
     // The interpreter skips a byte order mark, and editors do not count it as a column.
     let code = code.strip_prefix('\u{FEFF}').unwrap_or(code);
     let lines = Lines::new(code, python_line_end);
     match encoding::other(code) {
         Some(Other::Encoding { at, name }) => {
-            return Err(ScreenError::Encoding { line: lines.position(at).line, name });
+            return Err(AnalysisError::Encoding { line: lines.position(at).line, name });
         }
-        Some(Other::Null { at }) => return Err(ScreenError::NullByte { line: lines.position(at).line }),
+        Some(Other::Null { at }) => return Err(AnalysisError::NullByte { line: lines.position(at).line }),
         None => {}
     }
-    depth::check(code).map_err(|at| ScreenError::TooDeep { line: Some(lines.position(at).line) })?;
+    depth::check(code).map_err(|at| AnalysisError::TooDeep { line: Some(lines.position(at).line) })?;
     let module = parse(code, version).map_err(|(at, message)| {
         let at = lines.position(at);
-        ScreenError::Syntax(SyntaxError { line: at.line, column: at.column, message })
+        AnalysisError::Syntax(SyntaxError { line: at.line, column: at.column, message })
     })?;
     let mut collector = Collector::new(lists, max);
     if Visitor::check(&module.body, &mut collector) {
         Ok(collector.into_report(code, &lines))
     } else {
-        Err(ScreenError::TooDeep { line: None })
+        Err(AnalysisError::TooDeep { line: None })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of rules from a configuration file, and of the names of modes.
 
-use cofferdam_screen::{Language, Mode, Rule, Rules, Screen};
+use cofferdam_screen::{Analyzer, Language, Mode, Rule, Rules};
 
 #[test]
 fn a_file_replaces_the_lists_that_it_names() {
@@ -16,7 +16,7 @@ fn a_file_replaces_the_lists_that_it_names() {
         imports = []
     "#;
     let rules: Rules = toml::from_str(text).unwrap();
-    let screen = Screen::new(rules.clone());
+    let screen = Analyzer::new(rules.clone());
     let found = |language, code| crate::found(&screen, language, code);
     assert_eq!(found(Language::Python, "import os, requests"), "1:12 import:requests");
     assert_eq!(found(Language::Python, "open('x'); eval('1')"), "1:1 call:open");
@@ -31,7 +31,7 @@ fn a_file_replaces_the_lists_that_it_names() {
 }
 
 #[test]
-fn what_a_file_gets_wrong_is_said() {
+fn errors_of_a_configuration_file_are_reported() {
     for (text, expected) in [
         ("[python]\nimport = []", "unknown field `import`"),
         ("[python]\nversion = \"3.99\"", "there is no version of Python '3.99'; known: 3.7 to 3.15"),

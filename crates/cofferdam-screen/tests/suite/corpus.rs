@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cofferdam_screen::{Language, PythonRules, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language, PythonRules, Rules};
 
 const ENOUGH: Duration = Duration::from_secs(8);
 /// Modules that are imported often.
@@ -73,7 +73,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Option<String> {
 #[test]
 fn what_python_compiles_is_no_syntax_error() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, &MAX_FILES.to_string()], "") else { return };
-    let screen = Screen::default();
+    let screen = Analyzer::default();
     let start = Instant::now();
     let (mut read, mut bytes, mut wrong) = (0, 0, Vec::new());
     for path in files.lines() {
@@ -94,7 +94,7 @@ fn what_python_compiles_is_no_syntax_error() {
 
 /// Promise (Static analysis and audit log): The positions of imports are those of Python.
 #[test]
-fn imports_stand_where_python_says() {
+fn imports_have_the_positions_that_python_reports() {
     let Some(files) = run("python3", &["-I", "-c", LIBRARY, "200"], "") else { return };
     let Some(expected) = run("python3", &["-I", "-c", IMPORTS, &MODULES.join(",")], &files) else { return };
     let mut expected: Vec<&str> = expected.lines().collect();
@@ -106,7 +106,7 @@ fn imports_stand_where_python_says() {
         dynamic_imports: false,
         ..PythonRules::default()
     };
-    let screen = Screen::new(Rules { python, ..Rules::default() });
+    let screen = Analyzer::new(Rules { python, ..Rules::default() });
     let mut found = Vec::new();
     for path in files.lines() {
         let code = std::fs::read_to_string(path).unwrap();
@@ -136,13 +136,13 @@ fn what_node_runs_is_no_syntax_error() {
     }
     files.sort();
     let step = (files.len() / MAX_FILES).max(1);
-    let screen = Screen::default();
+    let screen = Analyzer::default();
     let start = Instant::now();
     let (mut read, mut bytes, mut wrong) = (0, 0, Vec::new());
     for path in files.iter().step_by(step) {
         let Ok(code) = std::fs::read_to_string(path) else { continue };
         match screen.check(Language::JavaScript, &code) {
-            Ok(_) | Err(ScreenError::TooLarge { .. }) => {}
+            Ok(_) | Err(AnalysisError::TooLarge { .. }) => {}
             Err(error) => wrong.push(format!("{}: {error}", path.display())),
         }
         read += 1;

@@ -1,6 +1,6 @@
 //! Tests that the tables of `docs/screening.md` are correct.
 
-use cofferdam_screen::{Language, Rules, Screen};
+use cofferdam_screen::{Analyzer, Language, Rules};
 
 use crate::found;
 
@@ -22,8 +22,8 @@ fn rows(heading: &str) -> Vec<(String, String)> {
 
 /// Promise (Static analysis and audit log): Static analysis finds what its documentation lists as found.
 #[test]
-fn what_the_documentation_says_is_found_is_found() {
-    let screen = Screen::default();
+fn documented_findings_are_found() {
+    let screen = Analyzer::default();
     for (heading, language) in [
         ("Found in Python", Language::Python),
         ("Found in JavaScript", Language::JavaScript),
@@ -38,8 +38,8 @@ fn what_the_documentation_says_is_found_is_found() {
 
 /// Promise (Static analysis and audit log): Static analysis misses what its documentation lists as missed.
 #[test]
-fn what_the_documentation_says_gets_by_gets_by() {
-    let screen = Screen::default();
+fn documented_evasions_are_not_found() {
+    let screen = Analyzer::default();
     for (heading, language) in
         [("Not found in Python", Language::Python), ("Not found in JavaScript", Language::JavaScript)]
     {
@@ -50,9 +50,9 @@ fn what_the_documentation_says_gets_by_gets_by() {
 }
 
 /// Formats a value as the page does.
-fn shown() -> Result<(), cofferdam_screen::ScreenError> {
-    let screen = Screen::new(Rules::default());
-    let report = screen.check(Language::Python, "import os as x\n")?;
+fn shown() -> Result<(), cofferdam_screen::AnalysisError> {
+    let analyzer = Analyzer::new(Rules::default());
+    let report = analyzer.check(Language::Python, "import os as x\n")?;
     assert_eq!(report.findings[0].to_string(), "line 1, column 8: os as x: imports os (import:os)");
     Ok(())
 }
@@ -72,7 +72,7 @@ fn the_rules_of_the_documentation_are_rules() {
     let (_, text) = TEXT.split_once("```toml\n").unwrap();
     let (text, _) = text.split_once("```").unwrap();
     let rules: Rules = toml::from_str(text).unwrap();
-    let screen = Screen::new(rules);
+    let screen = Analyzer::new(rules);
     assert_eq!(found(&screen, Language::Python, "import os.path\nos.system('x')"), "2:1 import:os");
     let defaults = Rules::default();
     for name in defaults.python.imports.iter().chain(&defaults.javascript.imports) {

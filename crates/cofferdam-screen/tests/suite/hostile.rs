@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use cofferdam_screen::{Language, Report, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language, Report, Rules};
 use proptest::prelude::*;
 
 const LANGUAGES: [Language; 3] = [Language::Python, Language::JavaScript, Language::TypeScript];
 /// A timeout far above the duration of any check, even on a busy machine and without optimization.
 const LONG: Duration = Duration::from_secs(60);
 
-fn check(language: Language, code: &str) -> Result<Report, ScreenError> {
+fn check(language: Language, code: &str) -> Result<Report, AnalysisError> {
     let start = Instant::now();
-    let answer = Screen::default().check(language, code);
+    let answer = Analyzer::default().check(language, code);
     let begin: String = code.chars().take(40).collect();
     assert!(start.elapsed() < LONG, "{language} took {:?} for {begin}", start.elapsed());
-    if let Err(error @ (ScreenError::Parser(_) | ScreenError::Host(_))) = &answer {
+    if let Err(error @ (AnalysisError::Parser(_) | AnalysisError::Host(_))) = &answer {
         panic!("{language} failed on {begin}: {error}");
     }
     answer
@@ -40,7 +40,7 @@ fn nesting_without_end_is_refused_by_name() {
         "await ",
     ] {
         let deep = check(Language::Python, &piece.repeat(1_000_000 / piece.len()));
-        assert!(matches!(deep, Err(ScreenError::TooDeep { line: Some(1) })), "{piece}: {deep:?}");
+        assert!(matches!(deep, Err(AnalysisError::TooDeep { line: Some(1) })), "{piece}: {deep:?}");
     }
     for language in [Language::JavaScript, Language::TypeScript] {
         for piece in [
@@ -48,7 +48,7 @@ fn nesting_without_end_is_refused_by_name() {
             "async(", "<T>(",
         ] {
             let deep = check(language, &piece.repeat(1_000_000 / piece.len()));
-            assert!(matches!(deep, Err(ScreenError::TooDeep { line: Some(1) })), "{piece}: {deep:?}");
+            assert!(matches!(deep, Err(AnalysisError::TooDeep { line: Some(1) })), "{piece}: {deep:?}");
         }
     }
     let error = check(Language::Python, &format!("x = 1\n\n{}", "(".repeat(5000))).unwrap_err();
@@ -76,10 +76,10 @@ fn chains_without_end_are_read_or_refused() {
         (Language::TypeScript, "!"),
         (Language::TypeScript, " as a"),
     ] {
-        let most = Rules::default().max_bytes;
-        let code = format!("a{}", chain.repeat((most - 1) / chain.len()));
+        let max = Rules::default().max_bytes;
+        let code = format!("a{}", chain.repeat((max - 1) / chain.len()));
         match check(language, &code) {
-            Ok(_) | Err(ScreenError::TooDeep { .. }) => {}
+            Ok(_) | Err(AnalysisError::TooDeep { .. }) => {}
             other => panic!("{language} {chain}: {other:?}"),
         }
         let short = format!("a{}", chain.repeat(400));
@@ -155,7 +155,7 @@ fn deep_and_long_is_refused_before_it_takes_long() {
     for open in ["(a=", "a?(b)=>c?(", "async(a=", "a<(", "a?(b)=>"] {
         for language in [Language::JavaScript, Language::TypeScript] {
             let refused = check(language, &format!("{}[{}]", open.repeat(100), "a,".repeat(300_000)));
-            assert_eq!(refused, Err(ScreenError::TooAmbiguous), "{open}");
+            assert_eq!(refused, Err(AnalysisError::TooAmbiguous), "{open}");
         }
     }
 }
@@ -169,7 +169,10 @@ fn names_in_deep_scopes_are_looked_up_in_time() {
     for depth in [0, 12, 100, 500, 900] {
         assert!(!check(Language::Python, &python(depth, 500_000)).unwrap().truncated, "{depth}");
         let answer = check(Language::JavaScript, &javascript(depth, 500_000));
-        assert!(answer.map_or_else(|error| error == ScreenError::TooAmbiguous, |report| !report.truncated), "{depth}");
+        assert!(
+            answer.map_or_else(|error| error == AnalysisError::TooAmbiguous, |report| !report.truncated),
+            "{depth}"
+        );
     }
 }
 
@@ -191,7 +194,7 @@ fn aliases_of_aliases_are_followed_in_time() {
 }
 
 #[test]
-fn comments_without_an_end_are_looked_for_once() {
+fn the_end_of_a_comment_is_searched_once() {
     check(Language::JavaScript, &"{}/ /*x/\n".repeat(100_000)).ok();
     check(Language::JavaScript, &format!("{}*/", "{}/ /*x/\n".repeat(100_000))).ok();
 }
@@ -203,10 +206,10 @@ fn findings_and_size_have_a_bound() {
     let report = check(Language::JavaScript, &"eval(x)\n".repeat(100)).unwrap();
     assert_eq!((report.findings.len(), report.truncated), (100, false));
     for language in LANGUAGES {
-        let most = Rules::default().max_bytes;
-        let refused = check(language, &" ".repeat(most + 1));
-        assert_eq!(refused, Err(ScreenError::TooLarge { bytes: most + 1, most }));
-        assert!(check(language, &" ".repeat(most)).is_ok());
+        let max = Rules::default().max_bytes;
+        let refused = check(language, &" ".repeat(max + 1));
+        assert_eq!(refused, Err(AnalysisError::TooLarge { bytes: max + 1, max }));
+        assert!(check(language, &" ".repeat(max)).is_ok());
     }
 }
 

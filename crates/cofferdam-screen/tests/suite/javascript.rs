@@ -1,6 +1,6 @@
 //! Tests of findings in JavaScript, and of code without findings.
 
-use cofferdam_screen::{JavaScriptRules, Language, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, JavaScriptRules, Language, Rules};
 
 use crate::table;
 
@@ -293,8 +293,8 @@ const GETS_BY: &[&str] = &[
     "process[name]('fs')",
 ];
 
-fn screen() -> Screen {
-    Screen::default()
+fn screen() -> Analyzer {
+    Analyzer::default()
 }
 
 /// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of
@@ -306,13 +306,13 @@ fn what_is_not_wanted_is_seen_where_it_is() {
 
 /// Promise (Static analysis and audit log): Static analysis reports no permitted JavaScript code.
 #[test]
-fn what_only_looks_like_it_is_left_alone() {
+fn permitted_code_is_not_reported() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::JavaScript, &cases);
 }
 
 #[test]
-fn the_documentation_is_right_about_what_is_found_and_what_gets_by() {
+fn listed_findings_and_evasions_are_correct() {
     table(&screen(), Language::JavaScript, FALSE);
     let cases: Vec<(&str, &str)> = GETS_BY.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::JavaScript, &cases);
@@ -321,7 +321,7 @@ fn the_documentation_is_right_about_what_is_found_and_what_gets_by() {
 #[test]
 fn a_module_below_one_can_be_wanted() {
     let javascript = JavaScriptRules { allow_imports: vec!["fs/promises".to_owned()], ..JavaScriptRules::default() };
-    let screen = Screen::new(Rules { javascript, ..Rules::default() });
+    let screen = Analyzer::new(Rules { javascript, ..Rules::default() });
     table(
         &screen,
         Language::JavaScript,
@@ -343,7 +343,7 @@ fn syntax_errors_name_their_place() {
         ("import fs from 'fs'\nconst = 1", 2, 7),
         ("def f(): pass", 1, 4),
     ] {
-        let Err(ScreenError::Syntax(error)) = screen().check(Language::JavaScript, code) else {
+        let Err(AnalysisError::Syntax(error)) = screen().check(Language::JavaScript, code) else {
             panic!("{code:?} is read")
         };
         assert_eq!((error.line, error.column), (line, column), "{code:?}: {error}");

@@ -9,10 +9,10 @@ mod javascript;
 mod python;
 mod typescript;
 
-use cofferdam_screen::{Language, Screen};
+use cofferdam_screen::{Analyzer, Language};
 
 /// Checks each code of a table against `LINE:COLUMN RULE, …`. Returns the number of checked codes.
-fn table(screen: &Screen, language: Language, cases: &[(&str, &str)]) -> usize {
+fn table(screen: &Analyzer, language: Language, cases: &[(&str, &str)]) -> usize {
     let mut wrong = Vec::new();
     for (code, expected) in cases {
         let found = found(screen, language, code);
@@ -24,7 +24,7 @@ fn table(screen: &Screen, language: Language, cases: &[(&str, &str)]) -> usize {
     cases.len()
 }
 
-fn found(screen: &Screen, language: Language, code: &str) -> String {
+fn found(screen: &Analyzer, language: Language, code: &str) -> String {
     let report = match screen.check(language, code) {
         Ok(report) => report,
         Err(error) => return format!("{error}"),

@@ -1,6 +1,6 @@
 //! Tests of findings in Python, and of code without findings.
 
-use cofferdam_screen::{Language, PythonRules, Rules, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language, PythonRules, Rules};
 
 use crate::table;
 
@@ -287,14 +287,14 @@ const GETS_BY: &[&str] = &[
 ];
 
 #[test]
-fn the_documentation_is_right_about_what_is_found_and_what_gets_by() {
+fn listed_findings_and_evasions_are_correct() {
     table(&screen(), Language::Python, FALSE);
     let cases: Vec<(&str, &str)> = GETS_BY.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::Python, &cases);
 }
 
-fn screen() -> Screen {
-    Screen::default()
+fn screen() -> Analyzer {
+    Analyzer::default()
 }
 
 /// Promise (Static analysis and audit log): Static analysis finds forbidden imports, calls and attributes of Python by
@@ -306,7 +306,7 @@ fn what_is_not_wanted_is_seen_where_it_is() {
 
 /// Promise (Static analysis and audit log): Static analysis reports no permitted Python code.
 #[test]
-fn what_only_looks_like_it_is_left_alone() {
+fn permitted_code_is_not_reported() {
     let cases: Vec<(&str, &str)> = NOT_SEEN.iter().map(|code| (*code, "")).collect();
     table(&screen(), Language::Python, &cases);
 }
@@ -314,7 +314,7 @@ fn what_only_looks_like_it_is_left_alone() {
 #[test]
 fn a_submodule_that_is_wanted_does_not_bring_its_parent() {
     let python = PythonRules { allow_imports: vec!["os.path".to_owned()], ..PythonRules::default() };
-    let screen = Screen::new(Rules { python, ..Rules::default() });
+    let screen = Analyzer::new(Rules { python, ..Rules::default() });
     table(
         &screen,
         Language::Python,
@@ -345,7 +345,7 @@ fn syntax_errors_name_their_place() {
         ("ö = )", 1, 5),
         ("x = 1\n  y = 2", 2, 1),
     ] {
-        let Err(ScreenError::Syntax(error)) = screen().check(Language::Python, code) else {
+        let Err(AnalysisError::Syntax(error)) = screen().check(Language::Python, code) else {
             panic!("{code:?} is read")
         };
         assert_eq!((error.line, error.column), (line, column), "{code:?}: {error}");
@@ -353,7 +353,7 @@ fn syntax_errors_name_their_place() {
 }
 
 #[test]
-fn a_version_is_asked_for_or_any_will_do() {
+fn a_required_version_restricts_the_syntax() {
     let newer = [
         ("match x:\n    case 1: pass", "3.9"),
         ("def f[T](x: T): pass", "3.11"),
@@ -365,9 +365,9 @@ fn a_version_is_asked_for_or_any_will_do() {
     for (code, old) in newer {
         assert!(screen().check(Language::Python, code).is_ok(), "{code}");
         let python = PythonRules { version: Some(old.parse().unwrap()), ..PythonRules::default() };
-        let old_screen = Screen::new(Rules { python, ..Rules::default() });
+        let old_screen = Analyzer::new(Rules { python, ..Rules::default() });
         let refused = old_screen.check(Language::Python, code);
-        assert!(matches!(refused, Err(ScreenError::Syntax(_))), "{code} in {old}: {refused:?}");
+        assert!(matches!(refused, Err(AnalysisError::Syntax(_))), "{code} in {old}: {refused:?}");
         assert!(old_screen.check(Language::Python, "x = 1").is_ok());
     }
 }
@@ -397,9 +397,9 @@ fn code_in_an_encoding_that_is_another_program_is_not_screened() {
         ("# coding: utf-16\n= =", 1, "utf-16"),
     ] {
         let refused = screen().check(Language::Python, code);
-        assert_eq!(refused, Err(ScreenError::Encoding { line, name: name.to_owned() }), "{code:?}");
+        assert_eq!(refused, Err(AnalysisError::Encoding { line, name: name.to_owned() }), "{code:?}");
     }
-    assert_eq!(screen().check(Language::Python, "x = 1\ny = '\0'"), Err(ScreenError::NullByte { line: 2 }));
+    assert_eq!(screen().check(Language::Python, "x = 1\ny = '\0'"), Err(AnalysisError::NullByte { line: 2 }));
     assert!(screen().check(Language::Python, "# coding: utf-8\nx = 'ö'").unwrap().findings.is_empty());
 }
 
@@ -417,7 +417,7 @@ fn the_interpreter_reads_the_encodings_that_are_refused() {
             Ok(done) => assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "1", "{code}"),
             Err(error) => eprintln!("skipped: there is no python3 on this machine ({error})"),
         }
-        assert!(matches!(screen().check(Language::Python, code), Err(ScreenError::Encoding { .. })));
+        assert!(matches!(screen().check(Language::Python, code), Err(AnalysisError::Encoding { .. })));
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

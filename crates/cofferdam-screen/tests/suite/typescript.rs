@@ -1,6 +1,6 @@
 //! Tests of the differences of TypeScript: types are ignored, and there is another form of import.
 
-use cofferdam_screen::{Language, Screen, ScreenError};
+use cofferdam_screen::{AnalysisError, Analyzer, Language};
 
 use crate::table;
 
@@ -33,11 +33,11 @@ const CASES: &[(&str, &str)] = &[
 
 #[test]
 fn types_are_left_alone_and_values_are_seen() {
-    table(&Screen::default(), Language::TypeScript, CASES);
+    table(&Analyzer::default(), Language::TypeScript, CASES);
 }
 
 #[test]
 fn types_are_no_javascript() {
-    let refused = Screen::default().check(Language::JavaScript, "let x: number = 1");
-    assert!(matches!(refused, Err(ScreenError::Syntax(_))), "{refused:?}");
+    let refused = Analyzer::default().check(Language::JavaScript, "let x: number = 1");
+    assert!(matches!(refused, Err(AnalysisError::Syntax(_))), "{refused:?}");
 }

@@ -9,8 +9,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
-    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, OutputEvent, OutputStream, Posture, Protection, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize, Warm, Workspace,
+    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, OutputEvent, OutputStream, Posture, PreparedSandbox,
+    Protection, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize,
+    Workspace,
 };
 use cofferdam_simulated::SimulatedBackend;
 use parking_lot::Mutex;
@@ -175,32 +176,32 @@ impl Backend for Broken {
         }
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
-        let inner = self.inner.warm(spec).await?;
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        let inner = self.inner.prepare(spec).await?;
         Ok(Box::new(BrokenWarm { inner: Some(inner), defect: self.defect, shared: Arc::clone(&self.shared) }))
     }
 }
 
 #[derive(Debug)]
 struct BrokenWarm {
-    inner: Option<Box<dyn Warm>>,
+    inner: Option<Box<dyn PreparedSandbox>>,
     defect: Defect,
     shared: Arc<Mutex<Option<Arc<dyn Sandbox>>>>,
 }
 
 impl BrokenWarm {
-    fn inner(&self) -> &dyn Warm {
+    fn inner(&self) -> &dyn PreparedSandbox {
         self.inner.as_deref().unwrap()
     }
 
     /// Returns the spec for the inner claim, in place of the requested one.
     fn claimed(&self, spec: &Spec) -> Spec {
-        let template = self.inner().made_for();
+        let template = self.inner().template();
         let builder = match self.defect {
             Defect::WarmForgetsLimits => spec.to_builder().limits(template.limits().clone()),
             Defect::WarmForgetsAccess => spec.to_builder().workspace(template.workspace().clone()),
             Defect::WarmKeepsItsTemplate => template.to_builder(),
-            Defect::WarmFitsEverything if !self.inner().fits(spec) => template.to_builder(),
+            Defect::WarmFitsEverything if !self.inner().is_compatible(spec) => template.to_builder(),
             Defect::WarmAcceptsWeaker => spec.to_builder().allow_weaker(Protection::Cpus),
             _ => spec.to_builder(),
         };
@@ -210,13 +211,13 @@ impl BrokenWarm {
 }
 
 #[async_trait]
-impl Warm for BrokenWarm {
-    fn made_for(&self) -> &Spec {
-        self.inner().made_for()
+impl PreparedSandbox for BrokenWarm {
+    fn template(&self) -> &Spec {
+        self.inner().template()
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
-        self.defect == Defect::WarmFitsEverything || self.inner().fits(spec)
+    fn is_compatible(&self, spec: &Spec) -> bool {
+        self.defect == Defect::WarmFitsEverything || self.inner().is_compatible(spec)
     }
 
     fn is_alive(&self) -> bool {

@@ -58,13 +58,13 @@ pub struct FirecrackerConfig {
     /// Directory of the VMs' directories with sockets and links, created when it is first needed.
     pub place: PathBuf,
     /// Deadline for an answer; twice as long where memory is read or written.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl FirecrackerConfig {
     /// Creates a configuration without a program, with the default deadlines.
     pub fn new(place: impl Into<PathBuf>) -> Self {
-        Self { program: None, jailer: Jailer::Off, place: place.into(), patience: Duration::from_secs(30) }
+        Self { program: None, jailer: Jailer::Off, place: place.into(), timeout: Duration::from_secs(30) }
     }
 }
 
@@ -165,9 +165,9 @@ impl FirecrackerVmm {
             Ok((confined, id))
         });
         let (confined, id) = confined.await?;
-        let patience = self.config.patience;
-        let deadlines = Deadlines { connect: patience, call: patience, slow: patience * 2 };
-        let launch = Launch { program, ready: patience.max(MIN_READY_TIMEOUT), deadlines };
+        let timeout = self.config.timeout;
+        let deadlines = Deadlines { connect: timeout, call: timeout, slow: timeout * 2 };
+        let launch = Launch { program, ready: timeout.max(MIN_READY_TIMEOUT), deadlines };
         let process = launch.start(confined, &id).await?;
         if process.version() != version {
             let (found, what) = (process.version(), "its program was replaced while a VM was started");
@@ -183,7 +183,7 @@ impl FirecrackerVmm {
             Channel::begin(pair, (watched.directory.join(VSOCK), watched.tree.clone()), watched.end.clone(), boots);
         let state = if boots { RunState::Running } else { RunState::Paused { connected: false } };
         let memory = (dumps, memory_size(hardware));
-        Ok((FirecrackerVm::new(watched, channel, memory, state, patience), streams))
+        Ok((FirecrackerVm::new(watched, channel, memory, state, timeout), streams))
     }
 
     /// Sends all requests, or kills the VM. Its directory is closed when all files in it are created: before the last

@@ -210,7 +210,7 @@ fn allowed(limits: &[(Resource, u64)]) -> io::Result<Vec<String>> {
     let mut options = Vec::new();
     for (name, resource) in named {
         if let Some((_, max)) = limits.iter().find(|(found, _)| *found == resource) {
-            options.push(format!("{name}={}", max.min(&process::most_of(resource)?)));
+            options.push(format!("{name}={}", max.min(&process::hard_limit(resource)?)));
         }
     }
     Ok(options)

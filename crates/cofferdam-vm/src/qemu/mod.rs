@@ -77,7 +77,7 @@ pub struct QemuConfig {
     /// QEMU's name of the CPU model, with its version; never `max` or `host`, whose meaning depends on the host.
     pub processor: String,
     /// Deadline for an answer.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for QemuConfig {
@@ -86,7 +86,7 @@ impl Default for QemuConfig {
             program: None,
             accelerator: Accelerator::default(),
             processor: "Nehalem-v1".to_owned(),
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 }
@@ -223,7 +223,7 @@ impl Vmm for Qemu {
     async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
         let memory = Memory::of_state(state.memory(), memory_size(&hardware))?;
         let (vm, agent) = self.launch(&hardware, None, memory).await?;
-        vm.load(state.devices(), self.config.patience).await?;
+        vm.load(state.devices(), self.config.timeout).await?;
         Ok(started(vm, agent))
     }
 }
@@ -306,7 +306,7 @@ impl Qemu {
         tokio::spawn(output.0.clone().collect(console));
         tokio::spawn(output.1.clone().collect(errors));
         let owner = Owner { pid: child.id(), user };
-        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), output, (memory, owner))?;
+        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.timeout), output, (memory, owner))?;
         // From here on, dropping the VM kills the process.
         vm.greet().await?;
         Ok((vm, agent))

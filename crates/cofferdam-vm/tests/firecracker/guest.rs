@@ -163,7 +163,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     drop(machine.connected().await);
     connections.send(Some(machine.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
-    let settings = || Settings { patience: NO_HANG, ..Settings::default() };
+    let settings = || Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let connecting = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
     let (guest, evidence) = connecting.unwrap_or_else(|error| panic!("{error}; {}", machine.console()));
     assert_eq!(evidence.uids, vec![4711; 4]);

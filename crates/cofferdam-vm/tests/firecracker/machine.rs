@@ -106,8 +106,8 @@ impl Stage {
         self.directory.path().join("monitors")
     }
 
-    pub(crate) fn driver(&self, patience: Duration) -> FirecrackerVmm {
-        driver_in(self.directory.path(), patience)
+    pub(crate) fn driver(&self, timeout: Duration) -> FirecrackerVmm {
+        driver_in(self.directory.path(), timeout)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -148,11 +148,11 @@ fn executable(path: &Path, script: &str) {
 }
 
 /// Returns a driver, with the jailer if there is one beside the program.
-pub(crate) fn driver_in(directory: &Path, patience: Duration) -> FirecrackerVmm {
+pub(crate) fn driver_in(directory: &Path, timeout: Duration) -> FirecrackerVmm {
     let program = Some(directory.join("bin/firecracker"));
     let jailer = if directory.join("bin/jailer").exists() { Jailer::Beside } else { Jailer::Off };
     let base = FirecrackerConfig::new(directory.join("monitors"));
-    FirecrackerVmm::new(FirecrackerConfig { program, jailer, patience, ..base })
+    FirecrackerVmm::new(FirecrackerConfig { program, jailer, timeout, ..base })
 }
 
 pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_conformance::{Options, Outcome, Progress, Report, Target, UnixPrograms, cases, run};
-use cofferdam_contract::{Backend, ByteSize, Capabilities, Level, Result, Sandbox, Snapshot, Spec, Warm};
+use cofferdam_contract::{Backend, ByteSize, Capabilities, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec};
 use cofferdam_vm::VmBackend;
 
 use crate::support;
@@ -43,8 +43,8 @@ impl Backend for Claiming {
         if spec.limits() != Spec::default().limits() || spec.root() != Spec::default().root() {
             return self.0.create(spec).await;
         }
-        let warm = self.0.warm(Spec::default()).await?;
-        if warm.fits(&spec) {
+        let warm = self.0.prepare(Spec::default()).await?;
+        if warm.is_compatible(&spec) {
             return warm.claim(spec).await;
         }
         warm.close().await?;
@@ -55,8 +55,8 @@ impl Backend for Claiming {
         self.0.restore(snapshot, spec).await
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
-        self.0.warm(spec).await
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        self.0.prepare(spec).await
     }
 }
 

@@ -35,7 +35,7 @@ fn splice(streams: Streams) -> (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>,
 
 fn settings() -> Settings {
     let limits = Limits { wall_time: NO_HANG, cpu_time: None, ..Limits::default() };
-    Settings { patience: NO_HANG, limits, ..Settings::default() }
+    Settings { answer_timeout: NO_HANG, limits, ..Settings::default() }
 }
 
 async fn run(guest: &Guest, line: &str) -> String {

@@ -277,7 +277,7 @@ async fn a_machine_that_cannot_go_on_is_ended() {
     if support::image(test).is_none() {
         return;
     }
-    let qemu = QemuConfig { patience: Duration::from_secs(8), ..QemuConfig::default() };
+    let qemu = QemuConfig { timeout: Duration::from_secs(8), ..QemuConfig::default() };
     let backend = VmBackend::new(VmConfig { qemu, ..support::config() }).unwrap();
     let sandbox = promptly(backend.create(spec(83))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();

@@ -299,12 +299,12 @@ async fn warm_machines_come_from_one_snapshot_and_differ() {
     let mut identities = Vec::new();
     for turn in 0..3 {
         let begun = Instant::now();
-        let warm = promptly(backend.warm(Spec::default())).await.unwrap();
+        let warm = promptly(backend.prepare(Spec::default())).await.unwrap();
         println!("turn {turn}: warm after {:?}", begun.elapsed());
         let begun = Instant::now();
         let limits = Limits { wall_time: Duration::from_secs(99), ..Limits::default() };
         let spec = Spec::builder().limits(limits).label("turn", turn.to_string()).build().unwrap();
-        assert!(warm.fits(&spec));
+        assert!(warm.is_compatible(&spec));
         let sandbox = promptly(warm.claim(spec.clone())).await.unwrap();
         println!("turn {turn}: claimed after {:?}", begun.elapsed());
         let request = ExecRequest::shell("echo $MINE").env("MINE", turn.to_string()).build().unwrap();

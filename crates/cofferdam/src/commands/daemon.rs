@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cofferdam::daemon::{Connection, DaemonConfig, Place, Refusal, Server, Status};
-use cofferdam::engine::{InterpreterConfig, InterpretersConfig, KeptInterpreter, PoolConfig};
+use cofferdam::engine::{InterpreterConfig, InterpretersConfig, PoolConfig, PreparedInterpreter};
 use cofferdam::{Error, ErrorKind, Level, Result, Spec, registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
@@ -121,7 +121,11 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
 }
 
 /// Returns the interpreters to prepare: those of allowed languages, started as the configuration describes.
-fn prepared_interpreters(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<Vec<KeptInterpreter>> {
+fn prepared_interpreters(
+    args: &DaemonArgs,
+    settings: &Settings,
+    file: &ConfigDaemon,
+) -> Result<Vec<PreparedInterpreter>> {
     // Prepared interpreters are processes. The interpreters of level wasm start from a snapshot without preparation.
     if settings.backend.level == Level::Wasm {
         if [args.python, args.node].into_iter().flatten().any(|ready| ready > 0) {
@@ -151,7 +155,7 @@ fn prepared_interpreters(args: &DaemonArgs, settings: &Settings, file: &ConfigDa
     let prepared = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
         let command = settings.code.languages.by_name(name).ok()?.interpreter.clone();
         let interpreter = InterpreterConfig { command, ..interpreter.with_modules(modules) };
-        Some(KeptInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
+        Some(PreparedInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });
     Ok(prepared.filter(|kept| kept.ready > 0).collect())
 }

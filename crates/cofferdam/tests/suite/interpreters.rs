@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam::engine::{
-    InterpreterConfig, InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, KeptInterpreter,
-    PoolConfig, PooledBackend,
+    InterpreterConfig, InterpreterMetrics, InterpreterTimes, Interpreters, InterpretersConfig, PoolConfig,
+    PooledBackend, PreparedInterpreter,
 };
 use cofferdam::{
     Access, Backend, ByteSize, Command, ExecRequest, Limits, Protection, Script, Spec, SpecBuilder, TenantId,
@@ -31,7 +31,7 @@ fn keep(interpreter: InterpreterConfig, times: InterpreterTimes) -> Kept {
     let backend = registry::backend("process").expect("the backend starts");
     let template = spec().build().expect("valid");
     let pool = Arc::new(PooledBackend::new(backend, template.clone(), PoolConfig::default()).expect("a pool"));
-    let kept = KeptInterpreter { name: "python".to_owned(), interpreter, ready: 1 };
+    let kept = PreparedInterpreter { name: "python".to_owned(), interpreter, ready: 1 };
     let config = InterpretersConfig { times, ..InterpretersConfig::new([kept]) };
     let interpreters = Interpreters::new(Arc::clone(&pool) as Arc<dyn Backend>, template, config).expect("a keeper");
     Kept { pool, interpreters }

@@ -1,5 +1,5 @@
 # Warms up and runs one request as Python runs a script in a cold start. It is started as one file, followed by
-# `waiting.py` and `serve.py`. docs/interpreters.md lists the properties of a cold start that it preserves.
+# `warm.py` and `serve.py`. docs/interpreters.md lists the properties of a cold start that it preserves.
 #
 # The first line stores the namespace that Python gives a script, before this file adds to it.
 pristine = dict(globals())

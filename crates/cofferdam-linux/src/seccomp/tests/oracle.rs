@@ -62,7 +62,7 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
     let low = call.arguments.map(|argument| argument as u32);
     match name {
         "prlimit64"
-            if options.mark_key.is_some()
+            if options.tag_key.is_some()
                 && call.arguments[0] >> 32 == 0x1234_5679
                 && call.arguments[1] == 0x89ab_cdef_0000_000f =>
         {
@@ -158,7 +158,7 @@ fn check_stages(arch: Arch, options: &Options, stages: &(Program, Program), call
 }
 
 #[test]
-fn two_stages_judge_every_number_as_the_whole_does() {
+fn two_stages_decide_every_number_as_the_whole_filter() {
     for arch in Arch::ALL {
         for options in all_options() {
             let stages = compile_stages(arch, &options);
@@ -211,7 +211,7 @@ fn compiling_twice_gives_the_same_program() {
 
 fn any_options() -> impl Strategy<Value = Options> {
     let all = any::<[bool; 7]>();
-    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads, kernel]| {
+    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, tag, deny_large_buffers, watch_reads, kernel]| {
         Options {
             watch_reads,
             quotas: false,
@@ -221,7 +221,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             deny_memfd,
             deny_shared_memory,
             deny_affinity,
-            mark_key: mark.then_some(KEY),
+            tag_key: tag.then_some(KEY),
         }
     })
 }

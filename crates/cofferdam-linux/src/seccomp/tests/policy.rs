@@ -186,7 +186,7 @@ fn set_id_bits_are_refused_wherever_a_mode_is_given() {
 }
 
 #[test]
-fn open_ignores_the_mode_when_no_file_is_made() {
+fn open_ignores_the_mode_when_it_creates_no_file() {
     for flags in [0, 1, 2, 0o200_000, 0o2_000_000, 0o10_000_000] {
         default("open", &[1, flags, 0o6777], ALLOW);
         default("openat", &[1, 1, flags, u64::MAX], ALLOW);
@@ -194,7 +194,7 @@ fn open_ignores_the_mode_when_no_file_is_made() {
 }
 
 #[test]
-fn devices_are_not_made() {
+fn device_nodes_are_not_created() {
     for kind in [0o020_000, 0o060_000] {
         default("mknod", &[1, kind | 0o666, 0x103], EPERM);
         default("mknodat", &[1, 1, kind | 0o666, 0x103], EPERM);
@@ -206,7 +206,7 @@ fn devices_are_not_made() {
 }
 
 #[test]
-fn whiteouts_are_not_made() {
+fn whiteouts_are_not_created() {
     for flags in [4, 5, 6, 4 | 1 << 32] {
         default("renameat2", &[1, 1, 1, 1, flags], EPERM);
     }
@@ -231,7 +231,7 @@ fn watches_report_changes_but_not_opens_and_reads() {
 }
 
 #[test]
-fn a_descriptor_changes_nothing_for_others_who_use_the_file() {
+fn a_descriptor_changes_nothing_for_other_users_of_the_file() {
     let few_buffers = Options { deny_large_buffers: true, ..Options::default() };
     // F_SETLEASE, F_NOTIFY, F_SET_RW_HINT, F_SET_FILE_RW_HINT, F_SETDELEG.
     for command in [1024, 1026, 1036, 1038, 1040, 1024 | 1 << 32] {
@@ -246,7 +246,7 @@ fn a_descriptor_changes_nothing_for_others_who_use_the_file() {
 }
 
 #[test]
-fn the_shared_page_cache_is_neither_asked_nor_emptied() {
+fn the_shared_page_cache_is_neither_queried_nor_emptied() {
     default("cachestat", &[3, 1, 1, 0], ENOSYS);
     default("preadv2", &[3, 1, 1, 0, 0, 8], EOPNOTSUPP);
     default("preadv2", &[3, 1, 1, 0, 0, 9 | 1 << 32], EOPNOTSUPP);
@@ -306,7 +306,7 @@ fn file_systems_take_no_requests_that_change_or_map_a_file() {
 }
 
 #[test]
-fn limits_that_mark_an_exec_cannot_be_changed() {
+fn exec_tag_limits_cannot_be_changed() {
     default("setrlimit", &[15, 0x7fff_0000], EPERM);
     default("setrlimit", &[15 | 1 << 32, 0x7fff_0000], EPERM);
     for new in [1, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
@@ -326,8 +326,8 @@ fn limits_that_mark_an_exec_cannot_be_changed() {
 }
 
 #[test]
-fn a_mark_can_be_set_with_its_key_and_with_no_other() {
-    let options = Options { mark_key: Some(super::KEY), ..Options::default() };
+fn exec_tag_is_set_only_with_its_key() {
+    let options = Options { tag_key: Some(super::KEY), ..Options::default() };
     let (process, resource) = super::KEY.arguments();
     for new in [1, 1 << 32, u64::MAX] {
         check(&options, "prlimit64", &[process, resource, new], ALLOW);
@@ -342,8 +342,8 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
         check(&options, "setrlimit", &[15, new], EPERM);
         check(&options, "setrlimit", &[resource, new], EPERM);
     }
-    assert!(super::MarkKey::new(0).arguments().0 >> 32 > 0);
-    assert!(super::MarkKey::new(0).arguments().1 >> 32 > 0);
+    assert!(super::TagKey::new(0).arguments().0 >> 32 > 0);
+    assert!(super::TagKey::new(0).arguments().1 >> 32 > 0);
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn options_refuse_more() {
 }
 
 #[test]
-fn kernel_memory_that_is_charged_to_nobody_is_refused() {
+fn kernel_memory_outside_every_limit_is_refused() {
     default("prctl", &[78, 1, 1 << 24], EINVAL);
     for option in [35, 39, 42, 46, 48] {
         default("setsockopt", &[3, 0, option], ENODEV);

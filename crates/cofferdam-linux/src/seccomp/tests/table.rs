@@ -13,7 +13,7 @@ fn rules_are_sorted_and_unique() {
 
 /// Promise (Process isolation): Every allowed system call states its reason.
 #[test]
-fn every_rule_says_why() {
+fn every_rule_has_a_reason() {
     for rule in RULES {
         assert!(!rule.why.trim().is_empty(), "{}", rule.name);
     }

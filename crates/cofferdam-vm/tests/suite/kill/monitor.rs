@@ -217,13 +217,13 @@ impl Keeper {
     async fn warms(&mut self) {
         let before = monitors();
         let boot = millis(&mut self.random, 600);
-        let warmed = killed(Whose::New(&before), boot, self.backend.warm(spec())).await;
+        let warmed = killed(Whose::New(&before), boot, self.backend.prepare(spec())).await;
         assert!(is_told("the first warm one", warmed));
         // The next call creates the template that could not be created.
-        let mut warm = prompt(self.backend.warm(spec())).await.unwrap();
+        let mut warm = prompt(self.backend.prepare(spec())).await.unwrap();
         for after in self.moments(150) {
             let there = monitors();
-            let warmed = killed(Whose::New(&there), after, self.backend.warm(spec())).await;
+            let warmed = killed(Whose::New(&there), after, self.backend.prepare(spec())).await;
             if !is_told("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
                 prompt(warmed.unwrap().close()).await.unwrap();
             }
@@ -238,14 +238,14 @@ impl Keeper {
         })
         .await;
         assert!(is_told("claim", prompt(warm.claim(spec())).await.map(drop)));
-        warm = prompt(self.backend.warm(spec())).await.unwrap();
+        warm = prompt(self.backend.prepare(spec())).await.unwrap();
         let pid = *monitors().difference(&before).next().unwrap();
         // The claim may not detect the death; then the first exec does.
         kill(pid);
         if let Ok(sandbox) = prompt(warm.claim(spec())).await {
             self.is_over(sandbox).await;
         }
-        let claimed = prompt(prompt(self.backend.warm(spec())).await.unwrap().claim(spec())).await.unwrap();
+        let claimed = prompt(prompt(self.backend.prepare(spec())).await.unwrap().claim(spec())).await.unwrap();
         let done = prompt(claimed.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
         assert_eq!(&*done.stdout, b"works\n");
         prompt(claimed.close()).await.unwrap();

@@ -78,10 +78,10 @@ async fn supervisor() {
     if stays_at("warm") {
         at("warm");
         // The first call boots the template's VM, saves and closes it; later ones restore its snapshot.
-        let warm = backend.warm(Spec::default()).await.unwrap();
+        let warm = backend.prepare(Spec::default()).await.unwrap();
         at("warmed");
         loop {
-            let another = backend.warm(Spec::default()).await.unwrap();
+            let another = backend.prepare(Spec::default()).await.unwrap();
             let claimed = another.claim(Spec::default()).await.unwrap();
             claimed.close().await.unwrap();
             assert!(warm.is_alive());

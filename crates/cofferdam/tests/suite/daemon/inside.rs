@@ -112,7 +112,7 @@ fn what_a_client_does_not_offer_is_unsupported_and_one_connection_is_one_run() {
         let backend = Inside::connect(directory).expect("it exists");
         assert!(!backend.capabilities().contains(&Capability::MultipleExecs));
         let kind = |result: Result<()>| result.expect_err("it is not offered").kind();
-        assert_eq!(kind(backend.warm(spec()).await.map(drop)), ErrorKind::Unsupported);
+        assert_eq!(kind(backend.prepare(spec()).await.map(drop)), ErrorKind::Unsupported);
         let sandbox = backend.create(spec()).await.expect("a sandbox");
         assert_eq!(kind(backend.create(spec()).await.map(drop)), ErrorKind::ResourceExhausted);
         assert!(sandbox.posture().items().is_empty());

@@ -1,7 +1,7 @@
 //! A prepared interpreter: started, warmed up, used for one request.
 //!
 //! ```text
-//! warm-up --(ready on both streams)--> waiting --start--> request sent --(answer)--> running
+//! warm-up --(ready on both streams)--> warm --start--> request sent --(answer)--> running
 //!   |  error, exit, timeout               |  dropped           |  no answer
 //!   '-------------------> killed <--------'--------------------'
 //! ```
@@ -25,21 +25,21 @@ use crate::ready::{MAX_STARTUP_OUTPUT, warm_up};
 pub const EXTRA_PROCESSES: u32 = 1;
 const PYTHON: &str = concat!(
     include_str!("bootstrap/python/script.py"),
-    include_str!("bootstrap/python/waiting.py"),
+    include_str!("bootstrap/python/warm.py"),
     include_str!("bootstrap/python/serve.py"),
 );
 const NODE: &str = include_str!("bootstrap/node.cjs");
 
-/// A prepared interpreter that is waiting for its one request. Dropping it ends it.
+/// A prepared interpreter that serves one request. Dropping it ends it.
 #[derive(Debug)]
-pub struct WaitingInterpreter {
+pub struct WarmInterpreter {
     sandbox: Arc<dyn Sandbox>,
     config: InterpreterConfig,
     line: Line,
     expires: Instant,
 }
 
-impl WaitingInterpreter {
+impl WarmInterpreter {
     /// Starts an interpreter in `sandbox` and waits until it is ready. The sandbox must be new and used only for this
     /// interpreter. Its backend needs several execs, streaming standard input and Unix programs.
     ///
@@ -48,13 +48,13 @@ impl WaitingInterpreter {
     /// # Errors
     /// - `NotFound` if the interpreter or one of its modules is missing; the message names it.
     /// - `Unavailable` if the interpreter exits or is not ready within the warm limit.
-    pub async fn warm(sandbox: Arc<dyn Sandbox>, config: InterpreterConfig) -> Result<Self> {
+    pub async fn prepare(sandbox: Arc<dyn Sandbox>, config: InterpreterConfig) -> Result<Self> {
         config.validate()?;
         let token = token();
         let expires = Instant::now() + config.lifetime;
         // If no cgroup counts memory, memory shared by two processes counts twice. In that case there is no anchor.
         let anchored = sandbox.usage().await.is_ok_and(|usage| usage.memory_bytes.is_some());
-        let line = warm_up(&*sandbox, wait_request(&config, &token, anchored)?, &token, config.warm_limit).await?;
+        let line = warm_up(&*sandbox, start_request(&config, &token, anchored)?, &token, config.warm_limit).await?;
         Ok(Self { sandbox, config, line, expires })
     }
 
@@ -68,7 +68,7 @@ impl WaitingInterpreter {
         self.expires
     }
 
-    /// Returns true if the interpreter is still waiting, and false if it was killed, for example because of memory.
+    /// Returns true if the interpreter can still be used, and false if it was killed, for example because of memory.
     pub fn is_alive(&self) -> bool {
         self.line.inner.try_exit().is_none()
     }
@@ -104,10 +104,10 @@ impl WaitingInterpreter {
 }
 
 /// Returns the exec request that starts the interpreter.
-fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Result<ExecRequest> {
+fn start_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Result<ExecRequest> {
     let mut interpreter = config.command.clone();
-    let ending = if anchored { "anchored" } else { "plain" };
-    let mut args = vec![token.to_owned(), ending.to_owned(), config.warm_up.clone()];
+    let kind = if anchored { "anchored" } else { "plain" };
+    let mut args = vec![token.to_owned(), kind.to_owned(), config.warm_up.clone()];
     args.extend(config.modules.iter().cloned());
     let (name, contents) = match config.runtime {
         Runtime::Python => ("waiting.py", PYTHON),
@@ -120,7 +120,7 @@ fn wait_request(config: &InterpreterConfig, token: &str, anchored: bool) -> Resu
     };
     // The output limit equals the buffer size, so that no output can be lost between this exec and the request's
     // handle.
-    let room = ByteSize::from_bytes(config.most_output.as_bytes() + 2 * MAX_STARTUP_OUTPUT.as_bytes());
+    let room = ByteSize::from_bytes(config.max_output.as_bytes() + 2 * MAX_STARTUP_OUTPUT.as_bytes());
     let contents = Bytes::from_static(contents.as_bytes());
     ExecRequest::builder(Command::Script(Script { interpreter, name: name.to_owned(), contents, args }))
         .stdin(Stdin::Stream)

@@ -6,7 +6,7 @@
 
 /// The CPU time account of the execs that run at the same time.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct CpuCharges {
     charged_micros: u64,
     sum_micros: u64,
     population: Population,
@@ -45,7 +45,7 @@ fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-impl Ledger {
+impl CpuCharges {
     /// Opens an account with these processes and the sum of their times.
     pub fn open(sum_micros: u64, population: Population) -> Self {
         Self { charged_micros: 0, sum_micros, population }
@@ -61,7 +61,7 @@ impl Ledger {
     }
 
     /// Resumes after a pause: keeps what was charged before, and does not charge the time until now.
-    pub fn go_on(&mut self, sum_micros: u64, population: Population) {
+    pub fn resume(&mut self, sum_micros: u64, population: Population) {
         self.sum_micros = sum_micros;
         self.population = population;
     }
@@ -84,25 +84,25 @@ mod tests {
 
     #[test]
     fn processes_that_come_and_go_are_charged_for_the_whole_span() {
-        let mut ledger = Ledger::open(0, population(&[], 0));
-        ledger.charge(1000, 2, 0, population(&[2], 2));
-        assert_eq!(ledger.charged_micros(), 2000, "a process appeared");
-        ledger.charge(1000, 2, 300, population(&[2], 2));
-        assert_eq!(ledger.charged_micros(), 2300, "the same processes at both ends");
-        ledger.charge(1000, 2, 300, population(&[2], 9));
-        assert_eq!(ledger.charged_micros(), 4300, "processes appeared and vanished between polls");
-        ledger.charge(1000, 2, 100, population(&[], 9));
-        assert_eq!(ledger.charged_micros(), 6300, "a process vanished with its times");
+        let mut charges = CpuCharges::open(0, population(&[], 0));
+        charges.charge(1000, 2, 0, population(&[2], 2));
+        assert_eq!(charges.charged_micros(), 2000, "a process appeared");
+        charges.charge(1000, 2, 300, population(&[2], 2));
+        assert_eq!(charges.charged_micros(), 2300, "the same processes at both ends");
+        charges.charge(1000, 2, 300, population(&[2], 9));
+        assert_eq!(charges.charged_micros(), 4300, "processes appeared and vanished between polls");
+        charges.charge(1000, 2, 100, population(&[], 9));
+        assert_eq!(charges.charged_micros(), 6300, "a process vanished with its times");
     }
 
     #[test]
     fn what_was_stopped_is_not_charged() {
-        let mut ledger = Ledger::open(0, population(&[2], 2));
-        ledger.charge(1000, 2, 300, population(&[2], 2));
-        ledger.go_on(900, population(&[2, 3], 9));
-        assert_eq!(ledger.charged_micros(), 300);
-        ledger.charge(1000, 2, 1000, population(&[2, 3], 9));
-        assert_eq!(ledger.charged_micros(), 400);
+        let mut charges = CpuCharges::open(0, population(&[2], 2));
+        charges.charge(1000, 2, 300, population(&[2], 2));
+        charges.resume(900, population(&[2, 3], 9));
+        assert_eq!(charges.charged_micros(), 300);
+        charges.charge(1000, 2, 1000, population(&[2, 3], 9));
+        assert_eq!(charges.charged_micros(), 400);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-# A prepared interpreter. Started as `python3 FLAGS FILE TOKEN ENDING WARM_UP MODULE...`, it warms up and runs the one
+# A prepared interpreter. Started as `python3 FLAGS FILE TOKEN KIND WARM_UP MODULE...`, it warms up and runs the one
 # request that arrives on its standard input.
 def anchor():
     """Starts an idle process that shares the memory of this one and nothing else.
@@ -36,7 +36,7 @@ def anchor():
     return stack
 
 
-ending, warm_up = sys.argv[2], sys.argv[3]
+kind, warm_up = sys.argv[2], sys.argv[3]
 preload(sys.argv[4:])
 directory = f"/tmp/code-{os.urandom(8).hex()}"
 try:
@@ -45,7 +45,7 @@ try:
 except BaseException as error:
     refuse("failed", "the warm-up failed", error)
 warm(warm_up)
-held = anchor() if ending == "anchored" else None
+held = anchor() if kind == "anchored" else None
 known = now_known()
 # Existing objects are permanent: garbage collections of the script skip them.
 gc.freeze()

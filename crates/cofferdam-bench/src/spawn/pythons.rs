@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use cofferdam_contract::{Backend, Command, Completed, ExecRequest, Limits, Sandbox, Script, Spec, collect};
-use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WaitingInterpreter};
+use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use cofferdam_process::ProcessBackend;
 use parking_lot::Mutex;
 
@@ -21,7 +21,7 @@ pub struct WarmPythons {
     backend: Arc<ProcessBackend>,
     config: InterpreterConfig,
     code: &'static str,
-    waiting: Mutex<Vec<WaitingInterpreter>>,
+    idle: Mutex<Vec<WarmInterpreter>>,
     used: Mutex<Vec<Arc<dyn Sandbox>>>,
 }
 
@@ -30,8 +30,8 @@ impl WarmPythons {
     pub fn new(backend: &Arc<ProcessBackend>, command: &[&str], modules: &[&str], code: &'static str) -> Self {
         let command = command.iter().map(|&word| word.to_owned()).collect();
         let config = InterpreterConfig { command, ..InterpreterConfig::python().with_modules(modules.iter().copied()) };
-        let (waiting, used) = (Mutex::default(), Mutex::default());
-        Self { backend: Arc::clone(backend), config, code, waiting, used }
+        let (idle, used) = (Mutex::default(), Mutex::default());
+        Self { backend: Arc::clone(backend), config, code, idle, used }
     }
 
     /// Closes used Pythons, and prepares new ones if none is left.
@@ -39,7 +39,7 @@ impl WarmPythons {
         for sandbox in take(&self.used) {
             sandbox.close().await?;
         }
-        if !self.waiting.lock().is_empty() {
+        if !self.idle.lock().is_empty() {
             return Ok(());
         }
         for _ in 0..FEW {
@@ -47,15 +47,15 @@ impl WarmPythons {
             let pids = limits.pids.map(|count| count + EXTRA_PROCESSES);
             let spec = Spec::builder().limits(Limits { pids, ..limits }).build()?;
             let sandbox = self.backend.create(spec).await?;
-            let made = WaitingInterpreter::warm(sandbox, self.config.clone()).await?;
-            self.waiting.lock().push(made);
+            let made = WarmInterpreter::prepare(sandbox, self.config.clone()).await?;
+            self.idle.lock().push(made);
         }
         Ok(())
     }
 
     /// Runs the code in a prepared Python.
     pub async fn run(&self) -> Result<Completed> {
-        let waiting = self.waiting.lock().pop().context("no prepared Python is left: refill first")?;
+        let idle = self.idle.lock().pop().context("no prepared Python is left: refill first")?;
         let script = Script {
             interpreter: self.config.command.clone(),
             name: "main.py".to_owned(),
@@ -63,8 +63,8 @@ impl WarmPythons {
             args: Vec::new(),
         };
         let request = ExecRequest::builder(Command::Script(script)).build()?;
-        self.used.lock().push(Arc::clone(waiting.sandbox()));
-        Ok(collect(waiting.start(request).await?).await?)
+        self.used.lock().push(Arc::clone(idle.sandbox()));
+        Ok(collect(idle.start(request).await?).await?)
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use crate::ours;
 
     #[tokio::test]
-    async fn each_waiting_python_runs_once() {
+    async fn each_warm_python_runs_once() {
         let python = python_with("json").expect("Python has this module");
         assert_eq!(python_with("no_such_module_at_all"), None);
         let backend = ours::backend().await.unwrap();
@@ -104,6 +104,6 @@ mod tests {
         }
         assert!(pythons.run().await.is_err());
         pythons.refill().await.unwrap();
-        assert_eq!((pythons.used.lock().len(), pythons.waiting.lock().len()), (0, FEW));
+        assert_eq!((pythons.used.lock().len(), pythons.idle.lock().len()), (0, FEW));
     }
 }

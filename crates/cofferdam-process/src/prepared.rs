@@ -8,17 +8,18 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Posture, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{
+    Error, ErrorKind, Limits, Posture, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
+};
 
-use crate::backend::check;
 use crate::client::Launcher;
+use crate::pending::{PendingSandbox, SandboxInputs};
 use crate::protocol::Create;
-use crate::raw::PendingSandbox;
-use crate::sandbox::SandboxInputs;
+use crate::supported::check;
 
 /// A prepared process sandbox.
 #[derive(Debug)]
-pub struct PreparedSandbox {
+pub struct PreparedProcessSandbox {
     /// The sandbox. `None` once it was claimed or closed.
     pending: Option<PendingSandbox>,
     template: Spec,
@@ -28,7 +29,7 @@ pub struct PreparedSandbox {
     has_groups: bool,
 }
 
-impl PreparedSandbox {
+impl PreparedProcessSandbox {
     /// Prepares a sandbox. Fails if a sandbox for the template itself would be refused.
     pub async fn prepare(launcher: Arc<Launcher>, create: Create, inputs: SandboxInputs) -> Result<Self> {
         let has_groups = launcher.ready().await?.cgroup_version > 0;
@@ -43,12 +44,12 @@ impl PreparedSandbox {
 }
 
 #[async_trait]
-impl Warm for PreparedSandbox {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for PreparedProcessSandbox {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
-    fn fits(&self, spec: &Spec) -> bool {
+    fn is_compatible(&self, spec: &Spec) -> bool {
         is_compatible(&self.template, spec, self.has_groups)
     }
 
@@ -58,7 +59,7 @@ impl Warm for PreparedSandbox {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         check(&spec)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the template in a fixed setting")
                 .with_remedy("create the sandbox on request"));
         }
@@ -142,7 +143,7 @@ mod tests {
     /// Promise (Warm sandboxes and pools): A warm process sandbox is compatible with specs that differ only in what the
     /// owner or a control group enforces.
     #[test]
-    fn what_the_owner_or_a_control_group_keeps_can_come_late() {
+    fn limits_of_the_owner_or_a_control_group_are_applied_at_the_claim() {
         let template = Spec::default();
         let late = [
             with(|limits| limits.wall_time = Duration::from_secs(1)),

@@ -11,8 +11,8 @@ use cofferdam_contract::{Backend, ExecHandle, Limits, Sandbox, Spec};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 
-use crate::host::machine::{self, Facts};
-use crate::options::HogsOptions;
+use crate::host::facts::{self, Facts};
+use crate::options::NeighboursOptions;
 use crate::ours;
 use crate::results::{self, File};
 use crate::rounds::Orders;
@@ -27,32 +27,33 @@ const BLOCK: usize = 20;
 const WARM_UP: usize = 10;
 /// Time for neighbours to start or to end.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Wall and CPU time limit of a hog, longer than any block.
+/// Wall and CPU time limit of a neighbour, longer than any block.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Measures, prints and writes the results.
-pub fn run(options: &HogsOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+pub fn run(options: &NeighboursOptions, out: &Path) -> Result<()> {
+    let facts = facts::collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(measure(usize::try_from(options.hogs)?, usize::try_from(options.n)?))?;
-    let file = File::json(&format!("hogs-{}", facts.unix_time), &report.json(&facts));
+    let report = runtime.block_on(measure(usize::try_from(options.neighbours)?, usize::try_from(options.n)?))?;
+    let file = File::json(&format!("neighbours-{}", facts.unix_time), &report.json(&facts));
     results::publish(out, &[file], &report.table(&facts))
 }
 
-/// Latencies of each of [`CONTESTANTS`], without hogs and with.
+/// Latencies of each of [`CONTESTANTS`], without neighbours and with.
 #[derive(Debug)]
 struct Report {
-    hogs: usize,
-    /// Number of processors that the hogs used, on average, while they ran. `None` if the host does not report it.
+    neighbours: usize,
+    /// Number of processors that the neighbours used, on average, while they ran. `None` if the host does not report
+    /// it.
     busy: Option<f64>,
     quiet: Vec<Sample>,
     crowded: Vec<Sample>,
 }
 
-async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
+async fn measure(neighbours: usize, rounds: usize) -> Result<Report> {
     let field = Field::prepare(&CONTESTANTS, None).await?;
     ensure!(field.entrants() == CONTESTANTS, "not all contestants can be measured: {:?}", field.absent);
-    let neighbours = Neighbours::make(hogs).await?;
+    let sandboxes = Neighbours::make(neighbours).await?;
     let mut times = [vec![Vec::new(); CONTESTANTS.len()], vec![Vec::new(); CONTESTANTS.len()]];
     let mut orders = Orders::new(CONTESTANTS.len());
     let (mut used, mut ran) = (Some(0.0), Duration::ZERO);
@@ -63,18 +64,18 @@ async fn measure(hogs: usize, rounds: usize) -> Result<Report> {
         let now = left.min(BLOCK);
         left -= now;
         block(&field, &mut orders, now, quiet).await?;
-        let (before, start) = (neighbours.cpu_seconds().await?, Instant::now());
-        let running = neighbours.start().await?;
+        let (before, start) = (sandboxes.cpu_seconds().await?, Instant::now());
+        let running = sandboxes.start().await?;
         tokio::time::sleep(SETTLE).await;
         block(&field, &mut orders, now, crowded).await?;
         stop(running).await?;
         ran += start.elapsed();
-        let after = neighbours.cpu_seconds().await?;
+        let after = sandboxes.cpu_seconds().await?;
         used = used.zip(before).zip(after).map(|((used, before), after)| used + after - before);
         tokio::time::sleep(SETTLE).await;
     }
     let [quiet, crowded] = times.map(|times| times.into_iter().map(Sample::new).collect());
-    Ok(Report { hogs, busy: used.map(|used: f64| used / ran.as_secs_f64()), quiet, crowded })
+    Ok(Report { neighbours, busy: used.map(|used: f64| used / ran.as_secs_f64()), quiet, crowded })
 }
 
 /// Runs all contestants in each round, and keeps their times.
@@ -122,11 +123,11 @@ impl Neighbours {
     }
 }
 
-/// Kills the hogs, and checks that they were still running.
+/// Kills the neighbours, and checks that they were still running.
 async fn stop(running: Vec<ExecHandle>) -> Result<()> {
-    for hog in &running {
-        ensure!(hog.try_exit().is_none(), "a hog ended by itself: {:?}", hog.try_exit());
-        hog.cancel_within(Duration::ZERO).await?;
+    for neighbour in &running {
+        ensure!(neighbour.try_exit().is_none(), "a neighbour ended by itself: {:?}", neighbour.try_exit());
+        neighbour.cancel_within(Duration::ZERO).await?;
     }
     Ok(())
 }
@@ -134,11 +135,12 @@ async fn stop(running: Vec<ExecHandle>) -> Result<()> {
 impl Report {
     fn table(&self, facts: &Facts) -> String {
         let busy = self.busy.map_or_else(String::new, |busy| format!("; together they used {busy:.2} processors"));
-        let mut text = format!("{}\n{} hogs, each in a sandbox of its own{busy}\n\n", facts.line(), self.hogs);
+        let mut text =
+            format!("{}\n{} neighbours, each in a sandbox of its own{busy}\n\n", facts.line(), self.neighbours);
         let _ = writeln!(
             text,
             "{:30} {:>6} {:>11} {:>11} {:>8}   {:>11} {:>11} {:>8} {:>11}",
-            "", "n", "median us", "p99 us", "x bare", "with hogs", "p99 us", "x bare", "x no hogs"
+            "", "n", "median us", "p99 us", "x bare", "with them", "p99 us", "x bare", "x without"
         );
         for ((who, quiet), crowded) in CONTESTANTS.iter().zip(&self.quiet).zip(&self.crowded) {
             let _ = writeln!(
@@ -170,10 +172,10 @@ impl Report {
             })
         });
         json!({
-            "benchmark": "hogs",
+            "benchmark": "neighbours",
             "machine": facts.json(),
-            "hogs": self.hogs,
-            "processors_of_hogs": self.busy.map(hundredths),
+            "neighbours": self.neighbours,
+            "processors_of_neighbours": self.busy.map(hundredths),
             "results": rows.collect::<Vec<_>>(),
         })
     }
@@ -188,12 +190,16 @@ mod tests {
         let samples = |micros: [u64; 3]| -> Vec<Sample> {
             micros.into_iter().map(|micros| Sample::new(vec![Duration::from_micros(micros); 3])).collect()
         };
-        let report =
-            Report { hogs: 8, busy: Some(1.9), quiet: samples([500, 600, 1000]), crowded: samples([1000, 1500, 5000]) };
-        let json = report.json(&machine::facts());
+        let report = Report {
+            neighbours: 8,
+            busy: Some(1.9),
+            quiet: samples([500, 600, 1000]),
+            crowded: samples([1000, 1500, 5000]),
+        };
+        let json = report.json(&facts::collect());
         let run = &json["results"][2];
         assert_eq!((run["ratio"].as_f64(), run["ratio_to_bare_with"].as_f64()), (Some(5.0), Some(5.0)));
         assert_eq!(run["ratio_to_bare_without"], 2.0);
-        assert!(report.table(&machine::facts()).contains("together they used 1.90 processors"));
+        assert!(report.table(&facts::collect()).contains("together they used 1.90 processors"));
     }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{Access, ByteSize, Capability, Cpus, ErrorKind, Sandbox, Spec, TenantId, Warm, Workspace};
+use cofferdam_contract::{
+    Access, ByteSize, Capability, Cpus, ErrorKind, PreparedSandbox, Sandbox, Spec, TenantId, Workspace,
+};
 
 use crate::GuestProgram as P;
 use crate::case::{
@@ -13,27 +15,27 @@ use crate::twins::{Trial, compare};
 /// Number of random specs that are claimed. Each costs two sandboxes.
 const TRIALS: u64 = 8;
 
-async fn warm(cx: &Context, template: &Spec) -> Outcome<Box<dyn Warm>> {
-    let warm = cx.backend().warm(template.clone()).await?;
-    check!(warm.is_alive(), "a new prepared sandbox is not alive");
-    check_eq!(warm.made_for(), template, "the template");
-    check!(warm.fits(template), "the template is not compatible with itself");
-    Ok(warm)
+async fn prepare(cx: &Context, template: &Spec) -> Outcome<Box<dyn PreparedSandbox>> {
+    let prepared = cx.backend().prepare(template.clone()).await?;
+    check!(prepared.is_alive(), "a new prepared sandbox is not alive");
+    check_eq!(prepared.template(), template, "the template");
+    check!(prepared.is_compatible(template), "the template is not compatible with itself");
+    Ok(prepared)
 }
 
 /// Claims a new prepared sandbox. Returns `None` if the spec is not compatible, which must then be refused.
 async fn claim(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Option<Arc<dyn Sandbox>>> {
-    let warm = warm(cx, template).await?;
-    let fits = warm.fits(spec);
-    let claimed = warm.claim(spec.clone()).await.map(|sandbox| cx.keep(sandbox));
-    match (fits, claimed) {
+    let prepared = prepare(cx, template).await?;
+    let is_compatible = prepared.is_compatible(spec);
+    let claimed = prepared.claim(spec.clone()).await.map(|sandbox| cx.keep(sandbox));
+    match (is_compatible, claimed) {
         (true, claimed) => Ok(Some(claimed?)),
         (false, Err(_)) => Ok(None),
         (false, Ok(_)) => Err(Stop::fail(format!("a spec that is not compatible was claimed: {spec:?}"))),
     }
 }
 
-async fn claim_fitting(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Arc<dyn Sandbox>> {
+async fn claim_compatible(cx: &Context, template: &Spec, spec: &Spec) -> Outcome<Arc<dyn Sandbox>> {
     claim(cx, template, spec)
         .await?
         .ok_or_else(|| Stop::skip("the setting that the case changes is fixed in a prepared sandbox"))
@@ -49,20 +51,20 @@ pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
         let trial = Trial::seeded(seed, &base, mounted);
         // The template is another spec each time, so that its traces are visible.
         let template = Trial::seeded(seed + 1000, &base, None).spec;
-        let warm = match cx.backend().warm(template.clone()).await {
-            Ok(warm) => warm,
+        let prepared = match cx.backend().prepare(template.clone()).await {
+            Ok(prepared) => prepared,
             Err(error) => {
                 let created = cx.backend().create(template).await.map(|sandbox| cx.keep(sandbox));
                 expect_error(created, &[error.kind()], "creating a sandbox that cannot be prepared")?;
                 continue;
             }
         };
-        if !warm.fits(&trial.spec) {
-            check!(warm.claim(trial.spec.clone()).await.is_err(), "a spec that is not compatible was claimed");
+        if !prepared.is_compatible(&trial.spec) {
+            check!(prepared.claim(trial.spec.clone()).await.is_err(), "a spec that is not compatible was claimed");
             continue;
         }
         compatible += 1;
-        let claimed = warm.claim(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
+        let claimed = prepared.claim(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
         let created = cx.backend().create(trial.spec.clone()).await.map(|sandbox| cx.keep(sandbox));
         let compared = compare(created, claimed, cx.programs(), &trial).await;
         compared.map_err(|differs| Stop::fail(format!("{differs}, for {:?}", trial.spec)))?;
@@ -77,7 +79,7 @@ pub(super) async fn claimed_as_created(cx: Context) -> Verdict {
 pub(super) async fn spec_is_the_claims(cx: Context) -> Verdict {
     let template = cx.spec().tenant(TenantId::new("template")?).label("of", "the-template").build()?;
     let spec = cx.spec().tenant(TenantId::new("acme-7")?).label("job", "42").build()?;
-    let sandbox = claim_fitting(&cx, &template, &spec).await?;
+    let sandbox = claim_compatible(&cx, &template, &spec).await?;
     check_eq!(sandbox.spec(), &spec, "the spec");
     check_eq!(sandbox.spec().tenant().as_str(), "acme-7", "the tenant");
     check!(!sandbox.spec().labels().contains_key("of"), "a label of the template is present");
@@ -92,7 +94,7 @@ pub(super) async fn environment_is_a_delta(cx: Context) -> Verdict {
         variables.sort();
         variables
     };
-    let claimed = claim_fitting(&cx, &spec, &spec).await?.exec(request("x")?).await?;
+    let claimed = claim_compatible(&cx, &spec, &spec).await?.exec(request("x")?).await?;
     let created = cx.sandbox_of(spec).await?.exec(request("x")?).await?;
     check_eq!(sorted(&claimed.stdout), sorted(&created.stdout), "the environment");
     check!(text(&claimed.stdout).contains("OF_THE_CLAIM=x"), "the variable that was set is missing");
@@ -103,9 +105,9 @@ pub(super) async fn access_is_the_claims(cx: Context) -> Verdict {
     let of = |access| Ok::<_, Stop>(cx.spec().workspace(Workspace::Private { access }).build()?);
     let write = || P::WriteFile { path: "made".into(), contents: "x".into() };
     let (open, closed) = (of(Access::ReadWrite)?, of(Access::ReadOnly)?);
-    let done = cx.exec(&claim_fitting(&cx, &open, &closed).await?, write()).await?;
+    let done = cx.exec(&claim_compatible(&cx, &open, &closed).await?, write()).await?;
     check!(done.exit.code != 0, "a read-only claim is writable, like its template");
-    cx.exec_ok(&claim_fitting(&cx, &closed, &open).await?, write()).await?;
+    cx.exec_ok(&claim_compatible(&cx, &closed, &open).await?, write()).await?;
     Ok(())
 }
 
@@ -113,7 +115,7 @@ pub(super) async fn processes_are_the_claims(cx: Context) -> Verdict {
     super::limits::enforced(&cx, cofferdam_contract::Protection::Processes).await?;
     let template = cx.limited(|limits| limits.pids = Some(60))?;
     let spec = cx.limited(|limits| limits.pids = Some(8))?;
-    let sandbox = claim_fitting(&cx, &template, &spec).await?;
+    let sandbox = claim_compatible(&cx, &template, &spec).await?;
     let done = cx.exec_ok(&sandbox, P::Fork { count: 40 }).await?;
     let forked = text(&done.stdout);
     let count: u32 = forked.trim().strip_prefix("forked ").and_then(|count| count.parse().ok()).unwrap_or(u32::MAX);
@@ -126,9 +128,9 @@ pub(super) async fn disk_is_the_claims(cx: Context) -> Verdict {
     let template = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(64)))?;
     let spec = cx.limited(|limits| limits.disk = Some(ByteSize::from_mebibytes(4)))?;
     let fill = || P::FillDisk { path: "big".into(), bytes: 16 << 20 };
-    let done = cx.exec(&claim_fitting(&cx, &template, &spec).await?, fill()).await?;
+    let done = cx.exec(&claim_compatible(&cx, &template, &spec).await?, fill()).await?;
     check!(done.exit.code != 0, "16 MiB were stored under a limit of 4 MiB that was claimed");
-    cx.exec_ok(&claim_fitting(&cx, &spec, &template).await?, fill()).await?;
+    cx.exec_ok(&claim_compatible(&cx, &spec, &template).await?, fill()).await?;
     Ok(())
 }
 
@@ -148,10 +150,10 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
             Err(error) if error.kind() == ErrorKind::WeakerThanAsked => [ErrorKind::WeakerThanAsked],
             Err(_) => continue,
         };
-        let warm = warm(&cx, &template).await?;
-        let fits = warm.fits(&spec);
-        let claimed = warm.claim(spec).await.map(|sandbox| cx.keep(sandbox));
-        match fits {
+        let prepared = prepare(&cx, &template).await?;
+        let is_compatible = prepared.is_compatible(&spec);
+        let claimed = prepared.claim(spec).await.map(|sandbox| cx.keep(sandbox));
+        match is_compatible {
             true => expect_error(claimed, &weaker, "claiming a spec that a create refuses as weaker")?,
             false => check!(claimed.is_err(), "a spec that is not compatible was claimed"),
         }
@@ -162,19 +164,19 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
 
 pub(super) async fn invalid_specs_are_refused(cx: Context) -> Verdict {
     let bad: Spec = serde_json::from_str(r#"{"limits":{"memory":1}}"#).map_err(std::io::Error::other)?;
-    let made = cx.backend().warm(bad.clone()).await;
+    let made = cx.backend().prepare(bad.clone()).await;
     expect_error(made, &[ErrorKind::InvalidInput], "preparing a sandbox for an invalid template")?;
-    let claimed = warm(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
+    let claimed = prepare(&cx, &cx.spec().build()?).await?.claim(bad).await.map(|sandbox| cx.keep(sandbox));
     check!(claimed.is_err(), "an invalid spec was claimed");
     Ok(())
 }
 
 pub(super) async fn closes_unused(cx: Context) -> Verdict {
     let template = cx.spec().build()?;
-    warm(&cx, &template).await?.close().await?;
-    drop(warm(&cx, &template).await?);
+    prepare(&cx, &template).await?.close().await?;
+    drop(prepare(&cx, &template).await?);
     // The backend must still work. The census finds what is left behind.
-    let sandbox = claim_fitting(&cx, &template, &template).await?;
+    let sandbox = claim_compatible(&cx, &template, &template).await?;
     cx.exec_ok(&sandbox, P::Succeed).await?;
     sandbox.close().await?;
     Ok(())
@@ -182,7 +184,7 @@ pub(super) async fn closes_unused(cx: Context) -> Verdict {
 
 pub(super) async fn claims_share_nothing(cx: Context) -> Verdict {
     let template = cx.spec().build()?;
-    let (one, other) = (warm(&cx, &template).await?, warm(&cx, &template).await?);
+    let (one, other) = (prepare(&cx, &template).await?, prepare(&cx, &template).await?);
     let one = cx.keep(one.claim(template.clone()).await?);
     let other = cx.keep(other.claim(template.clone()).await?);
     check!(one.id() != other.id(), "two claims gave the sandbox {}", one.id());

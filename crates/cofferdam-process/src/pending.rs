@@ -18,7 +18,7 @@ use crate::core::{Core, Enrolled, receive_events};
 use crate::error;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
-use crate::sandbox::{ProcessSandbox, SandboxInputs};
+use crate::sandbox::ProcessSandbox;
 use crate::stored;
 use crate::sys::watch::watch;
 
@@ -26,6 +26,16 @@ use crate::sys::watch::watch;
 const PAGE: u64 = 64 << 10;
 /// Time for an init to become ready, on a host under heavy load.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The owner's inputs to a new sandbox, besides the request to its launcher.
+pub struct SandboxInputs {
+    /// The spec.
+    pub spec: Spec,
+    /// The value of PATH inside.
+    pub path: String,
+    /// The host directory that is its workspace.
+    pub directory: Option<Directory>,
+}
 
 /// A sandbox that was measured, but not yet verified against a spec. Dropping it ends it.
 #[derive(Debug)]

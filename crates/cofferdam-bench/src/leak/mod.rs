@@ -1,6 +1,6 @@
 //! Leak test: samples what remains while sandboxes are created, used and destroyed in sequence.
 
-mod look;
+mod reading;
 mod report;
 
 use std::path::Path;
@@ -10,12 +10,12 @@ use anyhow::Result;
 use cofferdam_contract::{Backend, Spec};
 use cofferdam_process::ProcessBackend;
 
-use crate::host::{kernel, machine};
-use crate::options::ChurnOptions;
+use crate::host::{facts, kernel};
+use crate::options::LeakOptions;
 use crate::ours;
 use crate::results::{self, File};
 use crate::spawn::Workload;
-use look::Reading;
+use reading::Reading;
 use report::{Report, Sampled};
 
 /// Number of samples during the run, without the first.
@@ -28,23 +28,23 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(90);
 const STEADY: Duration = Duration::from_secs(3);
 
 /// Measures, prints and writes the results.
-pub fn run(options: &ChurnOptions, out: &Path) -> Result<()> {
-    let facts = machine::facts();
+pub fn run(options: &LeakOptions, out: &Path) -> Result<()> {
+    let facts = facts::collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(options.n))?;
-    let file = File::json(&format!("churn-{}", facts.unix_time), &report.json(&facts));
+    let file = File::json(&format!("leak-{}", facts.unix_time), &report.json(&facts));
     results::publish(out, &[file], &report.table(&facts))
 }
 
 async fn measure(count: u64) -> Result<Report> {
     let backend = ours::backend().await?;
-    churn(&backend, WARM_UP).await?;
+    create_and_destroy(&backend, WARM_UP).await?;
     settle().await;
     let start = Instant::now();
     let mut sampled = vec![Sampled { done: 0, reading: Reading::now() }];
     let mut done = 0;
     for part in 1..=SAMPLES {
-        churn(&backend, count * part / SAMPLES - done).await?;
+        create_and_destroy(&backend, count * part / SAMPLES - done).await?;
         done = count * part / SAMPLES;
         sampled.push(Sampled { done, reading: Reading::now() });
     }
@@ -53,7 +53,7 @@ async fn measure(count: u64) -> Result<Report> {
     Ok(Report { took, settling, sampled, settled: Reading::now() })
 }
 
-async fn churn(backend: &ProcessBackend, count: u64) -> Result<()> {
+async fn create_and_destroy(backend: &ProcessBackend, count: u64) -> Result<()> {
     for _ in 0..count {
         let sandbox = backend.create(Spec::default()).await?;
         let completed = sandbox.exec(ours::request(Workload::True.argv())?).await?;

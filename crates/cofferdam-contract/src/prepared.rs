@@ -5,9 +5,9 @@
 //! The number of prepared sandboxes and the time of their creation are decided elsewhere.
 //!
 //! ```text
-//! Backend::warm -> warm --claim--> sandbox, used once
-//!                   |--claim fails, close, drop--> nothing is left
-//!                   '--dies--> dead: every claim fails
+//! Backend::prepare -> prepared --claim--> sandbox, used once
+//!                      |--claim fails, close, drop--> nothing is left
+//!                      '--dies--> dead: every claim fails
 //! ```
 
 use std::fmt;
@@ -20,9 +20,9 @@ use crate::{Result, Sandbox, Spec};
 /// A prepared sandbox, not yet assigned to a request. No program of a request has run in it and no caller has used it.
 /// Dropping it closes it.
 #[async_trait]
-pub trait Warm: Send + Sync + fmt::Debug {
+pub trait PreparedSandbox: Send + Sync + fmt::Debug {
     /// Returns the template: the spec that the sandbox was prepared for.
-    fn made_for(&self) -> &Spec;
+    fn template(&self) -> &Spec;
 
     /// Returns true if every setting of `spec` can still be applied, so that a claim gives the same result as a create.
     ///
@@ -32,7 +32,7 @@ pub trait Warm: Send + Sync + fmt::Debug {
     /// - False when in doubt. The caller then creates a sandbox instead.
     /// - Implementations destructure the spec through [`Spec::parts`], and its limits by field, both without `..`. A
     ///   new setting then does not compile until the implementation states if it can be applied late.
-    fn fits(&self, spec: &Spec) -> bool;
+    fn is_compatible(&self, spec: &Spec) -> bool;
 
     /// Returns true if the sandbox can still be claimed, and false if it has died. Cheap: it contacts no process.
     fn is_alive(&self) -> bool;

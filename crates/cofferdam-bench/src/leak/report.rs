@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::look::{FIGURES, Reading};
-use crate::host::machine::Facts;
+use super::reading::{FIGURES, Reading};
+use crate::host::facts::Facts;
 use crate::sample::tenths;
 use crate::trend::{self, fit};
 
@@ -87,8 +87,8 @@ impl Report {
     }
 
     fn grew(&self, index: usize) -> bool {
-        let least = FIGURES[index].1.least();
-        self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, least))
+        let min_growth = FIGURES[index].1.min_growth();
+        self.settled.0[index].is_some_and(|settled| trend::grew(&self.points(index), settled, min_growth))
     }
 
     /// Returns the results as JSON.
@@ -104,7 +104,7 @@ impl Report {
             })
         });
         json!({
-            "benchmark": "churn",
+            "benchmark": "leak",
             "machine": facts.json(),
             "sandboxes": self.sampled.iter().map(|sampled| sampled.done).collect::<Vec<_>>(),
             "seconds": tenths(self.took.as_secs_f64()),
@@ -121,7 +121,7 @@ fn width(name: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::machine;
+    use crate::host::facts;
 
     /// Returns a run in which the launcher leaks one descriptor for every 100 sandboxes, and nothing else changes.
     fn leaky() -> Report {
@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn what_grew_is_said_plainly() {
-        let text = leaky().table(&machine::facts());
+    fn growth_is_reported() {
+        let text = leaky().table(&facts::collect());
         assert!(text.contains("GREW: launcher fds by 10.0 for each 1000 sandboxes\n"), "{text}");
         assert_eq!(text.matches("GREW").count(), 1, "{text}");
         assert!(text.contains("not readable by this user: host net ns"), "{text}");
-        let json = leaky().json(&machine::facts());
+        let json = leaky().json(&facts::collect());
         assert_eq!(json["figures"][3]["grew"], true);
         assert_eq!(json["figures"][3]["per_1000"], 10.0);
         assert_eq!(json["figures"][0]["grew"], false);
@@ -151,6 +151,6 @@ mod tests {
     fn what_comes_back_after_settling_did_not_grow() {
         let mut report = leaky();
         report.settled = report.sampled[0].reading;
-        assert!(report.table(&machine::facts()).contains("nothing grew"));
+        assert!(report.table(&facts::collect()).contains("nothing grew"));
     }
 }

@@ -15,7 +15,7 @@ pub enum Unit {
 
 impl Unit {
     /// Returns the smallest growth over a whole run that is reported.
-    pub fn least(self) -> f64 {
+    pub fn min_growth(self) -> f64 {
         match self {
             Self::Count => 1.0,
             Self::OwnKib => 64.0,
@@ -58,7 +58,7 @@ impl Reading {
         let own = std::process::id();
         let launchers = tree::launchers();
         let below = tree::descendants();
-        let everybody: Vec<u32> = below.iter().copied().chain([own]).collect();
+        let all: Vec<u32> = below.iter().copied().chain([own]).collect();
         let resident = |pids: &[u32]| tree::memory(pids).map(|memory| memory.resident as f64);
         let descriptors = |pids: &[u32]| tree::descriptors(pids).map(|count| count as f64);
         Self([
@@ -70,8 +70,8 @@ impl Reading {
             Some(mounts::count(own) as f64),
             Some(launchers.iter().map(|pid| mounts::count(*pid)).sum::<usize>() as f64),
             Some(below.len() as f64),
-            Some(tree::namespaces(&everybody) as f64),
-            Some(mounts::tmpfs(&everybody) as f64),
+            Some(tree::namespaces(&all) as f64),
+            Some(mounts::tmpfs(&all) as f64),
             kernel::network_namespaces().map(|count| count as f64),
             Some(kernel::memory().slab as f64),
         ])
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_at_this_process_finds_it() {
+    fn a_sample_has_the_values_of_this_process() {
         let Reading(values) = Reading::now();
         let value = |name: &str| FIGURES.iter().position(|(figure, _)| *figure == name).and_then(|at| values[at]);
         assert!(value("own RSS").unwrap() > 0.0);

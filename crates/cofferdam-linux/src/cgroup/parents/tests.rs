@@ -48,7 +48,7 @@ fn processes_in_the_same_groups_are_bounded_alike() {
 }
 
 #[test]
-fn usual_places_give_what_the_list_of_mounts_gives_or_nothing() {
+fn usual_mount_points_give_what_the_list_of_mounts_gives_or_nothing() {
     let own = "4:freezer:/\n3:cpu,cpuacct:/user\n2:memory:/user/x\n1:pids:/\n0::/\n";
     let usual = usual_mounts(own, |path| (path != Path::new("/sys/fs/cgroup")).then_some(false)).unwrap();
     // A group that is not at its usual path is searched for in the list.
@@ -75,7 +75,7 @@ fn fields_of_flat_files_are_found() {
 }
 
 #[test]
-fn a_name_says_which_process() {
+fn a_group_name_identifies_its_owner_process() {
     let name = owner_name().unwrap();
     assert_eq!(named_owner(&name).unwrap()[1], u64::from(std::process::id()));
     for other in ["cofferdam", "cofferdam-bench-1-2", "cofferdam-1-2", "cofferdam-1-2-3-4", "1-2-3"] {
@@ -85,7 +85,7 @@ fn a_name_says_which_process() {
 }
 
 #[test]
-fn what_ended_and_was_not_asked_about_has_left() {
+fn a_killed_child_has_no_start_time_before_it_is_reaped() {
     let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let pid = u64::from(child.id());

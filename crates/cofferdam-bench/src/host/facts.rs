@@ -25,7 +25,7 @@ pub struct Facts {
 }
 
 /// Collects the facts of this host.
-pub fn facts() -> Facts {
+pub fn collect() -> Facts {
     let cpuinfo = read("/proc/cpuinfo");
     let processor = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let status = read("/proc/self/status");
