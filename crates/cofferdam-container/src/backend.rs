@@ -8,7 +8,7 @@ use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 
-use crate::config::DockerConfig;
+use crate::config::ContainerConfig;
 use crate::host::Host;
 use crate::image::{self, Image, Imported, PullProgress};
 use crate::reference::Reference;
@@ -21,18 +21,18 @@ pub const NAME: &str = "docker";
 
 /// A backend whose sandboxes are containers of an engine.
 #[derive(Debug, Clone)]
-pub struct DockerBackend {
+pub struct ContainerBackend {
     host: Arc<Host>,
 }
 
-impl DockerBackend {
+impl ContainerBackend {
     /// Creates the backend. It contacts the engine on first use.
-    pub fn new(config: &DockerConfig) -> Result<Self> {
+    pub fn new(config: &ContainerConfig) -> Result<Self> {
         Self::with_progress(config, PullProgress::silent())
     }
 
     /// Creates the backend with a callback for images that are pulled for sandboxes.
-    pub fn with_progress(config: &DockerConfig, progress: PullProgress) -> Result<Self> {
+    pub fn with_progress(config: &ContainerConfig, progress: PullProgress) -> Result<Self> {
         Ok(Self { host: Host::new(config.check()?, progress)? })
     }
 
@@ -62,7 +62,7 @@ impl DockerBackend {
 }
 
 #[async_trait]
-impl Backend for DockerBackend {
+impl Backend for ContainerBackend {
     fn name(&self) -> &str {
         NAME
     }

@@ -83,7 +83,7 @@ pub struct Image {
     pub imported: bool,
 }
 
-/// The result of [`crate::DockerBackend::import_image`].
+/// The result of [`crate::ContainerBackend::import_image`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// The new image's id: `sha256:…`.

@@ -1,8 +1,8 @@
 //! The container backend: containers of an engine that speaks the Docker API, with any OCI runtime that it offers.
 //!
 //! ```text
-//! DockerBackend --Docker API--> engine --> container --> agent (process 1) --> guests
-//!       '-------------- attached stdin and stdout --------------'
+//! ContainerBackend --Docker API--> engine --> container --> agent (process 1) --> guests
+//!          '-------------- attached stdin and stdout --------------'
 //! ```
 //!
 //! The engine isolates, as strictly as its API allows. The agent inside adds our system call filter and Landlock,
@@ -46,8 +46,8 @@ mod user;
 mod volume;
 mod warm;
 
-pub use backend::DockerBackend;
-pub use config::{DEFAULT_IMAGE, Deadlines, DockerConfig, EngineName, PullPolicy};
+pub use backend::ContainerBackend;
+pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPolicy};
 pub use doctor::{Finding, FindingState, doctor};
 pub use image::{Image, Imported, PullEvent, PullProgress};
 pub use snapshot::ContainerSnapshot;

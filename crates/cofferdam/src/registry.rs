@@ -13,7 +13,7 @@ pub use cofferdam_code::MODULE_INTERPRETER;
 #[cfg(feature = "conformance")]
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
-use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
+use cofferdam_container::{ContainerBackend, ContainerConfig, PullPolicy};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
@@ -194,10 +194,10 @@ impl Containers {
     }
 
     #[cfg(feature = "container")]
-    fn config(&self) -> DockerConfig {
+    fn config(&self) -> ContainerConfig {
         let Self { host, runtime_dir, runtime, image, pull, images_allowed } = self.clone();
-        let base = DockerConfig::default();
-        DockerConfig {
+        let base = ContainerConfig::default();
+        ContainerConfig {
             host,
             runtime_dir,
             runtime,
@@ -356,8 +356,12 @@ fn create_backend(
 
 /// Creates the container backend. A runtime in the backend's name takes precedence over that of the settings.
 #[cfg(feature = "container")]
-fn container_backend(runtime: Option<&str>, containers: &Containers, progress: ImageProgress) -> Result<DockerBackend> {
-    DockerBackend::with_progress(&containers.with_runtime(runtime).config(), images::pulling(progress))
+fn container_backend(
+    runtime: Option<&str>,
+    containers: &Containers,
+    progress: ImageProgress,
+) -> Result<ContainerBackend> {
+    ContainerBackend::with_progress(&containers.with_runtime(runtime).config(), images::pulling(progress))
 }
 
 #[cfg(feature = "wasm")]

@@ -125,7 +125,7 @@ async fn what_is_no_engine_is_not_taken_for_one() {
 #[tokio::test]
 async fn doctor_says_what_an_engine_has_and_what_not() {
     let directory = tempfile::tempdir().unwrap();
-    let missing = cofferdam_container::DockerConfig {
+    let missing = cofferdam_container::ContainerConfig {
         host: Some(format!("unix://{}", directory.path().join("none").display())),
         ..Default::default()
     };
@@ -141,7 +141,7 @@ async fn doctor_says_what_an_engine_has_and_what_not() {
                 "{name}: {findings:?}"
             );
         }
-        let unknown = cofferdam_container::DockerConfig { image: "no/such:image".to_owned(), ..engine.config() };
+        let unknown = cofferdam_container::ContainerConfig { image: "no/such:image".to_owned(), ..engine.config() };
         let findings = doctor(&unknown).await;
         let image = findings.iter().find(|finding| finding.name == "image").unwrap();
         assert!(image.remedy.as_ref().is_some_and(|remedy| remedy.contains("build-base")), "{image:?}");

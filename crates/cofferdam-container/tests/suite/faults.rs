@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bollard::query_parameters::{
     KillContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
 };
-use cofferdam_container::{Deadlines, DockerBackend, DockerConfig};
+use cofferdam_container::{ContainerBackend, ContainerConfig, Deadlines};
 use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Limits, RootFs, Sandbox};
 use rustix::process::Signal;
 
@@ -27,7 +27,7 @@ fn forever() -> ExecRequest {
 }
 
 /// Creates a sandbox with a unique label. Returns it and its container's id.
-async fn labelled(engine: &TestEngine, backend: &DockerBackend) -> (Arc<dyn Sandbox>, String) {
+async fn labelled(engine: &TestEngine, backend: &ContainerBackend) -> (Arc<dyn Sandbox>, String) {
     let mark = unique("mark");
     let spec = support::spec().label("mark", &mark).build().unwrap();
     let sandbox = backend.create(spec).await.expect("a sandbox");
@@ -93,8 +93,8 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
         let error = backend.create(spec).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("--pull missing")), "{error:?}");
-        let config = DockerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
-        let error = DockerBackend::new(&config).unwrap().create(support::spec().build().unwrap()).await.unwrap_err();
+        let config = ContainerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
+        let error = ContainerBackend::new(&config).unwrap().create(support::spec().build().unwrap()).await.unwrap_err();
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("build-base")), "{error:?}");
     }
 }
@@ -215,7 +215,7 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
     let Some(own) = OwnEngine::start(test, "2g").await else { return };
     let short = Duration::from_secs(3);
     let deadlines = Deadlines { connect: short, call: short, change: short, stall: short };
-    let backend = DockerBackend::new(&DockerConfig { deadlines, ..own.engine.config() }).unwrap();
+    let backend = ContainerBackend::new(&ContainerConfig { deadlines, ..own.engine.config() }).unwrap();
     let sandbox = backend.create(support::spec().build().unwrap()).await.unwrap();
     own.signal(Signal::STOP);
     let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bollard::query_parameters::InspectContainerOptions;
-use cofferdam_container::{ContainerSnapshot, DockerBackend, DockerConfig};
+use cofferdam_container::{ContainerBackend, ContainerConfig, ContainerSnapshot};
 use cofferdam_contract::{
     Access, Backend, ByteSize, Completed, ErrorKind, ExecRequest, LimitKind, Limits, Protection, ProtectionState,
     RootFs, Sandbox, SandboxPath, Snapshot, Spec, TenantId, Workspace,
@@ -156,8 +156,8 @@ async fn an_image_is_named_by_name_id_or_digest() {
         assert_eq!(backend.create(named(short)).await.unwrap_err().kind(), ErrorKind::NotFound, "{short}");
         let other = format!("{image}@sha256:{}", "0".repeat(64)).replace(":latest@", "@");
         assert_eq!(backend.create(named(&other)).await.unwrap_err().kind(), ErrorKind::NotFound, "{other}");
-        let config = DockerConfig { images: Some(vec!["team/*".to_owned()]), ..engine.config() };
-        let strict = DockerBackend::new(&config).unwrap();
+        let config = ContainerConfig { images: Some(vec!["team/*".to_owned()]), ..engine.config() };
+        let strict = ContainerBackend::new(&config).unwrap();
         assert_eq!(strict.create(named(&id)).await.unwrap_err().kind(), ErrorKind::Denied);
         strict
             .create(support::spec().build().unwrap())
@@ -174,10 +174,10 @@ async fn a_missing_image_is_pulled_where_that_is_allowed() {
     let test = "a_missing_image_is_pulled_where_that_is_allowed";
     let Some(registry) = support::registry(test) else { return };
     let Some(engine) = support::docker(test) else { return };
-    let config = DockerConfig { pull: cofferdam_container::PullPolicy::Missing, ..engine.config() };
+    let config = ContainerConfig { pull: cofferdam_container::PullPolicy::Missing, ..engine.config() };
     let missing =
         support::spec().root(RootFs::Image { reference: format!("{registry}/none/such:v1") }).build().unwrap();
-    let error = DockerBackend::new(&config).unwrap().create(missing.clone()).await.unwrap_err();
+    let error = ContainerBackend::new(&config).unwrap().create(missing.clone()).await.unwrap_err();
     assert_eq!((error.kind(), error.operation()), (ErrorKind::Unavailable, "pull"), "{error}");
     assert_eq!(engine.backend().create(missing).await.unwrap_err().kind(), ErrorKind::NotFound);
 }
