@@ -29,7 +29,7 @@ mod tree;
 mod warm;
 
 pub use backend::SimulatedBackend;
-pub use config::Config;
+pub use config::SimulatedConfig;
 pub use fault::{ExecFault, FaultPlan, FaultPoint};
 pub use program::{OnTerm, PROGRAM, Program, Step};
 #[cfg(feature = "programs")]

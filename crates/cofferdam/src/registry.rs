@@ -336,7 +336,7 @@ fn create_backend(
     match find(name)?.name {
         "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
         #[cfg(feature = "conformance")]
-        "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
+        "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::SimulatedConfig::default()))),
         // Does not contact the engine before the first sandbox.
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime(name), &setup.containers, progress)?)),
