@@ -8,6 +8,7 @@ use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, Level, Result, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 
+use crate::NAME;
 use crate::config::ContainerConfig;
 use crate::host::Host;
 use crate::image::{self, Image, Imported, PullProgress};
@@ -15,9 +16,6 @@ use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
 use crate::snapshot::ContainerSnapshot;
 use crate::warm::PreparedContainer;
-
-/// The backend's name.
-pub const NAME: &str = "docker";
 
 /// A backend whose sandboxes are containers of an engine.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use cofferdam_contract::{
     WORKSPACE_PATH, Workspace,
 };
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
 

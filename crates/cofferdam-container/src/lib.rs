@@ -51,3 +51,6 @@ pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPoli
 pub use doctor::{Finding, FindingState, doctor};
 pub use image::{Image, Imported, PullEvent, PullProgress};
 pub use snapshot::ContainerSnapshot;
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "docker";

@@ -20,7 +20,7 @@ use cofferdam_util::hex;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::error;
 use crate::stream::CHUNK;
 

@@ -13,6 +13,7 @@ use cofferdam_contract::{
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
 
+use crate::NAME;
 use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::error;
@@ -21,8 +22,6 @@ use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
 use crate::sandbox::{ProcessSandbox, SandboxInputs};
 use crate::warm::PreparedSandbox;
 
-/// The backend's name.
-pub const NAME: &str = "process";
 /// The maximum of launchers at the same time.
 const MAX_LAUNCHERS: usize = 8;
 /// The default search path of programs.

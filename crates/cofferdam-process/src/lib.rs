@@ -121,3 +121,6 @@ mod warm;
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
 pub use doctor::{Finding, FindingState, doctor};
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "process";

@@ -17,10 +17,7 @@ use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 use crate::tree::Tree;
 use crate::warm::SimulatedWarm;
-use crate::{FaultPlan, SimulatedConfig};
-
-/// The backend's name.
-pub(crate) const NAME: &str = "simulated";
+use crate::{FaultPlan, NAME, SimulatedConfig};
 
 /// The simulated backend. Needs a tokio runtime with time enabled.
 #[derive(Debug)]

@@ -34,3 +34,6 @@ pub use fault::{ExecFault, FaultPlan, FaultPoint};
 pub use program::{OnTerm, PROGRAM, Program, Step};
 #[cfg(feature = "programs")]
 pub use programs::SimulatedPrograms;
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "simulated";
