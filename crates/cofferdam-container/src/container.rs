@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use bollard::models::ContainerStateStatusEnum as Status;
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse, ContainerUpdateBody};
-use bollard::query_parameters::{
-    AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder, RemoveContainerOptionsBuilder,
-};
+use bollard::query_parameters::{AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder};
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry};
 use cofferdam_linux::cgroup::Foreign;
 use tokio::io::AsyncWrite;
@@ -29,16 +27,13 @@ use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
 use crate::host::Host;
 use crate::outside;
+use crate::removal::{remove, wait_until_gone};
 use crate::stream::next;
 
-/// Time limit for an engine to remove a container.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the automatic removal after the exit of the container's first process, before an explicit removal.
 const AUTO_REMOVAL_TIMEOUT: Duration = Duration::from_millis(500);
-/// The first and the longest interval between polls of a container during its removal.
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time limit for finding the cause of a container's end.
+/// Interval between polls for the cause of a container's end, and the time limit.
+const CAUSE_INTERVAL: Duration = Duration::from_millis(20);
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time for the engine to report an OOM kill after the end of a container, which takes seconds on a busy host.
 const OOM_EVENT_SECONDS: u64 = 3;
@@ -227,7 +222,7 @@ impl Container {
                 Err(failed) if failed.is_missing() => return self.recorded_cause().await.unwrap_or(Cause::Removed),
                 Err(failed) => away = failed.is_away(),
             }
-            sleep(POLL_INTERVAL).await;
+            sleep(CAUSE_INTERVAL).await;
         }
         if away { Cause::Away } else { Cause::Removed }
     }
@@ -345,42 +340,6 @@ impl fmt::Debug for Container {
 fn drop_ok(failed: Failed) -> Result<()> {
     drop(failed);
     Ok(())
-}
-
-/// Removes a container and waits until it is gone.
-pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<()> {
-    let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-    match engine.change(engine.docker.remove_container(id, Some(options))).await {
-        // The automatic removal may be in progress.
-        Ok(()) => {}
-        Err(failed) if failed.is_missing() => return Ok(()),
-        Err(failed) if failed.status() == Some(409) || failed.status() == Some(500) => {}
-        Err(failed) => return Err(engine.error("close", "remove the container", failed)),
-    }
-    if wait_until_gone(engine, id, REMOVAL_TIMEOUT).await? {
-        return Ok(());
-    }
-    let what = format!("the engine did not remove the container within {} s", REMOVAL_TIMEOUT.as_secs());
-    Err(Error::new(ErrorKind::Unavailable, "close", what)
-        .with_context("container", id.to_owned())
-        .with_remedy(format!("remove it by hand: `docker rm -f {id}`")))
-}
-
-/// Waits until a container is gone. Returns false if it still exists after this time.
-async fn wait_until_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
-    let until = Instant::now() + limit;
-    let mut pause = MIN_POLL_INTERVAL;
-    loop {
-        match engine.ask(engine.docker.inspect_container(id, None)).await {
-            Err(failed) if failed.is_missing() => return Ok(true),
-            Err(failed) if failed.is_away() => {
-                return Err(engine.error("close", "check that the container is gone", failed));
-            }
-            _ if Instant::now() >= until => return Ok(false),
-            _ => sleep(pause).await,
-        }
-        pause = POLL_INTERVAL.min(pause * 2);
-    }
 }
 
 /// Creates the error for a failed creation or start of a container.

@@ -11,11 +11,11 @@ use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::config::Checked;
-use crate::container;
 use crate::engine::Engine;
 use crate::error;
 use crate::image::PullProgress;
 use crate::labels::Owner;
+use crate::removal::remove;
 use crate::sweep::sweep;
 
 /// The highest number of concurrent creations. More are hardly faster for an engine, and each has a deadline.
@@ -110,7 +110,7 @@ impl Host {
         for id in waiting {
             let (host, engine) = (Arc::clone(self), engine.clone());
             tokio::spawn(async move {
-                if container::remove(&engine, &id).await.is_ok() {
+                if remove(&engine, &id).await.is_ok() {
                     host.forget_leftover(&id);
                 }
             });

@@ -36,6 +36,7 @@ mod posture;
 #[cfg(test)]
 mod posture_tests;
 mod reference;
+mod removal;
 mod sandbox;
 mod snapshot;
 mod stored;

@@ -252,7 +252,8 @@ impl Creation<'_> {
         if evidence.bounds.version == 1 {
             engine_limits.sockets = container.bound_sockets(self.spec.limits()).await;
         }
-        if let Some(meter) = outside::meter(container, evidence.bounds.version > 0).await {
+        let (groups, alike) = (container.groups().await, evidence.bounds.version > 0);
+        if let Some(meter) = outside::meter(engine, &container.id, groups, alike).await {
             guest.set_meter(meter);
         }
         bind(&guest, container);
