@@ -344,15 +344,20 @@ fn is_coverable(path: &str) -> bool {
     plain && ours.iter().all(|ours| !Path::new(path).starts_with(ours))
 }
 
-fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
-    let agent = Mount {
+/// Returns the mount of the agent's volume.
+pub(crate) fn agent_mount(volume: &str, access: Access) -> Mount {
+    Mount {
         target: Some(AGENT_DIRECTORY.to_owned()),
-        source: Some(plan.agent_volume.to_owned()),
+        source: Some(volume.to_owned()),
         typ: Some(MountType::VOLUME),
-        read_only: Some(true),
+        read_only: Some(access == Access::ReadOnly),
         volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
         ..Mount::default()
-    };
+    }
+}
+
+fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
+    let agent = agent_mount(plan.agent_volume, Access::ReadOnly);
     let mounted = plan.host_dir.map(|path| Mount {
         target: Some(WORKSPACE_PATH.to_owned()),
         source: Some(path.display().to_string()),

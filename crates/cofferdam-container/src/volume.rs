@@ -15,18 +15,16 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::time::Duration;
 
-use bollard::models::{
-    ContainerCreateBody, HostConfig, Mount, MountType, MountVolumeOptions, Volume, VolumeCreateRequest,
-};
+use bollard::models::{ContainerCreateBody, HostConfig, Volume, VolumeCreateRequest};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, RemoveContainerOptionsBuilder,
     UploadToContainerOptionsBuilder,
 };
 use bytes::Bytes;
-use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_contract::{Access, Error, ErrorKind, Result};
 use cofferdam_util::sha256;
 
-use crate::create::{AGENT_DIRECTORY, AGENT_FILE};
+use crate::create::{AGENT_DIRECTORY, AGENT_FILE, agent_mount};
 use crate::engine::Engine;
 use crate::error::Failed;
 use crate::labels::{self, Owner};
@@ -112,13 +110,15 @@ impl AgentVolume {
         if is_ours {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::Conflict,
-            "create",
-            "another program created a volume with the name of the agent's volume",
-        )
-        .with_context("volume", self.name.clone())
-        .with_remedy(format!("remove it: `docker volume rm {}`", self.name)))
+        let what = "another program created a volume with the name of the agent's volume";
+        Err(self.wrong_volume(ErrorKind::Conflict, what))
+    }
+
+    /// Creates the error for a volume that the user must remove.
+    fn wrong_volume(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, "create", what)
+            .with_context("volume", self.name.clone())
+            .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name))
     }
 
     /// Creates a container with the volume, which is never started.
@@ -131,14 +131,7 @@ impl AgentVolume {
             host_config: Some(HostConfig {
                 network_mode: Some("none".to_owned()),
                 cap_drop: Some(vec!["ALL".to_owned()]),
-                mounts: Some(vec![Mount {
-                    target: Some(AGENT_DIRECTORY.to_owned()),
-                    source: Some(self.name.clone()),
-                    typ: Some(MountType::VOLUME),
-                    read_only: Some(false),
-                    volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
-                    ..Mount::default()
-                }]),
+                mounts: Some(vec![agent_mount(&self.name, Access::ReadWrite)]),
                 ..HostConfig::default()
             }),
             ..ContainerCreateBody::default()
@@ -163,13 +156,8 @@ impl AgentVolume {
                 return Ok(());
             }
         }
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            "create",
-            "the agent in the engine's volume differs from the uploaded one",
-        )
-        .with_context("volume", self.name.clone())
-        .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name)))
+        let what = "the agent in the engine's volume differs from the uploaded one";
+        Err(self.wrong_volume(ErrorKind::Unavailable, what))
     }
 
     /// Returns true if a container has the right agent.
