@@ -28,8 +28,8 @@ pub(crate) struct Stderr(Arc<Mutex<Vec<u8>>>);
 impl Stderr {
     fn add(&self, data: &[u8]) {
         let mut stderr = self.0.lock();
-        let room = MAX_STDERR - stderr.len();
-        stderr.extend_from_slice(&data[..data.len().min(room)]);
+        let free = MAX_STDERR - stderr.len();
+        stderr.extend_from_slice(&data[..data.len().min(free)]);
     }
 
     /// Returns the text without control characters.

@@ -10,17 +10,17 @@ use cofferdam_contract::{
 
 use crate::NAME;
 use crate::config::ContainerConfig;
-use crate::host::Host;
 use crate::image::{self, Image, Imported, PullProgress};
+use crate::prepared::PreparedContainer;
 use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
 use crate::snapshot::ContainerSnapshot;
-use crate::warm::PreparedContainer;
+use crate::state::BackendState;
 
 /// A backend whose sandboxes are containers of an engine.
 #[derive(Debug, Clone)]
 pub struct ContainerBackend {
-    host: Arc<Host>,
+    state: Arc<BackendState>,
 }
 
 impl ContainerBackend {
@@ -31,31 +31,31 @@ impl ContainerBackend {
 
     /// Creates the backend with a callback for images that are pulled for sandboxes.
     pub fn with_progress(config: &ContainerConfig, progress: PullProgress) -> Result<Self> {
-        Ok(Self { host: Host::new(config.check()?, progress)? })
+        Ok(Self { state: BackendState::new(config.check()?, progress)? })
     }
 
     /// Lists the images of the engine.
     pub async fn images(&self) -> Result<Vec<Image>> {
-        image::list(&self.host.engine().await?.engine).await
+        image::list(&self.state.engine().await?.engine).await
     }
 
     /// Pulls an image, regardless of the pull policy. Fails if the policy does not allow the image.
     pub async fn pull_image(&self, name: &str, progress: &PullProgress) -> Result<()> {
         let reference = Reference::parse(name)?;
-        image::allow(&self.host.config, &reference)?;
-        image::pull(&self.host.engine().await?.engine, &reference, progress).await
+        image::allow(&self.state.config, &reference)?;
+        image::pull(&self.state.engine().await?.engine, &reference, progress).await
     }
 
     /// Imports an image from a directory with a root file system, or from a tar of one. Preserves links, and skips
     /// sockets, fifos and devices.
     pub async fn import_image(&self, source: &Path, name: &str) -> Result<Imported> {
         let reference = Reference::parse(name)?;
-        image::import(&self.host.engine().await?.engine, source, &reference).await
+        image::import(&self.state.engine().await?.engine, source, &reference).await
     }
 
     /// Returns the number of containers that the engine has not removed so far despite a request.
     pub fn leftovers(&self) -> usize {
-        self.host.leftover_count()
+        self.state.leftover_count()
     }
 }
 
@@ -91,13 +91,13 @@ impl Backend for ContainerBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(ContainerSandbox::make(&self.host, spec).await?))
+        Ok(Arc::new(ContainerSandbox::create(&self.state, spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let snapshot = ContainerSnapshot::of(&snapshot)
             .ok_or_else(|| Error::invalid("restore", "the snapshot is not from the docker backend"))?;
-        Ok(Arc::new(ContainerSandbox::restore(&self.host, spec, snapshot).await?))
+        Ok(Arc::new(ContainerSandbox::restore(&self.state, spec, snapshot).await?))
     }
 
     async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
@@ -106,6 +106,6 @@ impl Backend for ContainerBackend {
                 "use a template with a private workspace; sandboxes with host directories are created on request",
             ));
         }
-        Ok(Box::new(PreparedContainer::make(&self.host, spec).await?))
+        Ok(Box::new(PreparedContainer::create(&self.state, spec).await?))
     }
 }

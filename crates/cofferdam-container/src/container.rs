@@ -22,12 +22,12 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::attached::{Reader, Stderr};
-use crate::create;
 use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
-use crate::host::Host;
 use crate::outside;
+use crate::plan;
 use crate::removal::{remove, wait_until_gone};
+use crate::state::BackendState;
 use crate::stream::next;
 
 /// Time limit for the automatic removal after the exit of the container's first process, before an explicit removal.
@@ -63,7 +63,7 @@ pub(crate) struct Attached {
 
 /// A container. Dropping it removes it.
 pub(crate) struct Container {
-    pub host: Arc<Host>,
+    pub state: Arc<BackendState>,
     pub engine: Engine,
     pub id: String,
     gone: AtomicBool,
@@ -79,19 +79,19 @@ pub(crate) struct Container {
 impl Container {
     /// Creates a container. No process runs in it yet.
     pub(crate) async fn create(
-        host: &Arc<Host>,
+        state: &Arc<BackendState>,
         engine: &Engine,
         name: &str,
         body: ContainerCreateBody,
     ) -> Result<Self> {
         let runtime = body.host_config.as_ref().and_then(|config| config.runtime.clone());
         let options = CreateContainerOptionsBuilder::default().name(name).build();
-        let made = engine.change(engine.docker.create_container(Some(options), body)).await;
-        let made = made.map_err(|failed| refusal(engine, runtime.as_deref(), failed))?;
+        let created = engine.change(engine.docker.create_container(Some(options), body)).await;
+        let created = created.map_err(|failed| refusal(engine, runtime.as_deref(), failed))?;
         Ok(Self {
-            host: Arc::clone(host),
+            state: Arc::clone(state),
             engine: engine.clone(),
-            id: made.id,
+            id: created.id,
             gone: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             groups: OnceLock::new(),
@@ -173,8 +173,8 @@ impl Container {
             memory,
             memory_swap: memory,
             pids_limit: pids,
-            cpu_period: limits.cpus.map(|_| create::CPU_PERIOD),
-            cpu_quota: limits.cpus.map(create::quota),
+            cpu_period: limits.cpus.map(|_| plan::CPU_PERIOD),
+            cpu_quota: limits.cpus.map(plan::quota),
             ..ContainerUpdateBody::default()
         };
         let changed = self.engine.change(self.engine.docker.update_container(&self.id, change)).await;
@@ -202,18 +202,18 @@ impl Container {
         while began.elapsed() < CAUSE_TIMEOUT {
             match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {
                 Ok(found) => {
-                    let state = found.state.unwrap_or_default();
-                    if state.oom_killed == Some(true) {
+                    let observed = found.state.unwrap_or_default();
+                    if observed.oom_killed == Some(true) {
                         return Cause::Memory;
                     }
-                    if state.running != Some(true) {
+                    if observed.running != Some(true) {
                         // The engine records the cause a moment after the end.
                         if let Some(cause) = self.recorded_cause().await {
                             return cause;
                         }
                         // A container that is still stopping has no exit status yet.
-                        let over = matches!(state.status, Some(Status::EXITED | Status::DEAD));
-                        if let Some(code) = state.exit_code.filter(|_| over) {
+                        let over = matches!(observed.status, Some(Status::EXITED | Status::DEAD));
+                        if let Some(code) = observed.exit_code.filter(|_| over) {
                             return Cause::Ended(code);
                         }
                     }
@@ -291,16 +291,16 @@ impl Container {
         match &outcome {
             Ok(()) => {
                 self.gone.store(true, Ordering::Release);
-                self.host.forget_leftover(&self.id);
+                self.state.forget_leftover(&self.id);
             }
-            Err(_) => self.host.remember_leftover(&self.id),
+            Err(_) => self.state.remember_leftover(&self.id),
         }
         outcome
     }
 
     fn error(&self, operation: &'static str, doing: &str, failed: Failed) -> Error {
         if failed.is_away() {
-            self.host.mark_stale();
+            self.state.mark_stale();
         }
         if failed.is_missing() {
             return Error::new(ErrorKind::Closed, operation, "the container was removed by another program")
@@ -315,9 +315,9 @@ impl Drop for Container {
         if *self.gone.get_mut() {
             return;
         }
-        let (host, engine, id) = (Arc::clone(&self.host), self.engine.clone(), std::mem::take(&mut self.id));
+        let (state, engine, id) = (Arc::clone(&self.state), self.engine.clone(), std::mem::take(&mut self.id));
         let (groups, paused) = (self.groups.take(), *self.paused.get_mut());
-        self.host.remember_leftover(&id);
+        self.state.remember_leftover(&id);
         // After the end of the tokio runtime, the closed connection ends a running container, and the next sweep
         // removes one that was not started.
         self.runtime.spawn(async move {
@@ -325,7 +325,7 @@ impl Drop for Container {
                 outside::kill_all(&engine, &id, groups).await;
             }
             if remove(&engine, &id).await.is_ok() {
-                host.forget_leftover(&id);
+                state.forget_leftover(&id);
             }
         });
     }

@@ -62,7 +62,6 @@ impl Failed {
 
     /// Converts the failure to an error of the contract. `doing` completes "cannot …".
     pub(crate) fn into_error(self, operation: &'static str, doing: &str, address: &Address) -> Error {
-        let place = address.to_string();
         let message = self.message();
         let error = match &self {
             Self::Silent(limit) => {
@@ -85,7 +84,7 @@ impl Failed {
                 }
             }
         };
-        error.with_context("engine", place)
+        error.with_context("engine", address.to_string())
     }
 }
 

@@ -53,7 +53,7 @@ impl ChunkWriter {
         self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Ends the stream. An error tells the reader that the stream is incomplete.
+    /// Ends the stream. An error reports to the reader that the stream is incomplete.
     pub(crate) fn finish(mut self, outcome: io::Result<()>) -> io::Result<()> {
         match outcome {
             Ok(()) => self.send(),

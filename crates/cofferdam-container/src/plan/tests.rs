@@ -233,8 +233,8 @@ proptest! {
             true => Workspace::HostDir { path: "/x".into(), access: Access::ReadWrite },
             false => Workspace::default(),
         };
-        let room = Room::of(Some(ByteSize::from_bytes(bytes)), &workspace);
-        let all = [room.workspace, room.tmp, room.shm].map(Option::unwrap);
+        let sizes = DirectorySizes::of(Some(ByteSize::from_bytes(bytes)), &workspace);
+        let all = [sizes.workspace, sizes.tmp, sizes.shm].map(Option::unwrap);
         let max = if mounted { bytes } else { bytes / 2 };
         prop_assert!(all[1] + all[2] <= max);
         prop_assert!(all.iter().all(|part| part % PAGE == 0));

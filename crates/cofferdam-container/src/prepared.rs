@@ -9,10 +9,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
 
-use crate::create::check;
-use crate::host::Host;
-use crate::make::PendingSandbox;
+use crate::pending::PendingSandbox;
+use crate::plan::check;
 use crate::sandbox::ContainerSandbox;
+use crate::state::BackendState;
 
 /// The properties of a created container that can be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub(crate) struct PreparedContainer {
 
 impl PreparedContainer {
     /// Creates a prepared container. Fails if a sandbox of the template itself would be refused.
-    pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
-        let pending = PendingSandbox::make(host, &template).await?;
+    pub(crate) async fn create(state: &Arc<BackendState>, template: Spec) -> Result<Self> {
+        let pending = PendingSandbox::create(state, &template).await?;
         pending.verify_posture(&template).await?;
         let bounds = pending.evidence.bounds.version > 0 && pending.container.engine.facts.can_update();
         let changeable = Changeable { bounds, cpu_time: pending.evidence.counts_cpu };
@@ -85,8 +85,8 @@ impl Warm for PreparedContainer {
     }
 }
 
-fn same_bounds(made: &Limits, asked: &Limits) -> bool {
-    (made.memory, made.pids, made.cpus) == (asked.memory, asked.pids, asked.cpus)
+fn same_bounds(template: &Limits, asked: &Limits) -> bool {
+    (template.memory, template.pids, template.cpus) == (asked.memory, asked.pids, asked.cpus)
 }
 
 /// Returns true if a container of `template` can be changed to match `spec`.
