@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn streams_are_kept_apart_and_words_are_bounded() {
+    async fn streams_are_separate_and_stderr_is_bounded() {
         let out = |text: &'static str| LogOutput::StdOut { message: Bytes::from_static(text.as_bytes()) };
         let err = |text: Vec<u8>| LogOutput::StdErr { message: text.into() };
         let given = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];

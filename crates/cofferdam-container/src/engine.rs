@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn old_podman_cannot_change_bounds() {
+    fn old_podman_cannot_change_limits() {
         let facts = |podman, version: &str| Facts { podman, version: version.to_owned(), ..Facts::default() };
         assert!(facts(false, "20.10").can_update() && facts(true, "5.0.1").can_update());
         assert!(!facts(true, "4.3.1").can_update() && !facts(true, "").can_update());

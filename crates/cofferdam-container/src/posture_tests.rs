@@ -110,7 +110,7 @@ fn a_good_container_falls_short_in_nothing_and_every_row_is_there() {
 }
 
 #[test]
-fn each_thing_that_is_missing_is_said() {
+fn each_missing_protection_is_reported() {
     use Protection as P;
     type Change = fn(&mut Evidence);
     let changes: &[(Protection, Change)] = &[
@@ -229,7 +229,7 @@ fn a_writable_workspace_that_guests_cannot_write_to_is_reported() {
 }
 
 #[test]
-fn a_lent_directory_has_no_limit() {
+fn mounted_directory_has_no_size_limit() {
     for (access, weaker) in [(Access::ReadWrite, true), (Access::ReadOnly, false)] {
         let mounted = Workspace::HostDir { path: "/x".into(), access };
         let spec = Spec::builder().workspace(mounted).build().unwrap();

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_supervisor_or_a_control_group_keeps_can_come_late() {
+    fn limits_of_supervisor_and_control_groups_can_change_at_claim() {
         let template = Spec::default();
         let late = [
             with(|limits| limits.wall_time = Duration::from_secs(1)),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_in_is_fixed() {
+    fn other_properties_are_fixed() {
         let template = Spec::default();
         let fixed = [
             with(|limits| limits.disk = Some(ByteSize::from_mebibytes(1))),

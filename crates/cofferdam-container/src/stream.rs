@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_to_the_reader() {
+    async fn failure_reaches_the_reader() {
         let (chunks, mut body) = channel();
         let writer = std::thread::spawn(move || chunks.finish(Err(io::ErrorKind::PermissionDenied.into())));
         assert_eq!(next(&mut body).await.unwrap().unwrap_err().kind(), io::ErrorKind::PermissionDenied);

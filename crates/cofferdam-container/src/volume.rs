@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_named_by_what_it_holds() {
+    fn volume_is_named_by_its_contents() {
         let (one, two) = (AgentVolume::of(b"one"), AgentVolume::of(b"two"));
         assert_ne!(one.name(), two.name());
         assert_eq!(one.name(), AgentVolume::of(b"one").name());
