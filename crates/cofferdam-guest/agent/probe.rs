@@ -72,7 +72,7 @@ fn file(id: u64, path: &[u8], from: u32, out: &mut Outbox) {
 }
 
 fn run(probe: &Probe<'_>, stack: &mut Stack, (rules, key): Own<'_>, more: &mut Cursor<'_>) -> Res<u64> {
-    let spawn_key = key.map_or(0, sys::whole_key);
+    let spawn_key = key.map_or(0, sys::joined_key);
     match *probe {
         Probe::File { .. } => Err(sys::EINVAL),
         Probe::Open { path, flags, confined: false } => open(path, flags),
@@ -159,11 +159,11 @@ fn entries(path: &[u8]) -> Res<u64> {
 
 /// Sets a tag on a child. Fails if that is refused, or if the tag is not visible.
 fn try_tag(stack: &mut Stack, key: (u64, u64)) -> Res<u64> {
-    in_child(stack, sys::whole_key(key), &mut || {
-        sys::set_mark(key, TRIAL_TAG)?;
+    in_child(stack, sys::joined_key(key), &mut || {
+        sys::set_exec_tag(key, TRIAL_TAG)?;
         // Reads the child's tag in the same way as that of any process.
         let (pid, _, _) = sys::identity();
-        if sys::mark_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
+        if sys::exec_tag_of(pid) == Some(TRIAL_TAG) { Ok(0) } else { Err(sys::EINVAL) }
     })
 }
 

@@ -233,7 +233,7 @@ impl Agent {
     fn signal(&self, exec: u64, signal: i32, execs: &Execs) {
         let alone = self.started == 1 && self.first == exec;
         match self.tag {
-            Some(_) => tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec)),
+            Some(_) => tree::signal(signal, alone, &|pid| sys::exec_tag_of(pid) == Some(exec)),
             None => tree::signal(signal, alone, &|pid| {
                 let session = session_of(pid);
                 !execs.iter().any(|other| other.id != exec && other.pid != 0 && other.pid == session)

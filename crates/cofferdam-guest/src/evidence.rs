@@ -137,7 +137,7 @@ pub struct Evidence {
     pub workspace_writable: Option<bool>,
     /// True if exec tags work, so that every process that an exec starts is found. Without them, a kill may also reach
     /// processes of other execs.
-    pub marks: bool,
+    pub exec_tags: bool,
     /// The number of processors that guests can use at once.
     pub processors: u32,
 }

@@ -5,7 +5,7 @@ use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_linux::landlock::{self, access};
 use cofferdam_linux::probe::forbidden_calls;
 use cofferdam_linux::process;
-use cofferdam_linux::seccomp::{self, Arch, MarkKey};
+use cofferdam_linux::seccomp::{self, Arch, TagKey};
 use tokio::sync::oneshot;
 
 use crate::error;
@@ -158,7 +158,7 @@ pub async fn configure(link: &std::sync::Arc<Link>, settings: &Settings) -> Resu
     let random = process::random().map_err(|error| {
         Error::new(ErrorKind::Io, CREATE, "cannot read random numbers from the kernel").with_source(error)
     })?;
-    let key = MarkKey::new(random);
+    let key = TagKey::new(random);
     let mut evidence = measure_first(link, settings, Probe::Tag { key: key.arguments() }).await?;
     send_configure(link, settings, &evidence, key).await?;
     measure(link, settings, &mut evidence).await?;
@@ -186,19 +186,19 @@ pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
 /// Measures the properties on which the further requests depend. `tag_probe` is the probe of exec tags.
 async fn measure_first(link: &Link, settings: &Settings, tag_probe: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
-    let marks = ask(link, tag_probe)?;
+    let exec_tags = ask(link, tag_probe)?;
     let groups = match settings.groups {
         Groups::Look => find_groups(link).await?,
         Groups::Never => GroupsFound::default(),
     };
-    let marks = marks.found().await?.ok().is_some();
+    let exec_tags = exec_tags.found().await?.ok().is_some();
     let abi = u32::try_from(abi.found().await?.value).unwrap_or(0);
     Ok(Evidence {
         bounds: groups.bounds,
         counts_cpu: groups.cpu,
         counts_memory: groups.memory,
         landlock_abi: abi,
-        marks,
+        exec_tags,
         ..Evidence::default()
     })
 }
@@ -207,16 +207,16 @@ async fn send_configure(
     link: &std::sync::Arc<Link>,
     settings: &Settings,
     evidence: &Evidence,
-    key: MarkKey,
+    key: TagKey,
 ) -> Result<()> {
     let limits = &settings.limits;
     let filter = settings.filter.map(|options| {
-        let options = seccomp::Options { mark_key: Some(key), ..options };
+        let options = seccomp::Options { tag_key: Some(key), ..options };
         seccomp::compile(Arch::native(), &options).to_bytes()
     });
     let quotas = settings.quotas.then(|| {
         let count_processes = limits.processes.is_some();
-        let options = seccomp::Options { quotas: true, count_processes, mark_key: Some(key), ..Default::default() };
+        let options = seccomp::Options { quotas: true, count_processes, tag_key: Some(key), ..Default::default() };
         seccomp::compile_stages(Arch::native(), &options).1.to_bytes()
     });
     let governed = !settings.rules.is_empty() && evidence.landlock_abi > 0;
@@ -231,7 +231,7 @@ async fn send_configure(
         groups: evidence.bounds.version,
         watch_memory: limits.memory.filter(|_| !evidence.counts_memory).map(|bytes| bytes.as_bytes()),
         watch_cpu: limits.cpu_time.filter(|_| !evidence.counts_cpu).map(|time| time.as_micros() as u64),
-        tag: evidence.marks.then(|| key.arguments()),
+        tag: evidence.exec_tags.then(|| key.arguments()),
         silence: settings.silence.as_micros() as u64,
         filter: filter.as_deref().unwrap_or_default(),
         quotas: quotas.as_deref().unwrap_or_default(),

@@ -44,7 +44,7 @@ impl Desk {
         let file = area.get_mut(plan.used..).unwrap_or_default();
         let failure = NotStarted { step: Step::Fork, errno: 0 };
         let mut child = Child { start, plan, candidates, file, stdio, key, confine, failure };
-        let pid = sys::spawn(&mut self.stack, key.map_or(0, sys::whole_key), &mut || child.live())
+        let pid = sys::spawn(&mut self.stack, key.map_or(0, sys::joined_key), &mut || child.live())
             .map_err(|errno| NotStarted { step: Step::Fork, errno })?;
         if child.failure.errno == 0 { Ok(pid) } else { Err(child.failure) }
     }
@@ -86,7 +86,7 @@ impl Child<'_> {
         (self.confine)()?;
         sys::close_range(3, i32::MAX);
         if let Some(key) = self.key {
-            sys::set_mark(key, self.start.exec)?;
+            sys::set_exec_tag(key, self.start.exec)?;
         }
         sys::unblock_signals()?;
         self.failure.step = Step::Directory;

@@ -99,7 +99,7 @@ impl Init {
             quotas: Quotas::new(
                 Fd::own(handoff.listener),
                 Some(Fd::own(handoff.locks)),
-                if handoff.backlog_unbounded { Backlog::Shorten(sys::whole_key(handoff.tag)) } else { Backlog::Bounded },
+                if handoff.backlog_unbounded { Backlog::Shorten(sys::joined_key(handoff.tag)) } else { Backlog::Bounded },
                 handoff.max_processes,
             ),
             watch: Watch::new(
@@ -292,7 +292,7 @@ impl Init {
     /// and the seccomp filter prevents changes of it.
     fn signal_exec(&self, exec: u64, signal: i32) {
         let alone = self.execs_started == 1 && self.first == exec;
-        tree::signal(signal, alone, &|pid| sys::mark_of(pid) == Some(exec));
+        tree::signal(signal, alone, &|pid| sys::exec_tag_of(pid) == Some(exec));
     }
 }
 

@@ -13,7 +13,7 @@ async fn what_is_measured_is_what_there_is() {
     let (enclosure, guest, evidence) = connect(Settings::default()).await.unwrap();
     assert_eq!((evidence.pid, &evidence.uids[..], &evidence.gids[..]), (1, &[1000; 4][..], &[1000; 4][..]));
     assert_eq!(evidence.capabilities, [Some(0); 5]);
-    assert!(evidence.no_new_privileges && evidence.seccomp_filtered && evidence.marks);
+    assert!(evidence.no_new_privileges && evidence.seccomp_filtered && evidence.exec_tags);
     let through: Vec<_> = evidence.calls.iter().filter(|call| call.was_let_through()).collect();
     assert!(through.is_empty() && evidence.calls.len() > 15, "{through:?}");
     assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);

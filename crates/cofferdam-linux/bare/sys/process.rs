@@ -188,7 +188,7 @@ pub fn kill(pid: i32, signal: i32) {
 }
 
 /// Returns the exec tag of a process.
-pub fn mark_of(pid: i32) -> Option<u64> {
+pub fn exec_tag_of(pid: i32) -> Option<u64> {
     let mut limit = [0u64; 2];
     let arguments = [pid as usize, RLIMIT_RTTIME, 0, limit.as_mut_ptr() as usize, 0, 0];
     // SAFETY: the structure is the kernel's.
@@ -196,7 +196,7 @@ pub fn mark_of(pid: i32) -> Option<u64> {
 }
 
 /// Sets the exec tag of the calling process, by the two arguments that only this program knows.
-pub fn set_mark((process, resource): (u64, u64), tag: u64) -> Res<()> {
+pub fn set_exec_tag((process, resource): (u64, u64), tag: u64) -> Res<()> {
     let limit = [tag; 2];
     let arguments = [process as usize, resource as usize, limit.as_ptr() as usize, 0, 0, 0];
     // SAFETY: the structure is the kernel's, which writes to no memory.
@@ -258,7 +258,7 @@ impl Stack {
 }
 
 /// Returns the key for the filter of system calls in one piece, from the parts that set a tag.
-pub const fn whole_key((process, resource): (u64, u64)) -> u64 {
+pub const fn joined_key((process, resource): (u64, u64)) -> u64 {
     process | resource >> 32
 }
 

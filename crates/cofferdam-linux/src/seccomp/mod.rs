@@ -16,7 +16,7 @@ mod tests;
 
 pub use arch::Arch;
 pub use assembler::{Instruction, Program};
-pub use policy::{MarkKey, Options, describe};
+pub use policy::{Options, TagKey, describe};
 
 use std::io;
 use std::os::fd::OwnedFd;

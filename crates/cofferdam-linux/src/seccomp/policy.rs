@@ -52,7 +52,7 @@ pub(super) fn is_for_building(name: &str) -> bool {
 ///
 /// The init answers the notifications, so it cannot wait for an answer itself. It makes these calls with its key.
 pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
-    let keyed = |with, without: &'static Verdict| match options.mark_key {
+    let keyed = |with, without: &'static Verdict| match options.tag_key {
         Some(key) => Verdict::Keyed { key, with, without },
         None => *without,
     };
@@ -76,12 +76,12 @@ pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
 /// but a filter sees them: they contain the key. No guest can read the filter or the memory of an init, and there are
 /// too many keys to try.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct MarkKey {
+pub struct TagKey {
     pub(super) process_half: u32,
     pub(super) resource_half: u32,
 }
 
-impl MarkKey {
+impl TagKey {
     /// Creates a key from 64 random bits.
     #[must_use]
     pub fn new(random: u64) -> Self {
@@ -91,7 +91,7 @@ impl MarkKey {
 
     /// Returns the sixth argument of the init's own calls that the filter would notify it of.
     #[must_use]
-    pub fn whole(self) -> u64 {
+    pub fn joined(self) -> u64 {
         u64::from(self.process_half) << 32 | u64::from(self.resource_half)
     }
 
@@ -103,9 +103,9 @@ impl MarkKey {
     }
 }
 
-impl fmt::Debug for MarkKey {
+impl fmt::Debug for TagKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MarkKey")
+        f.write_str("TagKey")
     }
 }
 
@@ -134,7 +134,7 @@ pub struct Options {
     /// the late stage.
     pub count_processes: bool,
     /// Allow to set RLIMIT_RTTIME with the key: an init tags the processes of each exec with it.
-    pub mark_key: Option<MarkKey>,
+    pub tag_key: Option<TagKey>,
 }
 
 /// Returns the verdict on a system call that exists on some architecture.
@@ -178,7 +178,7 @@ fn changed_by_option(name: &str, options: &Options) -> Option<Verdict> {
             Some(Verdict::Always(EINVAL))
         }
         "prctl" if options.deny_kernel_memory => Some(PRCTL_WITHOUT_FILTERS),
-        "prlimit64" => options.mark_key.map(Verdict::Tagging),
+        "prlimit64" => options.tag_key.map(Verdict::Tagging),
         "sched_setaffinity" if options.deny_affinity => Some(Verdict::Always(EPERM)),
         _ => None,
     }

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::checks::PRLIMIT;
-use super::policy::MarkKey;
+use super::policy::TagKey;
 
 /// The verdict on a system call, with its reason.
 #[derive(Clone, Copy, Debug)]
@@ -23,9 +23,9 @@ pub(super) enum Verdict {
     /// The action of the first case whose tests all hold, or `otherwise`.
     ByArguments { cases: &'static [Case], otherwise: Action },
     /// The allowlist's verdict on `prlimit64`, except that an exec tag can be set with the key.
-    Tagging(MarkKey),
+    Tagging(TagKey),
     /// The verdict `with` the key in the sixth argument, for calls that have fewer, and the verdict `without` it.
-    Keyed { key: MarkKey, with: &'static Verdict, without: &'static Verdict },
+    Keyed { key: TagKey, with: &'static Verdict, without: &'static Verdict },
 }
 
 /// A case of a verdict that depends on arguments.

@@ -443,7 +443,7 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
 fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
     let create = setup.create;
     Handoff {
-        tag: setup.filters.mark_key.arguments(),
+        tag: setup.filters.tag_key.arguments(),
         control: setup.control.as_raw_fd(),
         watch_memory: create.memory.filter(|_| watching),
         watch_cpu: create.cpu_micros.filter(|_| watching),

@@ -103,7 +103,7 @@ struct Launcher {
 /// Filters, compiled once. The launcher itself is under the early part, so every fork has it from the start.
 struct Filters {
     late: seccomp::Program,
-    mark_key: seccomp::MarkKey,
+    tag_key: seccomp::TagKey,
     options: seccomp::Options,
 }
 
@@ -126,7 +126,7 @@ struct CompiledFilters {
 impl CompiledFilters {
     fn new(has_accounting: bool) -> io::Result<Self> {
         let arch = seccomp::Arch::native();
-        let mark_key = seccomp::MarkKey::new(process::random()?);
+        let tag_key = seccomp::TagKey::new(process::random()?);
         let options = seccomp::Options {
             deny_memfd: !has_accounting,
             deny_shared_memory: !has_accounting,
@@ -136,10 +136,10 @@ impl CompiledFilters {
             watch_reads: false,
             quotas: true,
             count_processes: false,
-            mark_key: Some(mark_key),
+            tag_key: Some(tag_key),
         };
         let (early, late) = seccomp::compile_stages(arch, &options);
-        Ok(Self { has_accounting, early, filters: Filters { late, mark_key, options } })
+        Ok(Self { has_accounting, early, filters: Filters { late, tag_key, options } })
     }
 
     /// Installs the early part on the launcher.

@@ -166,7 +166,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     // Everything else is unchanged.
     let same = |of: &Evidence| {
         let bounds = of.bounds;
-        (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.marks, of.landlock, of.seccomp_filtered)
+        (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.exec_tags, of.landlock, of.seccomp_filtered)
     };
     assert_eq!(same(&evidence), same(&first));
     assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);

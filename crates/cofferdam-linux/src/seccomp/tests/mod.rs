@@ -8,11 +8,11 @@ mod policy;
 mod quotas;
 mod table;
 
-use super::{Arch, MarkKey, Options, Program, compile, compile_lone, compile_stages};
+use super::{Arch, Options, Program, TagKey, compile, compile_lone, compile_stages};
 use interpreter::run;
 
 /// Halves of a key that no ordinary argument has.
-const KEY: MarkKey = MarkKey { process_half: 0x1234_5679, resource_half: 0x89ab_cdef };
+const KEY: TagKey = TagKey { process_half: 0x1234_5679, resource_half: 0x89ab_cdef };
 
 const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
@@ -51,7 +51,7 @@ fn all_options() -> impl Iterator<Item = Options> {
         deny_memfd: bits & 1 != 0,
         deny_shared_memory: bits & 2 != 0,
         deny_affinity: bits & 4 != 0,
-        mark_key: (bits & 8 != 0).then_some(KEY),
+        tag_key: (bits & 8 != 0).then_some(KEY),
         deny_large_buffers: bits & 16 != 0,
         // It changes a call that no other option changes. A separate bit would double the time of the tests.
         watch_reads: bits & 1 != 0,

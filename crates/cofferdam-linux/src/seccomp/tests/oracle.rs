@@ -61,7 +61,7 @@ fn expected(arch: Arch, options: &Options, call: &Call) -> u32 {
     let low = call.arguments.map(|argument| argument as u32);
     match name {
         "prlimit64"
-            if options.mark_key.is_some()
+            if options.tag_key.is_some()
                 && call.arguments[0] >> 32 == 0x1234_5679
                 && call.arguments[1] == 0x89ab_cdef_0000_000f =>
         {
@@ -209,7 +209,7 @@ fn compiling_twice_gives_the_same_program() {
 
 fn any_options() -> impl Strategy<Value = Options> {
     let all = any::<[bool; 7]>();
-    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, mark, deny_large_buffers, watch_reads, kernel]| {
+    all.prop_map(|[deny_memfd, deny_shared_memory, deny_affinity, tag, deny_large_buffers, watch_reads, kernel]| {
         Options {
             watch_reads,
             quotas: false,
@@ -219,7 +219,7 @@ fn any_options() -> impl Strategy<Value = Options> {
             deny_memfd,
             deny_shared_memory,
             deny_affinity,
-            mark_key: mark.then_some(KEY),
+            tag_key: tag.then_some(KEY),
         }
     })
 }

@@ -306,7 +306,7 @@ fn file_systems_take_no_requests_that_change_or_map_a_file() {
 }
 
 #[test]
-fn limits_that_mark_an_exec_cannot_be_changed() {
+fn exec_tag_limits_cannot_be_changed() {
     default("setrlimit", &[15, 0x7fff_0000], EPERM);
     default("setrlimit", &[15 | 1 << 32, 0x7fff_0000], EPERM);
     for new in [1, 1 << 32, 0x7fff_0000_0000, u64::MAX] {
@@ -326,8 +326,8 @@ fn limits_that_mark_an_exec_cannot_be_changed() {
 }
 
 #[test]
-fn a_mark_can_be_set_with_its_key_and_with_no_other() {
-    let options = Options { mark_key: Some(super::KEY), ..Options::default() };
+fn exec_tag_is_set_only_with_its_key() {
+    let options = Options { tag_key: Some(super::KEY), ..Options::default() };
     let (process, resource) = super::KEY.arguments();
     for new in [1, 1 << 32, u64::MAX] {
         check(&options, "prlimit64", &[process, resource, new], ALLOW);
@@ -342,8 +342,8 @@ fn a_mark_can_be_set_with_its_key_and_with_no_other() {
         check(&options, "setrlimit", &[15, new], EPERM);
         check(&options, "setrlimit", &[resource, new], EPERM);
     }
-    assert!(super::MarkKey::new(0).arguments().0 >> 32 > 0);
-    assert!(super::MarkKey::new(0).arguments().1 >> 32 > 0);
+    assert!(super::TagKey::new(0).arguments().0 >> 32 > 0);
+    assert!(super::TagKey::new(0).arguments().1 >> 32 > 0);
 }
 
 #[test]

@@ -48,8 +48,8 @@ fn calls_in_a_quota_are_asked_about_and_refusals_stay() {
 fn notifications_of_processes_leave_out_threads_and_the_init() {
     const NOTIFY: u32 = 0x7fc0_0000;
     const THREAD: u64 = 0x003d_0f00;
-    let key = KEY.whole();
-    let options = Options { quotas: true, count_processes: true, mark_key: Some(KEY), ..Options::default() };
+    let key = KEY.joined();
+    let options = Options { quotas: true, count_processes: true, tag_key: Some(KEY), ..Options::default() };
     for arch in Arch::ALL {
         let (early, late) = compile_stages(arch, &options);
         interpreter::verify(&late);
