@@ -45,6 +45,11 @@ pub fn silent(operation: &'static str) -> Error {
         .with_remedy("the host may be overloaded, or another program may have stopped the sandbox")
 }
 
+/// Creates the error for an operation on a paused sandbox.
+pub fn paused(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
+}
+
 /// Creates the error for a failed request about files.
 pub fn file(operation: &'static str, path: impl Into<String>, number: i32, kind: u32) -> Error {
     if kind != 0 {

@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::supervise::{Accounts, Allowance, Ended, Wish};
 use cofferdam_contract::{
-    ByteSize, Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script,
-    Stdin, StdinWriter, TerminalSize,
+    ByteSize, Command, Error, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script, Stdin,
+    StdinWriter, TerminalSize,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::flow::{Input, Window};
-use crate::guest::{ANSWER_TIMEOUT, Inner};
+use crate::flow::Input;
+use crate::inner::{ANSWER_TIMEOUT, Inner};
 use crate::link::Link;
 use crate::record::RunningExec;
 use crate::running::{ExecState, RunningGuard};
 use crate::slots::{ExecEnd, ExecSlot, Notifier, ReattachedSlot, Reply, Slot};
+use crate::window::Window;
 use crate::wire::{Counts, MAX_REQUEST, Make, NotStarted, Request, Root, Start, Texts};
 use crate::{error, files};
 
@@ -530,9 +531,4 @@ async fn sleep_until(instant: Option<Instant>) {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// Creates the error for an operation on a paused sandbox.
-pub fn paused(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
 }

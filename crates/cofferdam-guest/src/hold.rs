@@ -16,14 +16,15 @@ use cofferdam_contract::{Error, ErrorKind, ExecHandle, ExecId, Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::evidence::Evidence;
-use crate::guest::{Guest, Inner, Owner};
+use crate::guest::Guest;
+use crate::inner::{Inner, Owner};
 use crate::link::Link;
 use crate::record::Record;
 use crate::renewal::Renewal;
 use crate::settings::Settings;
 use crate::slots::Reply;
 use crate::wire::{MAX_EXECS, Request, Reseed, VERSION};
-use crate::{exec, probes};
+use crate::{error, exec, probes};
 
 const RESTORE: &str = "restore";
 const ENOENT: i32 = 2;
@@ -62,7 +63,7 @@ impl Guest {
     pub async fn hold(&self) -> Result<Held> {
         self.inner.ready("snapshot")?;
         if self.inner.frozen.load(Ordering::Acquire) {
-            return Err(exec::paused("snapshot"));
+            return Err(error::paused("snapshot"));
         }
         let running = &self.inner.running;
         let (ids, last, since) = self.inner.link.quiesce(|id| running.is_known(id)).await?;

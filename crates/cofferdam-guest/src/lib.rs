@@ -30,6 +30,7 @@ mod files;
 mod flow;
 mod guest;
 mod hold;
+mod inner;
 mod link;
 mod probes;
 mod record;
@@ -37,6 +38,7 @@ mod renewal;
 mod running;
 mod settings;
 mod slots;
+mod window;
 #[expect(dead_code, reason = "each side uses its half")]
 #[path = "../agent/wire/mod.rs"]
 mod wire;

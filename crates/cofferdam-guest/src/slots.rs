@@ -17,7 +17,7 @@ use cofferdam_contract::{ExecDriver, OutputStream};
 use tokio::sync::oneshot;
 
 use crate::error;
-use crate::flow::{Inflow, Window};
+use crate::window::{Inflow, Window};
 use crate::wire::{self, Answer, Counts, NotStarted};
 
 /// The highest number of entries of one listing.
