@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
-use cofferdam_guest::{AGENT, Ending, Evidence, Guest, Reason, Settings, usual_rules};
+use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usual_rules};
 
 use crate::container::{Attached, Cause, Container};
 use crate::engine::Engine;
@@ -90,11 +90,11 @@ impl PendingSandbox {
     pub(crate) async fn close(&self) -> Result<()> {
         // Avoids a kill, for which the engine starts a program, if the agent exits on request. A paused or hijacked
         // agent does not.
-        let mut ending = pin!(self.guest.close());
-        if !self.guest.is_paused() && tokio::time::timeout(AGENT_EXIT_TIMEOUT, &mut ending).await.is_ok() {
+        let mut termination = pin!(self.guest.close());
+        if !self.guest.is_paused() && tokio::time::timeout(AGENT_EXIT_TIMEOUT, &mut termination).await.is_ok() {
             return self.container.remove_ended().await;
         }
-        let ((), removed) = tokio::join!(ending, self.container.remove());
+        let ((), removed) = tokio::join!(termination, self.container.remove());
         removed
     }
 }
@@ -332,7 +332,7 @@ impl Creation<'_> {
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
             // The wait for the first answer includes the start of the container.
-            patience: self.state.config.deadlines.change + READY_TIMEOUT,
+            answer_timeout: self.state.config.deadlines.change + READY_TIMEOUT,
             program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
             ..defaults
         }
@@ -359,26 +359,33 @@ fn reason(container: &Arc<Container>) -> Reason {
         Box::pin(async move {
             let container = container.upgrade()?;
             let cause = container.cause().await;
-            ending(cause)
+            termination_of(cause)
         })
     })
 }
 
 /// Converts a cause to a clause after "the sandbox ended by itself".
-fn ending(cause: Cause) -> Option<Ending> {
-    let ending = |why: &str, remedy: &str| {
-        Some(Ending { why: why.to_owned(), remedy: Some(remedy.to_owned()), out_of_memory: cause == Cause::Memory })
+fn termination_of(cause: Cause) -> Option<Termination> {
+    let because = |why: &str, remedy: &str| {
+        Some(Termination {
+            why: why.to_owned(),
+            remedy: Some(remedy.to_owned()),
+            out_of_memory: cause == Cause::Memory,
+        })
     };
     match cause {
-        Cause::Memory => ending("it exceeded the memory limit, and the kernel killed it", "raise --memory"),
-        Cause::Removed => ending("its container was removed by another program", "create another sandbox"),
+        Cause::Memory => because("it exceeded the memory limit, and the kernel killed it", "raise --memory"),
+        Cause::Removed => because("its container was removed by another program", "create another sandbox"),
         // The agent exits with 0 only on request, which this process did not send, or after losing its connection.
-        Cause::Ended(0) => ending("its container was stopped by another program", "create another sandbox"),
-        Cause::Ended(137) => ending("its container was killed by another program", "create another sandbox"),
-        Cause::Ended(status) => {
-            ending(&format!("the first process of its container exited with status {status}"), "create another sandbox")
+        Cause::Ended(0) => because("its container was stopped by another program", "create another sandbox"),
+        Cause::Ended(137) => because("its container was killed by another program", "create another sandbox"),
+        Cause::Ended(status) => because(
+            &format!("the first process of its container exited with status {status}"),
+            "create another sandbox",
+        ),
+        Cause::Away => {
+            because("the container engine went away", "create another sandbox when `docker version` answers")
         }
-        Cause::Away => ending("the container engine went away", "create another sandbox when `docker version` answers"),
     }
 }
 

@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_there_is_read_or_not(text in "[ -~\n]{0,200}") {
+        fn any_text_is_read_or_refused(text in "[ -~\n]{0,200}") {
             let _ = (mounts(&text), map(&text), interfaces(&text), status(&text, "Uid"), unescaped(&text));
         }
     }

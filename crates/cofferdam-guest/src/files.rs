@@ -159,8 +159,8 @@ impl<'a> Writing<'a> {
             Some(Reply::Done { errno, kind }) => Err(error::file(self.operation, shown(path), errno, kind)),
             Some(_) => Err(unexpected_answer(self.operation)),
             None => {
-                let ending = link.closed().await;
-                Err(error::ended(self.operation, ending.as_ref()))
+                let termination = link.closed().await;
+                Err(error::ended(self.operation, termination.as_ref()))
             }
         }
     }

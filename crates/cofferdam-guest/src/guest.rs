@@ -20,7 +20,7 @@ use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
 use crate::inner::{Inner, Owner};
 use crate::link::Link;
-use crate::settings::{Ending, Groups, Meter, Settings};
+use crate::settings::{Groups, Meter, Settings, Termination};
 use crate::slots::Reply;
 use crate::wire::{Request, Root};
 use crate::{error, exec, files, probes};
@@ -57,12 +57,12 @@ impl Guest {
         settings: Settings,
         deadline: Instant,
     ) -> Result<(Self, Evidence)> {
-        let Settings { patience, reason, .. } = settings;
+        let Settings { answer_timeout, reason, .. } = settings;
         let settings = Settings { reason: None, ..settings };
-        let link = Link::begin(reader, writer, patience, reason, (0, HashMap::new()));
+        let link = Link::begin(reader, writer, answer_timeout, reason, (0, HashMap::new()));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "greeting";
-        let making = async {
+        let connecting = async {
             probes::greet(&link).await?;
             if let Some(path) = &settings.program
                 && !probes::is_program(&link, path, crate::AGENT).await?
@@ -72,12 +72,12 @@ impl Guest {
             stage = "configuring";
             probes::configure(&link, &settings).await
         };
-        let made = match tokio::time::timeout_at(deadline.into(), making).await {
-            Ok(made) => made,
+        let connected = match tokio::time::timeout_at(deadline.into(), connecting).await {
+            Ok(connected) => connected,
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
-        let evidence = made.map_err(|error| error.with_context("stage", stage))?;
+        let evidence = connected.map_err(|error| error.with_context("stage", stage))?;
         let inner = Inner::new(link, settings, &evidence);
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
@@ -165,7 +165,7 @@ impl Guest {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
         match self.inner.groups {
-            Groups::Look => probes::bounds(&self.inner.link).await,
+            Groups::Detect => probes::bounds(&self.inner.link).await,
             Groups::Never => Ok(Bounds::default()),
         }
     }
@@ -231,7 +231,7 @@ impl Guest {
     }
 
     /// Waits until the connection has ended. Returns the reason, or `None` if this side ended it.
-    pub async fn closed(&self) -> Option<Ending> {
+    pub async fn closed(&self) -> Option<Termination> {
         self.inner.link.closed().await
     }
 

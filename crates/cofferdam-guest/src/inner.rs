@@ -46,14 +46,14 @@ pub struct Inner {
 impl Inner {
     /// Creates the state of a guest after its measurement.
     pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
-        let Settings { workspace, code, path, env, groups, patience, meter, .. } = settings;
+        let Settings { workspace, code, path, env, groups, answer_timeout, meter, .. } = settings;
         Self {
             link,
             workspace,
             code,
             path,
             env,
-            answer_timeout: patience,
+            answer_timeout,
             groups,
             agent_counts: evidence.counts_cpu,
             processors: evidence.processors.clamp(1, MAX_PROCESSORS),

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_up_is_written_down_and_stays_used_up() {
+    fn used_time_is_recorded_and_stays_used() {
         let begun = Instant::now() - SECOND * 3;
         let list = Arc::new(Running::default());
         let listed = list.add(7, ExecState::new(begun, allowance(), true));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_wrote_down_is_allowed_no_more_than_the_limits() {
+    fn recorded_limits_never_exceed_those_of_the_settings() {
         let second = SECOND.as_micros() as u64;
         let year = 366 * 24 * 3600 * second;
         let written = RunningExec {
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_to_end_is_killed_in_the_time_that_was_left() {
+    fn cancelled_exec_is_killed_in_the_remaining_time() {
         let list = Arc::new(Running::default());
         let now = Instant::now();
         let listed = list.add(1, ExecState::new(now, allowance(), false));

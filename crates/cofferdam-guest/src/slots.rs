@@ -290,7 +290,7 @@ mod tests {
     use crate::record::RunningExec;
 
     #[test]
-    fn an_adopted_exec_is_read_in_single_bytes_within_its_buffer() {
+    fn reattached_exec_is_read_in_single_bytes_within_its_buffer() {
         const WRITTEN: usize = 3 << 20;
         let cpu = (None, None);
         let exec =

@@ -217,7 +217,7 @@ impl Plan {
             limits: spec.limits().clone(),
             // No host process uses the files of this kernel.
             filter: Some(seccomp::Options { watch_reads: true, ..seccomp::Options::default() }),
-            patience: config.deadlines.answer.max(config.deadlines.boot),
+            answer_timeout: config.deadlines.answer.max(config.deadlines.boot),
             ..Settings::default()
         }
     }

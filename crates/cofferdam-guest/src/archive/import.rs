@@ -313,7 +313,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_makes_it_fail_in_disorder(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
+        fn no_header_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
             let header = Header::from_byte_slice(&bytes);
             if let Ok(Step::Entry(entry)) = verify(header, &pax::Records::default()) {
                 prop_assert!(!entry.path.starts_with(b"/") && !entry.path.split(|&byte| byte == b'/').any(|part| part == b".."));

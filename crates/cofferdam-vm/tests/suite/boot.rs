@@ -33,7 +33,7 @@ pub(crate) async fn start(image: &Image, options: &str) -> Started {
 
 async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
     let Started { vm, reader, writer } = start(image, OPTIONS).await;
-    let settings = Settings { patience: NO_HANG, ..Settings::default() };
+    let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
     match Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await {
         Ok((guest, evidence)) => (vm, guest, evidence),
         Err(error) => panic!("{error}; {:?}; {}", vm.is_ended(), vm.console()),

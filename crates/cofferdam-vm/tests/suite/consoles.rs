@@ -91,7 +91,7 @@ async fn serial(image: &Image, root: &Path, place: &Path) {
     files.push(("flood", 0o755, script.into_bytes()));
     let Started { vm, reader, writer } =
         started(hostile(image, place, &format!("{OPTIONS} rdinit=/flood"), &files)).await;
-    let settings = Settings { patience: NO_HANG, ..Settings::default() };
+    let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let connected = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await;
     let (guest, _) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
     let before = peak();
@@ -113,7 +113,7 @@ async fn port(image: &Image, root: &Path, place: &Path) {
     let agent = programs(root, &[("agent", "bin/yes")]);
     let Started { vm, reader, writer } = started(hostile(image, place, OPTIONS, &agent)).await;
     let before = peak();
-    let settings = Settings { patience: NO_HANG, ..Settings::default() };
+    let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let refused = promptly(Guest::connect(reader, writer, settings, Instant::now() + NO_HANG)).await;
     let error = refused.map(drop).expect_err("an invalid agent");
     println!("{error}; {} KiB more", (peak() - before) >> 10);

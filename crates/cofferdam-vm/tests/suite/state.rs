@@ -136,7 +136,7 @@ async fn a_monitor_that_dies_or_hangs_meanwhile_hangs_nobody() {
         let qemu = Qemu::new(QemuConfig { patience, ..QemuConfig::default() }).unwrap();
         let memory = ByteSize::from_mebibytes(131);
         let started = qemu.start(Machine { memory, ..machine(&image, OPTIONS) }).await.expect("a machine");
-        let settings = Settings { patience: NO_HANG, ..Settings::default() };
+        let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
         let Started { vm, reader, writer } = started;
         let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await.unwrap();
         let pid = Pid::from_raw(support::monitor_with("131M").cast_signed()).unwrap();
