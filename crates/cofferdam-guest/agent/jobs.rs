@@ -253,9 +253,9 @@ fn is_link(dir: &Fd, name: &Name) -> bool {
 
 /// Sends a chunk of a file. Returns true at its end.
 fn send(id: u64, file: &Fd, left: &mut u64, out: &mut Outbox) -> Res<bool> {
-    let most = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
+    let max = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
     let kind = Answer::Data { data: &[] }.kind();
-    let length = out.fill(kind, id, &[], most, |space| sys::read(file.number(), space))?;
+    let length = out.fill(kind, id, &[], max, |space| sys::read(file.number(), space))?;
     *left -= length as u64;
     Ok(length == 0)
 }

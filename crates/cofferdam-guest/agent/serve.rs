@@ -175,7 +175,7 @@ impl Agent {
                 open_directory(it.code)?
             }
         });
-        self.rules = make_rules(it)?;
+        self.rules = create_rules(it)?;
         counters.configure(it.groups, &it.stores);
         self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.tag.map_or(0, |tag| tag.0 ^ tag.1));
         self.tag = it.tag;
@@ -245,8 +245,8 @@ impl Agent {
 /// Returns the means that bounds the queues of listening sockets, from the setting of the network namespace.
 fn backlog() -> Backlog {
     let mut text = [0; 16];
-    let longest = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
-    if longest.is_some_and(|longest| longest <= MAX_BACKLOG.into()) { Backlog::Bounded } else { Backlog::Refuse }
+    let max = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
+    if max.is_some_and(|max| max <= MAX_BACKLOG.into()) { Backlog::Bounded } else { Backlog::Refuse }
 }
 
 fn open_directory(path: &[u8]) -> Res<Fd> {
@@ -264,7 +264,7 @@ fn open_score() -> Option<(Fd, [u8; 8], usize)> {
 
 /// Creates the Landlock rules for guests, if they are configured. Skips a path that does not exist, since everything
 /// without a rule is forbidden.
-fn make_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
+fn create_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
     if it.rights == 0 && it.scopes == 0 {
         return Ok(None);
     }
