@@ -28,8 +28,8 @@ pub(crate) struct Stderr(Arc<Mutex<Vec<u8>>>);
 impl Stderr {
     fn add(&self, data: &[u8]) {
         let mut stderr = self.0.lock();
-        let room = MAX_STDERR - stderr.len();
-        stderr.extend_from_slice(&data[..data.len().min(room)]);
+        let free = MAX_STDERR - stderr.len();
+        stderr.extend_from_slice(&data[..data.len().min(free)]);
     }
 
     /// Returns the text without control characters.
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn streams_are_kept_apart_and_words_are_bounded() {
+    async fn streams_are_separate_and_stderr_is_bounded() {
         let out = |text: &'static str| LogOutput::StdOut { message: Bytes::from_static(text.as_bytes()) };
         let err = |text: Vec<u8>| LogOutput::StdErr { message: text.into() };
         let given = [out("one "), err(b"oh\x1b no ".to_vec()), out(""), err(vec![b'x'; 10_000]), out("two")];

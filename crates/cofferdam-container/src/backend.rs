@@ -8,61 +8,59 @@ use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec, Workspace,
 };
 
-use crate::config::DockerConfig;
-use crate::host::Host;
+use crate::NAME;
+use crate::config::ContainerConfig;
 use crate::image::{self, Image, Imported, PullProgress};
+use crate::prepared::PreparedContainer;
 use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
 use crate::snapshot::ContainerSnapshot;
-use crate::warm::PreparedContainer;
-
-/// The backend's name.
-pub const NAME: &str = "docker";
+use crate::state::BackendState;
 
 /// A backend whose sandboxes are containers of an engine.
 #[derive(Debug, Clone)]
-pub struct DockerBackend {
-    host: Arc<Host>,
+pub struct ContainerBackend {
+    state: Arc<BackendState>,
 }
 
-impl DockerBackend {
+impl ContainerBackend {
     /// Creates the backend. It contacts the engine on first use.
-    pub fn new(config: &DockerConfig) -> Result<Self> {
+    pub fn new(config: &ContainerConfig) -> Result<Self> {
         Self::with_progress(config, PullProgress::silent())
     }
 
     /// Creates the backend with a callback for images that are pulled for sandboxes.
-    pub fn with_progress(config: &DockerConfig, progress: PullProgress) -> Result<Self> {
-        Ok(Self { host: Host::new(config.check()?, progress)? })
+    pub fn with_progress(config: &ContainerConfig, progress: PullProgress) -> Result<Self> {
+        Ok(Self { state: BackendState::new(config.check()?, progress)? })
     }
 
     /// Lists the images of the engine.
     pub async fn images(&self) -> Result<Vec<Image>> {
-        image::list(&self.host.engine().await?.engine).await
+        image::list(&self.state.engine().await?.engine).await
     }
 
     /// Pulls an image, regardless of the pull policy. Fails if the policy does not allow the image.
     pub async fn pull_image(&self, name: &str, progress: &PullProgress) -> Result<()> {
         let reference = Reference::parse(name)?;
-        image::allow(&self.host.config, &reference)?;
-        image::pull(&self.host.engine().await?.engine, &reference, progress).await
+        image::allow(&self.state.config, &reference)?;
+        image::pull(&self.state.engine().await?.engine, &reference, progress).await
     }
 
     /// Imports an image from a directory with a root file system, or from a tar of one. Preserves links, and skips
     /// sockets, fifos and devices.
     pub async fn import_image(&self, source: &Path, name: &str) -> Result<Imported> {
         let reference = Reference::parse(name)?;
-        image::import(&self.host.engine().await?.engine, source, &reference).await
+        image::import(&self.state.engine().await?.engine, source, &reference).await
     }
 
     /// Returns the number of containers that the engine has not removed so far despite a request.
     pub fn leftovers(&self) -> usize {
-        self.host.leftover_count()
+        self.state.leftover_count()
     }
 }
 
 #[async_trait]
-impl Backend for DockerBackend {
+impl Backend for ContainerBackend {
     fn name(&self) -> &str {
         NAME
     }
@@ -93,13 +91,13 @@ impl Backend for DockerBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(ContainerSandbox::make(&self.host, spec).await?))
+        Ok(Arc::new(ContainerSandbox::create(&self.state, spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let snapshot = ContainerSnapshot::of(&snapshot)
             .ok_or_else(|| Error::invalid("restore", "the snapshot is not from the docker backend"))?;
-        Ok(Arc::new(ContainerSandbox::restore(&self.host, spec, snapshot).await?))
+        Ok(Arc::new(ContainerSandbox::restore(&self.state, spec, snapshot).await?))
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
@@ -108,6 +106,6 @@ impl Backend for DockerBackend {
                 "use a template with a private workspace; sandboxes with host directories are created on request",
             ));
         }
-        Ok(Box::new(PreparedContainer::make(&self.host, spec).await?))
+        Ok(Box::new(PreparedContainer::create(&self.state, spec).await?))
     }
 }

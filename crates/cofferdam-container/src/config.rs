@@ -1,4 +1,4 @@
-//! The configuration of a [`crate::DockerBackend`]. It does not depend on the environment, and contacts no engine.
+//! The configuration of a [`crate::ContainerBackend`]. It does not depend on the environment, and contacts no engine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,9 +64,9 @@ impl Default for Deadlines {
     }
 }
 
-/// The configuration of a [`crate::DockerBackend`].
+/// The configuration of a [`crate::ContainerBackend`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DockerConfig {
+pub struct ContainerConfig {
     /// The engine to look for if `host` is `None`.
     pub engine: EngineName,
     /// The engine's address: `unix:///path`, an absolute path, or `tcp://host:port` (unencrypted). A frontend passes
@@ -87,7 +87,7 @@ pub struct DockerConfig {
     pub deadlines: Deadlines,
 }
 
-impl Default for DockerConfig {
+impl Default for ContainerConfig {
     fn default() -> Self {
         Self {
             engine: EngineName::Docker,
@@ -130,7 +130,7 @@ pub(crate) struct Checked {
     pub deadlines: Deadlines,
 }
 
-impl DockerConfig {
+impl ContainerConfig {
     /// Validates the configuration, without contacting an engine.
     pub(crate) fn check(&self) -> Result<Checked> {
         let Self { engine, host, runtime_dir, runtime, image, pull, images, deadlines } = self;
@@ -211,7 +211,7 @@ fn parse_host(text: &str) -> Result<Address> {
 mod tests {
     use super::*;
 
-    fn addresses(config: DockerConfig) -> Vec<String> {
+    fn addresses(config: ContainerConfig) -> Vec<String> {
         config.check().unwrap().addresses.iter().map(ToString::to_string).collect()
     }
 
@@ -223,24 +223,24 @@ mod tests {
             ("tcp://localhost:2375", "tcp://localhost:2375"),
             ("tcp://[::1]:2375/", "tcp://[::1]:2375"),
         ] {
-            let config = DockerConfig { host: Some(given.to_owned()), ..DockerConfig::default() };
+            let config = ContainerConfig { host: Some(given.to_owned()), ..ContainerConfig::default() };
             assert_eq!(addresses(config), [address]);
         }
     }
 
     #[test]
     fn sockets_are_looked_for_in_order() {
-        let config = DockerConfig { runtime_dir: Some("/run/user/7".into()), ..DockerConfig::default() };
+        let config = ContainerConfig { runtime_dir: Some("/run/user/7".into()), ..ContainerConfig::default() };
         let docker = ["unix:///var/run/docker.sock", "unix:///run/user/7/docker.sock"];
         let podman = ["unix:///run/user/7/podman/podman.sock", "unix:///run/podman/podman.sock"];
         assert_eq!(addresses(config.clone()), [docker, podman].concat());
-        assert_eq!(addresses(DockerConfig { engine: EngineName::Podman, ..config }), podman);
+        assert_eq!(addresses(ContainerConfig { engine: EngineName::Podman, ..config }), podman);
     }
 
     #[test]
     fn bad_settings_are_refused() {
-        let host = |text: &str| DockerConfig { host: Some(text.to_owned()), ..DockerConfig::default() };
-        let runtime = |text: &str| DockerConfig { runtime: Some(text.to_owned()), ..DockerConfig::default() };
+        let host = |text: &str| ContainerConfig { host: Some(text.to_owned()), ..ContainerConfig::default() };
+        let runtime = |text: &str| ContainerConfig { runtime: Some(text.to_owned()), ..ContainerConfig::default() };
         let hosts =
             ["", "x", "unix://relative", "ssh://host", "https://h:1", "tcp://h", "tcp://:1", "tcp://h:1/x", "/a\nb"];
         let bad = hosts.map(host).into_iter().chain(["", "/usr/bin/evil", "-x", "a b", "../x"].map(runtime));

@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use bollard::models::ContainerStateStatusEnum as Status;
 use bollard::models::{ContainerCreateBody, ContainerInspectResponse, ContainerUpdateBody};
-use bollard::query_parameters::{
-    AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder, RemoveContainerOptionsBuilder,
-};
+use bollard::query_parameters::{AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, EventsOptionsBuilder};
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry};
 use cofferdam_linux::cgroup::Foreign;
 use tokio::io::AsyncWrite;
@@ -24,21 +22,18 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::attached::{Reader, Stderr};
-use crate::create;
 use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
-use crate::host::Host;
 use crate::outside;
+use crate::plan;
+use crate::removal::{remove, wait_until_gone};
+use crate::state::BackendState;
 use crate::stream::next;
 
-/// Time limit for an engine to remove a container.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the automatic removal after the exit of the container's first process, before an explicit removal.
 const AUTO_REMOVAL_TIMEOUT: Duration = Duration::from_millis(500);
-/// The first and the longest interval between polls of a container during its removal.
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Time limit for finding the cause of a container's end.
+/// Interval between polls for the cause of a container's end, and the time limit.
+const CAUSE_INTERVAL: Duration = Duration::from_millis(20);
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time for the engine to report an OOM kill after the end of a container, which takes seconds on a busy host.
 const OOM_EVENT_SECONDS: u64 = 3;
@@ -68,7 +63,7 @@ pub(crate) struct Attached {
 
 /// A container. Dropping it removes it.
 pub(crate) struct Container {
-    pub host: Arc<Host>,
+    pub state: Arc<BackendState>,
     pub engine: Engine,
     pub id: String,
     gone: AtomicBool,
@@ -84,19 +79,19 @@ pub(crate) struct Container {
 impl Container {
     /// Creates a container. No process runs in it yet.
     pub(crate) async fn create(
-        host: &Arc<Host>,
+        state: &Arc<BackendState>,
         engine: &Engine,
         name: &str,
         body: ContainerCreateBody,
     ) -> Result<Self> {
         let runtime = body.host_config.as_ref().and_then(|config| config.runtime.clone());
         let options = CreateContainerOptionsBuilder::default().name(name).build();
-        let made = engine.change(engine.docker.create_container(Some(options), body)).await;
-        let made = made.map_err(|failed| refusal(engine, runtime.as_deref(), failed))?;
+        let created = engine.change(engine.docker.create_container(Some(options), body)).await;
+        let created = created.map_err(|failed| refusal(engine, runtime.as_deref(), failed))?;
         Ok(Self {
-            host: Arc::clone(host),
+            state: Arc::clone(state),
             engine: engine.clone(),
-            id: made.id,
+            id: created.id,
             gone: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             groups: OnceLock::new(),
@@ -178,8 +173,8 @@ impl Container {
             memory,
             memory_swap: memory,
             pids_limit: pids,
-            cpu_period: limits.cpus.map(|_| create::CPU_PERIOD),
-            cpu_quota: limits.cpus.map(create::quota),
+            cpu_period: limits.cpus.map(|_| plan::CPU_PERIOD),
+            cpu_quota: limits.cpus.map(plan::quota),
             ..ContainerUpdateBody::default()
         };
         let changed = self.engine.change(self.engine.docker.update_container(&self.id, change)).await;
@@ -207,18 +202,18 @@ impl Container {
         while began.elapsed() < CAUSE_TIMEOUT {
             match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {
                 Ok(found) => {
-                    let state = found.state.unwrap_or_default();
-                    if state.oom_killed == Some(true) {
+                    let observed = found.state.unwrap_or_default();
+                    if observed.oom_killed == Some(true) {
                         return Cause::Memory;
                     }
-                    if state.running != Some(true) {
+                    if observed.running != Some(true) {
                         // The engine records the cause a moment after the end.
                         if let Some(cause) = self.recorded_cause().await {
                             return cause;
                         }
                         // A container that is still stopping has no exit status yet.
-                        let over = matches!(state.status, Some(Status::EXITED | Status::DEAD));
-                        if let Some(code) = state.exit_code.filter(|_| over) {
+                        let over = matches!(observed.status, Some(Status::EXITED | Status::DEAD));
+                        if let Some(code) = observed.exit_code.filter(|_| over) {
                             return Cause::Ended(code);
                         }
                     }
@@ -227,7 +222,7 @@ impl Container {
                 Err(failed) if failed.is_missing() => return self.recorded_cause().await.unwrap_or(Cause::Removed),
                 Err(failed) => away = failed.is_away(),
             }
-            sleep(POLL_INTERVAL).await;
+            sleep(CAUSE_INTERVAL).await;
         }
         if away { Cause::Away } else { Cause::Removed }
     }
@@ -301,16 +296,16 @@ impl Container {
         match &outcome {
             Ok(()) => {
                 self.gone.store(true, Ordering::Release);
-                self.host.forget_leftover(&self.id);
+                self.state.forget_leftover(&self.id);
             }
-            Err(_) => self.host.remember_leftover(&self.id),
+            Err(_) => self.state.remember_leftover(&self.id),
         }
         outcome
     }
 
     fn error(&self, operation: &'static str, doing: &str, failed: Failed) -> Error {
         if failed.is_away() {
-            self.host.mark_stale();
+            self.state.mark_stale();
         }
         if failed.is_missing() {
             return Error::new(ErrorKind::Closed, operation, "the container was removed by another program")
@@ -325,9 +320,9 @@ impl Drop for Container {
         if *self.gone.get_mut() {
             return;
         }
-        let (host, engine, id) = (Arc::clone(&self.host), self.engine.clone(), std::mem::take(&mut self.id));
+        let (state, engine, id) = (Arc::clone(&self.state), self.engine.clone(), std::mem::take(&mut self.id));
         let (groups, paused) = (self.groups.take(), *self.paused.get_mut());
-        self.host.remember_leftover(&id);
+        self.state.remember_leftover(&id);
         // After the end of the tokio runtime, the closed connection ends a running container, and the next sweep
         // removes one that was not started.
         self.runtime.spawn(async move {
@@ -335,7 +330,7 @@ impl Drop for Container {
                 outside::kill_all(&engine, &id, groups).await;
             }
             if remove(&engine, &id).await.is_ok() {
-                host.forget_leftover(&id);
+                state.forget_leftover(&id);
             }
         });
     }
@@ -350,42 +345,6 @@ impl fmt::Debug for Container {
 fn drop_ok(failed: Failed) -> Result<()> {
     drop(failed);
     Ok(())
-}
-
-/// Removes a container and waits until it is gone.
-pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<()> {
-    let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-    match engine.change(engine.docker.remove_container(id, Some(options))).await {
-        // The automatic removal may be in progress.
-        Ok(()) => {}
-        Err(failed) if failed.is_missing() => return Ok(()),
-        Err(failed) if failed.status() == Some(409) || failed.status() == Some(500) => {}
-        Err(failed) => return Err(engine.error("close", "remove the container", failed)),
-    }
-    if wait_until_gone(engine, id, REMOVAL_TIMEOUT).await? {
-        return Ok(());
-    }
-    let what = format!("the engine did not remove the container within {} s", REMOVAL_TIMEOUT.as_secs());
-    Err(Error::new(ErrorKind::Unavailable, "close", what)
-        .with_context("container", id.to_owned())
-        .with_remedy(format!("remove it by hand: `docker rm -f {id}`")))
-}
-
-/// Waits until a container is gone. Returns false if it still exists after this time.
-async fn wait_until_gone(engine: &Engine, id: &str, limit: Duration) -> Result<bool> {
-    let until = Instant::now() + limit;
-    let mut pause = MIN_POLL_INTERVAL;
-    loop {
-        match engine.ask(engine.docker.inspect_container(id, None)).await {
-            Err(failed) if failed.is_missing() => return Ok(true),
-            Err(failed) if failed.is_away() => {
-                return Err(engine.error("close", "check that the container is gone", failed));
-            }
-            _ if Instant::now() >= until => return Ok(false),
-            _ => sleep(pause).await,
-        }
-        pause = POLL_INTERVAL.min(pause * 2);
-    }
 }
 
 /// Creates the error for a failed creation or start of a container.

@@ -2,7 +2,7 @@
 
 use cofferdam_contract::Error;
 
-use crate::config::{Checked, DockerConfig};
+use crate::config::{Checked, ContainerConfig};
 use crate::engine::{Engine, Facts};
 use crate::image;
 
@@ -39,7 +39,7 @@ fn failure(name: &str, error: &Error) -> Finding {
 }
 
 /// Inspects the engine, within the deadline for connecting. Creates no container.
-pub async fn doctor(config: &DockerConfig) -> Vec<Finding> {
+pub async fn doctor(config: &ContainerConfig) -> Vec<Finding> {
     let checked = match config.check() {
         Ok(checked) => checked,
         Err(error) => return vec![failure("configuration", &error)],

@@ -202,8 +202,8 @@ fn open(address: &Address) -> Answered<Docker> {
         Address::Unix(path) => {
             Docker::connect_with_unix(&path.to_string_lossy(), BOLLARD_TIMEOUT_SECONDS, API_DEFAULT_VERSION)
         }
-        Address::Tcp(place) => {
-            Docker::connect_with_http(&format!("http://{place}"), BOLLARD_TIMEOUT_SECONDS, API_DEFAULT_VERSION)
+        Address::Tcp(authority) => {
+            Docker::connect_with_http(&format!("http://{authority}"), BOLLARD_TIMEOUT_SECONDS, API_DEFAULT_VERSION)
         }
     }
 }
@@ -213,7 +213,7 @@ async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
     let connecting = async {
         match address {
             Address::Unix(path) => tokio::net::UnixStream::connect(path).await.map(drop),
-            Address::Tcp(place) => tokio::net::TcpStream::connect(place).await.map(drop),
+            Address::Tcp(authority) => tokio::net::TcpStream::connect(authority).await.map(drop),
         }
     };
     timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -228,8 +228,8 @@ fn no_engine(tried: &[(&Address, io::Error)]) -> Error {
     };
     let reasons: Vec<(String, &str)> =
         tried.iter().map(|(address, error)| error::unreachable(address, error)).collect();
-    let best = tried.iter().enumerate().max_by_key(|(place, (_, error))| (rank(error), usize::MAX - place));
-    let remedy = best.map_or("set DOCKER_HOST to its address", |(place, _)| reasons[place].1);
+    let best = tried.iter().enumerate().max_by_key(|(index, (_, error))| (rank(error), usize::MAX - index));
+    let remedy = best.map_or("set DOCKER_HOST to its address", |(index, _)| reasons[index].1);
     let what: Vec<&str> = reasons.iter().map(|(what, _)| what.as_str()).collect();
     Error::new(ErrorKind::Unavailable, "connect", format!("no container engine can be reached: {}", what.join("; ")))
         .with_remedy(remedy)
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn old_podman_cannot_change_bounds() {
+    fn old_podman_cannot_change_limits() {
         let facts = |podman, version: &str| Facts { podman, version: version.to_owned(), ..Facts::default() };
         assert!(facts(false, "20.10").can_update() && facts(true, "5.0.1").can_update());
         assert!(!facts(true, "4.3.1").can_update() && !facts(true, "").can_update());

@@ -62,7 +62,6 @@ impl Failed {
 
     /// Converts the failure to an error of the contract. `doing` completes "cannot …".
     pub(crate) fn into_error(self, operation: &'static str, doing: &str, address: &Address) -> Error {
-        let place = address.to_string();
         let message = self.message();
         let error = match &self {
             Self::Silent(limit) => {
@@ -85,7 +84,7 @@ impl Failed {
                 }
             }
         };
-        error.with_context("engine", place)
+        error.with_context("engine", address.to_string())
     }
 }
 
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_becomes_an_error_that_says_what_to_do() {
+    fn answer_becomes_an_error_with_a_remedy() {
         for (status, message, kind) in [
             (500, "write /x: no space left on device", ErrorKind::ResourceExhausted),
             (500, "OCI runtime create failed: x", ErrorKind::Unavailable),
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_says_is_printed_without_control_characters_and_not_for_ever() {
+    fn answer_is_printed_bounded_and_without_control_characters() {
         let text = answered(500, &format!("a\u{1b}[2Jb\n{}é", "x".repeat(2000))).to_string();
         assert!(text.chars().all(|c| !c.is_control()) && text.len() < 1200, "{text}");
     }

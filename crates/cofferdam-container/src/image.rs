@@ -20,10 +20,10 @@ use futures_core::Stream;
 use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Checked, PullPolicy};
-use crate::create::ImageFacts;
 use crate::engine::Engine;
 use crate::error::{self, Failed, shown};
 use crate::labels;
+use crate::plan::ImageFacts;
 use crate::reference::Reference;
 use crate::stream::{self, next};
 use crate::tree;
@@ -83,7 +83,7 @@ pub struct Image {
     pub imported: bool,
 }
 
-/// The result of [`crate::DockerBackend::import_image`].
+/// The result of [`crate::ContainerBackend::import_image`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
     /// The new image's id: `sha256:…`.
@@ -255,7 +255,7 @@ pub(crate) async fn list(engine: &Engine) -> Result<Vec<Image>> {
 
 /// Imports an image from a directory or a tar.
 pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> Result<Imported> {
-    let (repository, tag) = name.to_make().ok_or_else(|| {
+    let (repository, tag) = name.import_name().ok_or_else(|| {
         Error::invalid("import", "an imported image needs a name, with an optional tag")
             .with_context("image", name.to_string())
     })?;
@@ -282,8 +282,8 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
         (Ok(walked), _) => walked,
     };
     answered.map_err(|failed| engine.error("import", "import the image", failed))?;
-    let made = find(engine, name).await?;
-    let id = made.and_then(|made| made.id).ok_or_else(|| {
+    let imported = find(engine, name).await?;
+    let id = imported.and_then(|image| image.id).ok_or_else(|| {
         Error::new(ErrorKind::Unavailable, "import", "the engine accepted the files, but does not have the image")
     })?;
     Ok(Imported { id, left_out: walked.left_out, left_out_in_all: walked.left_out_in_all })

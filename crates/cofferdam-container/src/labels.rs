@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_dead_and_who_may_not_be() {
+    fn dead_owners_differ_from_live_and_foreign_ones() {
         let (_, _, owner) = parts();
         let here = host().unwrap();
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();

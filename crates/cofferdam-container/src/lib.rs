@@ -1,8 +1,8 @@
 //! The container backend: containers of an engine that speaks the Docker API, with any OCI runtime that it offers.
 //!
 //! ```text
-//! DockerBackend --Docker API--> engine --> container --> agent (process 1) --> guests
-//!       '-------------- attached stdin and stdout --------------'
+//! ContainerBackend --Docker API--> engine --> container --> agent (process 1) --> guests
+//!          '-------------- attached stdin and stdout --------------'
 //! ```
 //!
 //! The engine isolates, as strictly as its API allows. The agent inside adds our system call filter and Landlock,
@@ -12,7 +12,7 @@
 //!
 //! # Where to look
 //!
-//! - Settings of a container: `create.rs`, which is pure.
+//! - Settings of a container: `plan.rs`, which is pure; creation of a sandbox: `pending.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
@@ -23,31 +23,35 @@ mod attached;
 mod backend;
 mod config;
 mod container;
-mod create;
 mod doctor;
 mod engine;
 mod error;
-mod host;
 mod image;
 mod labels;
-mod make;
 mod outside;
+mod pending;
+mod plan;
 mod posture;
 #[cfg(test)]
 mod posture_tests;
+mod prepared;
 mod reference;
+mod removal;
 mod sandbox;
 mod snapshot;
+mod state;
 mod stored;
 mod stream;
 mod sweep;
 mod tree;
 mod user;
 mod volume;
-mod warm;
 
-pub use backend::DockerBackend;
-pub use config::{DEFAULT_IMAGE, Deadlines, DockerConfig, EngineName, PullPolicy};
+pub use backend::ContainerBackend;
+pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPolicy};
 pub use doctor::{Finding, FindingState, doctor};
 pub use image::{Image, Imported, PullEvent, PullProgress};
 pub use snapshot::ContainerSnapshot;
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "docker";

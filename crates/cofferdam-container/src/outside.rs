@@ -8,7 +8,6 @@ use bollard::query_parameters::StatsOptionsBuilder;
 use cofferdam_guest::{Meter, ReadCpu};
 use cofferdam_linux::cgroup::Foreign;
 
-use crate::container::Container;
 use crate::engine::{Answered, Engine};
 use crate::stream::next;
 
@@ -29,11 +28,11 @@ pub(crate) async fn groups(engine: &Engine, id: &str) -> Option<Arc<Foreign>> {
 
 /// Returns a counter of the container's CPU time outside of it: its control groups, else the engine. Returns `None` if
 /// neither counts. `alike` is true if the agent reads the same groups.
-pub(crate) async fn meter(container: &Container, alike: bool) -> Option<Meter> {
-    let read: ReadCpu = match container.groups().await.filter(|groups| groups.stats().cpu_micros().is_some()) {
+pub(crate) async fn meter(engine: &Engine, id: &str, groups: Option<Arc<Foreign>>, alike: bool) -> Option<Meter> {
+    let read: ReadCpu = match groups.filter(|groups| groups.stats().cpu_micros().is_some()) {
         Some(groups) => Arc::new(move || Box::pin(std::future::ready(groups.stats().cpu_micros()))),
         None => {
-            let (engine, id) = (container.engine.clone(), container.id.clone());
+            let (engine, id) = (engine.clone(), id.to_owned());
             counted(&engine, &id).await.filter(|micros| *micros > 0)?;
             Arc::new(move || {
                 let (engine, id) = (engine.clone(), id.clone());

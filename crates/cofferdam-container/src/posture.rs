@@ -7,8 +7,8 @@ use cofferdam_contract::{
 use cofferdam_guest::{Evidence, Mount};
 use cofferdam_linux::cgroup::socket_share;
 
-use crate::create::{Room, quota};
 use crate::engine::Facts;
+use crate::plan::{DirectorySizes, quota};
 
 /// The limits around a sandbox that the engine reports, for a sandbox without control groups inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Measured<'a> {
     pub facts: &'a Facts,
     pub evidence: &'a Evidence,
     /// The namespaces of this process by name; empty if the engine is on another host.
-    pub ours: &'a [(&'static str, u64)],
+    pub own_namespaces: &'a [(&'static str, u64)],
     /// The expected user and group of the sandbox.
     pub user: (u32, u32),
     pub engine_limits: EngineLimits,
@@ -99,8 +99,8 @@ fn namespaces(measured: &Measured<'_>) -> Vec<PostureItem> {
             );
         }
         let inside = measured.evidence.namespaces.get(name).copied().unwrap_or(0);
-        let ours = measured.ours.iter().find(|(known, _)| *known == name).map(|(_, inode)| *inode);
-        let own = inside != 0 && Some(inside) != ours && first;
+        let host = measured.own_namespaces.iter().find(|(known, _)| *known == name).map(|(_, inode)| *inode);
+        let own = inside != 0 && Some(inside) != host && first;
         row(protection, own, format!("own {name} namespace {inside}"))
     });
     rows.chain([user_namespace(measured)]).collect()
@@ -281,7 +281,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
     let limits = measured.spec.limits();
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
     let unlimited = |protection| not_asked(protection, "no limit asked for");
-    let wall = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
+    let timer = format!("timer of the supervisor, {} s, then SIGKILL to the tree", wall_time.as_secs_f64());
     vec![
         memory.map_or_else(|| unlimited(Protection::Memory), |asked| self::memory(measured, asked)),
         cpu_time.map_or_else(|| unlimited(Protection::CpuTime), |asked| cpu_time_row(measured, asked.as_secs_f64())),
@@ -310,7 +310,7 @@ fn limits(measured: &Measured<'_>) -> Vec<PostureItem> {
             measured.quotas,
         ),
         disk.map_or_else(|| unlimited(Protection::Disk), |asked| self::disk(measured, asked)),
-        not_probed(row(Protection::WallTime, true, wall)),
+        not_probed(row(Protection::WallTime, true, timer)),
     ]
 }
 
@@ -415,13 +415,13 @@ fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
 
 fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     let workspace = measured.spec.workspace();
-    let room = Room::of(Some(asked), workspace);
-    let ours = [(WORKSPACE_PATH, room.workspace), ("/tmp", room.tmp), ("/dev/shm", room.shm)];
+    let sizes = DirectorySizes::of(Some(asked), workspace);
+    let writable = [(WORKSPACE_PATH, sizes.workspace), ("/tmp", sizes.tmp), ("/dev/shm", sizes.shm)];
     let mounted = matches!(workspace, Workspace::HostDir { .. });
     let mut sized = Vec::new();
     let mut wrong = Vec::new();
-    for (path, room) in ours.into_iter().filter(|(path, _)| !(mounted && *path == WORKSPACE_PATH)) {
-        let max = room.unwrap_or(0);
+    for (path, size) in writable.into_iter().filter(|(path, _)| !(mounted && *path == WORKSPACE_PATH)) {
+        let max = size.unwrap_or(0);
         match measured.evidence.mount_of(path).filter(|mount| mount.path == path) {
             Some(mount) if mount.read_only => {}
             Some(mount) if mount.kind == "tmpfs" && is_sized(mount, max) => {

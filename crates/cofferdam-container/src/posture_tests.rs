@@ -6,8 +6,8 @@ use cofferdam_guest::{Bounds, Evidence, ForbiddenCall, Mount, Space, Trial};
 
 use cofferdam_contract::{Access, Limits, Posture, Protection, ProtectionState, Spec, Workspace};
 
-use crate::create::Room;
 use crate::engine::Facts;
+use crate::plan::DirectorySizes;
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +35,7 @@ fn trial(path: &str) -> Trial {
 
 /// Returns the evidence of a good container for this spec, with a CPU limit.
 fn evidence(spec: &Spec) -> Evidence {
-    let room = Room::of(spec.limits().disk, spec.workspace());
+    let sizes = DirectorySizes::of(spec.limits().disk, spec.workspace());
     let mounts = vec![
         mount("/", "overlay", true, 0),
         mount("/proc", "proc", false, 0),
@@ -43,9 +43,9 @@ fn evidence(spec: &Spec) -> Evidence {
         mount("/dev/pts", "devpts", false, 0),
         mount("/sys", "sysfs", true, 0),
         mount("/.cofferdam", "ext4", true, 0),
-        mount("/workspace", "tmpfs", false, room.workspace.unwrap()),
-        mount("/tmp", "tmpfs", false, room.tmp.unwrap()),
-        mount("/dev/shm", "tmpfs", false, room.shm.unwrap()),
+        mount("/workspace", "tmpfs", false, sizes.workspace.unwrap()),
+        mount("/tmp", "tmpfs", false, sizes.tmp.unwrap()),
+        mount("/dev/shm", "tmpfs", false, sizes.shm.unwrap()),
     ];
     Evidence {
         pid: 1,
@@ -82,8 +82,16 @@ fn spec() -> Spec {
 const BOUNDED: EngineLimits = EngineLimits { memory: None, tasks: None, cpu_quota: None, sockets: Some(1 << 20) };
 
 fn posture_of(spec: &Spec, facts: &Facts, evidence: &Evidence, engine_limits: EngineLimits) -> Posture {
-    let ours: Vec<(&str, u64)> = NAMESPACES.iter().map(|(name, _)| (*name, 1)).collect();
-    posture(&Measured { spec, facts, evidence, ours: &ours, user: (7, 7), engine_limits, quotas: true })
+    let own_namespaces: Vec<(&str, u64)> = NAMESPACES.iter().map(|(name, _)| (*name, 1)).collect();
+    posture(&Measured {
+        spec,
+        facts,
+        evidence,
+        own_namespaces: &own_namespaces,
+        user: (7, 7),
+        engine_limits,
+        quotas: true,
+    })
 }
 
 fn short(posture: &Posture) -> Vec<Protection> {
@@ -102,7 +110,7 @@ fn a_good_container_falls_short_in_nothing_and_every_row_is_there() {
 }
 
 #[test]
-fn each_thing_that_is_missing_is_said() {
+fn each_missing_protection_is_reported() {
     use Protection as P;
     type Change = fn(&mut Evidence);
     let changes: &[(Protection, Change)] = &[
@@ -221,7 +229,7 @@ fn a_writable_workspace_that_guests_cannot_write_to_is_reported() {
 }
 
 #[test]
-fn a_lent_directory_has_no_limit() {
+fn mounted_directory_has_no_size_limit() {
     for (access, weaker) in [(Access::ReadWrite, true), (Access::ReadOnly, false)] {
         let mounted = Workspace::HostDir { path: "/x".into(), access };
         let spec = Spec::builder().workspace(mounted).build().unwrap();

@@ -86,7 +86,7 @@ impl Reference {
     }
 
     /// Returns name and tag for an image that is created here.
-    pub(crate) fn to_make(&self) -> Option<(&str, &str)> {
+    pub(crate) fn import_name(&self) -> Option<(&str, &str)> {
         match &self.kind {
             Kind::Name { name, tag: Some(tag), digest: None } => Some((name, tag)),
             _ => None,

@@ -11,8 +11,9 @@ use cofferdam_contract::{
 };
 use tokio::sync::Mutex;
 
-use crate::make::{PendingSandbox, is_host_directory, max_archive_bytes};
+use crate::pending::{PendingSandbox, is_host_directory, max_archive_bytes};
 use crate::snapshot::{AsyncSnapshotWriter, ContainerSnapshot};
+use crate::state::BackendState;
 use crate::stored::Follower;
 
 /// A container sandbox. Dropping it ends all its processes.
@@ -34,28 +35,24 @@ impl ContainerSandbox {
     }
 
     /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
-    pub(crate) async fn make(host: &Arc<crate::host::Host>, spec: Spec) -> Result<Self> {
-        let pending = PendingSandbox::make(host, &spec).await?;
+    pub(crate) async fn create(state: &Arc<BackendState>, spec: Spec) -> Result<Self> {
+        let pending = PendingSandbox::create(state, &spec).await?;
         let posture = pending.verify_posture(&spec).await?;
         Ok(Self::new(pending, spec, posture))
     }
 
     /// Creates a sandbox with the files of a snapshot.
-    pub(crate) async fn restore(
-        host: &Arc<crate::host::Host>,
-        spec: Spec,
-        snapshot: &ContainerSnapshot,
-    ) -> Result<Self> {
+    pub(crate) async fn restore(state: &Arc<BackendState>, spec: Spec, snapshot: &ContainerSnapshot) -> Result<Self> {
         if is_host_directory(&spec) {
             return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory")
                 .with_remedy("restore it with a private workspace"));
         }
-        let made = Self::make(host, spec).await?;
-        made.stored.wake();
-        if let Err(error) = made.inner.guest.import(&mut snapshot.reader()).await {
-            return Err(error.with_failed_close(made.close().await));
+        let created = Self::create(state, spec).await?;
+        created.stored.wake();
+        if let Err(error) = created.inner.guest.import(&mut snapshot.reader()).await {
+            return Err(error.with_failed_close(created.close().await));
         }
-        Ok(made)
+        Ok(created)
     }
 
     fn open(&self, operation: &'static str) -> Result<()> {
@@ -146,7 +143,7 @@ impl Sandbox for ContainerSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.inner.container.host, self.spec.clone(), &snapshot).await?))
+        Ok(Arc::new(Self::restore(&self.inner.container.state, self.spec.clone(), &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {

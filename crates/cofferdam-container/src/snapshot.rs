@@ -20,7 +20,7 @@ use cofferdam_util::hex;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::error;
 use crate::stream::CHUNK;
 
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_taken_in_is_given_again_and_hashed() {
+    async fn snapshot_is_read_back_and_hashed() {
         let data: Vec<u8> = (0..3 * CHUNK + 5).map(|n| (n * 7) as u8).collect();
         let snapshot = written(&data, 1 << 20).await.unwrap();
         assert_eq!(snapshot.digest(), format!("sha256:{}", sha256::of(&data)));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_than_the_bound_is_refused() {
+    async fn larger_snapshot_than_the_maximum_is_refused() {
         for length in [CHUNK * 4, CHUNK + 1] {
             let error = written(&vec![0; length], CHUNK as u64).await.unwrap_err();
             assert_eq!((error.kind(), error.fault()), (ErrorKind::ResourceExhausted, Fault::Guest));

@@ -53,7 +53,7 @@ impl ChunkWriter {
         self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 
-    /// Ends the stream. An error tells the reader that the stream is incomplete.
+    /// Ends the stream. An error reports to the reader that the stream is incomplete.
     pub(crate) fn finish(mut self, outcome: io::Result<()>) -> io::Result<()> {
         match outcome {
             Ok(()) => self.send(),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_to_the_reader() {
+    async fn failure_reaches_the_reader() {
         let (chunks, mut body) = channel();
         let writer = std::thread::spawn(move || chunks.finish(Err(io::ErrorKind::PermissionDenied.into())));
         assert_eq!(next(&mut body).await.unwrap().unwrap_err().kind(), io::ErrorKind::PermissionDenied);

@@ -19,9 +19,9 @@ const UNKNOWN_STATE_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Removes leftover containers. Returns their number. The next sweep retries those that cannot be removed now.
-pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
+pub(crate) async fn sweep(engine: &Engine, current: &Owner) -> Result<usize> {
     let mut removed = 0;
-    for id in leftovers(engine, us).await? {
+    for id in leftovers(engine, current).await? {
         outside::kill_all(engine, &id, outside::groups(engine, &id).await).await;
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         if engine.change(engine.docker.remove_container(&id, Some(options))).await.is_ok() {
@@ -31,7 +31,7 @@ pub(crate) async fn sweep(engine: &Engine, us: &Owner) -> Result<usize> {
     Ok(removed)
 }
 
-async fn leftovers(engine: &Engine, us: &Owner) -> Result<Vec<String>> {
+async fn leftovers(engine: &Engine, current: &Owner) -> Result<Vec<String>> {
     let filters = HashMap::from([("label".to_owned(), vec![labels::OWN_LABEL.to_owned()])]);
     let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
     let begun = Instant::now();
@@ -47,7 +47,7 @@ async fn leftovers(engine: &Engine, us: &Owner) -> Result<Vec<String>> {
     let dead = all.into_iter().filter(|container| {
         let names = container.names.as_deref().unwrap_or_default();
         let owner = container.labels.as_ref().and_then(|labels| labels::owner_of(names, labels));
-        owner.is_some_and(|owner| owner.state(&us.host) == OwnerState::Dead)
+        owner.is_some_and(|owner| owner.state(&current.host) == OwnerState::Dead)
     });
     Ok(dead.filter_map(|container| container.id).collect())
 }

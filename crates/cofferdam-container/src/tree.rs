@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_and_fifos_are_left_out_and_named() {
+    fn sockets_and_fifos_are_skipped_and_named() {
         let root = tempfile::tempdir().unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(root.path().join("socket")).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, root.path().join("fifo"), FileType::Fifo, 0o600.into(), 0).unwrap();

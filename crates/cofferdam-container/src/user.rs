@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_ever_root() {
+    fn chosen_user_is_never_root() {
         let local = Facts { local: true, ..Facts::default() };
         let rootless = Facts { rootless: true, ..local.clone() };
         for facts in [&local, &rootless] {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_directory_is_used_as_who_may_use_it() {
+    fn mounted_directory_is_used_with_the_permissions_of_its_user() {
         let facts = Facts { local: true, ..Facts::default() };
         let write = |owner, caller| choose(&facts, Some((&mounted(owner), Access::ReadWrite)), caller);
         assert_eq!(write((7, 8), (0, 0)).unwrap(), (7, 8), "root mounts as the owner");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_does_not_have_cannot_be_lent() {
+    fn directory_that_the_engine_lacks_cannot_be_mounted() {
         let far = Facts::default();
         let error = choose(&far, Some((&mounted((7, 7)), Access::ReadOnly)), (7, 7)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

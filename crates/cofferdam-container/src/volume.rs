@@ -15,25 +15,23 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::time::Duration;
 
-use bollard::models::{
-    ContainerCreateBody, HostConfig, Mount, MountType, MountVolumeOptions, Volume, VolumeCreateRequest,
-};
+use bollard::models::{ContainerCreateBody, HostConfig, Volume, VolumeCreateRequest};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, RemoveContainerOptionsBuilder,
     UploadToContainerOptionsBuilder,
 };
 use bytes::Bytes;
-use cofferdam_contract::{Error, ErrorKind, Result};
+use cofferdam_contract::{Access, Error, ErrorKind, Result};
 use cofferdam_util::sha256;
 
-use crate::create::{AGENT_DIRECTORY, AGENT_FILE};
 use crate::engine::Engine;
 use crate::error::Failed;
 use crate::labels::{self, Owner};
+use crate::plan::{AGENT_DIRECTORY, AGENT_FILE, agent_mount};
 use crate::stream::next;
 
 /// The maximum size that a tar adds to a file.
-const ROOM_FOR_HEADERS: usize = 64 << 10;
+const MAX_TAR_OVERHEAD: usize = 64 << 10;
 /// The mode of the agent: readable and executable for all users, writable for none.
 const MODE: u32 = 0o555;
 /// The highest number of uploads, and the increase of the interval between them.
@@ -70,9 +68,9 @@ impl AgentVolume {
     }
 
     /// Creates the volume if it is missing, and fills it with the agent if needed. `image` is any image of the engine.
-    pub(crate) async fn ensure(&self, engine: &Engine, image: &str, us: &Owner) -> Result<()> {
-        self.make(engine).await?;
-        let helper = self.helper(engine, image, us).await?;
+    pub(crate) async fn ensure(&self, engine: &Engine, image: &str, owner: &Owner) -> Result<()> {
+        self.create(engine).await?;
+        let helper = self.helper(engine, image, owner).await?;
         let outcome = self.fill_if_needed(engine, &helper).await;
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         // If that fails, the next sweep removes it.
@@ -81,7 +79,7 @@ impl AgentVolume {
     }
 
     /// Creates the volume if it is missing.
-    async fn make(&self, engine: &Engine) -> Result<()> {
+    async fn create(&self, engine: &Engine) -> Result<()> {
         let request = VolumeCreateRequest {
             name: Some(self.name.clone()),
             driver: Some("local".to_owned()),
@@ -89,8 +87,8 @@ impl AgentVolume {
             ..VolumeCreateRequest::default()
         };
         // The engine returns an existing volume.
-        let made = engine.change(engine.docker.create_volume(request)).await;
-        if let Err(failed) = made
+        let created = engine.change(engine.docker.create_volume(request)).await;
+        if let Err(failed) = created
             && failed.status() != Some(409)
             && !(engine.facts.podman && failed.status() == Some(500))
         {
@@ -112,40 +110,35 @@ impl AgentVolume {
         if is_ours {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::Conflict,
-            "create",
-            "another program created a volume with the name of the agent's volume",
-        )
-        .with_context("volume", self.name.clone())
-        .with_remedy(format!("remove it: `docker volume rm {}`", self.name)))
+        let what = "another program created a volume with the name of the agent's volume";
+        Err(self.wrong_volume(ErrorKind::Conflict, what))
+    }
+
+    /// Creates the error for a volume that the user must remove.
+    fn wrong_volume(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, "create", what)
+            .with_context("volume", self.name.clone())
+            .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name))
     }
 
     /// Creates a container with the volume, which is never started.
-    async fn helper(&self, engine: &Engine, image: &str, us: &Owner) -> Result<String> {
+    async fn helper(&self, engine: &Engine, image: &str, owner: &Owner) -> Result<String> {
         let name = format!("cofferdam-filler-{:016x}", fastrand::u64(..));
         let body = ContainerCreateBody {
             image: Some(image.to_owned()),
             entrypoint: Some(vec![format!("{AGENT_DIRECTORY}/{AGENT_FILE}")]),
-            labels: Some(labels::of_helper(&name, us)),
+            labels: Some(labels::of_helper(&name, owner)),
             host_config: Some(HostConfig {
                 network_mode: Some("none".to_owned()),
                 cap_drop: Some(vec!["ALL".to_owned()]),
-                mounts: Some(vec![Mount {
-                    target: Some(AGENT_DIRECTORY.to_owned()),
-                    source: Some(self.name.clone()),
-                    typ: Some(MountType::VOLUME),
-                    read_only: Some(false),
-                    volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
-                    ..Mount::default()
-                }]),
+                mounts: Some(vec![agent_mount(&self.name, Access::ReadWrite)]),
                 ..HostConfig::default()
             }),
             ..ContainerCreateBody::default()
         };
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
-        let made = engine.change(engine.docker.create_container(Some(options), body)).await;
-        made.map(|made| made.id).map_err(|failed| engine.error("create", "prepare the agent", failed))
+        let created = engine.change(engine.docker.create_container(Some(options), body)).await;
+        created.map(|created| created.id).map_err(|failed| engine.error("create", "prepare the agent", failed))
     }
 
     async fn fill_if_needed(&self, engine: &Engine, helper: &str) -> Result<()> {
@@ -163,13 +156,8 @@ impl AgentVolume {
                 return Ok(());
             }
         }
-        Err(Error::new(
-            ErrorKind::Unavailable,
-            "create",
-            "the agent in the engine's volume differs from the uploaded one",
-        )
-        .with_context("volume", self.name.clone())
-        .with_remedy(format!("remove the volume: `docker volume rm {}`", self.name)))
+        let what = "the agent in the engine's volume differs from the uploaded one";
+        Err(self.wrong_volume(ErrorKind::Unavailable, what))
     }
 
     /// Returns true if a container has the right agent.
@@ -185,7 +173,7 @@ impl AgentVolume {
         let path = format!("{AGENT_DIRECTORY}/{AGENT_FILE}");
         let options = DownloadFromContainerOptionsBuilder::default().path(&path).build();
         let mut chunks = Box::pin(engine.docker.download_from_container(container, Some(options)));
-        let max = self.program.len() + ROOM_FOR_HEADERS;
+        let max = self.program.len() + MAX_TAR_OVERHEAD;
         let bytes = engine.ask(async {
             let mut bytes = Vec::new();
             while let Some(chunk) = next(&mut chunks).await {
@@ -207,8 +195,9 @@ impl AgentVolume {
         header.set_uid(0);
         header.set_gid(0);
         let mut tar = tar::Builder::new(Vec::new());
-        let made = tar.append_data(&mut header, AGENT_FILE, self.program).and_then(|()| tar.into_inner());
-        made.map(Bytes::from)
+        let packed = tar.append_data(&mut header, AGENT_FILE, self.program).and_then(|()| tar.into_inner());
+        packed
+            .map(Bytes::from)
             .map_err(|error| Error::new(ErrorKind::Internal, "create", "cannot pack").with_source(error))
     }
 }
@@ -233,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_named_by_what_it_holds() {
+    fn volume_is_named_by_its_contents() {
         let (one, two) = (AgentVolume::of(b"one"), AgentVolume::of(b"two"));
         assert_ne!(one.name(), two.name());
         assert_eq!(one.name(), AgentVolume::of(b"one").name());

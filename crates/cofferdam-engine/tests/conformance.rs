@@ -10,7 +10,7 @@ use cofferdam_conformance::twins::{Trial, compare_backends};
 use cofferdam_conformance::{Options, Outcome, Target, run};
 use cofferdam_contract::{Access, Capability, Protection, ProtectionState, Spec, Workspace};
 use cofferdam_engine::{PoolConfig, PooledBackend};
-use cofferdam_simulated::{Config, FaultPlan, SimulatedBackend, SimulatedPrograms};
+use cofferdam_simulated::{FaultPlan, SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 use proptest::prelude::*;
 use support::{SECOND, of_tenant, settle};
 
@@ -37,8 +37,9 @@ async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn the_pooled_path_passes_the_kit_cold() {
-    let capabilities = Config::default().capabilities.into_iter().filter(|it| *it != Capability::Warm).collect();
-    let backend = Arc::new(SimulatedBackend::new(Config { capabilities, ..Config::default() }));
+    let capabilities =
+        SimulatedConfig::default().capabilities.into_iter().filter(|it| *it != Capability::Warm).collect();
+    let backend = Arc::new(SimulatedBackend::new(SimulatedConfig { capabilities, ..SimulatedConfig::default() }));
     let pooled = Arc::new(pooled(&backend, Spec::default()));
     let report = run(&Target::new(pooled as _, SimulatedPrograms), &Options::default()).await;
     assert!(report.is_success(), "{report}");
@@ -63,16 +64,22 @@ async fn it_is_the_backend_inside_but_makes_none_ahead_for_others() {
 }
 
 /// Variants of a simulated host: everything enforced, a limit that falls short, or limits fixed in advance.
-fn host(which: u8) -> Config {
+fn host(which: u8) -> SimulatedConfig {
     match which {
-        0 => Config::default(),
-        1 => Config { shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(), ..Config::default() },
-        2 => Config {
+        0 => SimulatedConfig::default(),
+        1 => SimulatedConfig {
+            shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
+            ..SimulatedConfig::default()
+        },
+        2 => SimulatedConfig {
             shortfalls: [(Protection::Disk, ProtectionState::WeakerThanAsked)].into(),
             fixed_when_warm: [].into(),
-            ..Config::default()
+            ..SimulatedConfig::default()
         },
-        _ => Config { fixed_when_warm: [Protection::Memory, Protection::Workspace].into(), ..Config::default() },
+        _ => SimulatedConfig {
+            fixed_when_warm: [Protection::Memory, Protection::Workspace].into(),
+            ..SimulatedConfig::default()
+        },
     }
 }
 
@@ -109,7 +116,10 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn different_twins_are_told_apart() {
     let backend = Arc::new(SimulatedBackend::default());
-    let weak = Config { shortfalls: [(Protection::Memory, ProtectionState::Absent)].into(), ..Config::default() };
+    let weak = SimulatedConfig {
+        shortfalls: [(Protection::Memory, ProtectionState::Absent)].into(),
+        ..SimulatedConfig::default()
+    };
     let other = SimulatedBackend::new(weak);
     let trial = Trial { spec: Spec::builder().allow_weaker(Protection::Memory).build().unwrap(), env: Vec::new() };
     let compared = compare_backends(&*backend, &other, &SimulatedPrograms, &trial).await;

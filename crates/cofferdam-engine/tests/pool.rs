@@ -12,7 +12,7 @@ use cofferdam_contract::{
     Sandbox, Snapshot, Spec,
 };
 use cofferdam_engine::{ClaimCounts, ClaimKind, Pool, PoolConfig};
-use cofferdam_simulated::{Config, FaultPlan, FaultPoint, SimulatedBackend};
+use cofferdam_simulated::{FaultPlan, FaultPoint, SimulatedBackend, SimulatedConfig};
 use support::{SECOND, of_tenant, pool, pool_over, print, settle, sleep_forever, small, unfit};
 use tokio::time::Instant;
 
@@ -96,9 +96,9 @@ async fn one_that_waits_makes_room_for_what_does_not_fit() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_makes_none_ahead_is_pooled_all_the_same() {
-    let capabilities = Config::default().capabilities.into_iter();
+    let capabilities = SimulatedConfig::default().capabilities.into_iter();
     let capabilities = capabilities.filter(|it| *it != cofferdam_contract::Capability::Warm).collect();
-    let (backend, pool) = pool_over(Config { capabilities, ..Config::default() }, small());
+    let (backend, pool) = pool_over(SimulatedConfig { capabilities, ..SimulatedConfig::default() }, small());
     settle().await;
     let lease = pool.claim(Spec::default()).await.unwrap();
     assert_eq!((lease.kind(), backend.living().len()), (ClaimKind::ColdEmpty, 1));
@@ -246,10 +246,10 @@ async fn a_claim_that_fails_is_replaced_where_that_can_help_and_else_reported() 
 /// Promise (Warm sandboxes and pools): A pool refuses what a create refuses as too weak.
 #[tokio::test(start_paused = true)]
 async fn what_a_create_refuses_as_weaker_a_pool_refuses_too() {
-    let backend = Config {
+    let backend = SimulatedConfig {
         shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
         fixed_when_warm: [].into(),
-        ..Config::default()
+        ..SimulatedConfig::default()
     };
     let (backend, pool) = pool_over(backend, small());
     settle().await;

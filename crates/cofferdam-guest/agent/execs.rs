@@ -4,7 +4,7 @@
 //! free --Start--> running --program reaped--> ended --its output is sent--> free
 //! ```
 
-use super::boxes::Outbox;
+use super::buffers::Outbox;
 use super::count::Counters;
 use super::launch;
 use super::sys::{self, Fd, Mapping, PollFd, Ready, Reaped, Res};
@@ -13,7 +13,7 @@ use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WI
 
 /// The highest number of bytes of output per read.
 const CHUNK: usize = 32 * 1024;
-/// Room in the outbox that output leaves for answers.
+/// Space in the outbox that output leaves for answers.
 const RESERVE: usize = 4 * (HEAD + MAX_DATA);
 /// The highest number of bytes read from a program's pipes after its end: the default maximum size of a pipe.
 const DRAIN_LIMIT: usize = 1 << 20;
@@ -165,7 +165,7 @@ impl Exec {
     fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
         for stream in 0..2 {
             while self.taken < DRAIN_LIMIT {
-                if out.room() < RESERVE {
+                if out.free() < RESERVE {
                     return;
                 }
                 if !self.send(stream, out) {
@@ -271,10 +271,10 @@ impl Execs {
         exec.ended = Some(reaped);
     }
 
-    /// Sends the ends of execs that have ended, while the outbox has room.
+    /// Sends the ends of execs that have ended, while the outbox has space.
     pub fn settle(&mut self, counters: &Counters, out: &mut Outbox) {
         for exec in self.list.iter_mut().filter(|exec| exec.is_used() && exec.ended.is_some()) {
-            if out.room() >= RESERVE {
+            if out.free() >= RESERVE {
                 exec.settle(counters, out);
             }
         }
@@ -283,7 +283,7 @@ impl Execs {
     /// Fills a list with the descriptors to poll. Returns the number of used items.
     pub fn wait_for(&self, polls: &mut [PollFd], out: &Outbox) -> usize {
         let mut used = 0;
-        let reading = out.room() >= RESERVE;
+        let reading = out.free() >= RESERVE;
         for (exec, polls) in self.list.iter().zip(polls.chunks_exact_mut(POLLED)) {
             used += POLLED;
             let fds = [(&exec.out[0], reading, Ready::Read), (&exec.out[1], reading, Ready::Read)];
@@ -302,15 +302,15 @@ impl Execs {
     /// last.
     pub fn serve(&mut self, polls: &[PollFd], out: &mut Outbox) {
         self.first = (self.first + 1) % MAX_EXECS;
-        let ready = |place: usize, at: usize| polls.get(place * POLLED + at).is_some_and(PollFd::is_ready);
-        for place in (self.first..MAX_EXECS).chain(0..self.first) {
-            let Some(exec) = self.list.get_mut(place).filter(|exec| exec.is_used()) else { continue };
+        let ready = |index: usize, at: usize| polls.get(index * POLLED + at).is_some_and(PollFd::is_ready);
+        for index in (self.first..MAX_EXECS).chain(0..self.first) {
+            let Some(exec) = self.list.get_mut(index).filter(|exec| exec.is_used()) else { continue };
             for stream in 0..2 {
-                if ready(place, stream) && out.room() >= RESERVE {
+                if ready(index, stream) && out.free() >= RESERVE {
                     exec.send(stream, out);
                 }
             }
-            if ready(place, 2) {
+            if ready(index, 2) {
                 exec.feed(out);
             }
         }

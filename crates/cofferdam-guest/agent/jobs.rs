@@ -6,9 +6,9 @@
 //! free --List, Remove--> active --end, failure, Forget--> free
 //! ```
 //!
-//! Each job advances only while the outbox has room for its answers.
+//! Each job advances only while the outbox has space for its answers.
 
-use super::boxes::{Cursor, Outbox};
+use super::buffers::{Cursor, Outbox};
 use super::remove::{Removal, aside};
 use super::sys::{self, Fd, Res, Stat};
 use super::walk::{ELOOP, Links, Name, Parents, walk};
@@ -18,7 +18,7 @@ use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, Make, WINDO
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
 const EMFILE: i32 = 24;
-/// Room in the outbox that jobs leave for answers to other requests.
+/// Space in the outbox that jobs leave for answers to other requests.
 const RESERVE: usize = 3 * (HEAD + MAX_DATA);
 /// The number of attempts to open a path that changes at the same time.
 const TRIES: usize = 32;
@@ -195,11 +195,11 @@ impl Jobs {
 
     /// Returns true if a job can advance without a request.
     pub fn is_busy(&self, out: &Outbox) -> bool {
-        let room = out.room() > RESERVE;
+        let has_space = out.free() > RESERVE;
         self.slots.iter().any(|slot| match &slot.job {
             Job::Free | Job::Write { .. } => false,
-            Job::Read { left, .. } => *left > 0 && room,
-            Job::List { .. } => room,
+            Job::Read { left, .. } => *left > 0 && has_space,
+            Job::List { .. } => has_space,
             Job::Remove(_) => true,
         })
     }
@@ -207,11 +207,11 @@ impl Jobs {
     /// Advances every job by one step.
     pub fn advance(&mut self, out: &mut Outbox) {
         for slot in &mut self.slots {
-            let room = out.room() > RESERVE;
+            let has_space = out.free() > RESERVE;
             let done = match &mut slot.job {
-                Job::Read { file, left } if *left > 0 && room => send(slot.id, file, left, out),
-                Job::List { dir } if room => list(slot.id, dir, out),
-                Job::Remove(removal) if room => removal.step(),
+                Job::Read { file, left } if *left > 0 && has_space => send(slot.id, file, left, out),
+                Job::List { dir } if has_space => list(slot.id, dir, out),
+                Job::Remove(removal) if has_space => removal.step(),
                 _ => continue,
             };
             let errno = match done {
@@ -253,9 +253,9 @@ fn is_link(dir: &Fd, name: &Name) -> bool {
 
 /// Sends a chunk of a file. Returns true at its end.
 fn send(id: u64, file: &Fd, left: &mut u64, out: &mut Outbox) -> Res<bool> {
-    let most = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
+    let max = MAX_DATA.min(usize::try_from(*left).unwrap_or(MAX_DATA));
     let kind = Answer::Data { data: &[] }.kind();
-    let length = out.fill(kind, id, &[], most, |space| sys::read(file.number(), space))?;
+    let length = out.fill(kind, id, &[], max, |space| sys::read(file.number(), space))?;
     *left -= length as u64;
     Ok(length == 0)
 }
@@ -274,7 +274,7 @@ fn list(id: u64, dir: &Fd, out: &mut Outbox) -> Res<bool> {
     Ok(ended)
 }
 
-/// Encodes as many entries as there is room for. Returns true at the end of the directory.
+/// Encodes as many entries as there is space for. Returns true at the end of the directory.
 fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
     let mut buffer = [0; ENTRIES];
     let entries = sys::entries(dir, &mut buffer)?;
@@ -308,8 +308,8 @@ fn list_some(dir: &Fd, cursor: &mut Cursor<'_>) -> Res<bool> {
         let Stat { mode, links, inode, size, .. } = stat;
         Entry { mode, links, inode, size, modified, name: entry.name, target }.encode(cursor);
     });
-    if let Some(place) = back {
-        sys::seek(dir, place)?;
+    if let Some(offset) = back {
+        sys::seek(dir, offset)?;
     }
     Ok(false)
 }

@@ -13,7 +13,7 @@
 #[path = "../../cofferdam-linux/bare/partner.rs"]
 #[expect(dead_code, reason = "each side uses its half")]
 mod asks;
-mod boxes;
+mod buffers;
 mod count;
 mod execs;
 mod jobs;
@@ -48,11 +48,11 @@ mod wire;
 /// The exit code after a bug in this program.
 const PANICKED: i32 = 70;
 
-static ROOM: sys::Once<serve::Room> = sys::Once::new(serve::Room::NEW);
+static BUFFERS: sys::Once<serve::Buffers> = sys::Once::new(serve::Buffers::NEW);
 
 /// Runs the agent. The entry point of the program.
 extern "C" fn enter() -> ! {
-    sys::exit(ROOM.take().map_or(PANICKED, serve::run))
+    sys::exit(BUFFERS.take().map_or(PANICKED, serve::run))
 }
 
 #[panic_handler]

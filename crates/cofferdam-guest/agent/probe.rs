@@ -1,6 +1,6 @@
 //! Probes of the environment. The host chooses them and interprets the results.
 
-use super::boxes::{Cursor, Outbox};
+use super::buffers::{Cursor, Outbox};
 use super::sys::{self, Fd, Res, Stack};
 use super::walk::Name;
 use super::watch;
@@ -24,9 +24,9 @@ impl Path {
         if path.contains(&0) {
             return Err(sys::EINVAL);
         }
-        let mut made = Self([0; MAX_PATH + 1], path.len());
-        made.0.get_mut(..MAX_PATH).and_then(|all| all.get_mut(..path.len())).ok_or(sys::EINVAL)?.copy_from_slice(path);
-        Ok(made)
+        let mut created = Self([0; MAX_PATH + 1], path.len());
+        created.0.get_mut(..MAX_PATH).and_then(|all| all.get_mut(..path.len())).ok_or(sys::EINVAL)?.copy_from_slice(path);
+        Ok(created)
     }
 
     /// Returns the path with its NUL.

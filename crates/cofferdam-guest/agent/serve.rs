@@ -7,9 +7,9 @@
 //!                     '--Reseed--> reseeded, guests still stopped --probes--> --Release--> open
 //! ```
 
-mod hold;
+mod quiesce;
 
-use super::boxes::{Assembly, Inbox, Outbox};
+use super::buffers::{Assembly, Inbox, Outbox};
 use super::count::Counters;
 use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
@@ -26,7 +26,7 @@ use super::wire::{
     Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, PART, Request, Root, Start, Step, VERSION,
 };
 
-use hold::{EBUSY, Stage, StoppedBy};
+use quiesce::{EBUSY, Stage, StoppedBy};
 
 /// The exit code if it is not process 1 of its pid namespace, so that kills would reach other processes.
 const MISPLACED: i32 = 77;
@@ -36,8 +36,8 @@ const FAILED: i32 = 76;
 const INVALID_FRAME: i32 = 74;
 /// Microseconds of silence after which to exit, until the host configures another time.
 const FIRST_SILENCE: u64 = 60_000_000;
-/// Room in the outbox below which no request is handled.
-const REQUEST_ROOM: usize = 2 * (HEAD + MAX_BODY);
+/// Space in the outbox below which no request is handled.
+const REQUEST_SPACE: usize = 2 * (HEAD + MAX_BODY);
 /// The number of polled descriptors in addition to those of execs.
 const OWN: usize = 4;
 /// The highest number of processes reaped in one turn, so that a guest that creates many cannot block the agent.
@@ -47,7 +47,7 @@ const GUEST_SCORE: &[u8] = b"500";
 const EPROTO: i32 = 71;
 
 /// The static memory of the agent.
-pub struct Room {
+pub struct Buffers {
     inbox: Inbox,
     assembly: Assembly,
     polls: [PollFd; OWN + MAX_EXECS * POLLED],
@@ -64,7 +64,7 @@ struct Table {
     counters: Counters,
 }
 
-impl Room {
+impl Buffers {
     /// The initial state.
     pub const NEW: Self = Self {
         inbox: Inbox::NEW,
@@ -82,12 +82,12 @@ impl Room {
 }
 
 /// Serves until the host closes the connection. Returns the exit code.
-pub fn run(room: &mut Room) -> i32 {
+pub fn run(buffers: &mut Buffers) -> i32 {
     if sys::identity().0 != 1 {
         return MISPLACED;
     }
     let Ok(mut agent) = Agent::begin() else { return FAILED };
-    match agent.serve(room) {
+    match agent.serve(buffers) {
         Ok(()) => 0,
         Err(sys::EBADMSG) => INVALID_FRAME,
         Err(_) => FAILED,
@@ -175,7 +175,7 @@ impl Agent {
                 open_directory(it.code)?
             }
         });
-        self.rules = make_rules(it)?;
+        self.rules = create_rules(it)?;
         counters.configure(it.groups, &it.stores);
         self.watch = Watch::new(it.watch_memory, it.watch_cpu, true, it.tag.map_or(0, |tag| tag.0 ^ tag.1));
         self.tag = it.tag;
@@ -245,8 +245,8 @@ impl Agent {
 /// Returns the means that bounds the queues of listening sockets, from the setting of the network namespace.
 fn backlog() -> Backlog {
     let mut text = [0; 16];
-    let longest = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
-    if longest.is_some_and(|longest| longest <= MAX_BACKLOG.into()) { Backlog::Bounded } else { Backlog::Refuse }
+    let max = texts::number(sys::read_file(b"/proc/sys/net/core/somaxconn\0", &mut text).trim_ascii());
+    if max.is_some_and(|max| max <= MAX_BACKLOG.into()) { Backlog::Bounded } else { Backlog::Refuse }
 }
 
 fn open_directory(path: &[u8]) -> Res<Fd> {
@@ -264,7 +264,7 @@ fn open_score() -> Option<(Fd, [u8; 8], usize)> {
 
 /// Creates the Landlock rules for guests, if they are configured. Skips a path that does not exist, since everything
 /// without a rule is forbidden.
-fn make_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
+fn create_rules(it: &Configure<'_>) -> Res<Option<Fd>> {
     if it.rights == 0 && it.scopes == 0 {
         return Ok(None);
     }
@@ -299,17 +299,17 @@ fn reap(agent: &Agent, execs: &mut Execs) -> bool {
 }
 
 impl Agent {
-    fn serve(&mut self, room: &mut Room) -> Res<()> {
+    fn serve(&mut self, buffers: &mut Buffers) -> Res<()> {
         while !self.ending {
-            self.turn(room)?;
+            self.turn(buffers)?;
         }
         // The host should get the last answers.
-        room.table.outbox.flush()
+        buffers.table.outbox.flush()
     }
 
     /// Waits, and handles everything that is ready.
-    fn turn(&mut self, room: &mut Room) -> Res<()> {
-        let Room { inbox, assembly, polls, table } = room;
+    fn turn(&mut self, buffers: &mut Buffers) -> Res<()> {
+        let Buffers { inbox, assembly, polls, table } = buffers;
         let [requests, ended, asked] = self.wait(inbox, polls, table)?;
         // Only one in each turn, so that the other sources are served.
         if let Some(quotas) = self.quotas.as_mut().filter(|_| asked) {
@@ -367,13 +367,13 @@ impl Agent {
     /// Waits until a descriptor is ready or a timeout is due. Returns whether there are requests, whether a child has
     /// ended, and whether a system call with a quota waits.
     fn wait(&self, inbox: &Inbox, polls: &mut [PollFd], table: &Table) -> Res<[bool; 3]> {
-        let taking = table.outbox.room() >= REQUEST_ROOM;
+        let taking = table.outbox.free() >= REQUEST_SPACE;
         let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
         let used = if open { table.execs.wait_for(theirs, &table.outbox) } else { 0 };
         let (input, writable) = self.line.readable();
         let wanted = [
-            (input, taking && inbox.has_room(), Ready::Read),
+            (input, taking && inbox.has_space(), Ready::Read),
             (1, writable && !table.outbox.is_empty(), Ready::Write),
             (self.children.number(), open, Ready::Read),
             (self.quotas.as_ref().map_or(-1, |quotas| quotas.numbers()[0]), open, Ready::Read),
@@ -393,7 +393,7 @@ impl Agent {
     }
 
     fn handle_requests(&mut self, inbox: &mut Inbox, assembly: &mut Assembly, table: &mut Table) -> Res<()> {
-        while table.outbox.room() >= REQUEST_ROOM && !self.ending {
+        while table.outbox.free() >= REQUEST_SPACE && !self.ending {
             let Some(frame) = inbox.next()? else { return Ok(()) };
             if frame.kind == PART {
                 assembly.add(frame.body)?;
@@ -451,7 +451,7 @@ impl Agent {
                 // The sent bytes may contain data of guests.
                 out.wipe();
                 match self.reseed(&it, desk, execs, jobs) {
-                    Ok(()) => hold::answer_reseeded(id, execs, out),
+                    Ok(()) => quiesce::answer_reseeded(id, execs, out),
                     Err(errno) => done(id, Err(errno), out),
                 }
             }

@@ -52,13 +52,13 @@ pub struct Name {
 impl Name {
     /// Copies a name without NUL.
     pub fn new(name: &[u8]) -> Res<Self> {
-        let mut made = Self { bytes: [0; NAME], length: name.len() };
+        let mut created = Self { bytes: [0; NAME], length: name.len() };
         if name.contains(&0) {
             return Err(sys::EINVAL);
         }
-        let space = made.bytes.get_mut(..NAME - 1).and_then(|all| all.get_mut(..name.len()));
+        let space = created.bytes.get_mut(..NAME - 1).and_then(|all| all.get_mut(..name.len()));
         space.ok_or(ENAMETOOLONG)?.copy_from_slice(name);
-        Ok(made)
+        Ok(created)
     }
 
     /// Returns the name with its NUL.

@@ -4,7 +4,7 @@ use std::io;
 
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 
-use crate::settings::Ending;
+use crate::settings::Termination;
 use crate::wire::{NotStarted, Step};
 
 /// Linux error numbers that have a message of their own.
@@ -31,18 +31,23 @@ mod errno {
 const S_IFMT: u32 = 0o170_000;
 
 /// Creates the error for an operation after the connection has ended.
-pub fn ended(operation: &'static str, ending: Option<&Ending>) -> Error {
-    let Some(ending) = ending else { return Error::closed(operation) };
-    Error::new(ErrorKind::Closed, operation, format!("the sandbox ended by itself: {}", ending.why))
+pub fn ended(operation: &'static str, termination: Option<&Termination>) -> Error {
+    let Some(termination) = termination else { return Error::closed(operation) };
+    Error::new(ErrorKind::Closed, operation, format!("the sandbox ended by itself: {}", termination.why))
         .with_fault(Fault::Host)
         .with_retry(Retry::MayHelp)
-        .with_remedy(ending.remedy.clone().unwrap_or_else(|| "create another sandbox".to_owned()))
+        .with_remedy(termination.remedy.clone().unwrap_or_else(|| "create another sandbox".to_owned()))
 }
 
 /// Creates the error for an agent that does not answer in time.
 pub fn silent(operation: &'static str) -> Error {
     Error::new(ErrorKind::Unavailable, operation, "the agent in the sandbox did not answer in time")
         .with_remedy("the host may be overloaded, or another program may have stopped the sandbox")
+}
+
+/// Creates the error for an operation on a paused sandbox.
+pub fn paused(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
 }
 
 /// Creates the error for a failed request about files.

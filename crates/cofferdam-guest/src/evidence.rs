@@ -137,7 +137,7 @@ pub struct Evidence {
     pub workspace_writable: Option<bool>,
     /// True if exec tags work, so that every process that an exec starts is found. Without them, a kill may also reach
     /// processes of other execs.
-    pub marks: bool,
+    pub exec_tags: bool,
     /// The number of processors that guests can use at once.
     pub processors: u32,
 }
@@ -257,7 +257,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_there_is_read_or_not(text in "[ -~\n]{0,200}") {
+        fn any_text_is_read_or_refused(text in "[ -~\n]{0,200}") {
             let _ = (mounts(&text), map(&text), interfaces(&text), status(&text, "Uid"), unescaped(&text));
         }
     }

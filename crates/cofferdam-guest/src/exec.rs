@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::supervise::{Ended, ExecLimits, ExecUsage, StopRequest};
 use cofferdam_contract::{
-    ByteSize, Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script,
-    Stdin, StdinWriter, TerminalSize,
+    ByteSize, Command, Error, ExecControl, ExecHandle, ExecId, ExecRequest, Exit, Limits, Result, Script, Stdin,
+    StdinWriter, TerminalSize,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::flow::{Input, Window};
-use crate::guest::{ANSWER_TIMEOUT, Inner};
+use crate::flow::Input;
+use crate::inner::{ANSWER_TIMEOUT, Inner};
 use crate::link::Link;
 use crate::record::RunningExec;
 use crate::running::{ExecState, RunningGuard};
 use crate::slots::{ExecEnd, ExecSlot, Notifier, ReattachedSlot, Reply, Slot};
+use crate::window::Window;
 use crate::wire::{Counts, MAX_REQUEST, Make, NotStarted, Request, Root, Start, Texts};
 use crate::{error, files};
 
@@ -75,9 +76,9 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         let control = Control { link: Arc::clone(link), exec, stop_requests, terminal: terminal.is_some() };
         let stdin = matches!(request.stdin(), Stdin::Stream)
             .then(|| StdinWriter::new(Input::new(link, exec, Arc::clone(&window))));
-        let (made, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
+        let (created, driver) = ExecHandle::new(ExecId(exec), request, stdin, Arc::new(control));
         let window = Arc::clone(&window);
-        handle = Some(made);
+        handle = Some(created);
         Slot::Exec(ExecSlot { driver, started, ended, window, terminal: terminal.is_some(), base })
     })?;
     let handle = handle.ok_or_else(|| Error::closed("start"))?;
@@ -98,7 +99,7 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
         () = run.overdue() => None,
     };
     unsent.exec = None;
-    let Some(words) = sent else {
+    let Some(arguments) = sent else {
         // Its program did not start.
         if let Some(Slot::Exec(slot)) = link.take(exec) {
             run.state.supervision().tick(Instant::now());
@@ -115,10 +116,12 @@ pub async fn start(inner: &Arc<Inner>, request: &ExecRequest, limits: &Limits) -
     let directory = request.working_dir().inside();
     match link.wait("start", on_ready).await? {
         Ok(()) => Ok(handle),
-        Err(Some(failure)) => Err(error::not_started(failure, words.first().map_or("", String::as_str), &directory)),
+        Err(Some(failure)) => {
+            Err(error::not_started(failure, arguments.first().map_or("", String::as_str), &directory))
+        }
         Err(None) => {
-            let ending = link.closed().await;
-            Err(error::ended("start", ending.as_ref()))
+            let termination = link.closed().await;
+            Err(error::ended("start", termination.as_ref()))
         }
     }
 }
@@ -145,7 +148,7 @@ fn feed(mut input: Input, data: Bytes) {
     });
 }
 
-fn words(command: &Command, script: Option<&str>) -> Vec<String> {
+fn arguments(command: &Command, script: Option<&str>) -> Vec<String> {
     match command {
         Command::Argv(argv) => argv.clone(),
         Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
@@ -176,18 +179,18 @@ async fn put_script_and_send_start(inner: &Arc<Inner>, exec: u64, request: &Exec
         Command::Script(script) => Some(put_script(inner, exec, script).await?),
         Command::Argv(_) | Command::Shell(_) => None,
     };
-    let words = words(request.command(), script.as_deref());
-    send_start(inner, exec, request, &words).await?;
-    Ok(words)
+    let arguments = arguments(request.command(), script.as_deref());
+    send_start(inner, exec, request, &arguments).await?;
+    Ok(arguments)
 }
 
-async fn send_start(inner: &Inner, exec: u64, request: &ExecRequest, words: &[String]) -> Result<()> {
+async fn send_start(inner: &Inner, exec: u64, request: &ExecRequest, arguments: &[String]) -> Result<()> {
     let terminal = request.terminal();
     let base = [("PATH", inner.path.as_str())].into_iter();
     let base = base.chain(inner.env.iter().map(|(key, value)| (key.as_str(), value.as_str())));
     let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
     let env = request.env().apply(base);
-    let (argc, argv) = encoded(words.iter().map(String::as_str));
+    let (argc, argv) = encoded(arguments.iter().map(String::as_str));
     let (envc, env) = encoded(env.iter().flat_map(|(key, value)| [*key, *value]));
     let directory = inner.inside(request.working_dir());
     let start = Start {
@@ -530,9 +533,4 @@ async fn sleep_until(instant: Option<Instant>) {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// Creates the error for an operation on a paused sandbox.
-pub fn paused(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
 }

@@ -7,10 +7,11 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 
 use crate::error;
-use crate::flow::{Inflow, READ_WINDOW, Reader, Window};
-use crate::guest::Inner;
+use crate::flow::Reader;
+use crate::inner::Inner;
 use crate::link::Link;
 use crate::slots::{Listed, MAX_ENTRIES, Notifier, Reply, Slot};
+use crate::window::{Inflow, READ_WINDOW, Window};
 use crate::wire::{MAX_DATA, Request, Root};
 
 const S_IFMT: u32 = 0o170_000;
@@ -131,8 +132,8 @@ impl<'a> Writing<'a> {
     }
 
     /// Returns the number of bytes that can be sent now, or `None` if writing has failed.
-    pub async fn room(&self, most: usize) -> Result<Option<usize>> {
-        timed(self.inner, self.operation, self.window.take(most)).await
+    pub async fn room(&self, max: usize) -> Result<Option<usize>> {
+        timed(self.inner, self.operation, self.window.take(max)).await
     }
 
     /// Waits until writing has failed.
@@ -158,8 +159,8 @@ impl<'a> Writing<'a> {
             Some(Reply::Done { errno, kind }) => Err(error::file(self.operation, shown(path), errno, kind)),
             Some(_) => Err(unexpected_answer(self.operation)),
             None => {
-                let ending = link.closed().await;
-                Err(error::ended(self.operation, ending.as_ref()))
+                let termination = link.closed().await;
+                Err(error::ended(self.operation, termination.as_ref()))
             }
         }
     }

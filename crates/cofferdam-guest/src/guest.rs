@@ -5,163 +5,28 @@
 //!                                                   '--stream ends, invalid frame, silence--> failed
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecId, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
+    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
 };
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::archive::{self, Archive};
 use crate::evidence::{Bounds, Evidence};
+use crate::inner::{Inner, Owner};
 use crate::link::Link;
-use crate::running::Running;
-use crate::settings::{Ending, Groups, Meter, Settings};
+use crate::settings::{Groups, Meter, Settings, Termination};
 use crate::slots::Reply;
 use crate::wire::{Request, Root};
-use crate::{exec, files, probes};
+use crate::{error, exec, files, probes};
 
 /// Time limit for the agent's exit on request.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Time limit for an answer on which a limit of an exec depends.
-pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// CPU microseconds that a VMM may use for itself, in addition to as much again as its guest uses.
-const VMM_MICROS: u64 = 5_000_000;
-/// The highest number of processors that an agent may report.
-const MAX_PROCESSORS: u32 = 4096;
-
-/// The state shared by execs and operations.
-pub(crate) struct Inner {
-    pub link: Arc<Link>,
-    pub workspace: String,
-    pub code: String,
-    pub path: String,
-    pub env: Vec<(String, String)>,
-    pub answer_timeout: Duration,
-    pub groups: Groups,
-    /// True if the agent counts CPU time and can report it while an exec runs.
-    agent_counts: bool,
-    processors: u32,
-    /// The host's own counter.
-    meter: OnceLock<Meter>,
-    pub running: Arc<Running>,
-    /// Handles of the execs of a former host, until the caller takes them.
-    pub reattached: Mutex<BTreeMap<ExecId, ExecHandle>>,
-    pub frozen: AtomicBool,
-}
-
-impl Inner {
-    /// Creates the state of a guest after its measurement.
-    pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
-        let Settings { workspace, code, path, env, groups, answer_timeout, meter, .. } = settings;
-        Self {
-            link,
-            workspace,
-            code,
-            path,
-            env,
-            answer_timeout,
-            groups,
-            agent_counts: evidence.counts_cpu,
-            processors: evidence.processors.clamp(1, MAX_PROCESSORS),
-            meter: meter.map_or_else(OnceLock::new, OnceLock::from),
-            running: Arc::default(),
-            reattached: Mutex::default(),
-            frozen: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns a path as programs inside see it.
-    pub fn inside(&self, path: &SandboxPath) -> String {
-        if path.is_workspace() { self.workspace.clone() } else { format!("{}/{}", self.workspace, path.as_str()) }
-    }
-
-    /// Returns true if a counter of CPU time can be read while an exec runs.
-    pub fn counts_cpu(&self) -> bool {
-        self.agent_counts || self.meter.get().is_some()
-    }
-
-    /// Returns the number of processors on which guests can run at once.
-    pub fn processors(&self) -> u32 {
-        match self.meter.get() {
-            // If an agent reports too few processors, polls come too late.
-            Some(Meter::Same(_)) => self.processors.max(cofferdam_linux::process::processors()),
-            _ => self.processors,
-        }
-    }
-
-    /// Reads the host's own counter in microseconds.
-    pub async fn metered(&self) -> Option<u64> {
-        let (Meter::Same(read) | Meter::Around(read)) = self.meter.get()?;
-        tokio::time::timeout(ANSWER_TIMEOUT, read()).await.ok().flatten()
-    }
-
-    /// Returns true if the host reads the counter that the agent reads.
-    pub fn is_metered_alike(&self) -> bool {
-        matches!(self.meter.get(), Some(Meter::Same(_)))
-    }
-
-    /// Reads the host's own counter if it is the counter that the agent reads.
-    pub async fn metered_alike(&self) -> Option<u64> {
-        if self.is_metered_alike() { self.metered().await } else { None }
-    }
-
-    /// Returns the CPU time of the enclosure together with its VMM since the count of `base`.
-    pub async fn metered_around(&self, base: Option<u64>) -> Option<u64> {
-        match self.meter.get() {
-            Some(Meter::Around(_)) => Some(self.metered().await?.saturating_sub(base?)),
-            _ => None,
-        }
-    }
-
-    /// Returns the CPU time that counts against an exec's limit. `used` is what the agent's counter counted since the
-    /// exec began, and `around` the host's count of the enclosure.
-    pub fn effective_cpu(&self, used: Option<u64>, around: Option<u64>) -> Option<u64> {
-        // The VMM's own CPU time is not the guest's, but it has an upper bound.
-        let certain = around.map(|around| around.saturating_sub(VMM_MICROS) / 2);
-        match used {
-            Some(used) => Some(used.max(certain.unwrap_or(0))),
-            None if self.agent_counts => around,
-            None => certain,
-        }
-    }
-
-    /// Sends a request that supervises execs. Returns `None` if the answer does not arrive in time.
-    pub async fn answer(&self, request: &Request<'_>) -> Option<Reply> {
-        loop {
-            self.link.wait_until_running().await;
-            match tokio::time::timeout(ANSWER_TIMEOUT, self.link.call("exit", request)).await {
-                Ok(Ok(reply)) => return Some(reply),
-                // The guest was quiesced at this moment.
-                Ok(Err(error)) if error.kind() == ErrorKind::Conflict => {}
-                Ok(Err(_)) => return None,
-                Err(_) if self.link.is_stopped() => {}
-                Err(_) => return None,
-            }
-        }
-    }
-
-    /// Returns an error if the agent cannot take requests.
-    pub fn ready(&self, operation: &'static str) -> Result<()> {
-        self.link.check(operation)?;
-        if self.link.is_paused() { Err(exec::paused(operation)) } else { Ok(()) }
-    }
-}
-
-/// A guard that ends the connection when the last clone is dropped.
-pub(crate) struct Owner(pub Arc<Link>);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
 
 /// An enclosure with an agent in it. Cheap to clone; dropping the last clone ends the connection, and with it the agent
 /// and everything in its pid namespace.
@@ -197,7 +62,7 @@ impl Guest {
         let link = Link::begin(reader, writer, answer_timeout, reason, (0, HashMap::new()));
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "greeting";
-        let making = async {
+        let connecting = async {
             probes::greet(&link).await?;
             if let Some(path) = &settings.program
                 && !probes::is_program(&link, path, crate::AGENT).await?
@@ -207,12 +72,12 @@ impl Guest {
             stage = "configuring";
             probes::configure(&link, &settings).await
         };
-        let made = match tokio::time::timeout_at(deadline.into(), making).await {
-            Ok(made) => made,
+        let connected = match tokio::time::timeout_at(deadline.into(), connecting).await {
+            Ok(connected) => connected,
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
-        let evidence = made.map_err(|error| error.with_context("stage", stage))?;
+        let evidence = connected.map_err(|error| error.with_context("stage", stage))?;
         let inner = Inner::new(link, settings, &evidence);
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
@@ -228,7 +93,7 @@ impl Guest {
         self.inner.ready("start")?;
         let _operation = self.inner.link.operate("start")?;
         if self.inner.frozen.load(Ordering::Acquire) {
-            return Err(exec::paused("start"));
+            return Err(error::paused("start"));
         }
         exec::start(&self.inner, request, limits).await
     }
@@ -300,7 +165,7 @@ impl Guest {
         self.inner.ready("usage")?;
         let _operation = self.inner.link.operate("usage")?;
         match self.inner.groups {
-            Groups::Look => probes::bounds(&self.inner.link).await,
+            Groups::Detect => probes::bounds(&self.inner.link).await,
             Groups::Never => Ok(Bounds::default()),
         }
     }
@@ -366,7 +231,7 @@ impl Guest {
     }
 
     /// Waits until the connection has ended. Returns the reason, or `None` if this side ended it.
-    pub async fn closed(&self) -> Option<Ending> {
+    pub async fn closed(&self) -> Option<Termination> {
         self.inner.link.closed().await
     }
 

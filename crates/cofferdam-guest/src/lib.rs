@@ -17,8 +17,8 @@
 //!
 //! - The agent: `agent/`, `agent/serve.rs` first. The protocol: `agent/wire/mod.rs`.
 //! - What the host accepts from the agent: `slots.rs`.
-//! - Quiescing a guest and reattaching to a copy: `hold.rs` and `link/hold.rs` on the host, `agent/serve/hold.rs`
-//!   inside.
+//! - Quiescing a guest and reattaching to a copy: `quiesce.rs` and `link/quiesce.rs` on the host,
+//!   `agent/serve/quiesce.rs` inside.
 //! - A stream over a VM's vsock: `agent/line.rs`.
 #![forbid(unsafe_code)]
 
@@ -29,14 +29,16 @@ mod exec;
 mod files;
 mod flow;
 mod guest;
-mod hold;
+mod inner;
 mod link;
 mod probes;
+mod quiesce;
 mod record;
-mod renewal;
+mod reseed;
 mod running;
 mod settings;
 mod slots;
+mod window;
 #[expect(dead_code, reason = "each side uses its half")]
 #[path = "../agent/wire/mod.rs"]
 mod wire;
@@ -46,10 +48,10 @@ mod wire_tests;
 pub use archive::Archive;
 pub use evidence::{Bounds, Evidence, ForbiddenCall, Mount, Space, Trial};
 pub use guest::Guest;
-pub use hold::Held;
+pub use quiesce::Quiesced;
 pub use record::Record;
-pub use renewal::Renewal;
-pub use settings::{Ending, Groups, Meter, ReadCpu, Reason, Rule, Settings, usual_rules};
+pub use reseed::Reseed;
+pub use settings::{Groups, Meter, ReadCpu, Reason, Rule, Settings, Termination, usual_rules};
 pub use wire::TAKEN;
 
 /// The version of the protocol that the agent in [`AGENT`] speaks. Hosts support no other version.

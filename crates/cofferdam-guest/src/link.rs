@@ -5,10 +5,10 @@
 //!   '--stream ends, invalid frame, silence--> failed; the owner is asked for the reason --> all receivers are notified
 //! ```
 //!
-//! One task reads, one writes, one sends pings. The reader waits only for the stream. [`hold`] quiesces the connection
+//! One task reads, one writes, one sends pings. The reader waits only for the stream. [`quiesce`] stops the connection
 //! between two frames.
 
-mod hold;
+mod quiesce;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::error;
-use crate::settings::{Ending, Reason};
+use crate::settings::{Reason, Termination};
 use crate::slots::{After, Notifier, Reply, Slot, handle_answer};
 use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, PART, Request, Split};
 
@@ -56,7 +56,7 @@ struct Table {
     last: u64,
     /// Operations of the owner that have not ended.
     operations: usize,
-    quiescing: hold::State,
+    quiescing: quiesce::State,
     /// Limits that the agent found exceeded: memory, CPU time.
     passed: (bool, bool),
     ponged: bool,
@@ -76,7 +76,7 @@ impl Outgoing {
 }
 
 /// The end of the connection. The inner value is `None` if the owner ended it.
-type Closed = Option<Arc<Option<Ending>>>;
+type Closed = Option<Arc<Option<Termination>>>;
 
 /// The connection to one agent.
 pub struct Link {
@@ -109,7 +109,7 @@ impl Link {
         (last, slots): (u64, HashMap<u64, Slot>),
     ) -> Arc<Self> {
         let (out, outgoing) = mpsc::unbounded_channel();
-        let (operations, quiescing) = (0, hold::State::Open);
+        let (operations, quiescing) = (0, quiesce::State::Open);
         let link = Arc::new(Self {
             table: Mutex::new(Table { slots, last, operations, quiescing, passed: (false, false), ponged: true }),
             out,
@@ -123,13 +123,13 @@ impl Link {
         let (reading, writing) = (Arc::clone(&link), Arc::clone(&link));
         tokio::spawn(async move {
             let over = reading.over.subscribe();
-            let ending = tokio::select! {
-                ending = reading.read(reader) => Some(ending),
-                ending = reading.write(writer, outgoing) => Some(ending),
-                ending = reading.send_pings() => Some(ending),
+            let termination = tokio::select! {
+                termination = reading.read(reader) => Some(termination),
+                termination = reading.write(writer, outgoing) => Some(termination),
+                termination = reading.send_pings() => Some(termination),
                 () = until(over) => None,
             };
-            reading.finish(ending, reason).await;
+            reading.finish(termination, reason).await;
         });
         writing
     }
@@ -144,10 +144,10 @@ impl Link {
     }
 
     /// Waits until the connection has ended and the reason is known. Returns the reason.
-    pub async fn closed(&self) -> Option<Ending> {
+    pub async fn closed(&self) -> Option<Termination> {
         let mut ended = self.ended.subscribe();
         match ended.wait_for(Option::is_some).await {
-            Ok(ended) => ended.as_ref().and_then(|ending| (**ending).clone()),
+            Ok(ended) => ended.as_ref().and_then(|termination| (**termination).clone()),
             Err(_) => None,
         }
     }
@@ -220,18 +220,18 @@ impl Link {
 
     /// Returns true if the owner ended the connection.
     pub fn is_closed_by_owner(&self) -> bool {
-        matches!(&*self.ended.borrow(), Some(ending) if ending.is_none())
+        matches!(&*self.ended.borrow(), Some(termination) if termination.is_none())
     }
 
     /// Returns true if the memory limit ended the connection.
     pub fn is_out_of_memory(&self) -> bool {
-        matches!(&*self.ended.borrow(), Some(ending) if ending.as_ref().as_ref().is_some_and(|it| it.out_of_memory))
+        matches!(&*self.ended.borrow(), Some(termination) if termination.as_ref().as_ref().is_some_and(|it| it.out_of_memory))
     }
 
     /// Creates the error for an operation after the end.
     pub fn error(&self, operation: &'static str) -> Error {
         let ended = self.ended.borrow();
-        error::ended(operation, ended.as_ref().and_then(|ending| (**ending).as_ref()))
+        error::ended(operation, ended.as_ref().and_then(|termination| (**termination).as_ref()))
     }
 
     /// Returns an error if the connection has ended.
@@ -244,8 +244,8 @@ impl Link {
         let mut table = self.table();
         // Checked under the lock, so that the end of the connection clears every slot.
         self.check(operation)?;
-        if matches!(table.quiescing, hold::State::Quiesced { .. }) {
-            return Err(hold::quiesced(operation));
+        if matches!(table.quiescing, quiesce::State::Quiesced { .. }) {
+            return Err(quiesce::quiesced(operation));
         }
         table.last += 1;
         let id = table.last;
@@ -274,7 +274,7 @@ impl Link {
         let acquired = Arc::clone(&self.budget).acquire_many_owned(count);
         let permit = tokio::select! {
             permit = acquired => permit.map_err(|_| self.error(operation))?,
-            ending = self.closed() => return Err(error::ended(operation, ending.as_ref())),
+            termination = self.closed() => return Err(error::ended(operation, termination.as_ref())),
         };
         let _ = self.out.send(Outgoing { _permit: Some(permit), ..Outgoing::new(bytes) });
         Ok(())
@@ -305,20 +305,20 @@ impl Link {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(_)) => {
                 // The end of the connection dropped the sender. The reason follows.
-                let ending = self.closed().await;
-                Err(error::ended(operation, ending.as_ref()))
+                let termination = self.closed().await;
+                Err(error::ended(operation, termination.as_ref()))
             }
             Err(_) => Err(error::silent(operation)),
         }
     }
 
-    async fn read(&self, mut reader: impl AsyncRead + Unpin) -> Ending {
+    async fn read(&self, mut reader: impl AsyncRead + Unpin) -> Termination {
         let mut buffer = BytesMut::with_capacity(READ_BUFFER);
         loop {
             match reader.read_buf(&mut buffer).await {
-                Ok(0) => return Ending::new("its connection was closed"),
+                Ok(0) => return Termination::new("its connection was closed"),
                 Ok(_) => {}
-                Err(error) => return Ending::new(format!("its connection broke: {error}")),
+                Err(error) => return Termination::new(format!("its connection broke: {error}")),
             }
             loop {
                 let length = match wire::split(&buffer) {
@@ -344,7 +344,7 @@ impl Link {
         &self,
         mut writer: impl AsyncWrite + Unpin,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    ) -> Ending {
+    ) -> Termination {
         let mut next: Option<Outgoing> = None;
         loop {
             let out = match next.take() {
@@ -365,10 +365,10 @@ impl Link {
                     // The reader reports the end first, since it may know the reason.
                     Ok(Err(_)) => {
                         tokio::time::sleep(REASON_TIMEOUT).await;
-                        return Ending::new("its connection broke");
+                        return Termination::new("its connection broke");
                     }
                     Err(_) if self.is_stopped() => {}
-                    Err(_) => return Ending::new("its agent reads no requests"),
+                    Err(_) => return Termination::new("its agent reads no requests"),
                 }
             }
             if let Some(then) = out.then {
@@ -378,7 +378,7 @@ impl Link {
         std::future::pending().await
     }
 
-    async fn send_pings(&self) -> Ending {
+    async fn send_pings(&self) -> Termination {
         let mut asked: Option<Instant> = None;
         loop {
             tokio::time::sleep(PING_INTERVAL.min(self.answer_timeout / 3)).await;
@@ -387,7 +387,7 @@ impl Link {
                 _ if self.is_stopped() => asked = asked.map(|_| Instant::now()),
                 Some(since) if !ponged => {
                     if since.elapsed() > self.answer_timeout {
-                        return Ending::new("its agent does not answer");
+                        return Termination::new("its agent does not answer");
                     }
                 }
                 _ => {
@@ -399,18 +399,18 @@ impl Link {
         }
     }
 
-    async fn finish(&self, ending: Option<Ending>, reason: Option<Reason>) {
+    async fn finish(&self, termination: Option<Termination>, reason: Option<Reason>) {
         self.over.send_replace(true);
         // An end on request has no reason.
-        let ending = ending.filter(|_| !self.closing.load(Ordering::Acquire));
-        let ending = match (ending, reason) {
-            (Some(ending), Some(reason)) => {
+        let termination = termination.filter(|_| !self.closing.load(Ordering::Acquire));
+        let termination = match (termination, reason) {
+            (Some(termination), Some(reason)) => {
                 let asked = tokio::time::timeout(REASON_TIMEOUT, reason()).await;
-                Some(asked.ok().flatten().unwrap_or(ending))
+                Some(asked.ok().flatten().unwrap_or(termination))
             }
-            (ending, _) => ending,
+            (termination, _) => termination,
         };
-        self.ended.send_replace(Some(Arc::new(ending)));
+        self.ended.send_replace(Some(Arc::new(termination)));
         let slots = std::mem::take(&mut self.table().slots);
         for slot in slots.into_values() {
             match slot {
@@ -475,8 +475,8 @@ impl Link {
     }
 }
 
-fn invalid(what: &str) -> Ending {
-    Ending {
+fn invalid(what: &str) -> Termination {
+    Termination {
         why: format!("its agent sent {what}"),
         remedy: Some("create another sandbox; a program inside may have taken over the agent".to_owned()),
         out_of_memory: false,

@@ -101,7 +101,7 @@ impl ProbeResult {
         self.text()?.trim().parse().ok()
     }
 
-    fn words(&self) -> Vec<u64> {
+    fn numbers(&self) -> Vec<u64> {
         self.data.chunks_exact(8).filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect()
     }
 }
@@ -186,19 +186,19 @@ pub async fn differences(link: &Link, known: &Evidence) -> Result<Evidence> {
 /// Measures the properties on which the further requests depend. `tag_probe` is the probe of exec tags.
 async fn measure_first(link: &Link, settings: &Settings, tag_probe: Probe<'_>) -> Result<Evidence> {
     let abi = ask(link, Probe::Landlock)?;
-    let marks = ask(link, tag_probe)?;
+    let exec_tags = ask(link, tag_probe)?;
     let groups = match settings.groups {
-        Groups::Look => find_groups(link).await?,
+        Groups::Detect => find_groups(link).await?,
         Groups::Never => GroupsFound::default(),
     };
-    let marks = marks.found().await?.ok().is_some();
+    let exec_tags = exec_tags.found().await?.ok().is_some();
     let abi = u32::try_from(abi.found().await?.value).unwrap_or(0);
     Ok(Evidence {
         bounds: groups.bounds,
         counts_cpu: groups.cpu,
         counts_memory: groups.memory,
         landlock_abi: abi,
-        marks,
+        exec_tags,
         ..Evidence::default()
     })
 }
@@ -231,7 +231,7 @@ async fn send_configure(
         groups: evidence.bounds.version,
         watch_memory: limits.memory.filter(|_| !evidence.counts_memory).map(|bytes| bytes.as_bytes()),
         watch_cpu: limits.cpu_time.filter(|_| !evidence.counts_cpu).map(|time| time.as_micros() as u64),
-        tag: evidence.marks.then(|| key.arguments()),
+        tag: evidence.exec_tags.then(|| key.arguments()),
         silence: settings.silence.as_micros() as u64,
         filter: filter.as_deref().unwrap_or_default(),
         quotas: quotas.as_deref().unwrap_or_default(),
@@ -328,9 +328,9 @@ async fn find_groups(link: &Link) -> Result<GroupsFound> {
 
 /// Returns thousandths of a processor, from quota and period.
 fn share(text: &str) -> Option<u64> {
-    let mut words = text.split_whitespace().map(str::parse::<u64>);
-    let quota = words.next()?.ok()?;
-    Some(quota.saturating_mul(1000) / words.next()?.ok()?.max(1))
+    let mut parts = text.split_whitespace().map(str::parse::<u64>);
+    let quota = parts.next()?.ok()?;
+    Some(quota.saturating_mul(1000) / parts.next()?.ok()?.max(1))
 }
 
 /// Measures the environment once the isolation is complete.
@@ -389,7 +389,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     }
     evidence.workspace_writable = workspace_writable(workspace.found().await?.errno);
     evidence.pid = 1;
-    measure_room(link, evidence).await
+    measure_space(link, evidence).await
 }
 
 fn stat<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
@@ -399,11 +399,12 @@ fn stat<'a>(link: &'a Link, path: &str) -> Result<PendingProbe<'a>> {
 type Trials<'a> = Vec<(String, PendingProbe<'a>)>;
 
 fn write_trials(link: &Link) -> Result<Trials<'_>> {
-    let made = READ_ONLY_DIRECTORIES
+    let created = READ_ONLY_DIRECTORIES
         .iter()
         .map(|directory| (format!("{directory}/.cofferdam-write-probe"), O_WRONLY | O_CREAT_EXCL));
     let changed = READ_ONLY_FILES.iter().map(|path| ((*path).to_owned(), O_WRONLY));
-    made.chain(changed)
+    created
+        .chain(changed)
         .map(|(path, flags)| {
             let asked = ask(link, Probe::Open { path: path.as_bytes(), flags, confined: false })?;
             Ok((path, asked))
@@ -486,18 +487,18 @@ fn read_status(evidence: &mut Evidence, found: &ProbeResult) {
 fn read_confinement(evidence: &mut Evidence, found: &ProbeResult) {
     evidence.no_new_privileges = found.errno == 0 && found.value & 1 != 0;
     evidence.seccomp_filtered = found.errno == 0 && found.value & 2 != 0;
-    let words = found.words();
-    for (slot, set) in evidence.capabilities.iter_mut().zip(words.iter().take(3)) {
+    let numbers = found.numbers();
+    for (slot, set) in evidence.capabilities.iter_mut().zip(numbers.iter().take(3)) {
         *slot = Some(slot.unwrap_or(0) | set);
     }
-    evidence.processors = words.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
+    evidence.processors = numbers.get(3).and_then(|count| u32::try_from(*count).ok()).unwrap_or(1).max(1);
 }
 
 /// Returns the device of a directory, which follows the mode.
 fn device(found: &ProbeResult) -> Option<(u32, u32)> {
-    let words = found.data.get(4..)?;
-    let word = |at: usize| Some(u32::from_le_bytes(words.get(at..at + 4)?.try_into().ok()?));
-    (words.len() == 8).then(|| Some((word(0)?, word(4)?)))?
+    let fields = found.data.get(4..)?;
+    let word = |at: usize| Some(u32::from_le_bytes(fields.get(at..at + 4)?.try_into().ok()?));
+    (fields.len() == 8).then(|| Some((word(0)?, word(4)?)))?
 }
 
 /// Returns the number in `net:[4026531840]`, which follows the mode.
@@ -507,10 +508,10 @@ fn namespace(found: &ProbeResult) -> Option<u64> {
 }
 
 /// Measures the space of every writable mount.
-async fn measure_room(link: &Link, evidence: &mut Evidence) -> Result<()> {
+async fn measure_space(link: &Link, evidence: &mut Evidence) -> Result<()> {
     for mount in evidence.mounts.iter_mut().flatten().filter(|mount| !mount.read_only).take(64) {
         let found = ask(link, Probe::Space { path: mount.path.as_bytes() })?.found().await?;
-        if let (0, [bytes, bytes_free, files, files_free]) = (found.errno, &found.words()[..]) {
+        if let (0, [bytes, bytes_free, files, files_free]) = (found.errno, &found.numbers()[..]) {
             let (bytes, bytes_free, files, files_free) = (*bytes, *bytes_free, *files, *files_free);
             mount.space = Some(Space { kind: found.value, bytes, bytes_free, files, files_free });
         }

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_up_is_written_down_and_stays_used_up() {
+    fn used_time_is_recorded_and_stays_used() {
         let begun = Instant::now() - SECOND * 3;
         let list = Arc::new(Running::default());
         let listed = list.add(7, ExecState::new(begun, allowance(), true));
@@ -149,7 +149,7 @@ mod tests {
         listed.begin(Counts { cpu_micros: Some(5), ..Counts::default() });
         assert!(list.is_known(7) && list.reattached().is_empty());
         let now = begun + SECOND * 4;
-        let written = list.record(&[7], now).remove(0);
+        let recorded = list.record(&[7], now).remove(0);
         let second = SECOND.as_micros() as u64;
         let expected = RunningExec {
             id: 7,
@@ -160,10 +160,10 @@ mod tests {
             script: true,
             kill_in: None,
         };
-        assert_eq!(written, expected);
+        assert_eq!(recorded, expected);
         drop(listed);
         assert!(!list.is_known(7));
-        let reattached = list.add(7, ExecState::reattach(&written, &Limits::default(), Some(9), true, 2));
+        let reattached = list.add(7, ExecState::reattach(&recorded, &Limits::default(), Some(9), true, 2));
         assert_eq!(list.reattached(), [ExecId(7)]);
         let later = Instant::now() + SECOND * 2;
         let left = reattached.supervision().left(later);
@@ -173,10 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_wrote_down_is_allowed_no_more_than_the_limits() {
+    fn recorded_limits_never_exceed_those_of_the_settings() {
         let second = SECOND.as_micros() as u64;
         let year = 366 * 24 * 3600 * second;
-        let written = RunningExec {
+        let recorded = RunningExec {
             id: 3,
             elapsed: 2 * second,
             wall: 10 * year,
@@ -187,7 +187,7 @@ mod tests {
         };
         let limits = Limits { wall_time: SECOND, cpu_time: Some(SECOND * 3), ..Limits::default() };
         let list = Arc::new(Running::default());
-        let reattached = list.add(3, ExecState::reattach(&written, &limits, Some(5), true, 1));
+        let reattached = list.add(3, ExecState::reattach(&recorded, &limits, Some(5), true, 1));
         assert!(reattached.supervision().left(Instant::now()) <= SECOND);
         assert_eq!(reattached.base().cpu_micros, Some(5));
         // The next host gets the same record.
@@ -199,21 +199,21 @@ mod tests {
         // Higher limits have no effect.
         let limits = Limits { wall_time: SECOND * 1000, cpu_time: Some(SECOND * 1000), ..Limits::default() };
         let generous = list.add(4, ExecState::reattach(&again, &limits, Some(7), true, 1));
-        let kept = list.record(&[4], Instant::now()).remove(0);
-        assert_eq!((kept.wall, kept.cpu, kept.cpu_base), (3 * second, Some(3 * second), Some(5)));
+        let again = list.record(&[4], Instant::now()).remove(0);
+        assert_eq!((again.wall, again.cpu, again.cpu_base), (3 * second, Some(3 * second), Some(5)));
         drop(generous);
     }
 
     #[test]
-    fn what_was_told_to_end_is_killed_in_the_time_that_was_left() {
+    fn cancelled_exec_is_killed_in_the_remaining_time() {
         let list = Arc::new(Running::default());
         let now = Instant::now();
         let listed = list.add(1, ExecState::new(now, allowance(), false));
         listed.begin(Counts::default());
-        listed.supervision().request_stop(StopRequest::Cancel(SECOND * 2), now);
-        let written = list.record(&[1], now + SECOND).remove(0);
-        assert_eq!(written.kill_in, Some(SECOND.as_micros() as u64));
-        let reattached = ExecState::reattach(&written, &Limits::default(), None, true, 1);
+        listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
+        let recorded = list.record(&[1], now + SECOND).remove(0);
+        assert_eq!(recorded.kill_in, Some(SECOND.as_micros() as u64));
+        let reattached = ExecState::reattach(&recorded, &Limits::default(), None, true, 1);
         assert!(reattached.supervision().kills_the_rest());
         assert!(!reattached.supervision().kill_now(Instant::now()));
         assert!(reattached.supervision().kill_now(Instant::now() + SECOND));

@@ -15,7 +15,7 @@ use cofferdam_linux::seccomp;
 pub enum Groups {
     /// The groups that are visible inside, if they belong to the enclosure alone.
     #[default]
-    Look,
+    Detect,
     /// None. The agent sums up the usage of the processes, as on a kernel without control groups.
     Never,
 }
@@ -31,7 +31,7 @@ pub struct Rule {
 
 /// The reason for the end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Ending {
+pub struct Termination {
     /// The reason as a clause, such as "the container was removed by another program".
     pub why: String,
     /// The remedy.
@@ -40,7 +40,7 @@ pub struct Ending {
     pub out_of_memory: bool,
 }
 
-impl Ending {
+impl Termination {
     /// Creates an ending with a reason and without a remedy.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into(), ..Self::default() }
@@ -49,7 +49,7 @@ impl Ending {
 
 /// A function that returns the reason for a connection's end. It runs once, if the owner did not end the connection,
 /// and has two seconds. If it returns `None`, the reason is the failure of the connection itself.
-pub type Reason = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Option<Ending>> + Send>> + Send + Sync>;
+pub type Reason = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = Option<Termination>> + Send>> + Send + Sync>;
 
 /// A function that reads the host's own count of an enclosure's CPU time in microseconds. It returns `None` if the
 /// count cannot be read now.
@@ -125,7 +125,7 @@ impl Default for Settings {
             quotas: false,
             rules: usual_rules(Access::ReadWrite),
             limits: Limits::default(),
-            groups: Groups::Look,
+            groups: Groups::Detect,
             silence: Duration::from_secs(60),
             answer_timeout: Duration::from_secs(60),
             meter: None,

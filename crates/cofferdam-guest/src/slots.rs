@@ -17,7 +17,7 @@ use cofferdam_contract::{ExecDriver, OutputStream};
 use tokio::sync::oneshot;
 
 use crate::error;
-use crate::flow::{Inflow, Window};
+use crate::window::{Inflow, Window};
 use crate::wire::{self, Answer, Counts, NotStarted};
 
 /// The highest number of entries of one listing.
@@ -290,7 +290,7 @@ mod tests {
     use crate::record::RunningExec;
 
     #[test]
-    fn an_adopted_exec_is_read_in_single_bytes_within_its_buffer() {
+    fn reattached_exec_is_read_in_single_bytes_within_its_buffer() {
         const WRITTEN: usize = 3 << 20;
         let cpu = (None, None);
         let exec =
@@ -303,15 +303,15 @@ mod tests {
         }
         assert!(handle_answer(&mut slot, &Answer::Output { second: false, data: &[] }).is_err());
         assert!(handle_answer(&mut slot, &Answer::Credit { bytes: 1 }).is_err());
-        let (mut events, mut kept, mut lost) = (0, 0, 0);
+        let (mut events, mut received, mut lost) = (0, 0, 0);
         while let Some(event) = output.try_next() {
             events += 1;
             match event {
-                OutputEvent::Chunk(chunk) => kept += chunk.data.len(),
+                OutputEvent::Chunk(chunk) => received += chunk.data.len(),
                 OutputEvent::Lost { bytes, .. } => lost += bytes as usize,
             }
         }
-        assert_eq!(kept + lost, WRITTEN);
-        assert!(kept <= 1 << 20 && kept > 1 << 19 && events < 3000, "{kept} bytes in {events} events");
+        assert_eq!(received + lost, WRITTEN);
+        assert!(received <= 1 << 20 && received > 1 << 19 && events < 3000, "{received} bytes in {events} events");
     }
 }

@@ -68,7 +68,7 @@ type Text = Vec<u8>;
 
 proptest! {
     #[test]
-    fn orders_are_read_back(
+    fn requests_are_read_back(
         path: Text, data: Text, number: u32, small: (u16, u16), flag: bool, modified: Option<(i64, u32)>, mode: Option<u32>,
         words: Vec<Text>, pairs: Vec<(Text, Text)>, key: (u64, u64), tag: bool, watch in known(), arguments: [u64; 5],
     ) {
@@ -180,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_reader_fail_in_disorder(kind: u8, id: u64, body: Text) {
+    fn no_bytes_make_a_reader_panic(kind: u8, id: u64, body: Text) {
         let frame = Frame { kind, id, body: &body };
         if let Some(Request::Start(start)) = Request::decode(&frame) {
             prop_assert_eq!(start.argv.iter().count(), start.argv.count());
@@ -233,7 +233,7 @@ proptest! {
 }
 
 #[test]
-fn an_init_is_asked_nothing_that_cannot_be() {
+fn invalid_requests_to_an_init_are_not_encoded() {
     const { assert!(partner::DESCRIPTOR > 2) };
     let renew =
         |hostname| partner::Renew { now: (0, 0), entropy: &[0; 64], machine_id: &[0; 16], boot_id: &[0; 16], hostname };

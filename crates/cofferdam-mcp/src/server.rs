@@ -229,14 +229,14 @@ async fn resume(backend: &dyn Backend, executor: &Executor, place: &Place, state
 mod tests {
     use super::*;
     use crate::store::Owner;
-    use cofferdam_simulated::{Config, SimulatedBackend};
+    use cofferdam_simulated::{SimulatedBackend, SimulatedConfig};
     use std::task::{Context, Waker};
 
     // Runs on one thread, so that no sandbox is created before the test waits for it.
     /// Promise (MCP server): A sandbox whose client has gone before its delivery is closed.
     #[tokio::test]
     async fn a_sandbox_that_no_caller_receives_is_closed() {
-        let backend = Arc::new(SimulatedBackend::new(Config::default()));
+        let backend = Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
         let server = Server::new(backend, McpConfig::default()).unwrap();
         let owner = Owner::Session(server.0.next_session());
         let store = &server.0.store;

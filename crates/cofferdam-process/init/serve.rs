@@ -99,10 +99,7 @@ impl Init {
             quotas: Quotas::new(
                 Fd::own(handoff.listener),
                 Some(Fd::own(handoff.locks)),
-                match handoff.backlog_unbounded {
-                    true => Backlog::Shorten(sys::joined_key(handoff.tag)),
-                    false => Backlog::Bounded,
-                },
+                if handoff.backlog_unbounded { Backlog::Shorten(sys::joined_key(handoff.tag)) } else { Backlog::Bounded },
                 handoff.max_processes,
             ),
             watch: Watch::new(

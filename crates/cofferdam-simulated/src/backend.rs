@@ -17,10 +17,7 @@ use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
 use crate::tree::Tree;
 use crate::warm::SimulatedWarm;
-use crate::{Config, FaultPlan};
-
-/// The backend's name.
-pub(crate) const NAME: &str = "simulated";
+use crate::{FaultPlan, NAME, SimulatedConfig};
 
 /// The simulated backend. Needs a tokio runtime with time enabled.
 #[derive(Debug)]
@@ -31,21 +28,21 @@ pub struct SimulatedBackend {
 
 impl Default for SimulatedBackend {
     fn default() -> Self {
-        Self::new(Config::default())
+        Self::new(SimulatedConfig::default())
     }
 }
 
 impl SimulatedBackend {
     /// Creates a backend that simulates the host in `config`.
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: SimulatedConfig) -> Self {
         let mut config = config;
-        config.capabilities.retain(|capability| Config::KNOWN.contains(capability));
+        config.capabilities.retain(|capability| SimulatedConfig::KNOWN.contains(capability));
         Self { host: Arc::new(Host::new(config)), made: AtomicU64::new(0) }
     }
 
     /// Creates a backend with all capabilities and these faults.
     pub fn with_faults(faults: FaultPlan) -> Self {
-        Self::new(Config { faults, ..Config::default() })
+        Self::new(SimulatedConfig { faults, ..SimulatedConfig::default() })
     }
 
     /// Returns the ids of live sandboxes, prepared ones included: created, and neither closed nor dropped.

@@ -8,7 +8,7 @@ use crate::FaultPlan;
 
 /// Configuration of a simulated backend. The default has all capabilities, on a host that enforces every limit.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct SimulatedConfig {
     /// The declared capabilities. Operations that need others fail with `Unsupported`. Host directories, root
     /// directories, network allowlists and Unix programs are never supported and never declared.
     pub capabilities: Capabilities,
@@ -21,7 +21,7 @@ pub struct Config {
     pub faults: FaultPlan,
 }
 
-impl Config {
+impl SimulatedConfig {
     /// All capabilities that the simulation supports.
     pub(crate) const KNOWN: [Capability; 8] = [
         Capability::MultipleExecs,
@@ -35,7 +35,7 @@ impl Config {
     ];
 }
 
-impl Default for Config {
+impl Default for SimulatedConfig {
     fn default() -> Self {
         Self {
             capabilities: Self::KNOWN.into_iter().collect(),

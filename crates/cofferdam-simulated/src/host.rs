@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use cofferdam_contract::SandboxId;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::Config;
+use crate::SimulatedConfig;
 use crate::fault::Faults;
 
 /// The simulated host of one backend.
 #[derive(Debug)]
 pub(crate) struct Host {
-    pub(crate) config: Config,
+    pub(crate) config: SimulatedConfig,
     pub(crate) faults: Faults,
     living: Mutex<BTreeSet<SandboxId>>,
 }
 
 impl Host {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: SimulatedConfig) -> Self {
         let faults = Faults::new(config.faults.clone());
         Self { config, faults, living: Mutex::default() }
     }

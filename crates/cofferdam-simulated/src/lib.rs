@@ -29,8 +29,11 @@ mod tree;
 mod warm;
 
 pub use backend::SimulatedBackend;
-pub use config::Config;
+pub use config::SimulatedConfig;
 pub use fault::{ExecFault, FaultPlan, FaultPoint};
 pub use program::{OnTerm, PROGRAM, Program, Step};
 #[cfg(feature = "programs")]
 pub use programs::SimulatedPrograms;
+
+/// The backend's name in options and configuration.
+pub const NAME: &str = "simulated";

@@ -2,14 +2,14 @@
 
 use cofferdam_contract::{Posture, PostureItem, Protection, ProtectionState, Spec};
 
-use crate::Config;
+use crate::SimulatedConfig;
 
 /// Returns the posture of a sandbox of this spec on the simulated host.
-pub(crate) fn posture(spec: &Spec, config: &Config) -> Posture {
+pub(crate) fn posture(spec: &Spec, config: &SimulatedConfig) -> Posture {
     Posture::new(Protection::ALL.iter().map(|protection| row(*protection, spec, config)))
 }
 
-fn row(protection: Protection, spec: &Spec, config: &Config) -> PostureItem {
+fn row(protection: Protection, spec: &Spec, config: &SimulatedConfig) -> PostureItem {
     let limits = spec.limits();
     let limit = match protection {
         Protection::Memory => limits.memory.map(|limit| limit.to_string()),

@@ -10,7 +10,8 @@ use cofferdam_contract::{
 };
 use tokio::io::AsyncReadExt;
 
-use crate::backend::{ForkContext, Frozen, NAME};
+use crate::NAME;
+use crate::backend::{ForkContext, Frozen};
 use crate::exec;
 use crate::fault::FaultPoint;
 use crate::state::Shared;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use cofferdam_conformance::{Options, Outcome, Report, Target, run};
 use cofferdam_contract::{Capability, Protection, ProtectionState};
-use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
+use cofferdam_simulated::{SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 
-async fn run_suite(config: Config, options: Options) -> Report {
+async fn run_suite(config: SimulatedConfig, options: Options) -> Report {
     let backend = Arc::new(SimulatedBackend::new(config));
     let census = {
         let backend = Arc::clone(&backend);
@@ -21,7 +21,7 @@ async fn run_suite(config: Config, options: Options) -> Report {
 /// Promise (Conformance suite): The simulated backend passes the conformance suite.
 #[tokio::test(start_paused = true)]
 async fn the_simulated_backend_passes() {
-    let report = run_suite(Config::default(), Options::default()).await;
+    let report = run_suite(SimulatedConfig::default(), Options::default()).await;
     assert!(report.is_success(), "{report}");
     // The skipped cases are listed, so that no case can be skipped unnoticed.
     let skipped: Vec<&str> = report
@@ -62,7 +62,8 @@ async fn the_simulated_backend_passes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_declares_nothing_passes_by_refusing() {
-    let report = run_suite(Config { capabilities: [].into(), ..Config::default() }, Options::default()).await;
+    let report =
+        run_suite(SimulatedConfig { capabilities: [].into(), ..SimulatedConfig::default() }, Options::default()).await;
     assert!(report.is_success(), "{report}");
     for capability in
         ["multiple-execs", "streaming-stdin", "terminal", "files", "image", "pause", "snapshot", "fork", "warm"]
@@ -75,21 +76,22 @@ async fn a_backend_that_declares_nothing_passes_by_refusing() {
 /// Promise (Contract): A backend can leave out any single capability and still pass the conformance suite.
 #[tokio::test(start_paused = true)]
 async fn every_single_capability_can_be_left_out() {
-    for left_out in Config::default().capabilities {
-        let capabilities = Config::default().capabilities.into_iter().filter(|known| *known != left_out).collect();
+    for left_out in SimulatedConfig::default().capabilities {
+        let capabilities =
+            SimulatedConfig::default().capabilities.into_iter().filter(|known| *known != left_out).collect();
         let options = Options { filter: Some("undeclared".into()), ..Options::default() };
-        let report = run_suite(Config { capabilities, ..Config::default() }, options).await;
+        let report = run_suite(SimulatedConfig { capabilities, ..SimulatedConfig::default() }, options).await;
         assert!(report.is_success(), "without {left_out:?}: {report}");
     }
-    assert!(Config::default().capabilities.contains(&Capability::Files));
+    assert!(SimulatedConfig::default().capabilities.contains(&Capability::Files));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_would_be_weaker_is_refused() {
-    let config = Config {
+    let config = SimulatedConfig {
         shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
         fixed_when_warm: [].into(),
-        ..Config::default()
+        ..SimulatedConfig::default()
     };
     let options = Options { filter: Some("warm/".into()), ..Options::default() };
     let report = run_suite(config, options).await;
@@ -102,7 +104,7 @@ async fn a_claim_that_would_be_weaker_is_refused() {
 async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
     let fixed_when_warm = Protection::ALL.iter().copied().collect();
     let options = Options { filter: Some("warm/".into()), ..Options::default() };
-    let report = run_suite(Config { fixed_when_warm, ..Config::default() }, options).await;
+    let report = run_suite(SimulatedConfig { fixed_when_warm, ..SimulatedConfig::default() }, options).await;
     assert!(report.is_success(), "{report}");
     for case in ["warm/access-is-the-claims", "warm/disk-is-the-claims", "warm/processes-are-the-claims"] {
         assert!(matches!(report.get(case).unwrap().outcome, Outcome::Skipped(_)), "{case}");
@@ -113,6 +115,6 @@ async fn what_is_fixed_ahead_is_refused_at_the_claim_and_not_left_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cases_run_at_once_on_threads_and_a_running_clock() {
     let options = Options { parallelism: 8, large_file: "4M".parse().unwrap(), ..Options::default() };
-    let report = run_suite(Config::default(), options).await;
+    let report = run_suite(SimulatedConfig::default(), options).await;
     assert!(report.is_success(), "{report}");
 }

@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cofferdam_conformance::{Options, Target, run};
 use cofferdam_contract::{Protection, ProtectionState};
-use cofferdam_simulated::{Config, SimulatedBackend, SimulatedPrograms};
+use cofferdam_simulated::{SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 use support::{Defect, broken, failed};
 
 /// Returns the host on which a defect is visible.
-fn config(defect: Defect) -> Config {
+fn config(defect: Defect) -> SimulatedConfig {
     match defect {
-        Defect::WarmAcceptsWeaker => Config {
+        Defect::WarmAcceptsWeaker => SimulatedConfig {
             shortfalls: [(Protection::Cpus, ProtectionState::Absent)].into(),
             fixed_when_warm: [].into(),
-            ..Config::default()
+            ..SimulatedConfig::default()
         },
-        _ => Config::default(),
+        _ => SimulatedConfig::default(),
     }
 }
 

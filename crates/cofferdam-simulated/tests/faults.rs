@@ -6,7 +6,7 @@ use std::time::Duration;
 use cofferdam_contract::{
     Backend, ErrorKind, ExecRequest, OutputStream, Protection, ProtectionState, Sandbox, SandboxPath, Spec,
 };
-use cofferdam_simulated::{Config, ExecFault, FaultPlan, FaultPoint, Program, SimulatedBackend, Step};
+use cofferdam_simulated::{ExecFault, FaultPlan, FaultPoint, Program, SimulatedBackend, SimulatedConfig, Step};
 use std::sync::Arc;
 
 fn lines(count: u64) -> ExecRequest {
@@ -102,7 +102,7 @@ async fn a_seed_gives_the_same_faults_again() {
 #[tokio::test(start_paused = true)]
 async fn a_pretended_shortfall_is_refused_unless_named() {
     let shortfalls = [(Protection::Memory, ProtectionState::Absent)].into();
-    let backend = SimulatedBackend::new(Config { shortfalls, ..Config::default() });
+    let backend = SimulatedBackend::new(SimulatedConfig { shortfalls, ..SimulatedConfig::default() });
     assert_eq!(backend.create(Spec::default()).await.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
     let spec = Spec::builder().allow_weaker(Protection::Memory).build().unwrap();
     assert!(backend.create(spec).await.is_ok());

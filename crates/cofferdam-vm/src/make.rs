@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_debian::Cache;
-use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
+use cofferdam_guest::{Evidence, Guest, Meter, Reason, Record, Reseed, Settings, Termination};
 use cofferdam_util::private;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
@@ -339,10 +339,10 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
     let settings =
         Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
     let id = new_id();
-    let renewal = Renewal::new(id.as_str())?;
+    let reseed = Reseed::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
     let saved = (manifest.guest().clone(), snapshot.evidence());
-    match Guest::adopt(reader, writer, settings, saved, renewal, ready_by).await {
+    match Guest::reattach(reader, writer, settings, saved, reseed, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
             id,
             guest: bind(guest, &vm),
@@ -461,7 +461,7 @@ fn reason(vm: &Arc<dyn Vm>) -> Reason {
             let vm = vm.upgrade()?;
             let ended = tokio::time::timeout(EXIT_TIMEOUT, vm.ended()).await.ok()?;
             let why = format!("its VM ended: {}", ended.why);
-            Some(Ending { remedy: Some("create another sandbox".to_owned()), ..Ending::new(why) })
+            Some(Termination { remedy: Some("create another sandbox".to_owned()), ..Termination::new(why) })
         })
     })
 }

@@ -10,7 +10,7 @@ use cofferdam_guest::{Settings, usual_rules};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::config::{MAX_PROCESSORS, VmConfig};
 use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 

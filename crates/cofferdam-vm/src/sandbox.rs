@@ -58,7 +58,7 @@ impl VmSandbox {
     /// Takes the handles of the execs that were running in the snapshot.
     pub(crate) fn attach(&self) -> Vec<ExecHandle> {
         let guest = &self.shared.inner.guest;
-        guest.adopted().into_iter().filter_map(|exec| guest.attach(exec)).collect()
+        guest.reattached().into_iter().filter_map(|exec| guest.attach(exec)).collect()
     }
 
     /// Verifies the posture of a created sandbox against its spec.
@@ -86,7 +86,7 @@ impl Shared {
 
     /// Quiesces the guest between two messages, and pauses the VM.
     async fn stop(&self) -> Result<Record> {
-        let record = self.inner.guest.hold().await?.into_record();
+        let record = self.inner.guest.quiesce().await?.into_record();
         match self.inner.vm.pause().await {
             Ok(()) => Ok(record),
             Err(error) => {

@@ -17,10 +17,7 @@ use crate::sandbox::WasmSandbox;
 use crate::screen::not_executable;
 use crate::session;
 use crate::state::{Common, Shared};
-use crate::{Loaded, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig};
-
-/// The backend's name.
-pub(crate) const NAME: &str = "wasm";
+use crate::{Loaded, NAME, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig};
 
 /// The backend of the wasm isolation level. Creating it is cheap: the engine is created with the first module. It needs
 /// a tokio runtime with time enabled.

@@ -69,5 +69,8 @@ pub use programs::WasmPrograms;
 pub use session::{Session, SessionKind};
 pub use snapshot::SessionSnapshot;
 
+/// The backend's name in options and configuration.
+pub const NAME: &str = "wasm";
+
 /// The interpreter name of a [`Script`](cofferdam_contract::Script) whose content is a module.
 pub const INTERPRETER: &str = command::INTERPRETER;

@@ -3,7 +3,7 @@
 use cofferdam_contract::{Access, Error, Result, RootFs, Spec, SpecParts, Workspace};
 use serde_json::Value;
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::network::Rules;
 use crate::preopens;
 

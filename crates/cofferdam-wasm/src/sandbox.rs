@@ -12,7 +12,7 @@ use cofferdam_contract::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::exec;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
 use crate::state::Shared;

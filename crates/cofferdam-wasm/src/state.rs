@@ -9,9 +9,9 @@ use cofferdam_contract::{Access, Error, ErrorKind, Posture, Result, SandboxId, S
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
 
+use crate::NAME;
 use crate::WasmConfig;
 use crate::account::Account;
-use crate::backend::NAME;
 use crate::ending::{SIGKILL, Termination};
 use crate::engine::{Engines, on_thread};
 use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};

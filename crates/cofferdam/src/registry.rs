@@ -13,13 +13,13 @@ pub use cofferdam_code::MODULE_INTERPRETER;
 #[cfg(feature = "conformance")]
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
-use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
+use cofferdam_container::{ContainerBackend, ContainerConfig, PullPolicy};
 use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
 use cofferdam_process::{LauncherStart, ProcessBackend, ProcessConfig};
 #[cfg(feature = "conformance")]
-use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
+use cofferdam_simulated::{SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 #[cfg(feature = "wasm")]
 use cofferdam_wasm::{WasmBackend, WasmConfig, WasmPrograms};
 pub use features::build_with;
@@ -27,7 +27,7 @@ use features::feature_of;
 use serde::Serialize;
 
 /// The default backend.
-pub const DEFAULT_BACKEND: &str = "process";
+pub const DEFAULT_BACKEND: &str = cofferdam_process::NAME;
 
 /// The backend that runs WebAssembly modules.
 pub const MODULE_BACKEND: &str = "wasm";
@@ -79,7 +79,7 @@ pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
 pub fn find(name: &str) -> Result<&'static BackendInfo> {
     let (name, kind) = name.split_once(':').map_or((name, None), |(name, kind)| (name, Some(kind)));
     let name = match (name, kind) {
-        ("local", None) => "process",
+        ("local", None) => cofferdam_process::NAME,
         ("qemu" | "firecracker", None) | (MACHINE_BACKEND, Some("qemu" | "firecracker")) => MACHINE_BACKEND,
         (_, None) => name,
         (CONTAINER_BACKEND, Some(kind)) if !kind.is_empty() => name,
@@ -194,10 +194,10 @@ impl Containers {
     }
 
     #[cfg(feature = "container")]
-    fn config(&self) -> DockerConfig {
+    fn config(&self) -> ContainerConfig {
         let Self { host, runtime_dir, runtime, image, pull, images_allowed } = self.clone();
-        let base = DockerConfig::default();
-        DockerConfig {
+        let base = ContainerConfig::default();
+        ContainerConfig {
             host,
             runtime_dir,
             runtime,
@@ -280,7 +280,7 @@ pub fn pooled_conformance_target(name: &str) -> Result<(Target, Arc<PooledBacken
 #[cfg(feature = "conformance")]
 fn target_of(name: &str, backend: Arc<dyn Backend>) -> Result<Target> {
     Ok(match find(name)?.name {
-        "simulated" => Target::new(backend, SimulatedPrograms),
+        cofferdam_simulated::NAME => Target::new(backend, SimulatedPrograms),
         #[cfg(feature = "wasm")]
         MODULE_BACKEND => Target::new(backend, WasmPrograms),
         _ => Target::new(backend, UnixPrograms::default()),
@@ -334,9 +334,9 @@ fn create_backend(
     progress: ImageProgress,
 ) -> Result<Arc<dyn Backend>> {
     match find(name)?.name {
-        "process" => Ok(Arc::new(ProcessBackend::new(process)?)),
+        cofferdam_process::NAME => Ok(Arc::new(ProcessBackend::new(process)?)),
         #[cfg(feature = "conformance")]
-        "simulated" => Ok(Arc::new(SimulatedBackend::new(cofferdam_simulated::Config::default()))),
+        cofferdam_simulated::NAME => Ok(Arc::new(SimulatedBackend::new(SimulatedConfig::default()))),
         // Does not contact the engine before the first sandbox.
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => Ok(Arc::new(container_backend(runtime(name), &setup.containers, progress)?)),
@@ -356,8 +356,8 @@ fn create_backend(
 
 /// Creates the container backend. A runtime in the backend's name takes precedence over that of the settings.
 #[cfg(feature = "container")]
-fn container_backend(runtime: Option<&str>, containers: &Containers, progress: ImageProgress) -> Result<DockerBackend> {
-    DockerBackend::with_progress(&containers.with_runtime(runtime).config(), images::pulling(progress))
+fn container_backend(runtime: Option<&str>, setup: &Containers, progress: ImageProgress) -> Result<ContainerBackend> {
+    ContainerBackend::with_progress(&setup.with_runtime(runtime).config(), images::pulling(progress))
 }
 
 #[cfg(feature = "wasm")]
@@ -492,7 +492,7 @@ pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
 )]
 async fn examine(info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
     match info.name {
-        "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
+        cofferdam_process::NAME => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
         #[cfg(feature = "container")]
         CONTAINER_BACKEND => {
             let config = setup.containers.config();

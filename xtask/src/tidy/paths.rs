@@ -40,7 +40,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("launcher/template.rs", "rustix::fs::open(path, flags", "a file of /etc, whose links are not followed"),
     ("launcher/create.rs", "/proc/sys/fs/inotify/", "the kernel's own name"),
     ("container/src/labels.rs", "fs::read_to_string(\"/", "a file of the system"),
-    ("container/src/make.rs", "/proc/self/ns/", "the kernel's own name"),
+    ("container/src/pending.rs", "/proc/self/ns/", "the kernel's own name"),
     ("vm/src/image/mod.rs", "File::open(&path)", "a scratch file of the private image store"),
     ("vm/src/image/root.rs", "into", "the scratch directory of the private image store"),
     ("vm/src/image/root.rs", "top.join(above)", "the scratch directory of the private image store"),

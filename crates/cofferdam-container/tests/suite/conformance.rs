@@ -51,16 +51,16 @@ async fn suite(engine: &TestEngine, spec: Spec, may_fail: &[(&str, &str)]) {
 
 /// Promise (Containers): The conformance suite passes on Docker with runc, as root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes_on_docker() {
-    if let Some(engine) = support::docker("the_kit_passes_on_docker") {
+async fn conformance_suite_passes_on_docker() {
+    if let Some(engine) = support::docker("conformance_suite_passes_on_docker") {
         suite(&engine, support::spec().build().unwrap(), &[]).await;
     }
 }
 
 /// Promise (Containers): The conformance suite passes on Podman.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes_on_podman() {
-    if let Some(engine) = support::podman("the_kit_passes_on_podman") {
+async fn conformance_suite_passes_on_podman() {
+    if let Some(engine) = support::podman("conformance_suite_passes_on_podman") {
         suite(&engine, support::spec().build().unwrap(), &[FILES_FASTER_THAN_LIMITS]).await;
     }
 }
@@ -69,8 +69,8 @@ async fn the_kit_passes_on_podman() {
 ///
 /// Promise (Containers): The conformance suite passes on Docker with gVisor, except for five cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes_on_docker_with_gvisor() {
-    if let Some(engine) = support::runsc("the_kit_passes_on_docker_with_gvisor").await {
+async fn conformance_suite_passes_on_docker_with_gvisor() {
+    if let Some(engine) = support::runsc("conformance_suite_passes_on_docker_with_gvisor").await {
         suite(&engine, support::spec().allow_weaker(Protection::Processes).build().unwrap(), &OF_GVISOR).await;
     }
 }
@@ -79,9 +79,9 @@ async fn the_kit_passes_on_docker_with_gvisor() {
 ///
 /// Promise (Containers): The conformance suite passes on Docker as an ordinary user.
 #[test]
-fn the_kit_passes_for_an_ordinary_user() {
+fn conformance_suite_passes_for_an_ordinary_user() {
     use std::os::unix::process::CommandExt;
-    let test = "the_kit_passes_for_an_ordinary_user";
+    let test = "conformance_suite_passes_for_an_ordinary_user";
     if !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: this user is already an ordinary one");
         return;
@@ -92,7 +92,7 @@ fn the_kit_passes_for_an_ordinary_user() {
     let directory = tempfile::tempdir().unwrap();
     std::os::unix::fs::chown(directory.path(), Some(4711), Some(4711)).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "conformance::the_kit_passes_on_docker", "--nocapture"]);
+    command.args(["--exact", "conformance::conformance_suite_passes_on_docker", "--nocapture"]);
     command.env("TMPDIR", directory.path()).env("HOME", directory.path()).uid(4711).gid(group);
     let output = command.output().expect("the test program starts");
     let stdout = String::from_utf8_lossy(&output.stdout);

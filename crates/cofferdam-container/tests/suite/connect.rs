@@ -67,13 +67,13 @@ fn check(error: &Error, says: &str, remedy: &str) {
 
 /// Promise (Containers): The error for a missing engine socket has a remedy.
 #[tokio::test]
-async fn a_missing_socket_says_how_to_get_an_engine() {
+async fn error_for_a_missing_socket_has_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     check(&failure(&directory.path().join("none")).await, "there is no socket", "install and start Docker");
 }
 
 #[tokio::test]
-async fn a_socket_without_a_listener_says_how_to_start_the_engine() {
+async fn error_for_a_socket_without_listener_has_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("engine.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
@@ -82,10 +82,10 @@ async fn a_socket_without_a_listener_says_how_to_start_the_engine() {
 
 /// Promise (Containers): The error for an engine socket without access has a remedy.
 #[tokio::test]
-async fn a_socket_of_others_says_how_to_be_let_in() {
+async fn error_for_a_socket_without_access_has_a_remedy() {
     use std::os::unix::fs::PermissionsExt;
     if rustix::process::geteuid().is_root() {
-        println!("SKIP a_socket_of_others_says_how_to_be_let_in: root may open every socket");
+        println!("SKIP error_for_a_socket_without_access_has_a_remedy: root may open every socket");
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -97,12 +97,12 @@ async fn a_socket_of_others_says_how_to_be_let_in() {
 
 /// Promise (Containers): An engine that never answers is an error, not a hang.
 #[tokio::test]
-async fn an_engine_that_accepts_and_says_nothing_is_no_hang() {
+async fn silent_engine_causes_no_hang() {
     check(&served(|_| None).await, "gave no answer within 0.3 s", "hangs");
 }
 
 #[tokio::test]
-async fn an_engine_that_hangs_after_its_first_answer_is_no_hang() {
+async fn engine_that_hangs_after_its_first_answer_causes_no_hang() {
     let answers: Answers =
         |line| line.contains("/version").then(|| r#"{"ApiVersion":"1.41","Version":"1"}"#.to_owned());
     check(&served(answers).await, "gave no answer within 0.3 s", "hangs");
@@ -116,23 +116,23 @@ async fn an_old_engine_is_refused_with_what_is_needed() {
 }
 
 #[tokio::test]
-async fn what_is_no_engine_is_not_taken_for_one() {
+async fn server_that_is_not_an_engine_is_refused() {
     check(&served(|_| Some("{}".to_owned())).await, "is not a container engine", "DOCKER_HOST");
     let error = served(|_| Some("<html>\u{1b}[2J</html>".to_owned())).await;
     assert!(error.to_string().chars().all(|c| !c.is_control()), "{error}");
 }
 
 #[tokio::test]
-async fn doctor_says_what_an_engine_has_and_what_not() {
+async fn doctor_reports_present_and_missing_features() {
     let directory = tempfile::tempdir().unwrap();
-    let missing = cofferdam_container::DockerConfig {
+    let missing = cofferdam_container::ContainerConfig {
         host: Some(format!("unix://{}", directory.path().join("none").display())),
         ..Default::default()
     };
     let findings = doctor(&missing).await;
     assert_eq!(findings.len(), 1);
     assert!(findings[0].remedy.is_some(), "{findings:?}");
-    for engine in support::engines("doctor_says_what_an_engine_has_and_what_not") {
+    for engine in support::engines("doctor_reports_present_and_missing_features") {
         let findings = doctor(&engine.config()).await;
         for name in ["engine", "api", "storage", "cgroups", "runtimes", "image"] {
             let found = findings.iter().find(|finding| finding.name == name);
@@ -141,7 +141,7 @@ async fn doctor_says_what_an_engine_has_and_what_not() {
                 "{name}: {findings:?}"
             );
         }
-        let unknown = cofferdam_container::DockerConfig { image: "no/such:image".to_owned(), ..engine.config() };
+        let unknown = cofferdam_container::ContainerConfig { image: "no/such:image".to_owned(), ..engine.config() };
         let findings = doctor(&unknown).await;
         let image = findings.iter().find(|finding| finding.name == "image").unwrap();
         assert!(image.remedy.as_ref().is_some_and(|remedy| remedy.contains("build-base")), "{image:?}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bollard::query_parameters::{
     KillContainerOptionsBuilder, ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
 };
-use cofferdam_container::{Deadlines, DockerBackend, DockerConfig};
+use cofferdam_container::{ContainerBackend, ContainerConfig, Deadlines};
 use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Limits, RootFs, Sandbox};
 use rustix::process::Signal;
 
@@ -27,11 +27,11 @@ fn forever() -> ExecRequest {
 }
 
 /// Creates a sandbox with a unique label. Returns it and its container's id.
-async fn labelled(engine: &TestEngine, backend: &DockerBackend) -> (Arc<dyn Sandbox>, String) {
-    let mark = unique("mark");
-    let spec = support::spec().label("mark", &mark).build().unwrap();
+async fn labelled(engine: &TestEngine, backend: &ContainerBackend) -> (Arc<dyn Sandbox>, String) {
+    let tag = unique("tag");
+    let spec = support::spec().label("tag", &tag).build().unwrap();
     let sandbox = backend.create(spec).await.expect("a sandbox");
-    let filters = HashMap::from([("label".to_owned(), vec![format!("dev.cofferdam.label.mark={mark}")])]);
+    let filters = HashMap::from([("label".to_owned(), vec![format!("dev.cofferdam.label.tag={tag}")])]);
     let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
     let found = engine.negotiated().await.list_containers(Some(options)).await.unwrap();
     assert_eq!(found.len(), 1, "{found:?}");
@@ -45,8 +45,8 @@ fn ended(error: &Error, why: &str) {
 
 /// Promise (Containers): The execs of a container that another process removes end with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
-    for engine in support::engines("a_container_removed_behind_our_back_ends_its_execs_with_the_reason") {
+async fn container_removed_by_another_process_ends_execs_with_the_reason() {
+    for engine in support::engines("container_removed_by_another_process_ends_execs_with_the_reason") {
         let backend = engine.backend();
         for by_kill in [false, true] {
             let (sandbox, id) = labelled(&engine, &backend).await;
@@ -75,8 +75,8 @@ async fn a_container_removed_behind_our_back_ends_its_execs_with_the_reason() {
 
 /// Promise (Containers): The error for a deleted image has a remedy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
-    for engine in support::engines("an_image_that_is_deleted_is_an_error_that_says_what_to_do") {
+async fn error_for_a_deleted_image_has_a_remedy() {
+    for engine in support::engines("error_for_a_deleted_image_has_a_remedy") {
         let backend = engine.backend();
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("file"), "x").unwrap();
@@ -93,8 +93,8 @@ async fn an_image_that_is_deleted_is_an_error_that_says_what_to_do() {
         let error = backend.create(spec).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("--pull missing")), "{error:?}");
-        let config = DockerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
-        let error = DockerBackend::new(&config).unwrap().create(support::spec().build().unwrap()).await.unwrap_err();
+        let config = ContainerConfig { image: "cofferdam-test/never-made:v1".to_owned(), ..engine.config() };
+        let error = ContainerBackend::new(&config).unwrap().create(support::spec().build().unwrap()).await.unwrap_err();
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("build-base")), "{error:?}");
     }
 }
@@ -140,12 +140,12 @@ async fn a_create_that_is_given_up_leaves_nothing() {
 
 /// The supervisor process of the next test. Creates a sandbox, prints its id, and waits for a kill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn makes_a_sandbox_and_waits() {
+async fn creates_a_sandbox_and_waits() {
     let Some(socket) = std::env::var_os("COFFERDAM_TEST_KILLED") else { return };
     let engine = TestEngine { name: "killed", socket: socket.into(), runtime: None };
-    let sandbox = engine.backend().create(support::spec().label("mark", "killed").build().unwrap()).await.unwrap();
+    let sandbox = engine.backend().create(support::spec().label("tag", "killed").build().unwrap()).await.unwrap();
     let _handle = sandbox.start(forever()).await.unwrap();
-    println!("MADE {}", sandbox.id());
+    println!("CREATED {}", sandbox.id());
     tokio::time::sleep(Duration::from_secs(3600)).await;
 }
 
@@ -155,19 +155,20 @@ async fn a_killed_supervisor_leaves_no_container() {
     use std::io::{BufRead, BufReader};
     for engine in support::engines("a_killed_supervisor_leaves_no_container") {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "faults::makes_a_sandbox_and_waits", "--nocapture"])
+            .args(["--exact", "faults::creates_a_sandbox_and_waits", "--nocapture"])
             .env("COFFERDAM_TEST_KILLED", &engine.socket)
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let made = lines.find_map(|line| Some(line.split_once("MADE ")?.1.to_owned())).expect("it creates a sandbox");
+        let created =
+            lines.find_map(|line| Some(line.split_once("CREATED ")?.1.to_owned())).expect("it creates a sandbox");
         child.kill().unwrap();
         child.wait().unwrap();
         let docker = engine.negotiated().await;
         let begun = Instant::now();
-        while docker.inspect_container(&made, None).await.is_ok() {
-            assert!(begun.elapsed() < Duration::from_secs(30), "{}: {made} is still there", engine.name);
+        while docker.inspect_container(&created, None).await.is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{}: {created} is still there", engine.name);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -215,7 +216,7 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
     let Some(own) = OwnEngine::start(test, "2g").await else { return };
     let short = Duration::from_secs(3);
     let deadlines = Deadlines { connect: short, call: short, change: short, stall: short };
-    let backend = DockerBackend::new(&DockerConfig { deadlines, ..own.engine.config() }).unwrap();
+    let backend = ContainerBackend::new(&ContainerConfig { deadlines, ..own.engine.config() }).unwrap();
     let sandbox = backend.create(support::spec().build().unwrap()).await.unwrap();
     own.signal(Signal::STOP);
     let error = promptly(backend.create(support::spec().build().unwrap())).await.unwrap_err();
@@ -230,8 +231,8 @@ async fn a_daemon_that_stops_answering_is_no_hang() {
 
 /// Promise (Containers): An error of the engine that comes from a full disk states that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_of_the_engine_is_said_to_be_full() {
-    let test = "a_full_disk_of_the_engine_is_said_to_be_full";
+async fn full_disk_of_the_engine_is_reported() {
+    let test = "full_disk_of_the_engine_is_reported";
     let Some(own) = OwnEngine::start(test, "1g").await else { return };
     let backend = own.engine.backend();
     backend.create(support::spec().build().unwrap()).await.unwrap().close().await.unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bollard::query_parameters::RemoveImageOptionsBuilder;
-use cofferdam_container::{DockerBackend, DockerConfig, PullProgress};
+use cofferdam_container::{ContainerBackend, ContainerConfig, PullProgress};
 use cofferdam_contract::ErrorKind;
 use parking_lot::Mutex;
 
@@ -113,12 +113,12 @@ async fn an_image_comes_from_a_registry_with_its_progress() {
 /// Promise (Containers): The pull policy decides which images are pulled.
 #[tokio::test]
 async fn a_policy_decides_what_may_be_pulled() {
-    let config = DockerConfig {
+    let config = ContainerConfig {
         images: Some(vec!["team/*".to_owned()]),
         host: Some("unix:///none".to_owned()),
         ..Default::default()
     };
-    let backend = DockerBackend::new(&config).unwrap();
+    let backend = ContainerBackend::new(&config).unwrap();
     // It is refused before the engine is contacted.
     let error = backend.pull_image("other/x", &PullProgress::silent()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bollard::query_parameters::InspectContainerOptions;
-use cofferdam_container::{ContainerSnapshot, DockerBackend, DockerConfig};
+use cofferdam_container::{ContainerBackend, ContainerConfig, ContainerSnapshot};
 use cofferdam_contract::{
     Access, Backend, ByteSize, Completed, ErrorKind, ExecRequest, LimitKind, Limits, Protection, ProtectionState,
     RootFs, Sandbox, SandboxPath, Snapshot, Spec, TenantId, Workspace,
@@ -53,8 +53,8 @@ async fn every_protection_is_measured_and_nothing_is_weaker() {
 
 /// Promise (Containers): The engine receives a request for every isolation boundary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_engine_is_asked_for_every_wall() {
-    for engine in support::engines("the_engine_is_asked_for_every_wall") {
+async fn engine_receives_a_request_for_every_isolation_boundary() {
+    for engine in support::engines("engine_receives_a_request_for_every_isolation_boundary") {
         let spec =
             support::spec().tenant(TenantId::new("acme").unwrap()).label("odd\n\"key", "\u{1b}[2J").build().unwrap();
         let sandbox = engine.backend().create(spec).await.unwrap();
@@ -112,8 +112,8 @@ async fn nothing_of_the_engine_can_be_reached_from_inside() {
 
 /// Promise (Containers): A kill for memory and a timeout are reported as different limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_for_memory_is_told_apart_from_a_time_out() {
-    for engine in support::engines("a_kill_for_memory_is_told_apart_from_a_time_out") {
+async fn memory_kill_and_timeout_are_different_limits() {
+    for engine in support::engines("memory_kill_and_timeout_are_different_limits") {
         let backend = engine.backend();
         let spec = limited(|limits| limits.memory = Some(ByteSize::from_mebibytes(32)));
         let hungry = "x=a; while :; do x=$x$x; done";
@@ -156,8 +156,8 @@ async fn an_image_is_named_by_name_id_or_digest() {
         assert_eq!(backend.create(named(short)).await.unwrap_err().kind(), ErrorKind::NotFound, "{short}");
         let other = format!("{image}@sha256:{}", "0".repeat(64)).replace(":latest@", "@");
         assert_eq!(backend.create(named(&other)).await.unwrap_err().kind(), ErrorKind::NotFound, "{other}");
-        let config = DockerConfig { images: Some(vec!["team/*".to_owned()]), ..engine.config() };
-        let strict = DockerBackend::new(&config).unwrap();
+        let config = ContainerConfig { images: Some(vec!["team/*".to_owned()]), ..engine.config() };
+        let strict = ContainerBackend::new(&config).unwrap();
         assert_eq!(strict.create(named(&id)).await.unwrap_err().kind(), ErrorKind::Denied);
         strict
             .create(support::spec().build().unwrap())
@@ -174,10 +174,10 @@ async fn a_missing_image_is_pulled_where_that_is_allowed() {
     let test = "a_missing_image_is_pulled_where_that_is_allowed";
     let Some(registry) = support::registry(test) else { return };
     let Some(engine) = support::docker(test) else { return };
-    let config = DockerConfig { pull: cofferdam_container::PullPolicy::Missing, ..engine.config() };
+    let config = ContainerConfig { pull: cofferdam_container::PullPolicy::Missing, ..engine.config() };
     let missing =
         support::spec().root(RootFs::Image { reference: format!("{registry}/none/such:v1") }).build().unwrap();
-    let error = DockerBackend::new(&config).unwrap().create(missing.clone()).await.unwrap_err();
+    let error = ContainerBackend::new(&config).unwrap().create(missing.clone()).await.unwrap_err();
     assert_eq!((error.kind(), error.operation()), (ErrorKind::Unavailable, "pull"), "{error}");
     assert_eq!(engine.backend().create(missing).await.unwrap_err().kind(), ErrorKind::NotFound);
 }
@@ -194,9 +194,9 @@ fn directory_of_a_user() -> tempfile::TempDir {
 /// Promise (Containers): A container with a mounted host directory runs as the owner of the directory, and never as
 /// root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
+async fn mounted_directory_is_used_as_its_owner_and_never_as_root() {
     use std::os::unix::fs::MetadataExt;
-    for engine in support::engines("a_directory_is_lent_as_its_owner_and_never_as_root") {
+    for engine in support::engines("mounted_directory_is_used_as_its_owner_and_never_as_root") {
         let backend = engine.backend();
         let directory = directory_of_a_user();
         let below = directory.path().join("file");
@@ -211,8 +211,8 @@ async fn a_directory_is_lent_as_its_owner_and_never_as_root() {
         let sandbox = backend.create(mounted(directory.path(), Access::ReadWrite)).await.unwrap();
         let done = shell(&*sandbox, "echo by the guest > file").await;
         assert!(done.exit.success(), "{}: {done:?}", engine.name);
-        let (above, made) = (std::fs::metadata(directory.path()).unwrap(), std::fs::metadata(&below).unwrap());
-        assert_eq!((made.uid(), made.gid()), (above.uid(), above.gid()));
+        let (above, created) = (std::fs::metadata(directory.path()).unwrap(), std::fs::metadata(&below).unwrap());
+        assert_eq!((created.uid(), created.gid()), (above.uid(), above.gid()));
         let error = sandbox.snapshot().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         sandbox.close().await.unwrap();
@@ -303,16 +303,16 @@ async fn a_file_that_is_no_snapshot_restores_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_warm_container_becomes_what_is_asked_for() {
-    for engine in support::engines("a_warm_container_becomes_what_is_asked_for") {
+async fn prepared_container_takes_the_requested_limits() {
+    for engine in support::engines("prepared_container_takes_the_requested_limits") {
         let backend = engine.backend();
         let tighter = limited(|limits| {
             limits.memory = Some(ByteSize::from_mebibytes(64));
             limits.pids = Some(5);
         });
-        let warm = backend.prepare(support::spec().build().unwrap()).await.unwrap();
-        if !warm.is_compatible(&tighter) {
-            println!("SKIP a_warm_container_becomes_what_is_asked_for: {} cannot change bounds", engine.name);
+        let warm = backend.warm(support::spec().build().unwrap()).await.unwrap();
+        if !warm.fits(&tighter) {
+            println!("SKIP prepared_container_takes_the_requested_limits: {} cannot change bounds", engine.name);
             warm.close().await.unwrap();
             continue;
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bollard::Docker;
 use bollard::query_parameters::{ListContainersOptionsBuilder, ListVolumesOptionsBuilder};
-use cofferdam_container::{DockerBackend, DockerConfig};
+use cofferdam_container::{ContainerBackend, ContainerConfig};
 use cofferdam_contract::{Protection, Spec, SpecBuilder};
 
 /// An engine to test with.
@@ -17,17 +17,17 @@ pub(crate) struct TestEngine {
 }
 
 impl TestEngine {
-    pub(crate) fn config(&self) -> DockerConfig {
-        DockerConfig {
+    pub(crate) fn config(&self) -> ContainerConfig {
+        ContainerConfig {
             host: Some(format!("unix://{}", self.socket.display())),
             runtime: self.runtime.map(str::to_owned),
             image: image(),
-            ..DockerConfig::default()
+            ..ContainerConfig::default()
         }
     }
 
-    pub(crate) fn backend(&self) -> DockerBackend {
-        DockerBackend::new(&self.config()).expect("the configuration is valid")
+    pub(crate) fn backend(&self) -> ContainerBackend {
+        ContainerBackend::new(&self.config()).expect("the configuration is valid")
     }
 
     /// Returns a client of the engine that is independent of the backend under test.
@@ -144,10 +144,11 @@ pub(crate) fn registry(test: &str) -> Option<String> {
 }
 
 /// Creates a backend for a socket.
-pub(crate) fn backend_at(socket: &Path, change: impl FnOnce(&mut DockerConfig)) -> DockerBackend {
-    let mut config = DockerConfig { host: Some(format!("unix://{}", socket.display())), ..DockerConfig::default() };
+pub(crate) fn backend_at(socket: &Path, change: impl FnOnce(&mut ContainerConfig)) -> ContainerBackend {
+    let mut config =
+        ContainerConfig { host: Some(format!("unix://{}", socket.display())), ..ContainerConfig::default() };
     change(&mut config);
-    DockerBackend::new(&config).expect("the configuration is valid")
+    ContainerBackend::new(&config).expect("the configuration is valid")
 }
 
 /// Returns the labels of a container of a process.

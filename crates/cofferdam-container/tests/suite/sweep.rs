@@ -30,8 +30,8 @@ async fn left(engine: &TestEngine, name: &str, labels: std::collections::HashMap
 
 /// Promise (Containers): Containers of dead owners are removed, and those of live owners are not.
 #[tokio::test]
-async fn leftovers_of_the_dead_are_removed_and_nobody_elses() {
-    for engine in support::engines("leftovers_of_the_dead_are_removed_and_nobody_elses") {
+async fn only_containers_of_dead_owners_are_removed() {
+    for engine in support::engines("only_containers_of_dead_owners_are_removed") {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let (dead, dead_start) = (child.id(), start_of(child.id()));
         child.kill().unwrap();

@@ -53,8 +53,8 @@ async fn works(engine: &TestEngine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_agents_volume_is_filled_once_repaired_and_never_believed() {
-    let test = "the_agents_volume_is_filled_once_repaired_and_never_believed";
+async fn agent_volume_is_filled_once_repaired_and_never_trusted() {
+    let test = "agent_volume_is_filled_once_repaired_and_never_trusted";
     let Some(own) = OwnEngine::start(test, "2g").await else { return };
     let engine = own.engine.clone();
     // Several at once, in independent backends.

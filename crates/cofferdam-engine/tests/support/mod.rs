@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use cofferdam_contract::{Cpus, ExecRequest, Limits, Spec, TenantId};
 use cofferdam_engine::{Pool, PoolConfig};
-use cofferdam_simulated::{Config, FaultPlan, OnTerm, Program, SimulatedBackend, Step};
+use cofferdam_simulated::{FaultPlan, OnTerm, Program, SimulatedBackend, SimulatedConfig, Step};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
 /// Creates a pool over a simulated backend with faults. Returns the backend and the pool.
 pub fn pool(config: PoolConfig, faults: FaultPlan) -> (Arc<SimulatedBackend>, Pool) {
-    pool_over(Config { faults, ..Config::default() }, config)
+    pool_over(SimulatedConfig { faults, ..SimulatedConfig::default() }, config)
 }
 
-pub fn pool_over(backend: Config, config: PoolConfig) -> (Arc<SimulatedBackend>, Pool) {
+pub fn pool_over(backend: SimulatedConfig, config: PoolConfig) -> (Arc<SimulatedBackend>, Pool) {
     let backend = Arc::new(SimulatedBackend::new(backend));
     let pool = Pool::new(Arc::clone(&backend) as _, Spec::default(), config).unwrap();
     (backend, pool)

@@ -30,7 +30,7 @@ fn put_modified(sink: &mut impl Sink, modified: Option<(i64, u32)>) {
     }
 }
 
-fn put_place(sink: &mut impl Sink, root: Root, path: &[u8]) {
+fn put_path(sink: &mut impl Sink, root: Root, path: &[u8]) {
     sink.put(&[root as u8]);
     put_text(sink, path);
 }
@@ -197,21 +197,21 @@ impl Request<'_> {
                 sink.put(&columns.to_le_bytes());
             }
             Self::Read { root, path, window } => {
-                put_place(sink, root, path);
+                put_path(sink, root, path);
                 sink.put(&window.to_le_bytes());
             }
             Self::More { bytes } => sink.put(&bytes.to_le_bytes()),
             Self::Write { root, path, strict } => {
-                put_place(sink, root, path);
+                put_path(sink, root, path);
                 sink.put(&[strict.into()]);
             }
             Self::Finish { mode, modified } => {
                 sink.put(&mode.to_le_bytes());
                 put_modified(sink, modified);
             }
-            Self::List { root, path } | Self::Remove { root, path } => put_place(sink, root, path),
+            Self::List { root, path } | Self::Remove { root, path } => put_path(sink, root, path),
             Self::Make { root, path, make } => {
-                put_place(sink, root, path);
+                put_path(sink, root, path);
                 match make {
                     Make::Directory { mode } => {
                         sink.put(&[0]);
@@ -228,7 +228,7 @@ impl Request<'_> {
                 }
             }
             Self::Adjust { root, path, mode, modified } => {
-                put_place(sink, root, path);
+                put_path(sink, root, path);
                 if let Some(mode) = put_some(sink, mode) {
                     sink.put(&mode.to_le_bytes());
                 }

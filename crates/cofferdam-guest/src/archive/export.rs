@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files;
-use crate::guest::Inner;
+use crate::inner::Inner;
 use crate::slots::Listed;
 
 const EXPORT: &str = "snapshot";

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
 use crate::files::{self, Target, Writing};
-use crate::guest::Inner;
+use crate::inner::Inner;
 use crate::wire::{MAX_DATA, Make, Request, Root};
 
 const IMPORT: &str = "restore";
@@ -218,8 +218,8 @@ async fn put_file(inner: &Inner, entry: &Entry, size: u64, input: &mut (impl Asy
     let mut buffer = vec![0; MAX_DATA.min(usize::try_from(size).unwrap_or(MAX_DATA))];
     let mut left = size;
     while left > 0 {
-        let most = usize::try_from(left).unwrap_or(MAX_DATA);
-        let Some(room) = writing.room(most.min(MAX_DATA)).await? else { break };
+        let max = usize::try_from(left).unwrap_or(MAX_DATA);
+        let Some(room) = writing.room(max.min(MAX_DATA)).await? else { break };
         input.read_exact(&mut buffer[..room]).await.map_err(unreadable)?;
         writing.data(&buffer[..room]).await?;
         left -= room as u64;
@@ -313,7 +313,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_makes_it_fail_in_disorder(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
+        fn no_header_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), BLOCK)) {
             let header = Header::from_byte_slice(&bytes);
             if let Ok(Step::Entry(entry)) = verify(header, &pax::Records::default()) {
                 prop_assert!(!entry.path.starts_with(b"/") && !entry.path.split(|&byte| byte == b'/').any(|part| part == b".."));

@@ -62,14 +62,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_are_read_back_whatever_they_hold(path: Vec<u8>, target: Vec<u8>, size: u64) {
+        fn records_with_any_contents_are_read_back(path: Vec<u8>, target: Vec<u8>, size: u64) {
             let bytes = [record("path", &path), record("linkpath", &target), record("size", size.to_string().as_bytes())];
             let found = read(&bytes.concat()).unwrap();
             prop_assert_eq!(found, Records { path: Some(path), target: Some(target), size: Some(size), modified: None });
         }
 
         #[test]
-        fn no_bytes_make_it_fail_in_disorder(bytes: Vec<u8>) {
+        fn no_bytes_make_it_panic(bytes: Vec<u8>) {
             let _ = read(&bytes);
         }
     }

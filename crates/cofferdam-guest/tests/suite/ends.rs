@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ErrorKind, ExecRequest, Fault, Limits, SandboxPath, Stdin};
-use cofferdam_guest::{Ending, Guest, PROTOCOL, Settings};
+use cofferdam_guest::{Guest, PROTOCOL, Settings, Termination};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::enclosure::{Enclosure, LONG, Streams, connect, guest};
@@ -38,8 +38,8 @@ async fn an_agent_whose_host_is_gone_ends_with_everything() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_when_the_agent_is_killed() {
-    let reason = || Some(Ending { remedy: Some("repair it".into()), ..Ending::new("the power failed") });
+async fn waiting_callers_get_an_error_when_the_agent_is_killed() {
+    let reason = || Some(Termination { remedy: Some("repair it".into()), ..Termination::new("the power failed") });
     let settings =
         Settings { reason: Some(Box::new(move || Box::pin(async move { reason() }))), ..Settings::default() };
     let (enclosure, guest, _) = connect(settings).await.unwrap();
@@ -144,7 +144,7 @@ async fn an_agent_ends_at_rubbish_and_at_another_version() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_not_process_1_serves_nobody() {
+async fn agent_that_is_not_process_1_exits() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("agent");
@@ -156,7 +156,7 @@ async fn an_agent_that_is_not_process_1_serves_nobody() {
 }
 
 #[tokio::test]
-async fn what_greets_nobody_is_told_apart() {
+async fn missing_greeting_is_a_separate_stage() {
     let mut child = tokio::process::Command::new("true")
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())

@@ -52,7 +52,7 @@ async fn gone(guest: &Guest, but: &str) {
 }
 
 #[tokio::test]
-async fn a_program_runs_and_its_end_is_told() {
+async fn program_runs_and_its_exit_is_reported() {
     let (enclosure, guest) = guest().await;
     assert!(shell(&guest, "true").await.0.success());
     guest.close().await;
@@ -203,7 +203,7 @@ async fn a_script_is_outside_of_the_workspace_and_gone_after_it() {
 }
 
 #[tokio::test]
-async fn input_stops_at_its_window_and_goes_on() {
+async fn input_stops_at_its_window_and_resumes() {
     let (_enclosure, guest) = guest().await;
     let request = ExecRequest::shell("read go; sleep 0.3; wc -c").stdin(Stdin::Stream).build().unwrap();
     let handle = Arc::new(start(&guest, request).await);
@@ -223,7 +223,7 @@ async fn input_stops_at_its_window_and_goes_on() {
 }
 
 #[tokio::test]
-async fn cpu_time_is_watched_where_nobody_counts_it() {
+async fn cpu_time_is_limited_without_control_groups() {
     let (_enclosure, guest, _) = crate::enclosure::connect(cofferdam_guest::Settings {
         limits: Limits { cpu_time: Some(Duration::from_secs(1)), ..Limits::default() },
         ..Default::default()

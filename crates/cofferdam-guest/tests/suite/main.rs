@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod conformance;
 mod enclosure;
 mod ends;
 mod execs;
 mod files;
-mod hold;
-mod kit;
+mod isolation;
 mod peer;
-mod walls;
+mod quiesce;

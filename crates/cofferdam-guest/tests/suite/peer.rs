@@ -120,7 +120,7 @@ async fn result_of(
 
 /// Promise (Containers): A message that no guest agent sends ends the connection.
 #[tokio::test]
-async fn what_no_agent_says_ends_the_connection() {
+async fn invalid_answers_end_the_connection() {
     let many = |frame: Vec<u8>, count: usize| frame.repeat(count);
     let started = |id| frame(STARTED, id, &NUMBERS);
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
@@ -231,7 +231,7 @@ fn script() -> ExecRequest {
 
 /// Promise (Limits): In containers and VMs, the timeout starts with the request, whatever the guest agent does.
 #[tokio::test]
-async fn time_out_runs_from_the_order_whatever_the_agent_does() {
+async fn timeout_counts_from_the_request_whatever_the_agent_does() {
     let limits = Limits { wall_time: Duration::from_secs(1), ..Limits::default() };
     let plain = || ExecRequest::argv(["true"]).build().unwrap();
     let started = |id| frame(STARTED, id, &[0xff; 64]);
@@ -276,7 +276,7 @@ async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
 
 /// Promise (Containers): The host gives up a peer that does not read.
 #[tokio::test]
-async fn a_peer_that_takes_nothing_is_given_up() {
+async fn peer_that_reads_nothing_is_closed() {
     let (guest, peer) = connected().await;
     let stuck = tokio::spawn(async move {
         let (stream, ..) = peer.await.unwrap().unwrap();

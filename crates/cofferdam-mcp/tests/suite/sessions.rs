@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cofferdam_code::{AuditConfig, AuditSync, ScreeningMode, SessionBounds};
 use cofferdam_mcp::{Bounds, McpConfig};
-use cofferdam_simulated::{Config, SimulatedBackend};
+use cofferdam_simulated::{SimulatedBackend, SimulatedConfig};
 use serde_json::{Value, json};
 
 use crate::pipe::{Client, config, process, until_running};
@@ -199,7 +199,7 @@ async fn each_call_of_a_session_is_screened_and_logged() {
 async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_be_written() {
     let home = tempfile::tempdir().unwrap();
     let log = home.path().join("log");
-    let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));
+    let backend = std::sync::Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
     let mut client = Client::new(backend, watched(&log)).await;
     let sandbox = client.works("create_sandbox", json!({})).await["sandbox"].clone();
     let snapshot = client.works("snapshot_sandbox", json!({"sandbox": sandbox})).await["snapshot"].clone();
@@ -232,7 +232,7 @@ async fn what_is_restored_or_forked_has_a_line_and_nothing_is_where_that_cannot_
 /// Promise (MCP server): A restored sandbox gets no more than its source had.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_restored_gets_no_more_than_what_was_frozen() {
-    let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));
+    let backend = std::sync::Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
     let mut client = Client::new(backend, config(Bounds::default())).await;
     let less = json!({"limits": {"timeout_seconds": 5, "pids": 3}, "read_only": true});
     let sandbox = client.works("create_sandbox", less).await["sandbox"].clone();

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cofferdam_contract::{Access, Capability, Limits, Workspace};
 use cofferdam_mcp::{Bounds, McpConfig};
-use cofferdam_simulated::{Config, SimulatedBackend};
+use cofferdam_simulated::{SimulatedBackend, SimulatedConfig};
 use serde_json::{Value, json};
 
 use crate::pipe::{Client, config, process, spec, until_running};
@@ -44,8 +44,10 @@ async fn every_tool_is_listed_with_schemas_and_hints() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_that_the_backend_cannot_serve_are_not_listed() {
     let listed = async |capabilities: Vec<Capability>| {
-        let simulated =
-            SimulatedBackend::new(Config { capabilities: capabilities.into_iter().collect(), ..Config::default() });
+        let simulated = SimulatedBackend::new(SimulatedConfig {
+            capabilities: capabilities.into_iter().collect(),
+            ..SimulatedConfig::default()
+        });
         let mut client = Client::new(std::sync::Arc::new(simulated), McpConfig::default()).await;
         let answer = client.request("tools/list", json!({})).await;
         client.gone().await;
@@ -273,7 +275,7 @@ async fn a_cancelled_call_is_killed_within_a_second_and_the_next_call_works() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn snapshots_are_restored_and_sandboxes_forked_where_the_backend_can() {
-    let backend = std::sync::Arc::new(SimulatedBackend::new(Config::default()));
+    let backend = std::sync::Arc::new(SimulatedBackend::new(SimulatedConfig::default()));
     let mut client = Client::new(backend, config(Bounds { snapshots_of_client: 1, ..Bounds::default() })).await;
     let sandbox = client.works("create_sandbox", json!({})).await["sandbox"].clone();
     let write = |sandbox: &Value, text: &str| json!({"path": "a", "content": text, "sandbox": sandbox});

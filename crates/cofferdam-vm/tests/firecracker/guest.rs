@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ExecRequest, Limits, collect};
 use cofferdam_debian::{Cache, Recipe};
-use cofferdam_guest::{Guest, Renewal, Settings, TAKEN};
+use cofferdam_guest::{Guest, Reseed, Settings, TAKEN};
 use cofferdam_vm::MakePolicy;
 use cofferdam_vm::firecracker::vsock;
 use cofferdam_vm::image::{Image, Images, RootSource, Source};
@@ -176,7 +176,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     said(&guest, "i=0; while :; do i=$((i+1)); echo $i > /workspace/count; sleep 0.05; done >/dev/null 2>&1 &").await;
     for _ in 0..3 {
         let before: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
-        guest.hold().await.unwrap();
+        guest.quiesce().await.unwrap();
         connections.send(None).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         connections.send(Some(machine.connected().await)).await.unwrap();
@@ -186,15 +186,15 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
         assert!(after > before, "the guest was not resumed: {before} {after}");
     }
     // Another host reattaches to the quiesced VM, as after a restore.
-    let record = guest.hold().await.unwrap().into_record();
+    let record = guest.quiesce().await.unwrap().into_record();
     connections.send(None).await.unwrap();
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (other, given) = mpsc::channel(1);
     tokio::spawn(pump(theirs, given));
     other.send(Some(machine.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
-    let renewal = Renewal::new("another-machine").unwrap();
-    let adopting = Guest::adopt(reader, writer, settings(), (record, None), renewal, Instant::now() + NO_HANG);
+    let reseed = Reseed::new("another-machine").unwrap();
+    let adopting = Guest::reattach(reader, writer, settings(), (record, None), reseed, Instant::now() + NO_HANG);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(said(&adopted, "hostname || cat /proc/sys/kernel/hostname").await, "another-machine");
     // The end of its host ends the VM, here by a restart.

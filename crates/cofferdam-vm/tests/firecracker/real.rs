@@ -4,7 +4,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use cofferdam_contract::{Access, ByteSize, ErrorKind};
-use cofferdam_guest::{Guest, Renewal, Settings};
+use cofferdam_guest::{Guest, Reseed, Settings};
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, MachineState, Vmm};
 
@@ -109,7 +109,7 @@ async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let (guest, _) = Guest::connect(started.reader, started.writer, Settings::default(), deadline).await.unwrap();
     assert_eq!(crate::guest::said(&guest, "echo hello").await, "hello");
-    let record = guest.hold().await.unwrap().into_record();
+    let record = guest.quiesce().await.unwrap().into_record();
     started.vm.pause().await.unwrap();
     let state = started.vm.snapshot(again).await.unwrap();
     started.vm.resume().await.unwrap();
@@ -120,10 +120,10 @@ async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
     let hardware = Hardware { memory: again, processors: 1, disks, port: "dev.x" };
     let restored = driver.restore(hardware, &state).await.unwrap();
     restored.vm.resume().await.unwrap();
-    let renewal = Renewal::new("another").unwrap();
+    let reseed = Reseed::new("another").unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let adopting =
-        Guest::adopt(restored.reader, restored.writer, Settings::default(), (record, None), renewal, deadline);
+        Guest::reattach(restored.reader, restored.writer, Settings::default(), (record, None), reseed, deadline);
     let (adopted, _) = adopting.await.unwrap();
     assert_eq!(crate::guest::said(&adopted, "echo restored").await, "restored");
     restored.vm.kill().await.unwrap();

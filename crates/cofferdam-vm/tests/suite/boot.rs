@@ -56,7 +56,7 @@ async fn a_machine_boots_runs_a_command_and_leaves_nothing() {
     assert_eq!(evidence.groups, Some(vec![]));
     assert_eq!(evidence.capabilities, [Some(0); 5]);
     assert!(
-        evidence.landlock && evidence.marks && evidence.no_new_privileges && evidence.seccomp_filtered,
+        evidence.landlock && evidence.exec_tags && evidence.no_new_privileges && evidence.seccomp_filtered,
         "{evidence:?}"
     );
     assert_eq!(

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_contract::{ErrorKind, ExecHandle, ExecRequest, Limits, SandboxPath, Stdin, collect};
-use cofferdam_guest::{Evidence, Guest, Record, Renewal, Settings};
+use cofferdam_guest::{Evidence, Guest, Record, Reseed, Settings};
 use cofferdam_util::hex;
 use cofferdam_vm::vmm::Started;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadHalf, WriteHalf};
@@ -88,14 +88,14 @@ async fn ids(guest: &Guest) -> Ids {
     Ids { machine: machine.to_owned(), boot: (*boot).to_owned(), name: (*name).to_owned() }
 }
 
-async fn adopt(
+async fn reattach(
     streams: Streams,
     held: (Record, Option<&Evidence>),
-    renewal: &Renewal,
+    reseed: &Reseed,
 ) -> (Guest, Evidence, JoinHandle<Streams>) {
     let (reader, writer, splicing) = splice(streams);
     let by = Instant::now() + NO_HANG;
-    let (guest, evidence) = Guest::adopt(reader, writer, settings(), held, renewal.clone(), by).await.unwrap();
+    let (guest, evidence) = Guest::reattach(reader, writer, settings(), held, reseed.clone(), by).await.unwrap();
     (guest, evidence, splicing)
 }
 
@@ -113,7 +113,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     let connected = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
     let (guest, first) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
     // Without execs, no process has to be stopped.
-    promptly(guest.hold()).await.unwrap();
+    promptly(guest.quiesce()).await.unwrap();
     let nothing = ExecRequest::argv(["true"]).build().unwrap();
     let refused = promptly(guest.start(&nothing, &Limits::default())).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Conflict);
@@ -135,7 +135,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
 
     for _ in 0..3 {
         let begun = Instant::now();
-        promptly(guest.hold()).await.unwrap();
+        promptly(guest.quiesce()).await.unwrap();
         println!("held after {:?}", begun.elapsed());
         assert_eq!(guest.usage(&Limits::default()).await.unwrap_err().kind(), ErrorKind::Conflict);
         promptly(guest.release()).await.unwrap();
@@ -145,20 +145,20 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     // Two execs near their limits, which must not count the time without a host.
     let limited = begin(&guest, "while :; do sleep 1; done", Duration::from_secs(6), None).await;
     let spinning = begin(&guest, "while :; do :; done", NO_HANG, Some(Duration::from_secs(3))).await;
-    let held = promptly(guest.hold()).await.unwrap();
+    let held = promptly(guest.quiesce()).await.unwrap();
     let running: Vec<_> = [&counter, &waits, &limited, &spinning].map(ExecHandle::id).into();
     drop((guest, counter, waits, limited, spinning));
     let streams = promptly(splicing).await.unwrap();
     // Without a host, nothing happens, and no time is counted.
     tokio::time::sleep(Duration::from_secs(7)).await;
     let day = Duration::from_secs(24 * 3600);
-    let renewal = Renewal { now: SystemTime::now() + day, ..Renewal::new("copy-1").unwrap() };
+    let reseed = Reseed { now: SystemTime::now() + day, ..Reseed::new("copy-1").unwrap() };
     let begun = Instant::now();
-    let (guest, evidence, splicing) = adopt(streams, (held.into_record(), None), &renewal).await;
+    let (guest, evidence, splicing) = reattach(streams, (held.into_record(), None), &reseed).await;
     println!("adopted after {:?}", begun.elapsed());
-    assert_eq!(guest.adopted(), running);
+    assert_eq!(guest.reattached(), running);
     let now = ids(&guest).await;
-    assert_eq!((&*now.machine, &*now.name), (&*hex::encode(renewal.machine_id), "copy-1"));
+    assert_eq!((&*now.machine, &*now.name), (&*hex::encode(reseed.machine_id), "copy-1"));
     assert!(now.boot != cold.boot && now.boot == evidence.boot && now.boot.len() == 36, "{}", now.boot);
     let clock: u64 = run(&guest, "date +%s").await.parse().unwrap();
     let expected = (SystemTime::now() + day).duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -166,7 +166,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     // Everything else is unchanged.
     let same = |of: &Evidence| {
         let bounds = of.bounds;
-        (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.marks, of.landlock, of.seccomp_filtered)
+        (of.kernel.clone(), of.uids.clone(), of.capabilities, bounds, of.exec_tags, of.landlock, of.seccomp_filtered)
     };
     assert_eq!(same(&evidence), same(&first));
     assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);
@@ -185,7 +185,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     assert_eq!(other_than(&guest, "input", "").await, "ended");
     assert_eq!(file(&guest, "signalled").await, "", "the stop was invisible");
     promptly(async {
-        while guest.adopted() != running[..1] {
+        while guest.reattached() != running[..1] {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     })
@@ -193,13 +193,13 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     assert!(promptly(guest.usage(&Limits::default())).await.unwrap().processes.is_some_and(|count| count >= 1));
 
     // A reattached guest can be saved as well.
-    let record = promptly(guest.hold()).await.unwrap().into_record();
+    let record = promptly(guest.quiesce()).await.unwrap().into_record();
     drop(guest);
     let streams = promptly(splicing).await.unwrap();
-    let again = Renewal::new("copy-2").unwrap();
+    let again = Reseed::new("copy-2").unwrap();
     let known = Evidence { no_new_privileges: false, seccomp_filtered: false, ..evidence };
-    let (guest, evidence, splicing) = adopt(streams, (record, Some(&known)), &again).await;
-    assert_eq!(guest.adopted(), running[..1]);
+    let (guest, evidence, splicing) = reattach(streams, (record, Some(&known)), &again).await;
+    assert_eq!(guest.reattached(), running[..1]);
     let last = ids(&guest).await;
     assert_eq!((&*last.machine, &*last.name), (&*hex::encode(again.machine_id), "copy-2"));
     assert!(last.boot != now.boot && last.boot != cold.boot && last.boot == evidence.boot);
@@ -214,7 +214,7 @@ async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
     other_than(&guest, "count", &count).await;
 
     // A quiesced guest ends like any other.
-    promptly(guest.hold()).await.unwrap();
+    promptly(guest.quiesce()).await.unwrap();
     promptly(guest.close()).await;
     drop(promptly(splicing).await.unwrap());
     let ended = promptly(vm.ended()).await;

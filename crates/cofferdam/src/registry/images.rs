@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_container::{DEFAULT_IMAGE, DockerBackend, PullEvent, PullProgress};
+use cofferdam_container::{ContainerBackend, DEFAULT_IMAGE, PullEvent, PullProgress};
 use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_debian::{Cache, DebianError, Plan, Recipe};
 use serde::Serialize;
@@ -54,13 +54,13 @@ pub struct BaseImage {
 /// The images of an engine. The engine is not contacted before the first call.
 #[derive(Debug)]
 pub struct Images {
-    backend: DockerBackend,
+    backend: ContainerBackend,
 }
 
 impl Images {
     /// Creates a client for the images of the container backend's engine.
     pub fn new(containers: &Containers) -> Result<Self> {
-        Ok(Self { backend: DockerBackend::new(&containers.config())? })
+        Ok(Self { backend: ContainerBackend::new(&containers.config())? })
     }
 
     /// Lists all images of the engine.

@@ -11,7 +11,7 @@ const MAX_NAME: usize = 63;
 
 /// Values that a copied guest receives before its programs resume in another VM.
 #[derive(Clone)]
-pub struct Renewal {
+pub struct Reseed {
     /// The time to which the VM's clock is set.
     pub now: SystemTime,
     /// The new seed of the kernel's random number generator.
@@ -24,8 +24,8 @@ pub struct Renewal {
     pub hostname: String,
 }
 
-impl Renewal {
-    /// Creates a renewal with this host's time, and with random numbers of this host's kernel.
+impl Reseed {
+    /// Creates the values with this host's time, and with random numbers of this host's kernel.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl Renewal {
         })
     }
 
-    /// Returns an error if no guest can carry out the renewal.
+    /// Returns an error if no guest can use the values.
     pub(crate) fn check(&self) -> Result<()> {
         let name = self.hostname.as_bytes();
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(byte);
@@ -51,15 +51,15 @@ impl Renewal {
             );
         }
         if self.entropy == [0; 64] {
-            return Err(Error::invalid("restore", "the renewal has no entropy"));
+            return Err(Error::invalid("restore", "the values for the copy have no entropy"));
         }
         Ok(())
     }
 }
 
-impl fmt::Debug for Renewal {
+impl fmt::Debug for Reseed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewal").field("now", &self.now).field("hostname", &self.hostname).finish_non_exhaustive()
+        f.debug_struct("Reseed").field("now", &self.now).field("hostname", &self.hostname).finish_non_exhaustive()
     }
 }
 
@@ -79,22 +79,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_renewals_are_alike_and_none_shows_what_is_secret() {
-        let (one, other) = (Renewal::new("a").unwrap(), Renewal::new("a").unwrap());
+    fn copies_get_different_values_and_debug_hides_secrets() {
+        let (one, other) = (Reseed::new("a").unwrap(), Reseed::new("a").unwrap());
         assert!(one.entropy != other.entropy && one.machine_id != other.machine_id && one.boot_id != other.boot_id);
         assert!(one.entropy.chunks(8).all(|word| word != [0; 8]));
-        let shown = format!(
-            "{:?}",
-            Renewal { now: SystemTime::UNIX_EPOCH, entropy: [0xab; 64], machine_id: [0xcd; 16], ..one }
-        );
+        let shown =
+            format!("{:?}", Reseed { now: SystemTime::UNIX_EPOCH, entropy: [0xab; 64], machine_id: [0xcd; 16], ..one });
         assert!(!shown.contains("171") && !shown.contains("205"), "{shown}");
     }
 
     #[test]
     fn names_have_bounds() {
         for (name, good) in [("a-1.b", true), ("", false), ("A", false), ("a b", false), (&"a".repeat(64), false)] {
-            assert_eq!(Renewal::new(name).unwrap().check().is_ok(), good, "{name}");
+            assert_eq!(Reseed::new(name).unwrap().check().is_ok(), good, "{name}");
         }
-        assert!(Renewal { entropy: [0; 64], ..Renewal::new("a").unwrap() }.check().is_err());
+        assert!(Reseed { entropy: [0; 64], ..Reseed::new("a").unwrap() }.check().is_err());
     }
 }

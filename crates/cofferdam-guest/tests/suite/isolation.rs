@@ -9,11 +9,11 @@ use crate::enclosure::connect;
 use crate::execs::shell;
 
 #[tokio::test]
-async fn what_is_measured_is_what_there_is() {
+async fn evidence_matches_the_enclosure() {
     let (enclosure, guest, evidence) = connect(Settings::default()).await.unwrap();
     assert_eq!((evidence.pid, &evidence.uids[..], &evidence.gids[..]), (1, &[1000; 4][..], &[1000; 4][..]));
     assert_eq!(evidence.capabilities, [Some(0); 5]);
-    assert!(evidence.no_new_privileges && evidence.seccomp_filtered && evidence.marks);
+    assert!(evidence.no_new_privileges && evidence.seccomp_filtered && evidence.exec_tags);
     let through: Vec<_> = evidence.calls.iter().filter(|call| call.was_let_through()).collect();
     assert!(through.is_empty() && evidence.calls.len() > 15, "{through:?}");
     assert!(evidence.writes.iter().all(|trial| !trial.worked), "{:?}", evidence.writes);
@@ -70,7 +70,7 @@ async fn without_filter_and_rules_nothing_is_claimed() {
 }
 
 #[tokio::test]
-async fn guests_of_the_agent_are_behind_its_walls() {
+async fn guests_have_the_isolation_of_the_agent() {
     let (_enclosure, guest, _) = connect(Settings::default()).await.unwrap();
     let (_, status) =
         shell(&guest, "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapBnd):' /proc/self/status | tr -d '\\t'").await;

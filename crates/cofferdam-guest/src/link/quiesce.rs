@@ -1,9 +1,9 @@
 //! Quiescing of the connection between two frames.
 //!
 //! ```text
-//! open --hold--> draining: no new requests --none pending: Quiesce--> quiesced --Quiesced--> silent
-//!   ^              '--too long: Conflict--v                               |                    |
-//!   '-------------------------------------<-- refused, no answer: Release-<------release-------'
+//! open --quiesce--> draining: no new requests --none pending: Quiesce--> quiesced --Quiesced--> silent
+//!   ^                 '--too long: Conflict--v                               |                    |
+//!   '----------------------------------------<-- refused, no answer: Release-<------release-------'
 //! ```
 //!
 //! Frames sent meanwhile wait in the writer's queue, behind the frame that resumes the guest.
@@ -127,8 +127,8 @@ impl Link {
             }
             Ok(_) => return Err(Error::new(ErrorKind::Internal, SNAPSHOT, "the agent sent an unexpected answer")),
             Err(_) => {
-                let ending = self.closed().await;
-                return Err(error::ended(SNAPSHOT, ending.as_ref()));
+                let termination = self.closed().await;
+                return Err(error::ended(SNAPSHOT, termination.as_ref()));
             }
         }
         let table = self.table();

@@ -1,7 +1,7 @@
 //! Stopping guests, quiescing, and resuming for the same host or another one.
 
 use super::super::asks::{self, Request};
-use super::super::boxes::Outbox;
+use super::super::buffers::Outbox;
 use super::super::execs::Execs;
 use super::super::jobs::Jobs;
 use super::super::launch::Desk;

@@ -8,7 +8,7 @@ use cofferdam_contract::{Protection, Spec};
 use crate::backend::EnclosureBackend;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_over_the_agent_passes_the_kit() {
+async fn conformance_suite_passes_over_the_agent() {
     // These enclosures have no control groups. Only the protections that need them may be weaker.
     let weaker = [Protection::Memory, Protection::Processes, Protection::Cpus, Protection::CgroupNamespace];
     let spec = weaker.into_iter().fold(Spec::builder(), |spec, protection| spec.allow_weaker(protection));

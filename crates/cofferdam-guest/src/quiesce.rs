@@ -1,8 +1,8 @@
 //! Quiescing a guest, so that its container or VM can be copied, and reattaching to a copy.
 //!
 //! ```text
-//! open --hold: no pending request, all programs stopped, the agent's last frame--> quiesced --release--> open
-//!                                                                                     '--copied: adopt--> open
+//! open --quiesce: no pending request, all programs stopped, the agent's last frame--> quiesced --release--> open
+//!                                                                                     '--copied: reattach--> open
 //! ```
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,14 +16,15 @@ use cofferdam_contract::{Error, ErrorKind, ExecHandle, ExecId, Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::evidence::Evidence;
-use crate::guest::{Guest, Inner, Owner};
+use crate::guest::Guest;
+use crate::inner::{Inner, Owner};
 use crate::link::Link;
 use crate::record::Record;
-use crate::renewal::Renewal;
+use crate::reseed::Reseed;
 use crate::settings::Settings;
 use crate::slots::Reply;
-use crate::wire::{MAX_EXECS, Request, Reseed, VERSION};
-use crate::{exec, probes};
+use crate::wire::{MAX_EXECS, Request, VERSION};
+use crate::{error, exec, probes, wire};
 
 const RESTORE: &str = "restore";
 const ENOENT: i32 = 2;
@@ -32,11 +33,11 @@ const EBUSY: i32 = 16;
 
 /// The state of a quiesced guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct Quiesced {
     record: Record,
 }
 
-impl Held {
+impl Quiesced {
     /// Returns the record that a host needs to reattach to a copy.
     #[must_use]
     pub fn record(&self) -> &Record {
@@ -59,19 +60,19 @@ impl Guest {
     ///   time counts against the limits of execs. Input of programs and stop requests wait.
     /// - Fails with `Conflict` while a file is read or written, if another operation does not end soon, and if the
     ///   guest is already quiesced, paused or frozen. After a failure the guest resumes if it is alive.
-    pub async fn hold(&self) -> Result<Held> {
+    pub async fn quiesce(&self) -> Result<Quiesced> {
         self.inner.ready("snapshot")?;
         if self.inner.frozen.load(Ordering::Acquire) {
-            return Err(exec::paused("snapshot"));
+            return Err(error::paused("snapshot"));
         }
         let running = &self.inner.running;
         let (ids, last, since) = self.inner.link.quiesce(|id| running.is_known(id)).await?;
-        Ok(Held { record: Record::new(last, running.record(&ids, since)) })
+        Ok(Quiesced { record: Record::new(last, running.record(&ids, since)) })
     }
 
     /// Returns true if the guest is quiesced.
     #[must_use]
-    pub fn is_held(&self) -> bool {
+    pub fn is_quiesced(&self) -> bool {
         self.inner.link.is_quiesced()
     }
 
@@ -99,16 +100,16 @@ impl Guest {
     /// - Fails with `Unsupported` if no process inside can reseed the VM, as in a container, and for an agent of
     ///   another version. Fails with `InvalidInput` for a record of another copy.
     /// - If it fails, no program has resumed, and the connection is closed, which ends the agent.
-    pub async fn adopt(
+    pub async fn reattach(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
         settings: Settings,
         (record, known): (Record, Option<&Evidence>),
-        renewal: Renewal,
+        identity: Reseed,
         deadline: Instant,
     ) -> Result<(Self, Evidence)> {
         let begun = Instant::now();
-        renewal.check()?;
+        identity.check()?;
         if record.version() != VERSION {
             let what = format!("the guest agent speaks protocol {}, this program speaks {VERSION}", record.version());
             return Err(Error::unsupported(RESTORE, what).with_remedy("restore it with the release that saved it"));
@@ -126,7 +127,7 @@ impl Guest {
         let owner = Arc::new(Owner(Arc::clone(&link)));
         let mut stage = "reseeding";
         let reattaching = async {
-            reseed(&link, &settings, &record, &renewal, begun).await?;
+            reseed(&link, &settings, &record, &identity, begun).await?;
             stage = "measuring";
             let evidence = match known {
                 Some(known) => probes::differences(&link, known).await?,
@@ -165,7 +166,7 @@ impl Guest {
 
     /// Returns the execs of the former host that still run.
     #[must_use]
-    pub fn adopted(&self) -> Vec<ExecId> {
+    pub fn reattached(&self) -> Vec<ExecId> {
         self.inner.running.reattached()
     }
 }
@@ -181,22 +182,22 @@ fn failed(what: &'static str, errno: i32) -> Error {
 }
 
 /// Gives the VM a new identity, and checks that its agent and record agree. `begun` is the instant at which the
-/// renewal's time was correct.
+/// time of `identity` was correct.
 async fn reseed(
     link: &Arc<Link>,
     settings: &Settings,
     record: &Record,
-    renewal: &Renewal,
+    identity: &Reseed,
     begun: Instant,
 ) -> Result<()> {
-    let now = renewal.now.duration_since(UNIX_EPOCH).unwrap_or_default() + begun.elapsed();
-    let reseed = Reseed {
+    let now = identity.now.duration_since(UNIX_EPOCH).unwrap_or_default() + begun.elapsed();
+    let reseed = wire::Reseed {
         silence: settings.silence.as_micros() as u64,
         now: (now.as_secs(), now.subsec_nanos()),
-        entropy: &renewal.entropy,
-        machine_id: &renewal.machine_id,
-        boot_id: &renewal.boot_id,
-        hostname: renewal.hostname.as_bytes(),
+        entropy: &identity.entropy,
+        machine_id: &identity.machine_id,
+        boot_id: &identity.boot_id,
+        hostname: identity.hostname.as_bytes(),
     };
     match link.call(RESTORE, &Request::Reseed(reseed)).await? {
         Reply::Reseeded { version: VERSION, execs } if ids(&execs) == Some(known(record)) => Ok(()),
@@ -238,7 +239,7 @@ fn known(record: &Record) -> BTreeSet<u64> {
 
 /// Decodes ids as the agent sends them. Returns `None` for invalid bytes.
 fn ids(encoded: &Bytes) -> Option<BTreeSet<u64>> {
-    let (words, rest) = encoded.as_chunks::<8>();
-    let ids: BTreeSet<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    (rest.is_empty() && words.len() <= MAX_EXECS && ids.len() == words.len()).then_some(ids)
+    let (numbers, rest) = encoded.as_chunks::<8>();
+    let ids: BTreeSet<u64> = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
+    (rest.is_empty() && numbers.len() <= MAX_EXECS && ids.len() == numbers.len()).then_some(ids)
 }

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
-use cofferdam_guest::{AGENT, Ending, Evidence, Guest, Reason, Settings, usual_rules};
+use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usual_rules};
 
 use crate::container::{Attached, Cause, Container};
-use crate::create::{self, AGENT_DIRECTORY, AGENT_FILE, ImageFacts, Plan, Room};
 use crate::engine::Engine;
-use crate::host::{Found, Host};
 use crate::image;
 use crate::outside;
+use crate::plan::{self, AGENT_DIRECTORY, AGENT_FILE, DirectorySizes, ImageFacts, Plan};
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
+use crate::state::{BackendState, ConnectedEngine};
 use crate::user::{self, MountedDirectory};
 use crate::volume::AgentVolume;
 
@@ -39,16 +39,18 @@ pub(crate) struct PendingSandbox {
     engine_limits: EngineLimits,
     quotas: bool,
     user: (u32, u32),
-    ours: Vec<(&'static str, u64)>,
+    own_namespaces: Vec<(&'static str, u64)>,
 }
 
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
-    pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
-        create::check(spec)?;
-        let (host, spec) = (Arc::clone(host), spec.clone());
-        let making = tokio::spawn(async move { make(&host, &spec).await });
-        making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the creation was interrupted")))
+    pub(crate) async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<Self> {
+        plan::check(spec)?;
+        let (state, spec) = (Arc::clone(state), spec.clone());
+        let creation = tokio::spawn(async move { create(&state, &spec).await });
+        creation
+            .await
+            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the creation was interrupted")))
     }
 
     /// Returns the posture of the measurements under a spec.
@@ -57,7 +59,7 @@ impl PendingSandbox {
             spec,
             facts: &self.container.engine.facts,
             evidence: &self.evidence,
-            ours: &self.ours,
+            own_namespaces: &self.own_namespaces,
             user: self.user,
             engine_limits: self.engine_limits,
             quotas: self.quotas,
@@ -88,11 +90,11 @@ impl PendingSandbox {
     pub(crate) async fn close(&self) -> Result<()> {
         // Avoids a kill, for which the engine starts a program, if the agent exits on request. A paused or hijacked
         // agent does not.
-        let mut ending = pin!(self.guest.close());
-        if !self.guest.is_paused() && tokio::time::timeout(AGENT_EXIT_TIMEOUT, &mut ending).await.is_ok() {
+        let mut termination = pin!(self.guest.close());
+        if !self.guest.is_paused() && tokio::time::timeout(AGENT_EXIT_TIMEOUT, &mut termination).await.is_ok() {
             return self.container.remove_ended().await;
         }
-        let ((), removed) = tokio::join!(ending, self.container.remove());
+        let ((), removed) = tokio::join!(termination, self.container.remove());
         removed
     }
 }
@@ -106,41 +108,42 @@ impl fmt::Debug for PendingSandbox {
     }
 }
 
-async fn make(host: &Arc<Host>, spec: &Spec) -> Result<PendingSandbox> {
+async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<PendingSandbox> {
     // Kept open until the sandbox is created.
     let (mounted, _directory) = MountedDirectory::open(spec)?.unzip();
-    let found = host.engine().await?;
-    let engine = &found.engine;
-    host.retry_leftovers(engine);
+    let connected = state.engine().await?;
+    let engine = &connected.engine;
+    state.retry_leftovers(engine);
     let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let user =
         user::choose(&engine.facts, mounted.as_ref().map(|mounted| (mounted, spec.workspace().access())), caller)?;
-    let _turn = host.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
-    let image = image_of(host, engine, spec).await?;
-    let creation = Creation { host, found: &found, spec, image, user, mounted, volume: AgentVolume::of(AGENT) };
-    creation.make().await.inspect_err(|error| {
+    let _turn = state.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
+    let image = image_of(state, engine, spec).await?;
+    let creation =
+        Creation { state, connected: &connected, spec, image, user, mounted, volume: AgentVolume::of(AGENT) };
+    creation.run().await.inspect_err(|error| {
         if error.kind() == ErrorKind::Unavailable {
-            host.mark_stale();
+            state.mark_stale();
         }
     })
 }
 
-async fn image_of(host: &Host, engine: &Engine, spec: &Spec) -> Result<ImageFacts> {
+async fn image_of(state: &BackendState, engine: &Engine, spec: &Spec) -> Result<ImageFacts> {
     let named;
     let reference = match spec.root() {
         RootFs::Image { reference } => {
             named = Reference::parse(reference)?;
             &named
         }
-        RootFs::Default | RootFs::Directory { .. } => &host.config.image,
+        RootFs::Default | RootFs::Directory { .. } => &state.config.image,
     };
-    image::resolve(engine, &host.config, reference, &host.progress).await
+    image::resolve(engine, &state.config, reference, &state.progress).await
 }
 
 /// The input for creating one sandbox.
 struct Creation<'a> {
-    host: &'a Arc<Host>,
-    found: &'a Found,
+    state: &'a Arc<BackendState>,
+    connected: &'a ConnectedEngine,
     spec: &'a Spec,
     image: ImageFacts,
     user: (u32, u32),
@@ -148,7 +151,7 @@ struct Creation<'a> {
     volume: AgentVolume,
 }
 
-/// The failure of an attempt. The variant tells whether a damaged agent in the volume may be the cause.
+/// The failure of an attempt. The variant shows whether a damaged agent in the volume may be the cause.
 enum Failure {
     Agent(Error),
     Other(Error),
@@ -161,18 +164,19 @@ impl From<Error> for Failure {
 }
 
 impl Creation<'_> {
-    async fn make(&self) -> Result<PendingSandbox> {
+    /// Creates the sandbox, with further attempts if the agent in the volume was damaged.
+    async fn run(&self) -> Result<PendingSandbox> {
         let mut attempt = 1;
         loop {
-            if !self.found.has_agent.load(Ordering::Acquire)
-                && (attempt > 1 || !self.volume.exists(&self.found.engine).await?)
+            if !self.connected.has_agent.load(Ordering::Acquire)
+                && (attempt > 1 || !self.volume.exists(&self.connected.engine).await?)
             {
                 self.fill().await?;
             }
             match self.attempt().await {
                 Ok(pending) => return Ok(pending),
                 Err(Failure::Agent(_)) if attempt < MAX_ATTEMPTS => {
-                    self.found.has_agent.store(false, Ordering::Release);
+                    self.connected.has_agent.store(false, Ordering::Release);
                     attempt += 1;
                 }
                 Err(Failure::Agent(error) | Failure::Other(error)) => return Err(error),
@@ -182,22 +186,22 @@ impl Creation<'_> {
 
     /// Fills the agent's volume. Only one task does so at a time.
     async fn fill(&self) -> Result<()> {
-        let _filling = self.found.filling.lock().await;
-        if self.found.has_agent.load(Ordering::Acquire) {
+        let _filling = self.connected.filling.lock().await;
+        if self.connected.has_agent.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.volume.ensure(&self.found.engine, &self.image.id, &self.host.owner).await?;
-        self.found.has_agent.store(true, Ordering::Release);
+        self.volume.ensure(&self.connected.engine, &self.image.id, &self.state.owner).await?;
+        self.connected.has_agent.store(true, Ordering::Release);
         Ok(())
     }
 
     async fn attempt(&self) -> Result<PendingSandbox, Failure> {
-        let (engine, runtime) = (&self.found.engine, self.host.config.runtime.as_deref());
-        let id = self.host.new_id();
-        let body = create::body(&Plan {
+        let (engine, runtime) = (&self.connected.engine, self.state.config.runtime.as_deref());
+        let id = self.state.new_id();
+        let body = plan::body(&Plan {
             spec: self.spec,
             id: &id,
-            owner: &self.host.owner,
+            owner: &self.state.owner,
             facts: &engine.facts,
             runtime,
             image: &self.image,
@@ -205,28 +209,28 @@ impl Creation<'_> {
             user: self.user,
             host_dir: self.mounted.as_ref().map(|mounted| mounted.path.as_path()),
         })?;
-        let container = Arc::new(Container::create(self.host, engine, id.as_str(), body).await?);
-        let made = self.bring_up(id, &container).await;
-        if made.is_err() {
+        let container = Arc::new(Container::create(self.state, engine, id.as_str(), body).await?);
+        let created = self.bring_up(id, &container).await;
+        if created.is_err() {
             // Returns the error after the container is gone.
             container.remove().await?;
         }
-        made
+        created
     }
 
     async fn bring_up(&self, id: SandboxId, container: &Arc<Container>) -> Result<PendingSandbox, Failure> {
-        let engine = &self.found.engine;
-        let known = self.found.has_agent.load(Ordering::Acquire);
+        let engine = &self.connected.engine;
+        let known = self.connected.has_agent.load(Ordering::Acquire);
         let Attached { reader, writer, stderr } = match container.attach().await {
             Ok(attached) => attached,
             // Podman prepares the container with its runtime here, Docker at the start.
             Err(error) => return Err(self.not_started(container, error, known).await),
         };
-        let ready_by = Instant::now() + self.host.config.deadlines.change + READY_TIMEOUT;
+        let ready_by = Instant::now() + self.state.config.deadlines.change + READY_TIMEOUT;
         let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
         // The agent answers some time before the engine reports that it runs.
         let (started, early) = {
-            let mut starting = pin!(container.start(self.host.config.runtime.as_deref()));
+            let mut starting = pin!(container.start(self.state.config.runtime.as_deref()));
             tokio::select! {
                 biased;
                 started = &mut starting => (started, None),
@@ -244,7 +248,7 @@ impl Creation<'_> {
             Ok(connected) => connected,
             Err(error) => return Err(self.no_guest(container, error, &stderr.text()).await),
         };
-        self.found.has_agent.store(true, Ordering::Release);
+        self.connected.has_agent.store(true, Ordering::Release);
         self.check_mounted(&evidence)?;
         let mut engine_limits =
             if evidence.bounds.version > 0 { EngineLimits::default() } else { engine_limits(container).await? };
@@ -252,20 +256,21 @@ impl Creation<'_> {
         if evidence.bounds.version == 1 {
             engine_limits.sockets = container.bound_sockets(self.spec.limits()).await;
         }
-        if let Some(meter) = outside::meter(container, evidence.bounds.version > 0).await {
+        let (groups, alike) = (container.groups().await, evidence.bounds.version > 0);
+        if let Some(meter) = outside::meter(engine, &container.id, groups, alike).await {
             guest.set_meter(meter);
         }
         bind(&guest, container);
-        let ours = if engine.facts.local { our_namespaces() } else { Vec::new() };
+        let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());
-        Ok(PendingSandbox { id, container, guest, evidence, engine_limits, quotas, user: self.user, ours })
+        Ok(PendingSandbox { id, container, guest, evidence, engine_limits, quotas, user: self.user, own_namespaces })
     }
 
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
     async fn not_started(&self, container: &Container, error: Error, known: bool) -> Failure {
         // Another process may have filled the volume after this container was created.
         let early = !known && error.kind() == ErrorKind::Unavailable;
-        match self.volume.is_in(&self.found.engine, &container.id).await {
+        match self.volume.is_in(&self.connected.engine, &container.id).await {
             Ok(whole) if early || !whole => Failure::Agent(error),
             Ok(_) | Err(_) => Failure::Other(error),
         }
@@ -295,7 +300,7 @@ impl Creation<'_> {
     fn check_mounted(&self, evidence: &Evidence) -> Result<()> {
         let Some(mounted) = &self.mounted else { return Ok(()) };
         // A runtime with its own kernel has its own device and inode numbers.
-        let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.found.engine.facts.kernel;
+        let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.connected.engine.facts.kernel;
         let same = match own_kernel {
             true => mounted.is_in_place(),
             false => mounted.matches(evidence.workspace_device, evidence.workspace_inode),
@@ -311,7 +316,7 @@ impl Creation<'_> {
     /// Returns true if the agent enforces quotas. A runtime with its own kernel needs none, since the memory limit of
     /// the container bounds that kernel as well.
     fn has_quotas(&self) -> bool {
-        !self.found.engine.facts.has_own_kernel(self.host.config.runtime.as_deref())
+        !self.connected.engine.facts.has_own_kernel(self.state.config.runtime.as_deref())
     }
 
     fn settings(&self, container: &Arc<Container>) -> Settings {
@@ -327,7 +332,7 @@ impl Creation<'_> {
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),
             // The wait for the first answer includes the start of the container.
-            answer_timeout: self.host.config.deadlines.change + READY_TIMEOUT,
+            answer_timeout: self.state.config.deadlines.change + READY_TIMEOUT,
             program: Some(format!("{AGENT_DIRECTORY}/{AGENT_FILE}")),
             ..defaults
         }
@@ -354,26 +359,33 @@ fn reason(container: &Arc<Container>) -> Reason {
         Box::pin(async move {
             let container = container.upgrade()?;
             let cause = container.cause().await;
-            ending(cause)
+            termination_of(cause)
         })
     })
 }
 
 /// Converts a cause to a clause after "the sandbox ended by itself".
-fn ending(cause: Cause) -> Option<Ending> {
-    let ending = |why: &str, remedy: &str| {
-        Some(Ending { why: why.to_owned(), remedy: Some(remedy.to_owned()), out_of_memory: cause == Cause::Memory })
+fn termination_of(cause: Cause) -> Option<Termination> {
+    let because = |why: &str, remedy: &str| {
+        Some(Termination {
+            why: why.to_owned(),
+            remedy: Some(remedy.to_owned()),
+            out_of_memory: cause == Cause::Memory,
+        })
     };
     match cause {
-        Cause::Memory => ending("it exceeded the memory limit, and the kernel killed it", "raise --memory"),
-        Cause::Removed => ending("its container was removed by another program", "create another sandbox"),
+        Cause::Memory => because("it exceeded the memory limit, and the kernel killed it", "raise --memory"),
+        Cause::Removed => because("its container was removed by another program", "create another sandbox"),
         // The agent exits with 0 only on request, which this process did not send, or after losing its connection.
-        Cause::Ended(0) => ending("its container was stopped by another program", "create another sandbox"),
-        Cause::Ended(137) => ending("its container was killed by another program", "create another sandbox"),
-        Cause::Ended(status) => {
-            ending(&format!("the first process of its container exited with status {status}"), "create another sandbox")
+        Cause::Ended(0) => because("its container was stopped by another program", "create another sandbox"),
+        Cause::Ended(137) => because("its container was killed by another program", "create another sandbox"),
+        Cause::Ended(status) => because(
+            &format!("the first process of its container exited with status {status}"),
+            "create another sandbox",
+        ),
+        Cause::Away => {
+            because("the container engine went away", "create another sandbox when `docker version` answers")
         }
-        Cause::Away => ending("the container engine went away", "create another sandbox when `docker version` answers"),
     }
 }
 
@@ -391,7 +403,7 @@ async fn engine_limits(container: &Container) -> Result<EngineLimits> {
     })
 }
 
-fn our_namespaces() -> Vec<(&'static str, u64)> {
+fn read_own_namespaces() -> Vec<(&'static str, u64)> {
     let inode = |name: &str| std::fs::metadata(format!("/proc/self/ns/{name}")).ok().map(|meta| meta.ino());
     NAMESPACES.into_iter().filter_map(|(name, _)| Some((name, inode(name)?))).collect()
 }
@@ -401,8 +413,8 @@ pub(crate) fn max_archive_bytes(limits: &Limits, workspace: &Workspace) -> u64 {
     /// The maximum length of one entry's header and long names.
     const ENTRY: u64 = 16 << 10;
     const UNLIMITED: u64 = 64 << 30;
-    let room = Room::of(limits.disk, workspace).workspace;
-    room.map_or(UNLIMITED, |bytes| bytes + create::max_files(bytes) * ENTRY + (1 << 20))
+    let size = DirectorySizes::of(limits.disk, workspace).workspace;
+    size.map_or(UNLIMITED, |bytes| bytes + plan::max_files(bytes) * ENTRY + (1 << 20))
 }
 
 /// Returns true if the workspace is a mounted host directory.

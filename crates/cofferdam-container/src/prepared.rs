@@ -11,10 +11,10 @@ use cofferdam_contract::{
     Error, ErrorKind, Limits, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
 };
 
-use crate::create::check;
-use crate::host::Host;
-use crate::make::PendingSandbox;
+use crate::pending::PendingSandbox;
+use crate::plan::check;
 use crate::sandbox::ContainerSandbox;
+use crate::state::BackendState;
 
 /// The properties of a created container that can be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +36,8 @@ pub(crate) struct PreparedContainer {
 
 impl PreparedContainer {
     /// Creates a prepared container. Fails if a sandbox of the template itself would be refused.
-    pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
-        let pending = PendingSandbox::make(host, &template).await?;
+    pub(crate) async fn create(state: &Arc<BackendState>, template: Spec) -> Result<Self> {
+        let pending = PendingSandbox::create(state, &template).await?;
         pending.verify_posture(&template).await?;
         let bounds = pending.evidence.bounds.version > 0 && pending.container.engine.facts.can_update();
         let changeable = Changeable { bounds, cpu_time: pending.evidence.counts_cpu };
@@ -87,8 +87,8 @@ impl PreparedSandbox for PreparedContainer {
     }
 }
 
-fn same_bounds(made: &Limits, asked: &Limits) -> bool {
-    (made.memory, made.pids, made.cpus) == (asked.memory, asked.pids, asked.cpus)
+fn same_bounds(template: &Limits, asked: &Limits) -> bool {
+    (template.memory, template.pids, template.cpus) == (asked.memory, asked.pids, asked.cpus)
 }
 
 /// Returns true if a container of `template` can be changed to match `spec`.
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_supervisor_or_a_control_group_keeps_can_come_late() {
+    fn limits_of_supervisor_and_control_groups_can_change_at_claim() {
         let template = Spec::default();
         let late = [
             with(|limits| limits.wall_time = Duration::from_secs(1)),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_in_is_fixed() {
+    fn other_properties_are_fixed() {
         let template = Spec::default();
         let fixed = [
             with(|limits| limits.disk = Some(ByteSize::from_mebibytes(1))),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, SandboxPath, Stdin, collect};
-use cofferdam_guest::{Guest, PROTOCOL, Record, Renewal, Settings};
+use cofferdam_guest::{Guest, PROTOCOL, Record, Reseed, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::enclosure::{DISK, Enclosure, LONG, Streams, connect, guest};
@@ -22,7 +22,7 @@ async fn promptly<T>(work: impl Future<Output = T>) -> T {
 
 /// Promise (Containers): No byte is lost while a guest is quiesced and released twenty times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_times_held_and_released_no_byte_is_lost() {
+async fn quiescing_twenty_times_loses_no_byte() {
     let (_enclosure, guest) = guest().await;
     let writes = "i=0; while [ ! -e stop ]; do n=0; while [ $n -lt 40 ]; do echo line $i; \
                   i=$((i+1)); n=$((n+1)); done; sleep 0.01; done";
@@ -46,15 +46,15 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
     let mut copied = copies.output();
     let mut stdin = copies.stdin().unwrap();
     for round in 0..20u32 {
-        let held = promptly(guest.hold()).await.unwrap();
-        assert!(guest.is_held());
+        let quiesced = promptly(guest.quiesce()).await.unwrap();
+        assert!(guest.is_quiesced());
         // Written while the guest is quiesced, and echoed afterwards.
         stdin.write_all(format!("round {round}\n").as_bytes()).await.unwrap();
-        let record = serde_json::to_string(held.record()).unwrap();
+        let record = serde_json::to_string(quiesced.record()).unwrap();
         let back: Record = serde_json::from_str(&record).unwrap();
-        assert_eq!(&back, held.record());
+        assert_eq!(&back, quiesced.record());
         promptly(guest.release()).await.unwrap();
-        assert!(!guest.is_held());
+        assert!(!guest.is_quiesced());
         let mut got = Vec::new();
         while !got.ends_with(b"\n") {
             match promptly(copied.next()).await.unwrap() {
@@ -81,7 +81,7 @@ async fn twenty_times_held_and_released_no_byte_is_lost() {
 
 /// Promise (Containers): A quiesced guest runs nothing, and the time does not count against its limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_it_is_held_nothing_runs_and_no_time_counts() {
+async fn quiesced_guest_runs_nothing_and_no_time_counts() {
     let answer_timeout = Duration::from_secs(1);
     let (_enclosure, guest, _) = connect(Settings { answer_timeout, ..Settings::default() }).await.unwrap();
     let counts = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.01; done";
@@ -89,8 +89,8 @@ async fn while_it_is_held_nothing_runs_and_no_time_counts() {
     let limits = Limits { wall_time: Duration::from_secs(4), ..Limits::default() };
     let short = guest.start(&ExecRequest::shell("sleep 2; echo done").build().unwrap(), &limits).await.unwrap();
     wait_for(&counter, "3\n").await;
-    let held = promptly(guest.hold()).await.unwrap();
-    let text = serde_json::to_string(held.record()).unwrap();
+    let quiesced = promptly(guest.quiesce()).await.unwrap();
+    let text = serde_json::to_string(quiesced.record()).unwrap();
     assert!(text.contains("\"wall\":4000000"), "{text}");
     let mut output = counter.output();
     while tokio::time::timeout(Duration::from_millis(200), output.next()).await.is_ok() {}
@@ -103,7 +103,7 @@ async fn while_it_is_held_nothing_runs_and_no_time_counts() {
         guest.remove(&path).await.unwrap_err(),
         guest.usage(&Limits::default()).await.unwrap_err(),
         guest.freeze().await.unwrap_err(),
-        guest.hold().await.unwrap_err(),
+        guest.quiesce().await.unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
@@ -118,12 +118,12 @@ async fn while_it_is_held_nothing_runs_and_no_time_counts() {
     assert!(done.exit.success() && !done.exit.timed_out && done.stdout.starts_with(b"done"), "{done:?}");
     assert!(promptly(output.next()).await.is_some(), "the counter resumes");
     assert_eq!(guest.release().await.unwrap_err().kind(), ErrorKind::Conflict);
-    assert!(guest.adopted().is_empty());
+    assert!(guest.reattached().is_empty());
     promptly(counter.cancel()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_is_being_written_is_not_held() {
+async fn guest_with_an_open_file_is_not_quiesced() {
     let (_enclosure, guest) = guest().await;
     let path = SandboxPath::new("file").unwrap();
     let (mut source, contents) = tokio::io::duplex(1024);
@@ -133,7 +133,7 @@ async fn a_file_that_is_being_written_is_not_held() {
     });
     source.write_all(b"one half, ").await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let error = promptly(guest.hold()).await.unwrap_err();
+    let error = promptly(guest.quiesce()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
     source.write_all(b"other half").await.unwrap();
     drop(source);
@@ -141,25 +141,25 @@ async fn a_file_that_is_being_written_is_not_held() {
     // A file that is not read to its end.
     guest.write_file(&path, Box::new(tokio::io::repeat(7).take(4 << 20))).await.unwrap();
     let reader = guest.read_file(&path).await.unwrap();
-    assert_eq!(promptly(guest.hold()).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(promptly(guest.quiesce()).await.unwrap_err().kind(), ErrorKind::Conflict);
     drop(reader);
-    promptly(guest.hold()).await.unwrap();
+    promptly(guest.quiesce()).await.unwrap();
     promptly(guest.release()).await.unwrap();
     assert!(shell(&guest, "true").await.0.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_holding_leaves_nothing_held() {
+async fn dropped_quiesce_leaves_a_running_guest() {
     let (_enclosure, guest) = guest().await;
     for micros in [0, 50, 200, 500, 1000, 2000, 4000] {
-        let _ = tokio::time::timeout(Duration::from_micros(micros), guest.hold()).await;
+        let _ = tokio::time::timeout(Duration::from_micros(micros), guest.quiesce()).await;
         let _ = guest.release().await;
         assert!(promptly(shell(&guest, "true")).await.0.success(), "after {micros} microseconds");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_container_nobody_may_renew_anything() {
+async fn containers_refuse_to_reattach() {
     let (enclosure, Streams { mut reader, mut writer }) = Enclosure::start(DISK);
     // A proxy between host and agent, so that another host can connect.
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
@@ -174,11 +174,12 @@ async fn in_a_container_nobody_may_renew_anything() {
     });
     let (guest, _) = Guest::connect(from, to, Settings::default(), Instant::now() + LONG).await.unwrap();
     let handle = start(&guest, ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await;
-    let record = promptly(guest.hold()).await.unwrap().into_record();
+    let record = promptly(guest.quiesce()).await.unwrap().into_record();
     drop((guest, handle));
     let (reader, writer) = promptly(splice).await.unwrap();
-    let renewal = Renewal::new("copy").unwrap();
-    let reattaching = Guest::adopt(reader, writer, Settings::default(), (record, None), renewal, Instant::now() + LONG);
+    let reseed = Reseed::new("copy").unwrap();
+    let reattaching =
+        Guest::reattach(reader, writer, Settings::default(), (record, None), reseed, Instant::now() + LONG);
     let error = promptly(reattaching).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     enclosure.ended().await;
@@ -194,15 +195,15 @@ async fn quiesced_by(answer: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> (O
         // Leaves all further requests unanswered.
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
     });
-    let held = promptly(guest.hold()).await;
+    let quiesced = promptly(guest.quiesce()).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     answering.abort();
-    (held.err().map(|error| error.kind()), guest)
+    (quiesced.err().map(|error| error.kind()), guest)
 }
 
 /// Promise (Containers): A peer that does not quiesce as the guest agent does is an error.
 #[tokio::test]
-async fn who_does_not_stop_as_an_agent_does_is_not_held() {
+async fn peer_that_does_not_quiesce_is_an_error() {
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
     let cases: Vec<(&str, Answer, Option<ErrorKind>, bool)> = vec![
         ("silence", Box::new(|_| Vec::new()), Some(ErrorKind::Unavailable), true),
@@ -231,7 +232,7 @@ async fn who_does_not_stop_as_an_agent_does_is_not_held() {
 }
 
 #[tokio::test]
-async fn a_peer_that_is_never_released_is_given_up() {
+async fn peer_that_does_not_release_is_closed() {
     let (guest, peer) = connected().await;
     let answering = tokio::spawn(async move {
         let (mut stream, _, id) = peer.await.unwrap().unwrap();
@@ -239,7 +240,7 @@ async fn a_peer_that_is_never_released_is_given_up() {
         assert_eq!(request(&mut stream).await.unwrap().0, RELEASE);
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await.ok()
     });
-    promptly(guest.hold()).await.unwrap();
+    promptly(guest.quiesce()).await.unwrap();
     assert_eq!(promptly(guest.release()).await.unwrap_err().kind(), ErrorKind::Unavailable);
     promptly(guest.closed()).await;
     assert!(!guest.is_alive());
@@ -274,7 +275,7 @@ async fn reattached_by(
     let (reader, writer) = tokio::io::split(ours);
     let settings = Settings { answer_timeout: Duration::from_secs(2), ..Settings::default() };
     let by = Instant::now() + Duration::from_secs(3);
-    let reattaching = Guest::adopt(reader, writer, settings, (record, None), Renewal::new("copy").unwrap(), by);
+    let reattaching = Guest::reattach(reader, writer, settings, (record, None), Reseed::new("copy").unwrap(), by);
     let error = promptly(reattaching).await.unwrap_err();
     (error.kind(), promptly(answering).await.unwrap())
 }
@@ -286,7 +287,7 @@ fn reseeded(id: u64, version: u32, ids: &[u64]) -> Vec<u8> {
 
 /// Promise (Containers): The host reattaches only to a copy of the quiesced guest.
 #[tokio::test]
-async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
+async fn other_peer_than_the_quiesced_copy_is_refused() {
     type Answer = Box<dyn FnOnce(u64) -> Vec<u8> + Send>;
     let cases: Vec<(&str, Answer, ErrorKind)> = vec![
         ("silence", Box::new(|_| Vec::new()), ErrorKind::Unavailable),
@@ -310,8 +311,9 @@ async fn who_is_no_copy_of_what_was_held_is_not_adopted() {
     let other = record(&format!(r#"{{"version":{},"last":7,"execs":[]}}"#, PROTOCOL - 1));
     let (ours, mut theirs) = tokio::io::duplex(1024);
     let (reader, writer) = tokio::io::split(ours);
-    let renewal = Renewal::new("copy").unwrap();
-    let error = Guest::adopt(reader, writer, Settings::default(), (other, None), renewal, Instant::now() + LONG).await;
+    let reseed = Reseed::new("copy").unwrap();
+    let error =
+        Guest::reattach(reader, writer, Settings::default(), (other, None), reseed, Instant::now() + LONG).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(request(&mut theirs).await.is_none(), "the host sends nothing");
 }

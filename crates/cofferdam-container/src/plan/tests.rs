@@ -39,7 +39,7 @@ fn plain(spec: &Spec) -> Value {
 }
 
 #[test]
-fn every_wall_is_asked_for() {
+fn every_isolation_boundary_is_requested() {
     let body = plain(&Spec::default());
     for (path, value) in [
         ("/User", json!("4242:4343")),
@@ -77,7 +77,7 @@ fn every_wall_is_asked_for() {
 
 /// Checks that a request has only known keys: no capability, device, port, host namespace, profile or further path.
 #[test]
-fn nothing_else_is_asked_for() {
+fn nothing_else_is_requested() {
     let mounted = Workspace::HostDir { path: "/srv/x".into(), access: Access::ReadWrite };
     let limits = Limits { cpus: Some("0.5".parse().unwrap()), ..Limits::default() };
     let spec = Spec::builder().workspace(mounted).limits(limits).label("privileged", "true").build().unwrap();
@@ -132,7 +132,7 @@ fn nothing_else_is_asked_for() {
 }
 
 #[test]
-fn a_lent_directory_is_the_only_path_of_the_host() {
+fn mounted_directory_is_the_only_path_of_the_host() {
     for (access, read_only) in [(Access::ReadOnly, true), (Access::ReadWrite, false)] {
         let mounted = Workspace::HostDir { path: "/srv/x".into(), access };
         let spec = Spec::builder().workspace(mounted).build().unwrap();
@@ -179,14 +179,14 @@ fn hostile_labels_stay_labels() {
 }
 
 #[test]
-fn nobody_is_root() {
+fn root_user_is_refused() {
     for user in [(0, 1), (1, 0), (0, 0)] {
         assert!(json_of(&Spec::default(), |plan, _, _| plan.user = user).is_err());
     }
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_set() {
+fn unrequested_limits_are_not_set() {
     let limits = Limits { cpu_time: None, memory: None, disk: None, pids: None, cpus: None, ..Limits::default() };
     let spec = Spec::builder().limits(limits).build().unwrap();
     let body = plain(&spec);
@@ -197,7 +197,7 @@ fn what_is_not_asked_for_is_not_set() {
 }
 
 #[test]
-fn what_this_level_does_not_have_is_refused() {
+fn unsupported_specs_are_refused() {
     let spec = |change: fn(cofferdam_contract::SpecBuilder) -> cofferdam_contract::SpecBuilder| {
         change(Spec::builder()).build().unwrap()
     };
@@ -228,13 +228,13 @@ fn a_small_share_of_a_processor_is_the_kernels_smallest() {
 
 proptest! {
     #[test]
-    fn the_workspace_holds_the_limit_and_the_rest_is_bounded(bytes in (64 * PAGE)..1 << 42, mounted: bool) {
+    fn workspace_has_the_limit_and_the_rest_is_bounded(bytes in (64 * PAGE)..1 << 42, mounted: bool) {
         let workspace = match mounted {
             true => Workspace::HostDir { path: "/x".into(), access: Access::ReadWrite },
             false => Workspace::default(),
         };
-        let room = Room::of(Some(ByteSize::from_bytes(bytes)), &workspace);
-        let all = [room.workspace, room.tmp, room.shm].map(Option::unwrap);
+        let sizes = DirectorySizes::of(Some(ByteSize::from_bytes(bytes)), &workspace);
+        let all = [sizes.workspace, sizes.tmp, sizes.shm].map(Option::unwrap);
         let max = if mounted { bytes } else { bytes / 2 };
         prop_assert!(all[1] + all[2] <= max);
         prop_assert!(all.iter().all(|part| part % PAGE == 0));

@@ -11,30 +11,30 @@ use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::config::Checked;
-use crate::container;
 use crate::engine::Engine;
 use crate::error;
 use crate::image::PullProgress;
 use crate::labels::Owner;
+use crate::removal::remove;
 use crate::sweep::sweep;
 
 /// The highest number of concurrent creations. More are hardly faster for an engine, and each has a deadline.
 const MAX_CONCURRENT_CREATIONS: usize = 8;
 
 /// The state shared by all sandboxes of one backend.
-pub(crate) struct Host {
+pub(crate) struct BackendState {
     pub config: Checked,
     pub progress: PullProgress,
     pub owner: Owner,
     pub creation_slots: Semaphore,
-    engine: Mutex<Option<Arc<Found>>>,
+    engine: Mutex<Option<Arc<ConnectedEngine>>>,
     stale: AtomicBool,
     leftovers: Lock<BTreeSet<String>>,
 }
 
 /// A connected engine and the state of its agent volume.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct ConnectedEngine {
     pub engine: Engine,
     /// True if the volume is known to contain the agent.
     pub has_agent: AtomicBool,
@@ -42,7 +42,7 @@ pub(crate) struct Found {
     pub filling: Mutex<()>,
 }
 
-impl Host {
+impl BackendState {
     /// Creates the state without contacting an engine.
     pub(crate) fn new(config: Checked, progress: PullProgress) -> Result<Arc<Self>> {
         let owner = Owner::this().map_err(|error| error::os("configure", "cannot identify this process", error))?;
@@ -58,21 +58,22 @@ impl Host {
     }
 
     /// Returns the engine. Connects and sweeps at the first call, and again after the engine went away.
-    pub(crate) async fn engine(&self) -> Result<Arc<Found>> {
+    pub(crate) async fn engine(&self) -> Result<Arc<ConnectedEngine>> {
         let mut known = self.engine.lock().await;
         if self.stale.swap(false, Ordering::AcqRel) {
             *known = None;
         }
-        if let Some(found) = known.as_ref() {
-            return Ok(Arc::clone(found));
+        if let Some(connected) = known.as_ref() {
+            return Ok(Arc::clone(connected));
         }
         let engine = Engine::connect(&self.config).await?;
         engine.check_runtime(self.config.runtime.as_deref())?;
         // A failed sweep does not prevent new sandboxes.
         let _ = sweep(&engine, &self.owner).await;
-        let found = Arc::new(Found { engine, has_agent: AtomicBool::new(false), filling: Mutex::new(()) });
-        *known = Some(Arc::clone(&found));
-        Ok(found)
+        let connected =
+            Arc::new(ConnectedEngine { engine, has_agent: AtomicBool::new(false), filling: Mutex::new(()) });
+        *known = Some(Arc::clone(&connected));
+        Ok(connected)
     }
 
     /// Marks the connection as stale, so that the next call connects again. The engine may have been replaced.
@@ -108,18 +109,18 @@ impl Host {
     pub(crate) fn retry_leftovers(self: &Arc<Self>, engine: &Engine) {
         let waiting: Vec<String> = self.leftovers().iter().cloned().collect();
         for id in waiting {
-            let (host, engine) = (Arc::clone(self), engine.clone());
+            let (state, engine) = (Arc::clone(self), engine.clone());
             tokio::spawn(async move {
-                if container::remove(&engine, &id).await.is_ok() {
-                    host.forget_leftover(&id);
+                if remove(&engine, &id).await.is_ok() {
+                    state.forget_leftover(&id);
                 }
             });
         }
     }
 }
 
-impl fmt::Debug for Host {
+impl fmt::Debug for BackendState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host").field("config", &self.config).field("owner", &self.owner).finish_non_exhaustive()
+        f.debug_struct("BackendState").field("config", &self.config).field("owner", &self.owner).finish_non_exhaustive()
     }
 }

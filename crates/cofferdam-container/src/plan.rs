@@ -12,7 +12,7 @@ use cofferdam_contract::{
     WORKSPACE_PATH, Workspace,
 };
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
 
@@ -67,7 +67,7 @@ const KERNEL_TASKS: i64 = 256;
 pub(crate) const CPU_PERIOD: i64 = 100_000;
 /// The kernel's minimum quota in a period.
 const MIN_CPU_QUOTA: i64 = 1000;
-/// The minimum disk limit: room for the entries that every sandbox has in its directories.
+/// The minimum disk limit: space for the entries that every sandbox has in its directories.
 const MIN_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
 /// The minimum memory limit. Engines refuse less, and no program could start.
 const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
@@ -101,14 +101,14 @@ pub(crate) struct Plan<'a> {
 
 /// The size in bytes of each writable directory; `None` without a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct DirectorySizes {
     /// The size of a private workspace.
     pub workspace: Option<u64>,
     pub tmp: Option<u64>,
     pub shm: Option<u64>,
 }
 
-impl Room {
+impl DirectorySizes {
     /// Divides the disk limit. A private workspace gets all of it; `/tmp` and `/dev/shm` have further limits and count
     /// as memory. If the workspace is a host directory, `/tmp` and `/dev/shm` share the limit.
     pub(crate) fn of(disk: Option<ByteSize>, workspace: &Workspace) -> Self {
@@ -209,7 +209,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
     let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
     // Enforced by the supervisor and the agent, or refused.
     let (_, _, _) = (cpu_time, wall_time, processes);
-    let room = Room::of(*disk, workspace);
+    let sizes = DirectorySizes::of(*disk, workspace);
     let memory = memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
     Ok(HostConfig {
         privileged: Some(false),
@@ -231,7 +231,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         cpu_quota: cpus.map(quota),
         ulimits: Some(ulimits(plan.facts, limits)),
         sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts)),
-        tmpfs: Some(tmpfs(plan, workspace, room)?),
+        tmpfs: Some(tmpfs(plan, workspace, sizes)?),
         mounts: Some(mounts(plan, workspace)),
         runtime: plan.runtime.map(str::to_owned),
         ..HostConfig::default()
@@ -284,13 +284,13 @@ pub(crate) fn quota(cpus: Cpus) -> i64 {
     (i64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)
 }
 
-fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, room: Room) -> Result<HashMap<String, String>> {
+fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, sizes: DirectorySizes) -> Result<HashMap<String, String>> {
     let mut all = HashMap::from([
-        ("/tmp".to_owned(), directory(plan, room.tmp, "exec,nosuid,nodev", "1777")),
-        ("/dev/shm".to_owned(), directory(plan, room.shm, "noexec,nosuid,nodev", "1777")),
+        ("/tmp".to_owned(), directory(plan, sizes.tmp, "exec,nosuid,nodev", "1777")),
+        ("/dev/shm".to_owned(), directory(plan, sizes.shm, "noexec,nosuid,nodev", "1777")),
     ]);
     if matches!(workspace, Workspace::Private { .. }) {
-        all.insert(WORKSPACE_PATH.to_owned(), directory(plan, room.workspace, "exec,nosuid,nodev", "0700"));
+        all.insert(WORKSPACE_PATH.to_owned(), directory(plan, sizes.workspace, "exec,nosuid,nodev", "0700"));
     }
     if plan.facts.podman {
         // Hides Podman's own writable directories, which have no limit.
@@ -313,12 +313,12 @@ fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, room: Room) -> Result<HashMap<S
 }
 
 /// Returns the options of a writable directory.
-fn directory(plan: &Plan<'_>, room: Option<u64>, flags: &str, mode: &str) -> String {
+fn directory(plan: &Plan<'_>, size: Option<u64>, flags: &str, mode: &str) -> String {
     let (uid, gid) = plan.user;
     // Podman cannot set the owner of a tmpfs. There is only one user inside.
     let (owner, mode) =
         if plan.facts.podman { (String::new(), "1777") } else { (format!(",uid={uid},gid={gid}"), mode) };
-    match room {
+    match size {
         None => format!("rw,{flags},mode={mode}{owner}"),
         Some(bytes) => {
             let files = if plan.facts.podman { String::new() } else { format!(",nr_inodes={}", max_files(bytes)) };
@@ -334,25 +334,30 @@ pub(crate) fn max_files(bytes: u64) -> u64 {
 
 /// Returns true if a path is a plain absolute path outside the directories of Cofferdam and the kernel.
 fn is_coverable(path: &str) -> bool {
-    let ours = [WORKSPACE_PATH, AGENT_DIRECTORY, "/tmp", "/proc", "/sys", "/dev", "/etc"];
+    let reserved = [WORKSPACE_PATH, AGENT_DIRECTORY, "/tmp", "/proc", "/sys", "/dev", "/etc"];
     let plain = path.starts_with('/')
         && path.len() > 1
         && path.len() <= 4096
         && !path.contains(|c: char| c.is_control() || c == ':' || c == ',')
         && Path::new(path).components().skip(1).all(|part| matches!(part, Component::Normal(_)))
         && Path::new(path).components().collect::<std::path::PathBuf>().as_os_str() == path;
-    plain && ours.iter().all(|ours| !Path::new(path).starts_with(ours))
+    plain && reserved.iter().all(|reserved| !Path::new(path).starts_with(reserved))
+}
+
+/// Returns the mount of the agent's volume.
+pub(crate) fn agent_mount(volume: &str, access: Access) -> Mount {
+    Mount {
+        target: Some(AGENT_DIRECTORY.to_owned()),
+        source: Some(volume.to_owned()),
+        typ: Some(MountType::VOLUME),
+        read_only: Some(access == Access::ReadOnly),
+        volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
+        ..Mount::default()
+    }
 }
 
 fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
-    let agent = Mount {
-        target: Some(AGENT_DIRECTORY.to_owned()),
-        source: Some(plan.agent_volume.to_owned()),
-        typ: Some(MountType::VOLUME),
-        read_only: Some(true),
-        volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
-        ..Mount::default()
-    };
+    let agent = agent_mount(plan.agent_volume, Access::ReadOnly);
     let mounted = plan.host_dir.map(|path| Mount {
         target: Some(WORKSPACE_PATH.to_owned()),
         source: Some(path.display().to_string()),

@@ -41,8 +41,8 @@ impl Inbox {
         *self = Self::NEW;
     }
 
-    /// Returns true if there is room for more bytes.
-    pub fn has_room(&self) -> bool {
+    /// Returns true if there is space for more bytes.
+    pub fn has_space(&self) -> bool {
         self.end - self.begin < INBOX
     }
 
@@ -119,8 +119,8 @@ impl Outbox {
     /// An empty outbox.
     pub const NEW: Self = Self { bytes: [0; OUTBOX], begin: 0, end: 0, overflowed: false };
 
-    /// Returns the number of bytes for which it has room.
-    pub fn room(&self) -> usize {
+    /// Returns the number of free bytes.
+    pub fn free(&self) -> usize {
         OUTBOX - (self.end - self.begin)
     }
 
@@ -136,7 +136,7 @@ impl Outbox {
         }
     }
 
-    /// Returns true if an answer was lost because the buffer was full. The callers check the room, so this is a bug.
+    /// Returns true if an answer was lost because the buffer was full. The callers check the space, so this is a bug.
     pub fn is_broken(&self) -> bool {
         self.overflowed
     }
