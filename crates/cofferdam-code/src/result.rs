@@ -229,7 +229,7 @@ pub(crate) fn limit_name(limit: LimitKind) -> String {
 }
 
 pub(crate) fn weaker(posture: &Posture) -> Vec<Protection> {
-    let less = |state| matches!(state, ProtectionState::WeakerThanAsked | ProtectionState::Absent);
+    let less = |state| matches!(state, ProtectionState::WeakerThanRequired | ProtectionState::Absent);
     posture.items().iter().filter(|item| less(item.state)).map(|item| item.protection).collect()
 }
 

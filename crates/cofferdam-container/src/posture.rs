@@ -46,7 +46,7 @@ fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> Pos
 }
 
 fn with_remedy(mut item: PostureItem, remedy: impl Into<String>) -> PostureItem {
-    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanRequired) {
         item.remedy = Some(remedy.into());
     }
     item
@@ -349,7 +349,7 @@ fn with_sockets(mut item: PostureItem, sockets: Option<u64>, bytes: u64) -> Post
     match sockets.filter(|sockets| *sockets <= socket_share(bytes)) {
         Some(sockets) => item.mechanism.push_str(&format!("; TCP and UDP buffers {sockets} bytes besides")),
         None if item.state == ProtectionState::Enforced => {
-            item.state = ProtectionState::WeakerThanAsked;
+            item.state = ProtectionState::WeakerThanRequired;
             item.mechanism
                 .push_str("; TCP and UDP buffers are not limited: only root can write to the engine's control groups");
             item.remedy = Some("run as root on the engine's machine, or use control groups v2".to_owned());
@@ -373,7 +373,7 @@ fn cpu_time_row(measured: &Measured<'_>, seconds: f64) -> PostureItem {
 fn with_processes(mut item: PostureItem, asked: Option<u32>, quotas: bool) -> PostureItem {
     let Some(asked) = asked else { return item };
     if !quotas {
-        item.state = ProtectionState::WeakerThanAsked;
+        item.state = ProtectionState::WeakerThanRequired;
         item.mechanism.push_str("; processes are not counted separately from threads");
         item.remedy =
             Some("use a runtime that shares the engine's kernel, such as runc, or ask for --pids alone".to_owned());
@@ -402,7 +402,7 @@ fn processes(measured: &Measured<'_>, asked: u64) -> PostureItem {
     let found = measured.engine_limits.tasks.map_or("none".to_owned(), |tasks| tasks.to_string());
     PostureItem {
         protection: Protection::Processes,
-        state: ProtectionState::WeakerThanAsked,
+        state: ProtectionState::WeakerThanRequired,
         mechanism: format!(
             "the engine limits the threads around the sandbox's kernel ({found}), not the processes inside"
         ),
@@ -439,7 +439,7 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     match workspace {
         Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
             protection: Protection::Disk,
-            state: ProtectionState::WeakerThanAsked,
+            state: ProtectionState::WeakerThanRequired,
             mechanism: format!("the size of a host directory is not limited; {tmpfs}"),
             probed: true,
             remedy: Some(

@@ -147,7 +147,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Creates a sandbox.
     ///
     /// # Errors
-    /// - `WeakerThanAsked` if a protection of the posture falls short of the spec and the spec does not list it in
+    /// - `WeakerThanRequired` if a protection of the posture falls short of the spec and the spec does not list it in
     ///   `allow_weaker`. Nothing is left behind.
     /// - `Unsupported` for a setting that the backend does not have. A setting is never ignored.
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>>;

@@ -21,7 +21,8 @@ pub enum ErrorKind {
     /// The backend does not offer this operation or setting.
     Unsupported,
     /// The host cannot enforce a requested protection. Nothing was started.
-    WeakerThanAsked,
+    #[serde(rename = "weaker-than-asked")]
+    WeakerThanRequired,
     /// A policy forbids the operation.
     Denied,
     /// A file, command, backend or sandbox does not exist.
@@ -50,7 +51,7 @@ impl ErrorKind {
         match self {
             Self::InvalidInput => "invalid-input",
             Self::Unsupported => "unsupported",
-            Self::WeakerThanAsked => "weaker-than-asked",
+            Self::WeakerThanRequired => "weaker-than-asked",
             Self::Denied => "denied",
             Self::NotFound => "not-found",
             Self::NotExecutable => "not-executable",
@@ -131,7 +132,7 @@ impl Error {
             | ErrorKind::NotExecutable
             | ErrorKind::Conflict
             | ErrorKind::Closed => Fault::Caller,
-            ErrorKind::WeakerThanAsked
+            ErrorKind::WeakerThanRequired
             | ErrorKind::ResourceExhausted
             | ErrorKind::Unavailable
             | ErrorKind::Io
@@ -399,7 +400,7 @@ mod tests {
     #[test]
     fn kinds_know_the_guilty_party() {
         assert_eq!(Error::invalid("x", "y").fault(), Fault::Caller);
-        assert_eq!(Error::new(ErrorKind::WeakerThanAsked, "x", "y").fault(), Fault::Host);
+        assert_eq!(Error::new(ErrorKind::WeakerThanRequired, "x", "y").fault(), Fault::Host);
         assert_eq!(Error::new(ErrorKind::Denied, "x", "y").fault(), Fault::Policy);
         assert_eq!(ErrorKind::NotFound.exit_code(), 127);
     }

@@ -96,7 +96,8 @@ pub enum ProtectionState {
     /// Enforced as requested.
     Enforced,
     /// Enforced in part: less than requested.
-    WeakerThanAsked,
+    #[serde(rename = "weaker-than-asked")]
+    WeakerThanRequired,
     /// Not enforced.
     Absent,
     /// Not requested.
@@ -162,7 +163,7 @@ impl Posture {
         allowed: &'a std::collections::BTreeSet<Protection>,
     ) -> impl Iterator<Item = &'a PostureItem> {
         self.items.iter().filter(move |item| {
-            matches!(item.state, ProtectionState::WeakerThanAsked | ProtectionState::Absent)
+            matches!(item.state, ProtectionState::WeakerThanRequired | ProtectionState::Absent)
                 && !allowed.contains(&item.protection)
         })
     }
@@ -170,7 +171,7 @@ impl Posture {
     /// Checks that every shortfall is listed in `allowed`.
     ///
     /// # Errors
-    /// - `WeakerThanAsked` otherwise. The message lists the missing protections, and the remedy how to get them.
+    /// - `WeakerThanRequired` otherwise. The message lists the missing protections, and the remedy how to get them.
     pub fn require(&self, allowed: &std::collections::BTreeSet<Protection>) -> crate::Result<()> {
         let missing: Vec<&PostureItem> = self.shortfalls(allowed).collect();
         if missing.is_empty() {
@@ -182,7 +183,7 @@ impl Posture {
         let names: Vec<&str> = missing.iter().map(|item| item.protection.as_str()).collect();
         remedies.push(format!("or accept it with --allow-weaker {}", names.join(",")));
         Err(crate::Error::new(
-            crate::ErrorKind::WeakerThanAsked,
+            crate::ErrorKind::WeakerThanRequired,
             "create",
             format!("this host cannot enforce the requested protections ({})", what.join("; ")),
         )
@@ -194,7 +195,7 @@ fn rank(state: ProtectionState) -> u8 {
     match state {
         ProtectionState::NotAsked => 0,
         ProtectionState::Enforced => 1,
-        ProtectionState::WeakerThanAsked => 2,
+        ProtectionState::WeakerThanRequired => 2,
         ProtectionState::Absent => 3,
     }
 }
@@ -212,11 +213,11 @@ mod tests {
     #[test]
     fn a_shortfall_is_refused_unless_named() {
         let posture = Posture::new([
-            item(Protection::Memory, ProtectionState::WeakerThanAsked),
+            item(Protection::Memory, ProtectionState::WeakerThanRequired),
             item(Protection::Seccomp, ProtectionState::Enforced),
         ]);
         let error = posture.require(&BTreeSet::new()).unwrap_err();
-        assert_eq!(error.kind(), crate::ErrorKind::WeakerThanAsked);
+        assert_eq!(error.kind(), crate::ErrorKind::WeakerThanRequired);
         assert_eq!(error.remedy(), Some("do r; or accept it with --allow-weaker memory"));
         assert!(posture.require(&BTreeSet::from([Protection::Memory])).is_ok());
         assert!(posture.require(&BTreeSet::from([Protection::Disk])).is_err());
@@ -227,7 +228,7 @@ mod tests {
         let posture = Posture::new([
             item(Protection::Disk, ProtectionState::Enforced),
             item(Protection::Disk, ProtectionState::Absent),
-            item(Protection::Disk, ProtectionState::WeakerThanAsked),
+            item(Protection::Disk, ProtectionState::WeakerThanRequired),
         ]);
         assert_eq!(posture.get(Protection::Disk).unwrap().state, ProtectionState::Absent);
     }

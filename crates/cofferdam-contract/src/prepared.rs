@@ -47,7 +47,7 @@ pub trait PreparedSandbox: Send + Sync + fmt::Debug {
     /// - Nothing is left behind after an error.
     ///
     /// # Errors
-    /// - `WeakerThanAsked`, `InvalidInput` and `Unsupported`, as for [`crate::Backend::create`].
+    /// - `WeakerThanRequired`, `InvalidInput` and `Unsupported`, as for [`crate::Backend::create`].
     /// - An error for a spec that is not compatible. A setting is never ignored.
     /// - An error with [`crate::Retry::MayHelp`] if the sandbox has died.
     async fn claim(self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>>;

@@ -72,7 +72,7 @@ fn host(which: u8) -> SimulatedConfig {
             ..SimulatedConfig::default()
         },
         2 => SimulatedConfig {
-            shortfalls: [(Protection::Disk, ProtectionState::WeakerThanAsked)].into(),
+            shortfalls: [(Protection::Disk, ProtectionState::WeakerThanRequired)].into(),
             fixed_when_warm: [].into(),
             ..SimulatedConfig::default()
         },

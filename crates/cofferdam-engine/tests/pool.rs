@@ -253,7 +253,7 @@ async fn what_a_create_refuses_as_weaker_a_pool_refuses_too() {
     };
     let (backend, pool) = pool_over(backend, small());
     settle().await;
-    assert_eq!(pool.claim(unfit()).await.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
+    assert_eq!(pool.claim(unfit()).await.unwrap_err().kind(), ErrorKind::WeakerThanRequired);
     let allowed = unfit().to_builder().allow_weaker(Protection::Cpus).build().unwrap();
     let lease = pool.claim(allowed).await.unwrap();
     assert_eq!(lease.kind(), ClaimKind::Warm);

@@ -210,7 +210,7 @@ mod tests {
         let now = Instant::now();
         let listed = list.add(1, ExecState::new(now, allowance(), false));
         listed.begin(Counts::default());
-        listed.supervision().wish(Wish::Cancel(SECOND * 2), now);
+        listed.supervision().request_stop(StopRequest::Cancel(SECOND * 2), now);
         let recorded = list.record(&[1], now + SECOND).remove(0);
         assert_eq!(recorded.kill_in, Some(SECOND.as_micros() as u64));
         let reattached = ExecState::reattach(&recorded, &Limits::default(), None, true, 1);

@@ -294,7 +294,7 @@ impl Made {
             NetworkPolicy::Allow { hosts } => hosts.clone(),
             _ => Vec::new(),
         };
-        let less = |state| matches!(state, ProtectionState::WeakerThanAsked | ProtectionState::Absent);
+        let less = |state| matches!(state, ProtectionState::WeakerThanRequired | ProtectionState::Absent);
         let weaker = sandbox.posture().items().iter().filter(|item| less(item.state)).map(|item| item.protection);
         Self {
             sandbox: id.to_owned(),

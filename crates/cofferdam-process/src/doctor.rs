@@ -92,7 +92,7 @@ fn rows(sandbox: &dyn Sandbox) -> impl Iterator<Item = Finding> {
     sandbox.posture().items().iter().map(|item| {
         let state = match item.state {
             ProtectionState::Enforced | ProtectionState::NotAsked => FindingState::Ok,
-            ProtectionState::WeakerThanAsked => FindingState::Weaker,
+            ProtectionState::WeakerThanRequired => FindingState::Weaker,
             ProtectionState::Absent => FindingState::Missing,
         };
         finding(item.protection.as_str(), state, item.mechanism.clone(), item.remedy.clone())

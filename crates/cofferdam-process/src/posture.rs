@@ -64,7 +64,7 @@ fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> Pos
 }
 
 fn with_remedy(mut item: PostureItem, remedy: impl Into<String>) -> PostureItem {
-    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanRequired) {
         item.remedy = Some(remedy.into());
     }
     item
@@ -268,7 +268,7 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         ),
     );
     if holds && !shown {
-        item.state = ProtectionState::WeakerThanAsked;
+        item.state = ProtectionState::WeakerThanRequired;
         item.mechanism.push_str("; without Landlock, memory behind /dev/zero is not refused");
     }
     with_remedy(item, group_remedy(measured))
@@ -282,7 +282,7 @@ fn with_sockets(mut item: PostureItem, measured: &Measured<'_>, group: &GroupBou
     match group.sockets.filter(|sockets| *sockets <= socket_share(bytes)) {
         Some(sockets) => item.mechanism.push_str(&format!("; TCP and UDP buffers {sockets} bytes besides")),
         None if item.state == ProtectionState::Enforced => {
-            item.state = ProtectionState::WeakerThanAsked;
+            item.state = ProtectionState::WeakerThanRequired;
             item.mechanism.push_str("; TCP and UDP buffers are not bounded by this kernel");
             item.remedy = Some("use control groups v2".to_owned());
         }
@@ -385,7 +385,7 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     match measured.spec.workspace() {
         Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
             protection: Protection::Disk,
-            state: ProtectionState::WeakerThanAsked,
+            state: ProtectionState::WeakerThanRequired,
             mechanism: format!(
                 "a host directory cannot be sized: there each file is limited to {asked} (RLIMIT_FSIZE), their sum is not; \
                  /tmp and /dev/shm are {tmpfs}"

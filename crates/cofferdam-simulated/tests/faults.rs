@@ -103,7 +103,7 @@ async fn a_seed_gives_the_same_faults_again() {
 async fn a_pretended_shortfall_is_refused_unless_named() {
     let shortfalls = [(Protection::Memory, ProtectionState::Absent)].into();
     let backend = SimulatedBackend::new(SimulatedConfig { shortfalls, ..SimulatedConfig::default() });
-    assert_eq!(backend.create(Spec::default()).await.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
+    assert_eq!(backend.create(Spec::default()).await.unwrap_err().kind(), ErrorKind::WeakerThanRequired);
     let spec = Spec::builder().allow_weaker(Protection::Memory).build().unwrap();
     assert!(backend.create(spec).await.is_ok());
 }

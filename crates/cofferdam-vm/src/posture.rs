@@ -35,7 +35,7 @@ fn row(protection: Protection, holds: bool, mechanism: impl Into<String>) -> Pos
 }
 
 fn with_remedy(mut item: PostureItem, remedy: &str) -> PostureItem {
-    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked) {
+    if matches!(item.state, ProtectionState::Absent | ProtectionState::WeakerThanRequired) {
         item.remedy = Some(remedy.to_owned());
     }
     item

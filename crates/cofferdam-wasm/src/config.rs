@@ -11,7 +11,7 @@ pub struct WasmConfig {
     /// The maximum number of guests that run at once, over all sandboxes. Each has a thread. Default 64.
     pub guests: usize,
     /// The time that a start waits for a free guest slot before it fails. Default 10 s.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The maximum number of modules that compile at once. A compilation that timed out continues outside of this
     /// limit; beyond four such it counts until its compiler stops. Default 2.
     pub compilers: usize,
@@ -32,7 +32,7 @@ impl Default for WasmConfig {
     fn default() -> Self {
         Self {
             guests: 64,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             compilers: 2,
             compile_time: Duration::from_secs(30),
             module_size: ByteSize::from_mebibytes(16),

@@ -94,7 +94,7 @@ pub(crate) async fn start(shared: &Arc<Shared>, request: ExecRequest) -> Result<
     let plan = Plan::new(shared, &invocation, allowed).await?;
     let control = Arc::new(GuestControl::default());
     let registration = shared.enter(&control)?;
-    let slot = timeout(common.config.patience, Arc::clone(&common.slots).acquire_owned()).await;
+    let slot = timeout(common.config.timeout, Arc::clone(&common.slots).acquire_owned()).await;
     let Ok(Ok(slot)) = slot else { return Err(no_slot(common)) };
     let ticking = plan.engine.tick().map_err(no_thread)?;
     let (input, writer) = input(&request, &control);

@@ -213,7 +213,7 @@ pub(super) async fn disk_in_a_host_directory(cx: Context) -> Verdict {
     let sandbox = match cx.backend().create(spec).await {
         Ok(sandbox) => cx.keep(sandbox),
         // Refusing a limit that cannot be enforced is correct.
-        Err(error) if error.kind() == ErrorKind::WeakerThanAsked => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::WeakerThanRequired => return Ok(()),
         Err(error) => return Err(error.into()),
     };
     if sandbox.posture().get(Protection::Disk).is_none_or(|row| row.state != ProtectionState::Enforced) {

@@ -37,7 +37,7 @@ pub(super) async fn no_shortfall_unless_allowed(cx: Context) -> Verdict {
     let sandbox = cx.sandbox_of(spec.clone()).await?;
     sandbox.posture().require(spec.allow_weaker())?;
     for row in sandbox.posture().items() {
-        let weak = matches!(row.state, ProtectionState::Absent | ProtectionState::WeakerThanAsked);
+        let weak = matches!(row.state, ProtectionState::Absent | ProtectionState::WeakerThanRequired);
         check!(!weak || row.remedy.is_some(), "{} is weak, and its row has no remedy", row.protection);
     }
     Ok(())
@@ -66,7 +66,7 @@ pub(super) async fn says_what_was_not_asked(cx: Context) -> Verdict {
     match cx.backend().create(share).await.map(|sandbox| cx.keep(sandbox)) {
         Ok(sandbox) => check!(state(sandbox.posture(), R::Cpus)? != ProtectionState::NotAsked, "a share was requested"),
         // A host that cannot enforce a share refuses it.
-        Err(error) => check_eq!(error.kind(), cofferdam_contract::ErrorKind::WeakerThanAsked, "requesting a share"),
+        Err(error) => check_eq!(error.kind(), cofferdam_contract::ErrorKind::WeakerThanRequired, "requesting a share"),
     }
     Ok(())
 }

@@ -147,7 +147,7 @@ pub(super) async fn weaker_claims_are_refused(cx: Context) -> Verdict {
     for spec in candidates {
         let weaker = match cx.backend().create(spec.clone()).await.map(|sandbox| cx.keep(sandbox)) {
             Ok(_) => continue,
-            Err(error) if error.kind() == ErrorKind::WeakerThanAsked => [ErrorKind::WeakerThanAsked],
+            Err(error) if error.kind() == ErrorKind::WeakerThanRequired => [ErrorKind::WeakerThanRequired],
             Err(_) => continue,
         };
         let prepared = prepare(&cx, &template).await?;

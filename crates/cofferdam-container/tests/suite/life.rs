@@ -38,7 +38,7 @@ async fn every_protection_is_measured_and_nothing_is_weaker() {
             let fine = match row.state {
                 ProtectionState::Enforced => true,
                 ProtectionState::NotAsked => may_be_left_out,
-                ProtectionState::WeakerThanAsked => *protection == Protection::Memory && support::weaker_memory(),
+                ProtectionState::WeakerThanRequired => *protection == Protection::Memory && support::weaker_memory(),
                 ProtectionState::Absent => false,
             };
             assert!(fine, "{}: {row:?}", engine.name);
@@ -230,7 +230,10 @@ async fn mounted_directory_is_used_as_its_owner_and_never_as_root() {
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         let mut spec = support::spec()
             .workspace(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
-        assert_eq!(backend.create(spec.clone().build().unwrap()).await.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
+        assert_eq!(
+            backend.create(spec.clone().build().unwrap()).await.unwrap_err().kind(),
+            ErrorKind::WeakerThanRequired
+        );
         spec = spec.allow_weaker(Protection::Disk);
         backend.create(spec.build().unwrap()).await.expect("it is accepted").close().await.unwrap();
     }
@@ -310,8 +313,8 @@ async fn prepared_container_takes_the_requested_limits() {
             limits.memory = Some(ByteSize::from_mebibytes(64));
             limits.pids = Some(5);
         });
-        let warm = backend.warm(support::spec().build().unwrap()).await.unwrap();
-        if !warm.fits(&tighter) {
+        let warm = backend.prepare(support::spec().build().unwrap()).await.unwrap();
+        if !warm.is_compatible(&tighter) {
             println!("SKIP prepared_container_takes_the_requested_limits: {} cannot change bounds", engine.name);
             warm.close().await.unwrap();
             continue;

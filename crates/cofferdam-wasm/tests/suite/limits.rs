@@ -164,7 +164,7 @@ async fn the_posture_claims_what_these_tests_show() {
     let share = Limits { cpus: Some(cofferdam_contract::Cpus::from_millis(500)), ..Limits::default() };
     let backend = cofferdam_wasm::WasmBackend::default();
     let refused = backend.create(Spec::builder().limits(share).build().unwrap()).await;
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::WeakerThanAsked);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::WeakerThanRequired);
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ async fn endless_loops_block_neither_timers_nor_others() {
 
 #[tokio::test]
 async fn no_more_guests_run_than_there_are_places() {
-    let config = WasmConfig { guests: 1, patience: Duration::from_millis(100), ..WasmConfig::default() };
+    let config = WasmConfig { guests: 1, timeout: Duration::from_millis(100), ..WasmConfig::default() };
     let backend = WasmBackend::new(config);
     let sandbox = backend.create(Spec::default()).await.unwrap();
     let first = sandbox.start(script(endless()).build().unwrap()).await.unwrap();

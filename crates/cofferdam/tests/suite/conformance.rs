@@ -114,7 +114,7 @@ fn a_writable_host_directory_with_a_disk_limit_is_refused() {
         let spec = |access| Spec::builder().workspace(lent(access));
         let refused = backend.create(spec(Access::ReadWrite).build().expect("valid")).await;
         let error = refused.expect_err("the sum of what is stored there has no limit");
-        assert_eq!(error.kind(), ErrorKind::WeakerThanAsked, "{error}");
+        assert_eq!(error.kind(), ErrorKind::WeakerThanRequired, "{error}");
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("--allow-weaker disk")), "{error:?}");
         for accepted in [spec(Access::ReadOnly), spec(Access::ReadWrite).allow_weaker(Protection::Disk)] {
             let sandbox = backend.create(accepted.build().expect("valid")).await.expect("it is accepted");
