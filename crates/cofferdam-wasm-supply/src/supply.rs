@@ -109,7 +109,8 @@ impl Supply {
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone.
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
+    /// [`SupplyError::Io`] if a file cannot be read. The entry then stays.
     pub fn find(&self, language: Language) -> Result<Option<Interpreter>> {
         let name = name(language);
         let Some(hashes) = self.cache.verified(&name, files(language))? else { return Ok(None) };
