@@ -24,5 +24,4 @@ mod types;
 mod udp;
 
 pub(crate) use program::{Component, compile, run};
-pub(crate) use resources::Resources;
 pub(crate) use screen::is_component;

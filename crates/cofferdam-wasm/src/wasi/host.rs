@@ -11,8 +11,8 @@ use wasmtime::Memory as WasmMemory;
 
 use super::descriptors::{Descriptor, Descriptors, OpenDirectory};
 use super::memory::Memory;
+use super::resources::Resources;
 use crate::account::Account;
-use crate::component::Resources;
 use crate::ending::Termination;
 use crate::fs::{Base, FsError, FsResult, Ino, Tree};
 use crate::guest_control::{GuestControl, Input};

@@ -14,6 +14,7 @@ mod link;
 mod memory;
 mod paths;
 mod poll;
+mod resources;
 
 #[cfg(test)]
 pub(crate) use descriptors::OpenFile;
