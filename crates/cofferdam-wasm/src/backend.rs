@@ -11,14 +11,12 @@ use tokio::sync::Semaphore;
 
 use crate::direct::Terms;
 use crate::engine::Engines;
+use crate::policy::NAME;
 use crate::sandbox::WasmSandbox;
 use crate::screen::not_executable;
 use crate::session;
 use crate::state::{Common, Shared};
 use crate::{Loaded, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig};
-
-/// The backend's name.
-pub(crate) const NAME: &str = "wasm";
 
 /// The backend of the wasm isolation level. Creating it is cheap: the engine is created with the first module. It needs
 /// a tokio runtime with time enabled.

@@ -14,9 +14,10 @@ use cofferdam_contract::{
 use parking_lot::Mutex;
 
 use crate::account::Account;
-use crate::command::plain_environment;
+use crate::directories::refuse_named;
 use crate::ending::Termination;
 use crate::engine::WasmEngine;
+use crate::environment::plain_environment;
 use crate::fs::Tree;
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
@@ -60,7 +61,7 @@ impl Terms {
     /// Creates the terms, or fails if the posture is weaker than the spec demands.
     pub(crate) fn new(spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
-        crate::preopens::refuse_named(&spec)?;
+        refuse_named(&spec)?;
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
             return Err(Error::unsupported("load", "a direct run cannot start with the files of a host directory")
                 .with_remedy("use a sandbox or a session, or pass the data on standard input"));

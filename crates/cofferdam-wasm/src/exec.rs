@@ -16,6 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::command::{self, Invocation, ProgramSource};
+use crate::directories::refuse_named;
 use crate::engine::{Ticking, WasmEngine};
 use crate::guest::{self, Guest};
 use crate::guest_control::{ExecHandleControl, GuestControl, Input, InputWriter};
@@ -23,7 +24,6 @@ use crate::languages::{self, Mode};
 use crate::limiter::Limiter;
 use crate::network::{Egress, Rules};
 use crate::output::Output;
-use crate::preopens::{preopens, refuse_named};
 use crate::program::{Entry, Frozen, Program};
 use crate::screen::not_executable;
 use crate::state::{Common, ExecRegistration, Shared};
@@ -104,7 +104,7 @@ pub(crate) async fn start(shared: &Arc<Shared>, request: ExecRequest) -> Result<
     let policy = shared.policy;
     let rules = Rules::of(shared.spec.network())?;
     let parts = HostParts {
-        preopens: preopens(shared, &invocation)?,
+        preopens: command::preopens(shared, &invocation)?,
         args: invocation.args,
         env: invocation.env,
         files: Arc::clone(&shared.files),

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::account::Account;
 use crate::ending::Termination;
 use crate::engine::WasmEngine;
+use crate::environment::plain_environment;
 use crate::fs::{Base, Ino, OpenHow, ROOT, Tree};
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
@@ -316,7 +317,7 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     let environment = found.environment.iter().map(|(name, value)| format!("{name}={value}"));
     let parts = HostParts {
         args: found.warm.args.clone(),
-        env: crate::command::plain_environment().into_iter().chain(environment).collect(),
+        env: plain_environment().into_iter().chain(environment).collect(),
         preopens,
         files: Arc::clone(&files.tree),
         clock: guest::clock(policy, 0),

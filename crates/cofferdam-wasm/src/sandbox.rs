@@ -12,9 +12,9 @@ use cofferdam_contract::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
-use crate::backend::NAME;
 use crate::exec;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
+use crate::policy::NAME;
 use crate::state::Shared;
 use crate::time::since_1970;
 

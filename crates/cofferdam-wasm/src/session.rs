@@ -21,15 +21,16 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::command;
+use crate::directories::refuse_named;
 use crate::ending::Termination;
 use crate::engine::{Ticking, WasmEngine};
+use crate::environment::plain_environment;
 use crate::exec::{HOST_STACK, input, no_slot, no_thread};
 use crate::guest::{self, Guest};
 use crate::guest_control::{ExecHandleControl, GuestControl};
 use crate::languages::{self, Mode, PreparedInterpreter};
 use crate::limiter::Limiter;
 use crate::output::Output;
-use crate::preopens::refuse_named;
 use crate::program::{Entry, Frozen, Program};
 use crate::sandbox::WasmSandbox;
 use crate::snapshot::{Kind, SessionSnapshot};
@@ -486,7 +487,7 @@ fn first_host(shared: &Arc<Shared>, initial: &InitialState) -> Result<Host> {
     let policy = shared.policy;
     let parts = HostParts {
         args: Vec::new(),
-        env: command::plain_environment(),
+        env: plain_environment(),
         preopens: files.preopens(shared.spec.workspace().access(), files.workspace),
         files: files.tree,
         clock: guest::clock(policy, initial.passed),

@@ -11,13 +11,12 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::WasmConfig;
 use crate::account::Account;
-use crate::backend::NAME;
 use crate::ending::{SIGKILL, Termination};
 use crate::engine::{Engines, on_thread};
 use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};
 use crate::guest_control::GuestControl;
 use crate::import::{self, Times, import};
-use crate::policy::Policy;
+use crate::policy::{NAME, Policy};
 use crate::posture::posture;
 use crate::session::InitialState;
 use crate::snapshot::{SessionSnapshot, refuse_shared};
