@@ -18,6 +18,7 @@ use crate::directories::refuse_named;
 use crate::ending::Termination;
 use crate::engine::WasmEngine;
 use crate::environment::plain_environment;
+use crate::files::Files;
 use crate::fs::Tree;
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
@@ -27,7 +28,6 @@ use crate::network::{Egress, Rules};
 use crate::output::{Collected, Output};
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
-use crate::state::Files;
 use crate::wasi::{Host, HostParts, Run};
 
 /// Stack for the host's part of a runner's thread, and for the caller's work on it.

@@ -23,6 +23,7 @@ use crate::account::Account;
 use crate::ending::Termination;
 use crate::engine::WasmEngine;
 use crate::environment::plain_environment;
+use crate::files::Files;
 use crate::fs::{Base, Ino, OpenHow, ROOT, Tree};
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
@@ -31,7 +32,6 @@ use crate::limiter::Limiter;
 use crate::output::Output;
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program, Value};
-use crate::state::Files;
 use crate::sys::{Image, Verified};
 use crate::wasi::{Host, HostParts, Preopen, Run};
 

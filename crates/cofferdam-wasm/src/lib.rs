@@ -34,6 +34,7 @@ mod engine;
 mod environment;
 mod error;
 mod exec;
+mod files;
 mod fs;
 mod guest;
 mod guest_control;

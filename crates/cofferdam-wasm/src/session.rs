@@ -31,10 +31,11 @@ use crate::guest_control::{ExecHandleControl, GuestControl};
 use crate::languages::{self, Mode, PreparedInterpreter};
 use crate::limiter::Limiter;
 use crate::output::Output;
+use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
 use crate::sandbox::WasmSandbox;
 use crate::snapshot::{Kind, SessionSnapshot};
-use crate::state::{Common, ExecRegistration, Shared};
+use crate::state::{Common, ExecRegistration, Shared, memory_account};
 use crate::time::Random;
 use crate::wasi::{Descriptors, Host, HostParts, Run};
 
@@ -325,7 +326,10 @@ pub(crate) async fn open(common: &Arc<Common>, kind: SessionKind, spec: Spec) ->
 /// Opens a session that resumes from a snapshot.
 pub(crate) async fn restore(common: &Arc<Common>, snapshot: &SessionSnapshot, spec: Spec) -> Result<Session> {
     refuse_named(&spec)?;
-    let (shared, initial) = Shared::restored(common, spec, snapshot)?;
+    let policy = Policy::of(&spec)?;
+    let account = memory_account(&spec);
+    let (files, initial) = snapshot.thaw(&spec, policy, &account)?;
+    let shared = Shared::with_files(common, spec, policy, account, files)?;
     let sandbox = Arc::new(WasmSandbox(Arc::new(shared)));
     let (metered, allowed) = (sandbox.0.policy.is_metered(), sandbox.0.spec.limits().wall_time);
     snapshot.check_metered(metered)?;
