@@ -9,14 +9,16 @@ use cofferdam_contract::{Backend, Capabilities, Capability, Error, Level, Result
 use cofferdam_wasm_supply::Language;
 use tokio::sync::Semaphore;
 
-use crate::direct::Terms;
-use crate::engine::Engines;
+use crate::config::WasmConfig;
+use crate::direct::{Loaded, Terms};
+use crate::languages::Preparing;
+use crate::loader::Loader;
 use crate::policy::NAME;
 use crate::sandbox::WasmSandbox;
 use crate::screen::not_executable;
-use crate::session;
+use crate::session::{self, Session, SessionKind};
+use crate::snapshot::SessionSnapshot;
 use crate::state::{Common, Shared};
-use crate::{Loaded, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig};
 
 /// The backend of the wasm isolation level. Creating it is cheap: the engine is created with the first module. It needs
 /// a tokio runtime with time enabled.
@@ -35,7 +37,7 @@ impl WasmBackend {
     /// Creates a backend with this configuration.
     pub fn new(config: WasmConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.guests.clamp(1, Semaphore::MAX_PERMITS)));
-        let common = Common { engines: Engines::new(config.clone()), config, slots, created: AtomicU64::new(0) };
+        let common = Common { loader: Loader::new(config.clone()), config, slots, created: AtomicU64::new(0) };
         Self { common: Arc::new(common) }
     }
 
@@ -64,7 +66,7 @@ impl WasmBackend {
     ///
     /// `Unavailable` if the interpreter is not installed.
     pub async fn prepare(&self, language: Language, progress: impl FnMut(Preparing) + Send + 'static) -> Result<()> {
-        self.common.engines.make_interpreter(language, false, progress).await.map(drop)
+        self.common.loader.prepare_interpreter(language, false, progress).await.map(drop)
     }
 
     /// Loads a module for direct runs, without a sandbox, under the limits of `spec`.
@@ -75,7 +77,7 @@ impl WasmBackend {
     pub async fn load(&self, module: Bytes, spec: Spec) -> Result<Loaded> {
         let terms = Terms::new(spec)?;
         let (tenant, allowed) = (terms.spec().tenant().clone(), terms.spec().limits().wall_time);
-        let (program, engine) = self.common.engines.program(module, &tenant, terms.is_metered(), allowed).await?;
+        let (program, engine) = self.common.loader.program(module, &tenant, terms.is_metered(), allowed).await?;
         if !program.is_command() {
             return Err(not_executable("the module is not a command: it exports no function _start without arguments"));
         }
@@ -90,7 +92,7 @@ impl WasmBackend {
     pub async fn load_language(&self, language: Language, spec: Spec) -> Result<Loaded> {
         let terms = Terms::new(spec)?;
         let allowed = terms.spec().limits().wall_time;
-        let prepared = self.common.engines.interpreter(language, terms.is_metered(), allowed).await?;
+        let prepared = self.common.loader.interpreter(language, terms.is_metered(), allowed).await?;
         Ok(Loaded::of_language(&prepared, terms, self.stack()))
     }
 

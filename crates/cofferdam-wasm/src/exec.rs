@@ -56,10 +56,10 @@ struct Plan {
 
 impl Plan {
     async fn new(shared: &Shared, invocation: &Invocation, allowed: Duration) -> Result<Self> {
-        let (engines, metered) = (&shared.common.engines, shared.policy.is_metered());
+        let (loader, metered) = (&shared.common.loader, shared.policy.is_metered());
         match &invocation.source {
             ProgramSource::Module(module) => {
-                let (program, engine) = engines.program(module.clone(), shared.spec.tenant(), metered, allowed).await?;
+                let (program, engine) = loader.program(module.clone(), shared.spec.tenant(), metered, allowed).await?;
                 if !program.is_command() {
                     let what = "the module is not a command: it exports no function _start without arguments";
                     return Err(not_executable(what).with_remedy("build it as a program, not as a library"));
@@ -69,7 +69,7 @@ impl Plan {
             }
             ProgramSource::Script(language, source) => {
                 refuse_named(&shared.spec)?;
-                let prepared = engines.interpreter(*language, metered, allowed).await?;
+                let prepared = loader.interpreter(*language, metered, allowed).await?;
                 let request =
                     languages::request(Mode::Script, &invocation.cwd, &invocation.args, &invocation.env, source);
                 Ok(Self {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::account::Account;
 use crate::ending::Termination;
-use crate::engine::WasmEngine;
+use crate::engine::{WasmEngine, on_thread};
 use crate::environment::plain_environment;
 use crate::files::Files;
 use crate::fs::{Base, Ino, OpenHow, ROOT, Tree};
@@ -110,7 +110,7 @@ pub async fn obtain(
 ) -> Result<Interpreter> {
     let supply = Supply::new(cache);
     let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(no_setup);
-    crate::engine::on_thread(work).await
+    on_thread(work).await
 }
 
 /// Returns the cache key of an interpreter for this version, these settings and this processor.

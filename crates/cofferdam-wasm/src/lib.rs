@@ -42,6 +42,7 @@ mod import;
 mod instrument;
 mod languages;
 mod limiter;
+mod loader;
 mod network;
 mod output;
 mod policy;

@@ -311,12 +311,12 @@ pub(crate) async fn open(common: &Arc<Common>, kind: SessionKind, spec: Spec) ->
     let (metered, allowed) = (sandbox.0.policy.is_metered(), sandbox.0.spec.limits().wall_time);
     match kind {
         SessionKind::Language(language) => {
-            let prepared = common.engines.interpreter(language, metered, allowed).await?;
+            let prepared = common.loader.interpreter(language, metered, allowed).await?;
             Session::of_language(sandbox, language, &prepared)
         }
         SessionKind::Module(module) => {
             let tenant = sandbox.0.spec.tenant().clone();
-            let (program, engine) = common.engines.program(module.clone(), &tenant, metered, allowed).await?;
+            let (program, engine) = common.loader.program(module.clone(), &tenant, metered, allowed).await?;
             refuse_component(&program, "open_session")?;
             Session::of_module(sandbox, module, &engine, &program).await
         }
@@ -336,13 +336,13 @@ pub(crate) async fn restore(common: &Arc<Common>, snapshot: &SessionSnapshot, sp
     let kind = snapshot.kind.clone();
     let session = match &snapshot.kind {
         Kind::Language { language, .. } => {
-            let prepared = common.engines.interpreter(*language, metered, allowed).await?;
+            let prepared = common.loader.interpreter(*language, metered, allowed).await?;
             kind.check(&prepared)?;
             Session::new(sandbox, kind, (&prepared.engine, &prepared.program), &prepared.entry, initial)?
         }
         Kind::Module(module) => {
             let tenant = sandbox.0.spec.tenant().clone();
-            let (program, engine) = common.engines.program(module.clone(), &tenant, metered, allowed).await?;
+            let (program, engine) = common.loader.program(module.clone(), &tenant, metered, allowed).await?;
             refuse_component(&program, "restore")?;
             Session::new(sandbox, kind, (&engine, &program), &Entry::Start, initial)?
         }

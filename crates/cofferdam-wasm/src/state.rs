@@ -12,11 +12,12 @@ use tokio::sync::{Semaphore, watch};
 use crate::account::Account;
 use crate::config::WasmConfig;
 use crate::ending::{SIGKILL, Termination};
-use crate::engine::{Engines, on_thread};
+use crate::engine::on_thread;
 use crate::files::{Files, FrozenFiles, files_account};
 use crate::fs::{Ino, Tree};
 use crate::guest_control::GuestControl;
 use crate::import::{self, Times, import};
+use crate::loader::Loader;
 use crate::policy::{NAME, Policy};
 use crate::posture::posture;
 
@@ -32,7 +33,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) config: WasmConfig,
-    pub(crate) engines: Engines,
+    pub(crate) loader: Loader,
     /// The slots for running guests.
     pub(crate) slots: Arc<Semaphore>,
     /// The number of sandboxes created so far.
