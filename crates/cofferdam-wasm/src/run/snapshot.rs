@@ -25,7 +25,6 @@ use crate::guest::Guest;
 use crate::languages::{PreparedInterpreter, names};
 use crate::policy::Policy;
 use crate::program::{Frozen, Value};
-use crate::session::InitialState;
 use crate::state::Shared;
 use crate::sys::Image;
 use crate::time::Random;
@@ -88,6 +87,14 @@ impl Kind {
             _ => Ok(()),
         }
     }
+}
+
+/// The initial state of a session, besides its program.
+pub(crate) struct InitialState {
+    pub(crate) frozen: Frozen,
+    pub(crate) descriptors: Option<Descriptors>,
+    pub(crate) passed: u64,
+    pub(crate) random: Random,
 }
 
 /// A snapshot of a session. Cheap to clone. It can be restored any number of times.

@@ -2,9 +2,9 @@
 
 use cofferdam_contract::{Access, ByteSize, Command, ErrorKind, ExecRequest, Result, Spec, Workspace};
 
+use super::snapshot::{Header, Kind, SessionSnapshot};
 use crate::fs::Ino;
 use crate::program::Value;
-use crate::snapshot::{Header, Kind, SessionSnapshot};
 use crate::wasi::{Descriptor, OpenDirectory, OpenFile};
 use crate::{SessionKind, WasmBackend};
 

@@ -8,6 +8,7 @@ use cofferdam_wasm_supply::Language;
 use crate::directories;
 use crate::environment::base_environment;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink, ROOT};
+use crate::program::Program;
 use crate::screen::{is_wasm, not_executable};
 use crate::state::Shared;
 use crate::wasi::Preopen;
@@ -101,6 +102,14 @@ pub(crate) fn language(interpreter: &[String]) -> Result<Option<Language>> {
             Err(Error::unsupported("start", what).with_remedy("omit the option, or use level process"))
         }
     }
+}
+
+/// Checks that a module is a command. Every component that compiles is one.
+pub(super) fn check_command(program: &Program) -> Result<()> {
+    if program.is_command() {
+        return Ok(());
+    }
+    Err(not_executable("the module is not a command: it exports no function _start without arguments"))
 }
 
 /// Resolves a command by name: a module in the sandbox, or an interpreter with a script.
