@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use wasmtime::{Config, Engine, Linker, Module, WasmBacktraceDetails};
 
+use crate::analysis::{check_module, not_executable};
 use crate::component::{self, is_component};
 use crate::config::WasmConfig;
 use crate::instrument::{Instrumented, Layout, instrument};
 use crate::program::Program;
-use crate::screen::{check_module, not_executable};
 use crate::sys::{Image, Slots};
 use crate::wasi::{Host, add_to};
 

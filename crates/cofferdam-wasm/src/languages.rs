@@ -20,7 +20,6 @@ use cofferdam_wasm_supply::{Cache, Entry as WarmEntry, Interpreter, Language, St
 use serde::{Deserialize, Serialize};
 
 use crate::account::Account;
-use crate::ending::Termination;
 use crate::engine::{WasmEngine, on_thread};
 use crate::environment::plain_environment;
 use crate::files::Files;
@@ -33,6 +32,7 @@ use crate::output::Output;
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program, Value};
 use crate::sys::{Image, Verified};
+use crate::termination::Termination;
 use crate::wasi::{Host, HostParts, Preopen, Run};
 
 /// The version of the cache file format.
@@ -109,7 +109,7 @@ pub async fn obtain(
     mut progress: impl FnMut(Preparing) + Send + 'static,
 ) -> Result<Interpreter> {
     let supply = Supply::new(cache);
-    let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(no_setup);
+    let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(setup_error);
     on_thread(work).await
 }
 
@@ -133,9 +133,9 @@ pub(crate) fn prepare(
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
         return Ok(prepared);
     }
-    let found = Supply::new(cache).find(language).map_err(no_supply)?.ok_or_else(|| missing(language))?;
-    store.prepare().map_err(no_supply)?;
-    let _lock = store.lock(&key, || ()).map_err(no_supply)?;
+    let found = Supply::new(cache).find(language).map_err(cache_error)?.ok_or_else(|| missing(language))?;
+    store.prepare().map_err(cache_error)?;
+    let _lock = store.lock(&key, || ()).map_err(cache_error)?;
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
         return Ok(prepared);
     }
@@ -158,11 +158,11 @@ pub(crate) fn names(language: Language) -> (&'static str, &'static str) {
     }
 }
 
-fn no_setup(error: cofferdam_wasm_supply::SupplyError) -> Error {
+fn setup_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
     Error::new(ErrorKind::Unavailable, "setup", error.to_string())
 }
 
-pub(crate) fn no_supply(error: cofferdam_wasm_supply::SupplyError) -> Error {
+pub(crate) fn cache_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
     Error::new(ErrorKind::Unavailable, "start", error.to_string())
 }
 
@@ -182,7 +182,7 @@ fn from_cache(
     key: &str,
     language: Language,
 ) -> Result<Option<PreparedInterpreter>> {
-    let Some(files) = cache.open(key, &FILES).map_err(no_supply)? else { return Ok(None) };
+    let Some(files) = cache.open(key, &FILES).map_err(cache_error)? else { return Ok(None) };
     let [(_, code), (_, state)] =
         <[_; 2]>::try_from(files).map_err(|_| unreadable(std::io::ErrorKind::Other.into()))?;
     let Some((state, image)) = read_state(state)?.filter(|(state, _)| state.key == key) else { return Ok(None) };
@@ -354,7 +354,7 @@ fn put(tree: &mut Tree, path: &str, contents: &[u8]) -> crate::fs::FsResult<()> 
 }
 
 fn save(cache: &Cache, key: &str, started: &Started) -> Result<()> {
-    let scratch = cache.scratch(key).map_err(no_supply)?;
+    let scratch = cache.scratch(key).map_err(cache_error)?;
     let directory = scratch.path().join("staged");
     fs::create_dir(&directory).map_err(unreadable)?;
     let (start, contents) = started.frozen.image.contents();
@@ -377,8 +377,8 @@ fn save(cache: &Cache, key: &str, started: &Started) -> Result<()> {
     fs::write(directory.join(FILES[0]), &started.code).map_err(unreadable)?;
     fs::write(directory.join(FILES[1]), bytes).map_err(unreadable)?;
     // An existing entry belongs to another program, or it would have been used.
-    cache.remove(key).map_err(no_supply)?;
-    cache.publish(&directory, key, &FILES).map_err(no_supply)
+    cache.remove(key).map_err(cache_error)?;
+    cache.publish(&directory, key, &FILES).map_err(cache_error)
 }
 
 /// The mode in which a prepared interpreter runs a request.

@@ -14,24 +14,24 @@
 //! - The ways to run a program: `run/mod.rs`. Compilation and its cache: `loader.rs`, above `engine.rs`. One instance in
 //!   its store: `guest.rs`.
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
-//! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
+//! - Checks before compilation: `analysis.rs`, `component/analysis.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
 //! - Termination: `guest_control.rs` and `Host::check` in `wasi/host.rs`.
 //! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons:
 //!   `docs/adr/0012-wasm-memories.md`.
 //! - Prepared interpreters: `languages.rs`. Sessions: `run/session.rs`; their files: `run/snapshot.rs`.
 //!
-//! No module uses a module that uses it, not even over others. A folder counts as one module.
+//! The graph of modules has no cycle. A folder counts as one module.
 #![deny(unsafe_code)]
 
 mod account;
+mod analysis;
 mod backend;
 mod budget;
 mod component;
 mod config;
 mod directories;
 mod doctor;
-mod ending;
 mod engine;
 mod environment;
 mod error;
@@ -53,11 +53,14 @@ mod program;
 mod programs;
 mod run;
 mod sandbox;
-mod screen;
 mod state;
 mod sys;
+mod termination;
 mod time;
 mod wasi;
+
+// The former name, which `doctor.rs` still uses.
+use termination as ending;
 
 pub use backend::WasmBackend;
 pub use cofferdam_wasm_supply::{Interpreter, Language, Step};

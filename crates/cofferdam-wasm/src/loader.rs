@@ -12,11 +12,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use crate::analysis::not_executable;
 use crate::config::WasmConfig;
 use crate::engine::{WasmEngine, on_thread};
 use crate::languages::{PreparedInterpreter, Preparing, names, prepare};
 use crate::program::Program;
-use crate::screen::not_executable;
 
 /// The maximum bytes of modules whose compiled code is cached.
 const MAX_CACHED_BYTES: usize = 128 << 20;
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_abandoned_compilation_frees_its_place_as_long_as_few_are_abandoned() {
+    fn an_abandoned_compilation_frees_its_slot_unless_too_many_are_abandoned() {
         let (compilers, abandoned) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
         let begin = || {
             let permit = Arc::clone(&compilers).try_acquire_owned().expect("a free slot");

@@ -11,7 +11,6 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::account::Account;
 use crate::config::WasmConfig;
-use crate::ending::{SIGKILL, Termination};
 use crate::engine::on_thread;
 use crate::files::{Files, FrozenFiles, files_account};
 use crate::fs::{Ino, Tree};
@@ -20,6 +19,7 @@ use crate::import::{self, Times, import};
 use crate::loader::Loader;
 use crate::policy::{NAME, Policy};
 use crate::posture::posture;
+use crate::termination::{SIGKILL, Termination};
 
 #[derive(Debug, Default)]
 struct State {

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn made_up_time_follows_its_rule() {
+    fn deterministic_time_advances_by_fixed_steps() {
         let mut clock = Clock::deterministic(0);
         assert_eq!(clock.monotonic(), STEP);
         assert_eq!(clock.realtime(), EPOCH + 2 * STEP);

@@ -5,11 +5,11 @@ use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Result, Sandbox
 
 use cofferdam_wasm_supply::Language;
 
+use crate::analysis::{is_wasm, not_executable};
 use crate::directories;
 use crate::environment::base_environment;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink, ROOT};
 use crate::program::Program;
-use crate::screen::{is_wasm, not_executable};
 use crate::state::Shared;
 use crate::wasi::Preopen;
 

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use super::command::check_command;
 use crate::account::Account;
 use crate::directories::refuse_named;
-use crate::ending::Termination;
 use crate::engine::WasmEngine;
 use crate::environment::plain_environment;
 use crate::files::Files;
@@ -31,6 +30,7 @@ use crate::output::{Collected, Output};
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
 use crate::state::{Common, memory_account};
+use crate::termination::Termination;
 use crate::wasi::{Host, HostParts, Run};
 
 /// Stack for the host's part of a runner's thread, and for the caller's work on it.
@@ -54,14 +54,14 @@ pub struct Call {
 }
 
 /// The spec of a program's runs, with its policy and posture.
-struct Terms {
+struct CheckedSpec {
     policy: Policy,
     spec: Spec,
     posture: Posture,
 }
 
-impl Terms {
-    /// Creates the terms, or fails if the posture is weaker than the spec demands.
+impl CheckedSpec {
+    /// Checks a spec. Fails if the posture is weaker than the spec demands.
     fn new(spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
         refuse_named(&spec)?;
@@ -107,28 +107,28 @@ impl std::fmt::Debug for Loaded {
 impl Loaded {
     /// Loads a command module or component, starting from its initial state.
     pub(crate) async fn of_module(common: &Common, module: Bytes, spec: Spec) -> Result<Self> {
-        let terms = Terms::new(spec)?;
-        let (tenant, allowed) = (terms.spec.tenant().clone(), terms.spec.limits().wall_time);
-        let (program, engine) = common.loader.program(module, &tenant, terms.policy.is_metered(), allowed).await?;
+        let checked = CheckedSpec::new(spec)?;
+        let (tenant, allowed) = (checked.spec.tenant().clone(), checked.spec.limits().wall_time);
+        let (program, engine) = common.loader.program(module, &tenant, checked.policy.is_metered(), allowed).await?;
         check_command(&program)?;
         let initial = program.initial().clone();
-        Ok(Self::new((engine, program), (initial, Entry::Command, None), terms, stack(common)))
+        Ok(Self::new((engine, program), (initial, Entry::Command, None), checked, stack(common)))
     }
 
     /// Loads an interpreter, starting from its prepared state.
     pub(crate) async fn of_language(common: &Common, language: Language, spec: Spec) -> Result<Self> {
-        let terms = Terms::new(spec)?;
-        let allowed = terms.spec.limits().wall_time;
-        let prepared = common.loader.interpreter(language, terms.policy.is_metered(), allowed).await?;
+        let checked = CheckedSpec::new(spec)?;
+        let allowed = checked.spec.limits().wall_time;
+        let prepared = common.loader.interpreter(language, checked.policy.is_metered(), allowed).await?;
         let program = (Arc::clone(&prepared.engine), Arc::clone(&prepared.program));
         let initial = (prepared.initial.clone(), prepared.entry.clone(), Some(prepared.passed));
-        Ok(Self::new(program, initial, terms, stack(common)))
+        Ok(Self::new(program, initial, checked, stack(common)))
     }
 
     fn new(
         (engine, program): (Arc<WasmEngine>, Arc<Program>),
         (initial, entry, passed): (Frozen, Entry, Option<u64>),
-        Terms { policy, spec, posture }: Terms,
+        CheckedSpec { policy, spec, posture }: CheckedSpec,
         stack: usize,
     ) -> Self {
         let no_files = Arc::new(Mutex::new(Tree::new(None, Arc::new(Account::new(None)))));

@@ -24,7 +24,6 @@ use super::command;
 use super::snapshot::{InitialState, Kind, SessionSnapshot};
 use super::thread::{input, no_slot, no_thread, stack_size};
 use crate::directories::refuse_named;
-use crate::ending::Termination;
 use crate::engine::{Ticking, WasmEngine};
 use crate::environment::plain_environment;
 use crate::guest::{self, Guest};
@@ -35,6 +34,7 @@ use crate::output::Output;
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
 use crate::state::{Common, ExecRegistration, Shared, memory_account};
+use crate::termination::Termination;
 use crate::wasi::{Host, HostParts, Run};
 
 /// Reseeds the generator that was seeded before the snapshot: two guests of one snapshot must not draw the same
@@ -99,7 +99,7 @@ enum Live {
 }
 
 /// The input of a call on a guest's thread.
-struct Turn {
+struct SessionCall {
     inner: Arc<Inner>,
     guest: Box<Guest>,
     run: Run,
@@ -281,10 +281,11 @@ impl Session {
             cpu_limit: shared.spec.limits().cpu_time,
             request: text,
         };
-        let turn = Turn { inner: Arc::clone(&self.inner), guest, run, entry, registration, ticking, slot, started };
+        let call =
+            SessionCall { inner: Arc::clone(&self.inner), guest, run, entry, registration, ticking, slot, started };
         let thread = std::thread::Builder::new().name("wasm-session".to_owned());
         let thread = thread.stack_size(stack_size(&shared.common));
-        thread.spawn(move || turn.run()).map_err(|error| {
+        thread.spawn(move || call.run()).map_err(|error| {
             *self.inner.lock() = Live::Ended("its thread could not be started");
             no_thread(error)
         })?;
@@ -446,7 +447,7 @@ impl Live {
     }
 }
 
-impl Turn {
+impl SessionCall {
     /// Runs one call, on the guest's thread.
     fn run(self) {
         let Self { inner, mut guest, run, entry, registration, ticking, slot, started } = self;
@@ -472,7 +473,7 @@ impl Turn {
             (Termination::Returned, None) => (Termination::Returned, true),
             (other, _) => (other, false),
         });
-        inner.settle(guest, termination.as_ref().is_ok_and(|(_, lives)| *lives));
+        inner.end_call(guest, termination.as_ref().is_ok_and(|(_, lives)| *lives));
         drop((ticking, slot, registration));
         if let Some(driver) = driver {
             driver.finish(termination.map(|(termination, _)| guest::exit(termination, limits_hit, started, usage)));
@@ -489,7 +490,8 @@ impl Inner {
         }
     }
 
-    fn settle(&self, guest: Box<Guest>, lives: bool) {
+    /// Stores the guest for the next call, or ends the session.
+    fn end_call(&self, guest: Box<Guest>, lives: bool) {
         let mut live = self.lock();
         if !matches!(*live, Live::Busy) {
             return;

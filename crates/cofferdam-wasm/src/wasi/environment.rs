@@ -2,7 +2,7 @@
 
 use super::abi::{Answer, Errno};
 use super::host::Call;
-use crate::ending::Termination;
+use crate::termination::Termination;
 
 /// Random bytes between two checks of the guest's limits.
 const PIECE: usize = 1 << 20;
