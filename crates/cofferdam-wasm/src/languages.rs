@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec};
 use cofferdam_util::sha256;
-use cofferdam_wasm_supply::{Cache, Entry as WarmEntry, Interpreter, Language, Stack, Supply};
+use cofferdam_wasm_supply::{Cache, Entry as InterpreterEntry, Interpreter, Language, Stack, Supply};
 use serde::{Deserialize, Serialize};
 
 use crate::account::Account;
@@ -245,9 +245,9 @@ fn compile_and_start(
 ) -> Result<Started> {
     progress(Preparing::Compile);
     let module = pinned(found, &found.module, &found.sha256)?;
-    let entry = match &found.warm.entry {
-        WarmEntry::Function { index } => EntryPoint::Function(*index),
-        WarmEntry::Export { name } => EntryPoint::Export(name),
+    let entry = match &found.preparation.entry {
+        InterpreterEntry::Function { index } => EntryPoint::Function(*index),
+        InterpreterEntry::Export { name } => EntryPoint::Export(name),
     };
     let Instrumented { module, layout, image } = instrument(&module, Some(entry))?;
     let failed = |error: wasmtime::Error| broken(found.language, error);
@@ -256,7 +256,7 @@ fn compile_and_start(
     let program = Arc::new(engine.program(&module, layout.clone(), image)?);
     progress(Preparing::Freeze);
     let (frozen, argument, passed) = start(engine, &program, found)?;
-    let argument = matches!(found.warm.entry, WarmEntry::Function { .. }).then_some(argument);
+    let argument = matches!(found.preparation.entry, InterpreterEntry::Function { .. }).then_some(argument);
     Ok(Started { code, layout, frozen, argument, passed })
 }
 
@@ -278,7 +278,7 @@ fn start(engine: &Arc<WasmEngine>, program: &Arc<Program>, found: &Interpreter) 
     let argument = std::str::from_utf8(&output.stdout).ok().and_then(|text| text.trim().parse::<u32>().ok());
     let argument = argument.ok_or_else(|| broken(found.language, "it did not print its entry argument"))?;
     let frozen = guest.freeze()?.ok_or_else(|| broken(found.language, "it was not instantiated"))?;
-    let frozen = match found.warm.stack {
+    let frozen = match found.preparation.stack {
         Some(stack) => with_stack(frozen, stack, found.language)?,
         None => frozen,
     };
@@ -316,7 +316,7 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     }
     let environment = found.environment.iter().map(|(name, value)| format!("{name}={value}"));
     let parts = HostParts {
-        args: found.warm.args.clone(),
+        args: found.preparation.args.clone(),
         env: plain_environment().into_iter().chain(environment).collect(),
         preopens,
         files: Arc::clone(&files.tree),
