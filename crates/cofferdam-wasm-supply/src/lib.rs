@@ -14,6 +14,7 @@
 //! # Where to look
 //!
 //! - Pinned versions and hashes: `recipe.rs`. The cache: `cache.rs`.
+//! - How an interpreter is started in advance and called later: `preparation.rs`.
 //! - What runs inside the interpreters: `guest/`.
 #![forbid(unsafe_code)]
 

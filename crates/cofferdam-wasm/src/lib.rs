@@ -11,8 +11,8 @@
 //!
 //! # Where to look
 //!
-//! - The ways to run a program: `run/mod.rs`. Compilation and its cache: `loader.rs`, above `engine.rs`. One instance in
-//!   its store: `guest.rs`.
+//! - The ways to run a program: `run/mod.rs`. Compilation and its cache: `loader.rs`, above `engine.rs`. One instance
+//!   in its store: `guest.rs`. Files and directories of a sandbox: `files.rs`.
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
 //! - Checks before compilation: `analysis.rs`, `component/analysis.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.

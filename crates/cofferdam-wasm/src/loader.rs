@@ -20,7 +20,8 @@ use crate::program::Program;
 
 /// The maximum bytes of modules whose compiled code is cached.
 const MAX_CACHED_BYTES: usize = 128 << 20;
-/// The maximum number of compilations that continue after their callers gave up, besides those that have a compile slot.
+/// The maximum number of compilations that continue after their callers gave up, besides those that have a compile
+/// slot.
 const MAX_ABANDONED: usize = 4;
 
 /// An interpreter that is prepared once for all concurrent callers.
