@@ -99,9 +99,9 @@ impl Cache {
     }
 
     /// Returns the hash of each of `files` if the entry exists, belongs to this user alone, and matches its manifest.
-    /// An entry that fails these checks is removed.
+    /// An entry that fails these checks is removed. An entry that cannot be checked stays, and is an error.
     pub(crate) fn verified(&self, name: &str, files: &[&str]) -> Result<Option<Vec<String>>> {
-        self.each(name, files, |Found { hash, path, file }| {
+        self.map_files_or_evict(name, files, |Found { hash, path, file }| {
             digest::expect_of(&mut &*file, path, hash)?;
             Ok(hash.clone())
         })
@@ -116,16 +116,21 @@ impl Cache {
     /// # Errors
     ///
     /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
-    /// [`SupplyError::Io`] if there is no memory for a copy.
+    /// [`SupplyError::Io`] if a file cannot be read or copied into memory. The entry then stays.
     pub fn open(&self, name: &str, files: &[&str]) -> Result<Option<Vec<(String, File)>>> {
-        self.each(name, files, |Found { hash, path, file }| {
+        self.map_files_or_evict(name, files, |Found { hash, path, file }| {
             digest::sealed(&mut &*file, path, hash).map(|copy| (hash.clone(), copy))
         })
     }
 
-    /// Runs `act` on each of `files`, in parallel if threads can be started: the start of an interpreter waits for
-    /// this.
-    fn each<T: Send>(
+    /// Runs `act` on each of `files`, and removes the entry if that shows that it is damaged. Runs in parallel if
+    /// threads can be started: the start of an interpreter waits for this.
+    ///
+    /// # Errors
+    ///
+    /// Any error that can occur for an intact entry too, such as a lack of memory, space or descriptors. The entry then
+    /// stays.
+    fn map_files_or_evict<T: Send>(
         &self,
         name: &str,
         files: &[&str],
@@ -137,13 +142,10 @@ impl Cache {
         }
         self.check_root()?;
         match self.found(&entry, files).and_then(|found| for_each(&found, act)) {
-            Ok(done) => return Ok(Some(done)),
-            // There is no memory for a copy. The entry itself may be intact.
-            Err(error @ SupplyError::Io { operation: digest::COPY, .. }) => return Err(error),
-            Err(_) => {}
+            Ok(done) => Ok(Some(done)),
+            Err(error) if error.shows_damage() => self.remove(name).map(|()| None),
+            Err(error) => Err(error),
         }
-        self.remove(name)?;
-        Ok(None)
     }
 
     /// Removes an entry, if it exists.
@@ -226,4 +228,71 @@ fn for_each<T: Send>(found: &[Found], act: impl Fn(&Found) -> Result<T> + Sync) 
 
 fn scratch_prefix(name: &str) -> String {
     format!(".{name}.making.")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    const FILES: [&str; 1] = ["state"];
+
+    /// Opens an entry, where the work on its file fails with `error`. Returns the result, and true if the entry stays.
+    fn open_with(error: SupplyError) -> (Result<Option<Vec<()>>>, bool) {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::new(directory.path().join("cache"));
+        cache.prepare().unwrap();
+        let staged = directory.path().join("staged");
+        fs::create_dir(&staged).unwrap();
+        fs::write(staged.join(FILES[0]), "abc").unwrap();
+        cache.publish(&staged, "entry", &FILES).unwrap();
+        let error = once(error);
+        let result = cache.map_files_or_evict("entry", &FILES, |_| Err(error()));
+        let stays = cache.open("entry", &FILES).unwrap().is_some();
+        (result, stays)
+    }
+
+    /// Returns a function that returns the error once.
+    fn once(error: SupplyError) -> impl Fn() -> SupplyError {
+        let error = std::sync::Mutex::new(Some(error));
+        move || error.lock().unwrap().take().expect("one file")
+    }
+
+    fn failed(kind: ErrorKind) -> SupplyError {
+        io("read", "state")(Error::from(kind))
+    }
+
+    #[test]
+    fn intact_entry_stays_if_the_host_lacks_resources() {
+        let exhausted = |errno: Errno| io("open", "state")(errno.into());
+        for error in [
+            failed(ErrorKind::StorageFull),
+            failed(ErrorKind::QuotaExceeded),
+            failed(ErrorKind::OutOfMemory),
+            failed(ErrorKind::Interrupted),
+            exhausted(Errno::MFILE),
+            exhausted(Errno::NFILE),
+            exhausted(Errno::IO),
+        ] {
+            let what = error.to_string();
+            let (result, stays) = open_with(error);
+            assert_eq!(result.expect_err(&what).to_string(), what);
+            assert!(stays, "{what}: an intact entry was removed");
+        }
+    }
+
+    #[test]
+    fn damaged_entry_is_removed() {
+        let wrong_hash =
+            SupplyError::WrongHash { what: "state".into(), expected: "a".to_owned(), found: "b".to_owned() };
+        let untrusted = SupplyError::UntrustedCache { path: "state".into(), reason: "it is a link".to_owned() };
+        let kinds = [ErrorKind::NotFound, ErrorKind::InvalidData, ErrorKind::IsADirectory].map(failed);
+        for error in kinds.into_iter().chain([wrong_hash, untrusted]) {
+            let what = error.to_string();
+            let (result, stays) = open_with(error);
+            assert!(result.expect(&what).is_none(), "{what}");
+            assert!(!stays, "{what}: a damaged entry stays");
+        }
+    }
 }

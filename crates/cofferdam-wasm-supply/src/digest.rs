@@ -10,8 +10,6 @@ use rustix::io::Errno;
 
 use crate::error::{Result, SupplyError, io};
 
-/// The operation that an error names if a copy in memory cannot be created.
-pub(crate) const COPY: &str = "copy into memory";
 /// The maximum size of a file that is copied into memory.
 const MAX_SEALED: u64 = 1 << 30;
 
@@ -26,7 +24,9 @@ pub(crate) fn of_file(path: &Path) -> Result<String> {
 ///
 /// Any content but the pinned one is an error, and so is a file larger than [`MAX_SEALED`].
 pub(crate) fn sealed(file: &mut impl Read, path: &Path, expected: &str) -> Result<File> {
-    let (found, copy) = seal(file).map_err(io(COPY, path))?;
+    // Not `io`: no space for the copy is a lack of memory, not of space on the disk of `path`.
+    let no_copy = |source| SupplyError::Io { operation: "copy into memory", path: path.to_owned(), source };
+    let (found, copy) = seal(file).map_err(no_copy)?;
     compare(path, expected, found).map(|()| copy)
 }
 
@@ -67,4 +67,29 @@ fn compare(path: &Path, expected: &str, found: String) -> Result<()> {
     }
     let what = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     Err(SupplyError::WrongHash { what, expected: expected.to_owned(), found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader that fails.
+    struct Failing(Errno);
+
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(self.0.into())
+        }
+    }
+
+    #[test]
+    fn failure_to_copy_is_no_sign_of_damage() {
+        for errno in [Errno::NOSPC, Errno::NOMEM, Errno::DQUOT, Errno::IO] {
+            let error = sealed(&mut Failing(errno), Path::new("state"), "").expect_err("no copy");
+            assert!(matches!(error, SupplyError::Io { .. }), "{error:?}");
+            assert!(!error.shows_damage(), "{error:?}");
+        }
+        let error = sealed(&mut &b"abc"[..], Path::new("state"), "").expect_err("another hash");
+        assert!(error.shows_damage(), "{error:?}");
+    }
 }

@@ -107,6 +107,21 @@ pub enum SupplyError {
     },
 }
 
+impl SupplyError {
+    /// Returns true if the error proves that a cache entry is damaged or foreign. Any other error can occur for an
+    /// intact entry too, for instance when descriptors, memory or space are exhausted.
+    pub(crate) fn shows_damage(&self) -> bool {
+        use std::io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound};
+        match self {
+            Self::WrongHash { .. } | Self::UntrustedCache { .. } => true,
+            Self::Io { source, .. } => {
+                matches!(source.kind(), NotFound | NotADirectory | IsADirectory | InvalidData)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Returns a function that converts an operating system error: `.map_err(io("read", path))`.
 pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> SupplyError {
     let path = path.into();

@@ -12,7 +12,7 @@ use crate::recipe::javascript::{
     COMPILER_VERSION, COMPILERS, CRATE, CRATE_VERSION, Compiler, FLAGS, MAIN, MODULE_SHA256, PATCH, PRELUDE, REGEXP,
     SOURCES, WARM,
 };
-use crate::supply::Step;
+use crate::step::Step;
 use crate::tools::{self, Tool, Tools};
 
 pub(crate) const FILES: [&str; 1] = ["javascript.wasm"];

@@ -14,6 +14,7 @@
 //! # Where to look
 //!
 //! - Pinned versions and hashes: `recipe.rs`. The cache: `cache.rs`.
+//! - How an interpreter is started in advance and called later: `preparation.rs`.
 //! - What runs inside the interpreters: `guest/`.
 #![forbid(unsafe_code)]
 
@@ -22,16 +23,18 @@ mod cache;
 mod digest;
 mod error;
 mod javascript;
+mod preparation;
 mod python;
 mod recipe;
+mod step;
 mod supply;
 mod tools;
-mod warm;
 
 pub use archive::{unpack_tgz_file, unpack_zip_under};
 pub use cache::{Cache, Lock};
 pub use error::{Result, SupplyError};
+pub use preparation::{Entry, Preparation, REQUEST_DESCRIPTOR, REQUEST_PATH, Stack};
 pub use recipe::CALL_STACK_BYTES;
-pub use supply::{GuestFile, Interpreter, Language, Step, Supply};
+pub use step::Step;
+pub use supply::{GuestFile, Interpreter, Language, Supply};
 pub use tools::Tools;
-pub use warm::{Entry, REQUEST_DESCRIPTOR, REQUEST_PATH, Stack, Warm};

@@ -7,7 +7,7 @@ use crate::archive;
 use crate::digest;
 use crate::error::{Result, io};
 use crate::recipe::python::{MEMBER, MODULE_SHA256, PACKAGE, PACKAGE_FILE, PACKAGE_SHA256, STARTUP, WARM};
-use crate::supply::Step;
+use crate::step::Step;
 use crate::tools::{self, Tool, Tools};
 
 pub(crate) const FILES: [&str; 3] = ["python.wasm", "sitecustomize.py", "cofferdam_warm.py"];

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use crate::cache::Cache;
 use crate::error::{Result, SupplyError, io};
+use crate::preparation::{Entry, Preparation, Stack};
 use crate::recipe;
+use crate::step::Step;
 use crate::tools::Tools;
-use crate::warm::{Entry, Stack, Warm};
 use crate::{javascript, python};
 
 /// A language that has an interpreter.
@@ -16,36 +17,6 @@ pub enum Language {
     Python,
     /// QuickJS-NG.
     JavaScript,
-}
-
-/// A step of [`Supply::obtain`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Step {
-    /// Another process is installing the same interpreter, and this one waits until it is done.
-    Wait,
-    /// A package is being fetched.
-    Fetch {
-        /// The content of the package.
-        what: &'static str,
-        /// The approximate size.
-        megabytes: u32,
-    },
-    /// The fetched content is being compared with the pinned hash.
-    Verify,
-    /// The module is being compiled, which takes about half a minute of CPU time.
-    Build,
-}
-
-impl std::fmt::Display for Step {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Wait => f.write_str("waiting for another process that is installing the same interpreter"),
-            Self::Fetch { what, megabytes } => write!(f, "fetching {what} ({megabytes} MB)"),
-            Self::Verify => f.write_str("verifying the fetched files"),
-            Self::Build => f.write_str("building the interpreter, which takes about half a minute"),
-        }
-    }
 }
 
 /// A file that must be in the guest's file system.
@@ -77,7 +48,7 @@ pub struct Interpreter {
     /// The licences of the module's parts.
     pub licence: &'static str,
     /// The entry points for a start from prepared memory.
-    pub warm: Warm,
+    pub preparation: Preparation,
 }
 
 /// The interpreters in one cache directory.
@@ -109,7 +80,8 @@ impl Supply {
     ///
     /// # Errors
     ///
-    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone.
+    /// [`SupplyError::UntrustedCache`] if the cache directory itself does not belong to this user alone;
+    /// [`SupplyError::Io`] if a file cannot be read. The entry then stays.
     pub fn find(&self, language: Language) -> Result<Option<Interpreter>> {
         let name = name(language);
         let Some(hashes) = self.cache.verified(&name, files(language))? else { return Ok(None) };
@@ -142,7 +114,7 @@ impl Supply {
             return Ok(found);
         }
         let scratch = self.cache.scratch(&name)?;
-        let staged = scratch.path().join("made");
+        let staged = scratch.path().join("staged");
         std::fs::create_dir(&staged).map_err(io("create", &staged))?;
         let work = scratch.path().join("work");
         std::fs::create_dir(&work).map_err(io("create", &work))?;
@@ -164,7 +136,7 @@ impl Supply {
         match language {
             Language::Python => {
                 let directory = recipe::python::STARTUP_DIRECTORY;
-                let warm = python::FILES[2];
+                let script = python::FILES[2];
                 let file = |(name, sha256): (&&str, &String)| GuestFile {
                     host: entry.join(name),
                     guest: format!("{directory}/{name}"),
@@ -172,19 +144,28 @@ impl Supply {
                 };
                 let files = python::FILES.iter().zip(hashes).skip(1).map(file).collect();
                 let environment = vec![("PYTHONPATH".to_owned(), directory.to_owned())];
-                let args = vec!["python".to_owned(), format!("{directory}/{warm}")];
+                let args = vec!["python".to_owned(), format!("{directory}/{script}")];
                 let entry = Entry::Function { index: recipe::python::STEP_FUNCTION };
                 let stack = Some(Stack { bytes: recipe::python::STACK_BYTES, pointer: 0 });
-                let warm = Warm { args, entry, stack, recipe: name(language) };
+                let preparation = Preparation { args, entry, stack, recipe: name(language) };
                 let (version, licence) = (recipe::python::VERSION, recipe::python::LICENCE);
-                Interpreter { language, module, files, environment, version, sha256, licence, warm }
+                Interpreter { language, module, files, environment, version, sha256, licence, preparation }
             }
             Language::JavaScript => {
                 let args = vec!["javascript".to_owned(), "--freeze".to_owned()];
                 let entry = Entry::Export { name: "cofferdam_run" };
-                let warm = Warm { args, entry, stack: None, recipe: name(language) };
+                let preparation = Preparation { args, entry, stack: None, recipe: name(language) };
                 let (version, licence) = (recipe::javascript::VERSION, recipe::javascript::LICENCE);
-                Interpreter { language, module, files: vec![], environment: vec![], version, sha256, licence, warm }
+                Interpreter {
+                    language,
+                    module,
+                    files: vec![],
+                    environment: vec![],
+                    version,
+                    sha256,
+                    licence,
+                    preparation,
+                }
             }
         }
     }

@@ -11,13 +11,13 @@ use cofferdam_contract::{
 use cofferdam_wasm_supply::Language;
 use tokio::sync::Semaphore;
 
-use crate::direct::Terms;
-use crate::engine::Engines;
+use crate::NAME;
+use crate::config::WasmConfig;
+use crate::languages::Preparing;
+use crate::loader::Loader;
+use crate::run::{self, Loaded, Session, SessionKind, SessionSnapshot};
 use crate::sandbox::WasmSandbox;
-use crate::screen::not_executable;
-use crate::session;
 use crate::state::{Common, Shared};
-use crate::{Loaded, NAME, Preparing, Session, SessionKind, SessionSnapshot, WasmConfig};
 
 /// The backend of the wasm isolation level. Creating it is cheap: the engine is created with the first module. It needs
 /// a tokio runtime with time enabled.
@@ -36,7 +36,7 @@ impl WasmBackend {
     /// Creates a backend with this configuration.
     pub fn new(config: WasmConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.guests.clamp(1, Semaphore::MAX_PERMITS)));
-        let common = Common { engines: Engines::new(config.clone()), config, slots, created: AtomicU64::new(0) };
+        let common = Common { loader: Loader::new(config.clone()), config, slots, created: AtomicU64::new(0) };
         Self { common: Arc::new(common) }
     }
 
@@ -46,7 +46,7 @@ impl WasmBackend {
     ///
     /// As `create` and `start`.
     pub async fn open_session(&self, kind: SessionKind, spec: Spec) -> Result<Session> {
-        session::open(&self.common, kind, spec).await
+        run::open_session(&self.common, kind, spec, WasmSandbox::create).await
     }
 
     /// Opens a session that resumes from a snapshot, in a sandbox of this spec.
@@ -55,7 +55,7 @@ impl WasmBackend {
     ///
     /// As `create`; `Unsupported` if the snapshot was taken by another version of the interpreter.
     pub async fn restore_session(&self, snapshot: &SessionSnapshot, spec: Spec) -> Result<Session> {
-        session::restore(&self.common, snapshot, spec).await
+        run::restore_session(&self.common, snapshot, spec, WasmSandbox::create).await
     }
 
     /// Prepares an installed interpreter: compiles it for this host, starts it, freezes it, and stores the result in
@@ -65,7 +65,7 @@ impl WasmBackend {
     ///
     /// `Unavailable` if the interpreter is not installed.
     pub async fn prepare(&self, language: Language, progress: impl FnMut(Preparing) + Send + 'static) -> Result<()> {
-        self.common.engines.make_interpreter(language, false, progress).await.map(drop)
+        self.common.loader.prepare_interpreter(language, false, progress).await.map(drop)
     }
 
     /// Loads a module for direct runs, without a sandbox, under the limits of `spec`.
@@ -74,13 +74,7 @@ impl WasmBackend {
     ///
     /// As `create` and `start`.
     pub async fn load(&self, module: Bytes, spec: Spec) -> Result<Loaded> {
-        let terms = Terms::new(spec)?;
-        let (tenant, allowed) = (terms.spec().tenant().clone(), terms.spec().limits().wall_time);
-        let (program, engine) = self.common.engines.program(module, &tenant, terms.is_metered(), allowed).await?;
-        if !program.is_command() {
-            return Err(not_executable("the module is not a command: it exports no function _start without arguments"));
-        }
-        Ok(Loaded::of_module(engine, program, terms, self.stack()))
+        Loaded::of_module(&self.common, module, spec).await
     }
 
     /// Loads an interpreter for direct runs, without a sandbox, under the limits of `spec`.
@@ -89,14 +83,7 @@ impl WasmBackend {
     ///
     /// As `create` and `start`.
     pub async fn load_language(&self, language: Language, spec: Spec) -> Result<Loaded> {
-        let terms = Terms::new(spec)?;
-        let allowed = terms.spec().limits().wall_time;
-        let prepared = self.common.engines.interpreter(language, terms.is_metered(), allowed).await?;
-        Ok(Loaded::of_language(&prepared, terms, self.stack()))
-    }
-
-    fn stack(&self) -> usize {
-        usize::try_from(self.common.config.stack.as_bytes()).unwrap_or(usize::MAX)
+        Loaded::of_language(&self.common, language, spec).await
     }
 }
 
@@ -124,14 +111,14 @@ impl Backend for WasmBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(WasmSandbox(Shared::with_workspace(&self.common, spec).await?)))
+        Ok(WasmSandbox::create(Shared::with_workspace(&self.common, spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let foreign = || Error::invalid("restore", "the snapshot was taken by another backend");
         let files = Some(&snapshot).filter(|snapshot| snapshot.backend() == NAME).and_then(Snapshot::payload);
         let shared = Shared::copied(&self.common, spec, files.ok_or_else(foreign)?)?;
-        Ok(Arc::new(WasmSandbox(Arc::new(shared))))
+        Ok(WasmSandbox::create(Arc::new(shared)))
     }
 
     async fn prepare(&self, _: Spec) -> Result<Box<dyn PreparedSandbox>> {

@@ -8,10 +8,10 @@ use std::time::Instant;
 use wasmtime::{Instance, Store, Trap, UpdateDeadline};
 
 use crate::component;
-use crate::ending::{SIGKILL, Termination, termination_of_trap};
 use crate::engine::WasmEngine;
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Instantiated, Program, ResolvedEntry, Value};
+use crate::termination::{SIGKILL, Termination, termination_of_trap};
 use crate::time::{Clock, Random};
 use crate::wasi::Host;
 

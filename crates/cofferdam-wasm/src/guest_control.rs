@@ -14,8 +14,8 @@ use cofferdam_contract::{Error, ExecControl, Result, TerminalSize};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::io::AsyncWrite;
 
-use crate::ending::{SIGKILL, SIGTERM, Termination};
 use crate::network::Waker;
+use crate::termination::{SIGKILL, SIGTERM, Termination};
 
 /// The input buffered for a guest that does not read it.
 const MAX_BUFFERED: usize = 64 << 10;

@@ -10,7 +10,7 @@ use wasmparser::{
 
 use cofferdam_contract::Error;
 
-use crate::screen::not_executable;
+use crate::analysis::not_executable;
 use crate::sys::Image;
 
 /// The prefix of the added export names.

@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cofferdam_contract::{Access, Error, ErrorKind, Result, Spec};
 use cofferdam_util::sha256;
-use cofferdam_wasm_supply::{Cache, Entry as WarmEntry, Interpreter, Language, Stack, Supply};
+use cofferdam_wasm_supply::{Cache, Entry as InterpreterEntry, Interpreter, Language, Stack, Supply};
 use serde::{Deserialize, Serialize};
 
 use crate::account::Account;
-use crate::ending::Termination;
-use crate::engine::WasmEngine;
+use crate::engine::{WasmEngine, on_thread};
+use crate::environment::plain_environment;
+use crate::files::Files;
 use crate::fs::{Base, Ino, OpenHow, ROOT, Tree};
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
@@ -30,8 +31,8 @@ use crate::limiter::Limiter;
 use crate::output::Output;
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program, Value};
-use crate::state::Files;
 use crate::sys::{Image, Verified};
+use crate::termination::Termination;
 use crate::wasi::{Host, HostParts, Preopen, Run};
 
 /// The version of the cache file format.
@@ -108,8 +109,8 @@ pub async fn obtain(
     mut progress: impl FnMut(Preparing) + Send + 'static,
 ) -> Result<Interpreter> {
     let supply = Supply::new(cache);
-    let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(no_setup);
-    crate::engine::on_thread(work).await
+    let work = move || supply.obtain(language, |step| progress(Preparing::Supply(step))).map_err(setup_error);
+    on_thread(work).await
 }
 
 /// Returns the cache key of an interpreter for this version, these settings and this processor.
@@ -132,9 +133,9 @@ pub(crate) fn prepare(
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
         return Ok(prepared);
     }
-    let found = Supply::new(cache).find(language).map_err(no_supply)?.ok_or_else(|| missing(language))?;
-    store.prepare().map_err(no_supply)?;
-    let _lock = store.lock(&key, || ()).map_err(no_supply)?;
+    let found = Supply::new(cache).find(language).map_err(cache_error)?.ok_or_else(|| missing(language))?;
+    store.prepare().map_err(cache_error)?;
+    let _lock = store.lock(&key, || ()).map_err(cache_error)?;
     if let Some(prepared) = from_cache(engine, &store, &key, language)? {
         return Ok(prepared);
     }
@@ -157,11 +158,11 @@ pub(crate) fn names(language: Language) -> (&'static str, &'static str) {
     }
 }
 
-fn no_setup(error: cofferdam_wasm_supply::SupplyError) -> Error {
+fn setup_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
     Error::new(ErrorKind::Unavailable, "setup", error.to_string())
 }
 
-pub(crate) fn no_supply(error: cofferdam_wasm_supply::SupplyError) -> Error {
+pub(crate) fn cache_error(error: cofferdam_wasm_supply::SupplyError) -> Error {
     Error::new(ErrorKind::Unavailable, "start", error.to_string())
 }
 
@@ -181,7 +182,7 @@ fn from_cache(
     key: &str,
     language: Language,
 ) -> Result<Option<PreparedInterpreter>> {
-    let Some(files) = cache.open(key, &FILES).map_err(no_supply)? else { return Ok(None) };
+    let Some(files) = cache.open(key, &FILES).map_err(cache_error)? else { return Ok(None) };
     let [(_, code), (_, state)] =
         <[_; 2]>::try_from(files).map_err(|_| unreadable(std::io::ErrorKind::Other.into()))?;
     let Some((state, image)) = read_state(state)?.filter(|(state, _)| state.key == key) else { return Ok(None) };
@@ -244,9 +245,9 @@ fn compile_and_start(
 ) -> Result<Started> {
     progress(Preparing::Compile);
     let module = pinned(found, &found.module, &found.sha256)?;
-    let entry = match &found.warm.entry {
-        WarmEntry::Function { index } => EntryPoint::Function(*index),
-        WarmEntry::Export { name } => EntryPoint::Export(name),
+    let entry = match &found.preparation.entry {
+        InterpreterEntry::Function { index } => EntryPoint::Function(*index),
+        InterpreterEntry::Export { name } => EntryPoint::Export(name),
     };
     let Instrumented { module, layout, image } = instrument(&module, Some(entry))?;
     let failed = |error: wasmtime::Error| broken(found.language, error);
@@ -255,7 +256,7 @@ fn compile_and_start(
     let program = Arc::new(engine.program(&module, layout.clone(), image)?);
     progress(Preparing::Freeze);
     let (frozen, argument, passed) = start(engine, &program, found)?;
-    let argument = matches!(found.warm.entry, WarmEntry::Function { .. }).then_some(argument);
+    let argument = matches!(found.preparation.entry, InterpreterEntry::Function { .. }).then_some(argument);
     Ok(Started { code, layout, frozen, argument, passed })
 }
 
@@ -277,7 +278,7 @@ fn start(engine: &Arc<WasmEngine>, program: &Arc<Program>, found: &Interpreter) 
     let argument = std::str::from_utf8(&output.stdout).ok().and_then(|text| text.trim().parse::<u32>().ok());
     let argument = argument.ok_or_else(|| broken(found.language, "it did not print its entry argument"))?;
     let frozen = guest.freeze()?.ok_or_else(|| broken(found.language, "it was not instantiated"))?;
-    let frozen = match found.warm.stack {
+    let frozen = match found.preparation.stack {
         Some(stack) => with_stack(frozen, stack, found.language)?,
         None => frozen,
     };
@@ -315,8 +316,8 @@ fn first_host(found: &Interpreter, policy: Policy) -> Result<Host> {
     }
     let environment = found.environment.iter().map(|(name, value)| format!("{name}={value}"));
     let parts = HostParts {
-        args: found.warm.args.clone(),
-        env: crate::command::plain_environment().into_iter().chain(environment).collect(),
+        args: found.preparation.args.clone(),
+        env: plain_environment().into_iter().chain(environment).collect(),
         preopens,
         files: Arc::clone(&files.tree),
         clock: guest::clock(policy, 0),
@@ -353,7 +354,7 @@ fn put(tree: &mut Tree, path: &str, contents: &[u8]) -> crate::fs::FsResult<()> 
 }
 
 fn save(cache: &Cache, key: &str, started: &Started) -> Result<()> {
-    let scratch = cache.scratch(key).map_err(no_supply)?;
+    let scratch = cache.scratch(key).map_err(cache_error)?;
     let directory = scratch.path().join("staged");
     fs::create_dir(&directory).map_err(unreadable)?;
     let (start, contents) = started.frozen.image.contents();
@@ -376,8 +377,8 @@ fn save(cache: &Cache, key: &str, started: &Started) -> Result<()> {
     fs::write(directory.join(FILES[0]), &started.code).map_err(unreadable)?;
     fs::write(directory.join(FILES[1]), bytes).map_err(unreadable)?;
     // An existing entry belongs to another program, or it would have been used.
-    cache.remove(key).map_err(no_supply)?;
-    cache.publish(&directory, key, &FILES).map_err(no_supply)
+    cache.remove(key).map_err(cache_error)?;
+    cache.publish(&directory, key, &FILES).map_err(cache_error)
 }
 
 /// The mode in which a prepared interpreter runs a request.

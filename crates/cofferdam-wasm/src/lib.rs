@@ -11,27 +11,31 @@
 //!
 //! # Where to look
 //!
+//! - The ways to run a program: `run/mod.rs`. Compilation and its cache: `loader.rs`, above `engine.rs`. One instance
+//!   in its store: `guest.rs`. Files and directories of a sandbox: `files.rs`.
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
-//! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
+//! - Checks before compilation: `analysis.rs`, `component/analysis.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
 //! - Termination: `guest_control.rs` and `Host::check` in `wasi/host.rs`.
 //! - Memory images and their reset: `sys/slot.rs`, `instrument.rs`, `program.rs`; reasons:
 //!   `docs/adr/0012-wasm-memories.md`.
-//! - Prepared interpreters: `languages.rs`. Sessions: `session.rs`; their files: `snapshot.rs`.
+//! - Prepared interpreters: `languages.rs`. Sessions: `run/session.rs`; their files: `run/snapshot.rs`.
+//!
+//! The graph of modules has no cycle. A folder counts as one module.
 #![deny(unsafe_code)]
 
 mod account;
+mod analysis;
 mod backend;
 mod budget;
-mod command;
 mod component;
 mod config;
-mod direct;
+mod directories;
 mod doctor;
-mod ending;
 mod engine;
+mod environment;
 mod error;
-mod exec;
+mod files;
 mod fs;
 mod guest;
 mod guest_control;
@@ -39,38 +43,36 @@ mod import;
 mod instrument;
 mod languages;
 mod limiter;
+mod loader;
 mod network;
 mod output;
 mod policy;
 mod posture;
-mod preopens;
 mod program;
 #[cfg(feature = "programs")]
 mod programs;
+mod run;
 mod sandbox;
-mod screen;
-mod session;
-mod snapshot;
-#[cfg(test)]
-mod snapshot_tests;
 mod state;
 mod sys;
+mod termination;
 mod time;
 mod wasi;
+
+// The former name, which `doctor.rs` still uses.
+use termination as ending;
 
 pub use backend::WasmBackend;
 pub use cofferdam_wasm_supply::{Interpreter, Language, Step};
 pub use config::WasmConfig;
-pub use direct::{Call, Loaded, Runner};
 pub use doctor::{Finding, doctor};
 pub use languages::{Preparing, obtain};
 #[cfg(feature = "programs")]
 pub use programs::WasmPrograms;
-pub use session::{Session, SessionKind};
-pub use snapshot::SessionSnapshot;
+pub use run::{Call, Loaded, Runner, Session, SessionKind, SessionSnapshot};
 
 /// The backend's name in options and configuration.
 pub const NAME: &str = "wasm";
 
 /// The interpreter name of a [`Script`](cofferdam_contract::Script) whose content is a module.
-pub const INTERPRETER: &str = command::INTERPRETER;
+pub const INTERPRETER: &str = run::INTERPRETER;

@@ -3,9 +3,8 @@
 use cofferdam_contract::{Access, Error, Result, RootFs, Spec, SpecParts, Workspace};
 use serde_json::Value;
 
-use crate::NAME;
 use crate::network::Rules;
-use crate::preopens;
+use crate::{NAME, directories};
 
 /// The options of this backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,7 +48,7 @@ impl Policy {
                 "deterministic" => policy.seed = Some(seed(value)?),
                 "fuel" => policy.fuel = Some(fuel(value)?),
                 // Read again where it is used.
-                "directories" => drop(preopens::read(value)?),
+                "directories" => drop(directories::read(value)?),
                 _ => {
                     return Err(Error::invalid("create", "unknown option of the wasm backend")
                         .with_context("attribute", key.escape_debug().to_string())

@@ -13,8 +13,8 @@ use cofferdam_contract::{
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
 use crate::NAME;
-use crate::exec;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
+use crate::run;
 use crate::state::Shared;
 use crate::time::since_1970;
 
@@ -24,9 +24,14 @@ const PIECE: usize = 64 << 10;
 
 /// A sandbox. Execs reference only the shared state, so dropping the sandbox ends them.
 #[derive(Debug)]
-pub(crate) struct WasmSandbox(pub(crate) Arc<Shared>);
+pub(crate) struct WasmSandbox(Arc<Shared>);
 
 impl WasmSandbox {
+    /// Creates the sandbox that owns this state.
+    pub(crate) fn create(shared: Arc<Shared>) -> Arc<dyn Sandbox> {
+        Arc::new(Self(shared))
+    }
+
     fn base(&self) -> Base<'static> {
         Base { ino: self.0.workspace, name: Some(WORKSPACE_PATH) }
     }
@@ -58,7 +63,7 @@ impl Sandbox for WasmSandbox {
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        exec::start(&self.0, request).await
+        run::start(&self.0, request).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
@@ -125,7 +130,7 @@ impl Sandbox for WasmSandbox {
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         self.check_idle("fork")?;
         let shared = Shared::copied(&self.0.common, self.0.spec.clone(), &self.0.freeze_files("fork")?)?;
-        Ok(Arc::new(WasmSandbox(Arc::new(shared))))
+        Ok(Self::create(Arc::new(shared)))
     }
 
     async fn pause(&self) -> Result<()> {

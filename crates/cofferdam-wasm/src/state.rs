@@ -5,24 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cofferdam_contract::{Access, Error, ErrorKind, Posture, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace};
+use cofferdam_contract::{Error, ErrorKind, Posture, Result, SandboxId, Spec, Workspace};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, watch};
 
 use crate::NAME;
-use crate::WasmConfig;
 use crate::account::Account;
-use crate::ending::{SIGKILL, Termination};
-use crate::engine::{Engines, on_thread};
-use crate::fs::{Base, FrozenTree, Ino, ROOT, Tree};
+use crate::config::WasmConfig;
+use crate::engine::on_thread;
+use crate::files::{Files, FrozenFiles, files_account};
+use crate::fs::{Ino, Tree};
 use crate::guest_control::GuestControl;
 use crate::import::{self, Times, import};
+use crate::loader::Loader;
 use crate::policy::Policy;
 use crate::posture::posture;
-use crate::session::InitialState;
-use crate::snapshot::{SessionSnapshot, refuse_shared};
-use crate::time::since_1970;
-use crate::wasi::Preopen;
+use crate::termination::{SIGKILL, Termination};
 
 #[derive(Debug, Default)]
 struct State {
@@ -36,55 +34,11 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) config: WasmConfig,
-    pub(crate) engines: Engines,
+    pub(crate) loader: Loader,
     /// The slots for running guests.
     pub(crate) slots: Arc<Semaphore>,
     /// The number of sandboxes created so far.
     pub(crate) created: AtomicU64,
-}
-
-/// The files of a sandbox, and its two fixed directories.
-#[derive(Debug, Clone)]
-pub(crate) struct Files {
-    pub(crate) tree: Arc<Mutex<Tree>>,
-    pub(crate) workspace: Ino,
-    pub(crate) temporary: Ino,
-}
-
-impl Files {
-    pub(crate) fn new(spec: &Spec, policy: Policy, account: &Arc<Account>) -> Result<Self> {
-        let mut tree = Tree::new(spec.limits().disk.map(|limit| limit.as_bytes()), Arc::clone(account));
-        let now = if policy.seed.is_some() { 0 } else { since_1970() };
-        let top = Base { ino: ROOT, name: None };
-        let mut make =
-            |name: &str| tree.make_directory(top, name, now).map_err(|error| error.into_error("create", name));
-        let (workspace, temporary) = (make("workspace")?, make("tmp")?);
-        Ok(Self { tree: Arc::new(Mutex::new(tree)), workspace, temporary })
-    }
-
-    /// Returns the preopened directories of an exec. A snapshot has the same ones, since C libraries remember them.
-    pub(crate) fn preopens(&self, access: Access, working_dir: Ino) -> Vec<Preopen> {
-        let open = |name: &str, ino, absolute: Option<&str>, access| Preopen {
-            name: name.to_owned(),
-            ino,
-            absolute: absolute.map(str::to_owned),
-            access,
-        };
-        let here = (working_dir == self.workspace).then_some(WORKSPACE_PATH);
-        vec![
-            open(WORKSPACE_PATH, self.workspace, Some(WORKSPACE_PATH), access),
-            open("/tmp", self.temporary, Some("/tmp"), Access::ReadWrite),
-            open(".", working_dir, here, access),
-        ]
-    }
-}
-
-/// A frozen copy of a sandbox's files.
-#[derive(Debug, Clone)]
-pub(crate) struct FrozenFiles {
-    tree: FrozenTree,
-    workspace: Ino,
-    temporary: Ino,
 }
 
 /// One sandbox, as its execs see it.
@@ -104,18 +58,18 @@ pub(crate) struct Shared {
     alive: watch::Sender<usize>,
 }
 
-/// Returns the account that files are charged to: their own if there is a disk limit, else that of the memory limit.
-fn files_account(spec: &Spec, memory: &Arc<Account>) -> Arc<Account> {
-    if spec.limits().disk.is_some() { Arc::new(Account::new(None)) } else { Arc::clone(memory) }
+/// Creates the account of a sandbox's memory limit.
+pub(crate) fn memory_account(spec: &Spec) -> Arc<Account> {
+    Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())))
 }
 
 impl Shared {
     /// Creates a sandbox, or fails if its posture is weaker than the spec demands.
     pub(crate) fn new(common: &Arc<Common>, spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
-        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
+        let account = memory_account(&spec);
         let files = Files::new(&spec, policy, &files_account(&spec, &account))?;
-        Self::with(common, spec, policy, account, files)
+        Self::with_files(common, spec, policy, account, files)
     }
 
     /// Creates a sandbox as [`Self::new`] does. If the spec mounts a host directory, it is copied on a separate thread.
@@ -128,37 +82,23 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Creates a sandbox with the files of a session snapshot.
-    pub(crate) fn restored(
-        common: &Arc<Common>,
-        spec: Spec,
-        snapshot: &SessionSnapshot,
-    ) -> Result<(Self, InitialState)> {
-        let policy = Policy::of(&spec)?;
-        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
-        let disk = spec.limits().disk.map(|limit| limit.as_bytes());
-        let (files, initial) =
-            snapshot.thaw(disk, &files_account(&spec, &account), (policy, spec.workspace().access()))?;
-        Ok((Self::with(common, spec, policy, account, files)?, initial))
-    }
-
     /// Creates a sandbox with a copy of another sandbox's files.
     pub(crate) fn copied(common: &Arc<Common>, spec: Spec, copy: &FrozenFiles) -> Result<Self> {
         let policy = Policy::of(&spec)?;
-        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
-        let disk = spec.limits().disk.map(|limit| limit.as_bytes());
-        let failed = |error: crate::fs::FsError| error.into_error("restore", "/workspace");
-        let (mut tree, renumbered) = copy.tree.thaw(disk, files_account(&spec, &account)).map_err(failed)?;
-        // No guest runs in the copy, so no descriptors refer to them.
-        renumbered.nameless.iter().for_each(|ino| tree.release(*ino));
-        let workspace = renumbered.of(copy.workspace.0).map_err(failed)?;
-        let temporary = renumbered.of(copy.temporary.0).map_err(failed)?;
-        refuse_shared(&tree, workspace, temporary, spec.workspace().access())?;
-        let files = Files { tree: Arc::new(Mutex::new(tree)), workspace, temporary };
-        Self::with(common, spec, policy, account, files)
+        let account = memory_account(&spec);
+        let files = copy.thaw(&spec, &account)?;
+        Self::with_files(common, spec, policy, account, files)
     }
 
-    fn with(common: &Arc<Common>, spec: Spec, policy: Policy, account: Arc<Account>, files: Files) -> Result<Self> {
+    /// Creates a sandbox with these files, or fails if its posture is weaker than the spec demands. `account` is that
+    /// of [`memory_account`].
+    pub(crate) fn with_files(
+        common: &Arc<Common>,
+        spec: Spec,
+        policy: Policy,
+        account: Arc<Account>,
+        files: Files,
+    ) -> Result<Self> {
         let posture = posture(&spec);
         posture.require(spec.allow_weaker())?;
         let number = common.created.fetch_add(1, Ordering::Relaxed) + 1;
@@ -180,8 +120,8 @@ impl Shared {
 
     /// Freezes the current files.
     pub(crate) fn freeze_files(&self, operation: &'static str) -> Result<FrozenFiles> {
-        let tree = self.tree(operation)?.freeze();
-        Ok(FrozenFiles { tree, workspace: self.workspace, temporary: self.temporary })
+        self.check_open(operation)?;
+        Ok(self.all_files().freeze())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::wasi::abi::Errno;
-
 /// The start of deterministic time: 2000-01-01.
 const EPOCH: u64 = 946_684_800_000_000_000;
 /// The step by which each reading advances a deterministic clock.
@@ -93,9 +91,10 @@ pub(crate) enum Random {
 }
 
 impl Random {
-    pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<(), Errno> {
+    /// Fills the buffer. Fails if the host has no random bytes.
+    pub(crate) fn fill(&mut self, buffer: &mut [u8]) -> Result<(), getrandom::Error> {
         match self {
-            Self::Real => getrandom::fill(buffer).map_err(|_| Errno::Io),
+            Self::Real => getrandom::fill(buffer),
             Self::Seeded(state) => {
                 for chunk in buffer.chunks_mut(8) {
                     let bytes = split_mix(state).to_le_bytes();
@@ -127,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn made_up_time_follows_its_rule() {
+    fn deterministic_time_advances_by_fixed_steps() {
         let mut clock = Clock::deterministic(0);
         assert_eq!(clock.monotonic(), STEP);
         assert_eq!(clock.realtime(), EPOCH + 2 * STEP);

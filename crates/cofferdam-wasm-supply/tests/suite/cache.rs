@@ -121,7 +121,7 @@ fn foreign_entry_with_a_manifest_that_agrees_is_removed() {
 }
 
 #[test]
-fn pipe_in_the_place_of_a_file_is_removed_and_waited_for_by_nobody() {
+fn pipe_instead_of_a_file_is_removed_and_never_blocks() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let cache = Cache::new(directory.path().join("cache"));
     cache.prepare().expect("a cache");

@@ -29,8 +29,8 @@ fn check(supply: &Supply, interpreter: &Interpreter) {
     eprintln!("{interpreter:#?}");
     let module = fs::read(&interpreter.module).expect("the module");
     assert_preview_1_command(&module);
-    assert_entry(&module, interpreter.warm.entry);
-    assert!(interpreter.module.parent().is_some_and(|entry| entry.ends_with(&interpreter.warm.recipe)));
+    assert_entry(&module, interpreter.preparation.entry);
+    assert!(interpreter.module.parent().is_some_and(|entry| entry.ends_with(&interpreter.preparation.recipe)));
     assert!(interpreter.files.iter().all(|file| file.host.is_file() && file.guest.starts_with('/')));
     let found = supply.find(interpreter.language).expect("find");
     assert_eq!(found.as_ref(), Some(interpreter));

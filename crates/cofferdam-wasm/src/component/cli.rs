@@ -8,7 +8,7 @@ use super::bindings::cli::{
     terminal_stdout,
 };
 use super::resources::{InputStream, Nothing, OutputStream};
-use crate::ending::Termination;
+use crate::termination::Termination;
 use crate::wasi::Host;
 
 impl environment::Host for Host {

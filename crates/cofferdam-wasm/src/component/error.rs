@@ -7,8 +7,8 @@ use wasmtime::component::ResourceTableError;
 use super::bindings::filesystem::types::ErrorCode as FileError;
 use super::bindings::io::streams::StreamError;
 use super::bindings::sockets::network::ErrorCode as SocketError;
-use crate::ending::{SIGABRT, Termination};
 use crate::fs::FsError;
+use crate::termination::{SIGABRT, Termination};
 
 /// An error of a host call.
 #[derive(Debug)]

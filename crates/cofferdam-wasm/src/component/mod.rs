@@ -5,6 +5,7 @@
 //! waits at the guest control, so a cancel or the deadline ends it. A component's host resources are in one table of a
 //! fixed size, and the data passed in one call is bounded too.
 
+mod analysis;
 mod bindings;
 mod cli;
 mod clocks;
@@ -16,13 +17,11 @@ mod poll;
 mod program;
 mod random;
 mod resources;
-mod screen;
 mod sockets;
 mod streams;
 mod tcp;
 mod types;
 mod udp;
 
+pub(crate) use analysis::is_component;
 pub(crate) use program::{Component, compile, run};
-pub(crate) use resources::Resources;
-pub(crate) use screen::is_component;

@@ -4,11 +4,11 @@ use cofferdam_contract::{Error, Result};
 use wasmtime::component::{Component as Compiled, HasSelf, Linker};
 use wasmtime::{Engine, Store, Trap};
 
+use super::analysis::check_component;
 use super::bindings::{Command, CommandPre, LinkOptions};
 use super::error::trap;
-use super::screen::check_component;
-use crate::ending::Termination;
-use crate::screen::not_executable;
+use crate::analysis::not_executable;
+use crate::termination::Termination;
 use crate::wasi::Host;
 
 /// Bytes that one call can pass to the host.

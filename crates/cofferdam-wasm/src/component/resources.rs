@@ -1,4 +1,4 @@
-//! The host resources of a component, in one table of a fixed size.
+//! The host resources of a component. `wasi/resources.rs` has their table.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cofferdam_contract::OutputStream as Stream;
 use parking_lot::Mutex;
-use wasmtime::component::{Resource, ResourceTable};
+use wasmtime::component::Resource;
 
 use super::bindings::filesystem::types::ErrorCode;
 use super::bindings::sockets::network::ErrorCode as SocketError;
@@ -14,26 +14,6 @@ use super::error::misuse;
 use crate::fs::{FsResult, Ino, Listing, Tree};
 use crate::network::{Connection, Interest, Lookup, Target};
 use crate::wasi::{Host, OpenDirectory};
-
-/// The maximum host resources of one exec: descriptors, streams, pollables, errors.
-const MAX_RESOURCES: usize = 4096;
-/// The maximum of files and directories among them, as in preview 1.
-const MAX_OPENED: usize = 1024;
-
-/// The table of one exec.
-#[derive(Debug)]
-pub(crate) struct Resources {
-    table: ResourceTable,
-    opened: usize,
-}
-
-impl Default for Resources {
-    fn default() -> Self {
-        let mut table = ResourceTable::new();
-        table.set_max_capacity(MAX_RESOURCES);
-        Self { table, opened: 0 }
-    }
-}
 
 /// A reference to a file system node, which is released with the last reference. Must not be dropped while the files
 /// are locked, since the drop locks them.
@@ -148,35 +128,31 @@ pub enum Nothing {}
 
 impl Host {
     pub(crate) fn resource<T: 'static>(&self, handle: &Resource<T>) -> wasmtime::Result<&T> {
-        self.resources.table.get(handle).map_err(misuse)
+        self.resources.get(handle).map_err(misuse)
     }
 
     pub(crate) fn resource_mut<T: 'static>(&mut self, handle: &Resource<T>) -> wasmtime::Result<&mut T> {
-        self.resources.table.get_mut(handle).map_err(misuse)
+        self.resources.get_mut(handle).map_err(misuse)
     }
 
     pub(crate) fn push_resource<T: Send + 'static>(&mut self, value: T) -> wasmtime::Result<Resource<T>> {
-        self.resources.table.push(value).map_err(misuse)
+        self.resources.push(value).map_err(misuse)
     }
 
     pub(crate) fn delete_resource<T: 'static>(&mut self, handle: Resource<T>) -> wasmtime::Result<T> {
-        self.resources.table.delete(handle).map_err(misuse)
+        self.resources.delete(handle).map_err(misuse)
     }
 
     /// Returns true if one more file or directory can be opened.
     pub(crate) fn has_room(&self) -> bool {
-        self.resources.opened < MAX_OPENED
+        self.resources.has_room()
     }
 
     pub(crate) fn push_opened(&mut self, opened: Opened) -> wasmtime::Result<Resource<Opened>> {
-        let handle = self.push_resource(opened)?;
-        self.resources.opened += 1;
-        Ok(handle)
+        self.resources.push_opened(opened).map_err(misuse)
     }
 
     pub(crate) fn close(&mut self, handle: Resource<Opened>) -> wasmtime::Result<()> {
-        self.delete_resource(handle)?;
-        self.resources.opened = self.resources.opened.saturating_sub(1);
-        Ok(())
+        self.resources.delete_opened(handle).map(drop).map_err(misuse)
     }
 }

@@ -10,7 +10,7 @@ use wasmparser::{
     ComponentValType, CoreType, InstanceTypeDeclaration, TypeBounds,
 };
 
-use crate::screen::not_executable;
+use crate::analysis::not_executable;
 
 /// The maximum number of declared types, with their direct parts.
 const MAX_DECLARED: u64 = 50_000;

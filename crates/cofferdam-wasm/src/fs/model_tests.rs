@@ -249,7 +249,7 @@ fn empty_files_fill_the_disk_too() {
 }
 
 #[test]
-fn a_removed_file_stays_while_it_is_held_and_costs_until_then() {
+fn a_removed_open_file_is_charged_until_it_is_closed() {
     let mut tree = small(1 << 20);
     let how = OpenHow { create: true, writes: true, ..OpenHow::default() };
     let ino = tree.open(BASE, "f", LastLink::Follow, how, 0).unwrap();

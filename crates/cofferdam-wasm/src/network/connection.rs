@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-use super::places::Permit;
+use super::slots::Permit;
 use super::wake::Waker;
 
 /// The timeout of a connection attempt.

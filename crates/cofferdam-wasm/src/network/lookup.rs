@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::places::Permit;
+use super::slots::Permit;
 use super::wake::Waker;
 
 /// The time that a guest waits for an answer. The thread continues until the resolver returns, and keeps its slot.

@@ -10,8 +10,8 @@
 mod addresses;
 mod connection;
 mod lookup;
-mod places;
 mod rules;
+mod slots;
 mod wake;
 
 use std::collections::VecDeque;
@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 pub(crate) use connection::{Connection, Family, Finished, Interest, PERMITTED, await_any, is_own};
 pub(crate) use lookup::{Lookup, LookupError};
-use places::Slots;
 pub(crate) use rules::{Allowed, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
+use slots::Slots;
 pub(crate) use wake::Waker;
 
 /// The maximum number of connections of one exec, and of all execs together.
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn stored_data_is_bounded() {
         let mut egress = egress("*.example");
         for number in 0..2000u32 {
             let Ok(Query::Name(target)) = egress.query(&format!("a{number}.example")) else { panic!() };

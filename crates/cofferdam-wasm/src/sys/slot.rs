@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_its_own_while_nobody_used_it_is_put_back() {
+    fn pages_changed_while_idle_are_restored() {
         let image = Image::new(4 << 16, [(70_000, &[1; 100][..])].into_iter()).unwrap();
         drop(Slot::new(Arc::clone(&image), 4 << 16, 1 << 16).unwrap());
         let free = image.free().pop().unwrap();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_thread_made_its_own_is_put_back() {
+    fn pages_changed_by_another_thread_are_restored() {
         let image = Image::new(4 << 16, [(70_000, &[1; 100][..])].into_iter()).unwrap();
         let mut mapping = Mapping::new(&image, 5 << 16).unwrap();
         write(&mut mapping, 0);

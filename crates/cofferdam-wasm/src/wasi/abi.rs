@@ -1,7 +1,7 @@
 //! The constants of WASI preview 1, as its witx files define them.
 
-use crate::ending::Termination;
 use crate::fs::{FsError, Kind};
+use crate::termination::Termination;
 
 /// The error code of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::descriptors::{Descriptor, OpenDirectory};
 use super::host::Host;
-use crate::ending::Termination;
 use crate::fs::{FsResult, Tree};
 use crate::guest_control::{GuestControl, Input};
 use crate::network::Waker;
+use crate::termination::Termination;
 use crate::time::{Clock, Random};
 
 impl Host {

@@ -2,7 +2,7 @@
 
 use super::abi::{Answer, Errno};
 use super::host::Call;
-use crate::ending::Termination;
+use crate::termination::Termination;
 
 /// Random bytes between two checks of the guest's limits.
 const PIECE: usize = 1 << 20;
@@ -63,7 +63,7 @@ impl Call<'_> {
     pub(super) fn random_get(&mut self, buffer: u32, length: u32) -> Answer {
         let target = self.memory.slice_mut(buffer, length)?;
         for piece in target.chunks_mut(PIECE) {
-            self.host.random.fill(piece)?;
+            self.host.random.fill(piece).map_err(|_| Errno::Io)?;
             self.host.check()?;
         }
         Ok(())

@@ -11,14 +11,14 @@ use wasmtime::Memory as WasmMemory;
 
 use super::descriptors::{Descriptor, Descriptors, OpenDirectory};
 use super::memory::Memory;
+use super::resources::Resources;
 use crate::account::Account;
-use crate::component::Resources;
-use crate::ending::Termination;
 use crate::fs::{Base, FsError, FsResult, Ino, Tree};
 use crate::guest_control::{GuestControl, Input};
 use crate::limiter::Limiter;
 use crate::network::{Connection, Egress, Interest, Waker, await_any};
 use crate::output::Output;
+use crate::termination::Termination;
 use crate::time::{Clock, Random, thread_cpu};
 
 /// A directory that is opened before a guest starts.

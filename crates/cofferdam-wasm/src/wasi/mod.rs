@@ -3,7 +3,7 @@
 //! It opens no host file and has no network. Each call is bounded: in the bytes that it copies, in the time that it
 //! waits, and in the memory that the host allocates.
 
-pub(crate) mod abi;
+mod abi;
 mod access;
 mod clocks;
 mod descriptors;
@@ -14,6 +14,7 @@ mod link;
 mod memory;
 mod paths;
 mod poll;
+mod resources;
 
 #[cfg(test)]
 pub(crate) use descriptors::OpenFile;

@@ -1,11 +1,7 @@
-//! The preopened directories of a module, and their names.
+//! The option `wasm.directories` of a spec: names for directories of the workspace.
 
-use cofferdam_contract::{Error, Result, SandboxPath, Spec, WORKSPACE_PATH};
+use cofferdam_contract::{Error, Result, SandboxPath, Spec};
 use serde_json::Value;
-
-use crate::command::{Invocation, directory};
-use crate::state::Shared;
-use crate::wasi::Preopen;
 
 /// The maximum number of names.
 const MAX_NAMES: usize = 16;
@@ -31,23 +27,9 @@ pub(crate) fn read(value: &Value) -> Result<Directories> {
     object.iter().map(entry).collect()
 }
 
-fn named(spec: &Spec) -> Result<Option<Directories>> {
+/// Returns the directories that a spec names; `None` if it has the default ones.
+pub(crate) fn named(spec: &Spec) -> Result<Option<Directories>> {
     spec.attributes().get("wasm.directories").map(read).transpose()
-}
-
-/// Returns the preopened directories of a module.
-pub(crate) fn preopens(shared: &Shared, invocation: &Invocation) -> Result<Vec<Preopen>> {
-    let access = shared.spec.workspace().access();
-    let Some(directories) = named(&shared.spec)? else {
-        return Ok(shared.all_files().preopens(access, invocation.working_dir));
-    };
-    let open = |(name, path): &(String, SandboxPath)| {
-        let ino = directory(shared, path)?;
-        // Only links in the workspace itself may have absolute targets in the workspace.
-        let absolute = (ino == shared.workspace).then(|| WORKSPACE_PATH.to_owned());
-        Ok(Preopen { name: name.clone(), ino, absolute, access })
-    };
-    directories.iter().map(open).collect()
 }
 
 /// Rejects custom names for guests that start with the default ones: interpreters and snapshots remember these.

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_bounds_hold_and_places_come_back() {
+    fn both_limits_hold_and_slots_are_released() {
         static ALL: Slots = Slots::new(3);
         let (one, other) = (Arc::new(Slots::new(2)), Arc::new(Slots::new(2)));
         let held = [Slots::acquire(&one, &ALL).unwrap(), Slots::acquire(&one, &ALL).unwrap()];

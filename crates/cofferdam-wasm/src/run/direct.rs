@@ -11,22 +11,26 @@ use bytes::Bytes;
 use cofferdam_contract::{
     ByteSize, Completed, Error, ErrorKind, Posture, Result, Spec, Usage, WORKSPACE_PATH, Workspace,
 };
+use cofferdam_wasm_supply::Language;
 use parking_lot::Mutex;
 
+use super::command::check_command;
 use crate::account::Account;
-use crate::command::plain_environment;
-use crate::ending::Termination;
+use crate::directories::refuse_named;
 use crate::engine::WasmEngine;
+use crate::environment::plain_environment;
+use crate::files::Files;
 use crate::fs::Tree;
 use crate::guest::{self, Guest};
 use crate::guest_control::{GuestControl, Input};
-use crate::languages::{self, Mode, PreparedInterpreter};
+use crate::languages::{self, Mode};
 use crate::limiter::Limiter;
 use crate::network::{Egress, Rules};
 use crate::output::{Collected, Output};
 use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
-use crate::state::Files;
+use crate::state::{Common, memory_account};
+use crate::termination::Termination;
 use crate::wasi::{Host, HostParts, Run};
 
 /// Stack for the host's part of a runner's thread, and for the caller's work on it.
@@ -50,17 +54,17 @@ pub struct Call {
 }
 
 /// The spec of a program's runs, with its policy and posture.
-pub(crate) struct Terms {
+struct CheckedSpec {
     policy: Policy,
     spec: Spec,
     posture: Posture,
 }
 
-impl Terms {
-    /// Creates the terms, or fails if the posture is weaker than the spec demands.
-    pub(crate) fn new(spec: Spec) -> Result<Self> {
+impl CheckedSpec {
+    /// Checks a spec. Fails if the posture is weaker than the spec demands.
+    fn new(spec: Spec) -> Result<Self> {
         let policy = Policy::of(&spec)?;
-        crate::preopens::refuse_named(&spec)?;
+        refuse_named(&spec)?;
         if matches!(spec.workspace(), Workspace::HostDir { .. }) {
             return Err(Error::unsupported("load", "a direct run cannot start with the files of a host directory")
                 .with_remedy("use a sandbox or a session, or pass the data on standard input"));
@@ -68,14 +72,6 @@ impl Terms {
         let posture = crate::posture::posture(&spec);
         posture.require(spec.allow_weaker())?;
         Ok(Self { policy, spec, posture })
-    }
-
-    pub(crate) fn spec(&self) -> &Spec {
-        &self.spec
-    }
-
-    pub(crate) fn is_metered(&self) -> bool {
-        self.policy.is_metered()
     }
 }
 
@@ -109,22 +105,30 @@ impl std::fmt::Debug for Loaded {
 }
 
 impl Loaded {
-    /// Loads a command, starting from its initial state.
-    pub(crate) fn of_module(engine: Arc<WasmEngine>, program: Arc<Program>, terms: Terms, stack: usize) -> Self {
+    /// Loads a command module or component, starting from its initial state.
+    pub(crate) async fn of_module(common: &Common, module: Bytes, spec: Spec) -> Result<Self> {
+        let checked = CheckedSpec::new(spec)?;
+        let (tenant, allowed) = (checked.spec.tenant().clone(), checked.spec.limits().wall_time);
+        let (program, engine) = common.loader.program(module, &tenant, checked.policy.is_metered(), allowed).await?;
+        check_command(&program)?;
         let initial = program.initial().clone();
-        Self::new((engine, program), (initial, Entry::Command, None), terms, stack)
+        Ok(Self::new((engine, program), (initial, Entry::Command, None), checked, stack(common)))
     }
 
     /// Loads an interpreter, starting from its prepared state.
-    pub(crate) fn of_language(prepared: &PreparedInterpreter, terms: Terms, stack: usize) -> Self {
+    pub(crate) async fn of_language(common: &Common, language: Language, spec: Spec) -> Result<Self> {
+        let checked = CheckedSpec::new(spec)?;
+        let allowed = checked.spec.limits().wall_time;
+        let prepared = common.loader.interpreter(language, checked.policy.is_metered(), allowed).await?;
         let program = (Arc::clone(&prepared.engine), Arc::clone(&prepared.program));
-        Self::new(program, (prepared.initial.clone(), prepared.entry.clone(), Some(prepared.passed)), terms, stack)
+        let initial = (prepared.initial.clone(), prepared.entry.clone(), Some(prepared.passed));
+        Ok(Self::new(program, initial, checked, stack(common)))
     }
 
     fn new(
         (engine, program): (Arc<WasmEngine>, Arc<Program>),
         (initial, entry, passed): (Frozen, Entry, Option<u64>),
-        Terms { policy, spec, posture }: Terms,
+        CheckedSpec { policy, spec, posture }: CheckedSpec,
         stack: usize,
     ) -> Self {
         let no_files = Arc::new(Mutex::new(Tree::new(None, Arc::new(Account::new(None)))));
@@ -195,7 +199,7 @@ impl Runner<'_> {
         }
         let Loaded { engine, program, initial, entry, policy, spec, .. } = self.loaded;
         let started = Instant::now();
-        let account = Arc::new(Account::new(spec.limits().memory.map(|limit| limit.as_bytes())));
+        let account = memory_account(spec);
         let ticking = engine.tick().map_err(|error| {
             Error::new(ErrorKind::ResourceExhausted, "run", "cannot start the clock thread").with_source(error)
         })?;
@@ -268,6 +272,10 @@ impl Loaded {
         host.egress = Rules::of(spec.network())?.map(Egress::new);
         Ok(host)
     }
+}
+
+fn stack(common: &Common) -> usize {
+    usize::try_from(common.config.stack.as_bytes()).unwrap_or(usize::MAX)
 }
 
 /// Returns the encoded request of a call with default arguments and environment, without the source.

@@ -12,19 +12,20 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Result};
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Result, Spec};
 use cofferdam_wasm_supply::Language;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::account::Account;
 use crate::budget;
+use crate::files::{Files, files_account, refuse_shared};
 use crate::fs::{FrozenTree, FsError, FsResult, Ino, Renumbered, Tree};
 use crate::guest::Guest;
 use crate::languages::{PreparedInterpreter, names};
 use crate::policy::Policy;
 use crate::program::{Frozen, Value};
-use crate::session::InitialState;
-use crate::state::{Files, Shared};
+use crate::state::Shared;
 use crate::sys::Image;
 use crate::time::Random;
 use crate::wasi::{Descriptor, Descriptors};
@@ -86,6 +87,14 @@ impl Kind {
             _ => Ok(()),
         }
     }
+}
+
+/// The initial state of a session, besides its program.
+pub(crate) struct InitialState {
+    pub(crate) frozen: Frozen,
+    pub(crate) descriptors: Option<Descriptors>,
+    pub(crate) passed: u64,
+    pub(crate) random: Random,
 }
 
 /// A snapshot of a session. Cheap to clone. It can be restored any number of times.
@@ -161,18 +170,16 @@ impl SessionSnapshot {
             .with_remedy("set wasm.deterministic and wasm.fuel as in the spec of the snapshot"))
     }
 
-    /// Creates the files of a sandbox of this spec, and the initial state of its guest.
-    pub(crate) fn thaw(
-        &self,
-        limit: Option<u64>,
-        account: &Arc<crate::account::Account>,
-        (policy, access): (Policy, Access),
-    ) -> Result<(Files, InitialState)> {
+    /// Creates the files of a sandbox of this spec, and the initial state of its guest. `memory` is the account of the
+    /// sandbox's memory limit.
+    pub(crate) fn thaw(&self, spec: &Spec, policy: Policy, memory: &Arc<Account>) -> Result<(Files, InitialState)> {
+        let disk = spec.limits().disk.map(|limit| limit.as_bytes());
+        let access = spec.workspace().access();
         let refused = |error: FsError| match error {
             FsError::Full | FsError::NoMemory | FsError::TooManyFiles => error.into_error("restore", "/workspace"),
             _ => damaged("its files are not a valid tree"),
         };
-        let (mut tree, renumbered) = self.tree.thaw(limit, Arc::clone(account)).map_err(refused)?;
+        let (mut tree, renumbered) = self.tree.thaw(disk, files_account(spec, memory)).map_err(refused)?;
         let descriptors = self.descriptors(&mut tree, &renumbered, access).map_err(refused)?;
         for ino in &renumbered.nameless {
             tree.release(*ino);
@@ -373,15 +380,6 @@ fn tables(lengths: &[u32], mut entries: &[Option<u32>]) -> Option<Vec<Vec<Option
         tables.push(table.to_vec());
     }
     entries.is_empty().then_some(tables)
-}
-
-/// Rejects files with names both in a read-only workspace and outside of it, where they could be written.
-pub(crate) fn refuse_shared(tree: &Tree, workspace: Ino, temporary: Ino, access: Access) -> Result<()> {
-    if access == Access::ReadWrite || !tree.share_a_node(workspace, temporary) {
-        return Ok(());
-    }
-    Err(Error::unsupported("restore", "a file has one name in the read-only workspace and one outside of it")
-        .with_remedy("remove one of its names before the snapshot, or make the workspace writable"))
 }
 
 fn damaged(reason: &str) -> Error {

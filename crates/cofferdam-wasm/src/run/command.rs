@@ -1,13 +1,17 @@
 //! Conversion of an exec request into a module with its arguments and environment.
 
 use bytes::Bytes;
-use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Result, SandboxPath, Stdin};
+use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Result, SandboxPath, Stdin, WORKSPACE_PATH};
 
 use cofferdam_wasm_supply::Language;
 
+use crate::analysis::{is_wasm, not_executable};
+use crate::directories;
+use crate::environment::base_environment;
 use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink, ROOT};
-use crate::screen::{is_wasm, not_executable};
+use crate::program::Program;
 use crate::state::Shared;
+use crate::wasi::Preopen;
 
 /// The interpreter name by which a script selects the engine itself.
 pub(crate) const INTERPRETER: &str = "wasm";
@@ -100,6 +104,14 @@ pub(crate) fn language(interpreter: &[String]) -> Result<Option<Language>> {
     }
 }
 
+/// Checks that a module is a command. Every component that compiles is one.
+pub(super) fn check_command(program: &Program) -> Result<()> {
+    if program.is_command() {
+        return Ok(());
+    }
+    Err(not_executable("the module is not a command: it exports no function _start without arguments"))
+}
+
 /// Resolves a command by name: a module in the sandbox, or an interpreter with a script.
 fn named(shared: &Shared, working_dir: &SandboxPath, argv: &[String]) -> Result<(ProgramSource, Vec<String>)> {
     let name = argv.first().ok_or_else(|| Error::invalid("start", "the command is empty"))?;
@@ -138,38 +150,38 @@ fn shown(args: &[String]) -> String {
     args.first().map(|name| name.escape_debug().to_string()).unwrap_or_default()
 }
 
-/// Returns the base environment of every guest. WASI has no working directory, so `PWD` carries it.
-pub(crate) fn base_environment(working_dir: &str) -> [(&'static str, &str); 4] {
-    [("PATH", "/workspace"), ("HOME", "/workspace"), ("LANG", "C.UTF-8"), ("PWD", working_dir)]
-}
-
-/// Returns the environment of a guest whose request changes nothing, in the order of requests.
-pub(crate) fn plain_environment() -> Vec<String> {
-    let base = base_environment(cofferdam_contract::WORKSPACE_PATH);
-    cofferdam_contract::EnvDelta::default()
-        .apply(base)
-        .into_iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect()
-}
-
 fn environment(request: &ExecRequest) -> Vec<String> {
     let inside = request.working_dir().inside();
     request.env().apply(base_environment(&inside)).into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 /// Returns the inode of a directory in the workspace.
-pub(crate) fn directory(shared: &Shared, path: &SandboxPath) -> Result<Ino> {
+fn directory(shared: &Shared, path: &SandboxPath) -> Result<Ino> {
     if path.is_workspace() {
         return Ok(shared.workspace);
     }
     let tree = shared.tree("start")?;
-    let base = Base { ino: shared.workspace, name: Some(cofferdam_contract::WORKSPACE_PATH) };
+    let base = Base { ino: shared.workspace, name: Some(WORKSPACE_PATH) };
     let found = tree.lookup(base, path.as_str(), LastLink::Follow).and_then(|ino| match tree.stat(ino)?.kind {
         Kind::Directory => Ok(ino),
         _ => Err(FsError::NotADirectory),
     });
     found.map_err(|error| error.into_error("start", path.as_str()))
+}
+
+/// Returns the preopened directories of a module.
+pub(crate) fn preopens(shared: &Shared, invocation: &Invocation) -> Result<Vec<Preopen>> {
+    let access = shared.spec.workspace().access();
+    let Some(named) = directories::named(&shared.spec)? else {
+        return Ok(shared.all_files().preopens(access, invocation.working_dir));
+    };
+    let open = |(name, path): &(String, SandboxPath)| {
+        let ino = directory(shared, path)?;
+        // Only links in the workspace itself may have absolute targets in the workspace.
+        let absolute = (ino == shared.workspace).then(|| WORKSPACE_PATH.to_owned());
+        Ok(Preopen { name: name.clone(), ino, absolute, access })
+    };
+    named.iter().map(open).collect()
 }
 
 /// Returns the bytes of a module in the sandbox.

@@ -2,9 +2,9 @@
 
 use cofferdam_contract::{Access, ByteSize, Command, ErrorKind, ExecRequest, Result, Spec, Workspace};
 
+use super::snapshot::{Header, Kind, SessionSnapshot};
 use crate::fs::Ino;
 use crate::program::Value;
-use crate::snapshot::{Header, Kind, SessionSnapshot};
 use crate::wasi::{Descriptor, OpenDirectory, OpenFile};
 use crate::{SessionKind, WasmBackend};
 
@@ -111,7 +111,7 @@ fn file(ino: u64, position: u64) -> Descriptor {
 }
 
 #[tokio::test]
-async fn descriptors_of_what_is_nobodys_to_open_are_refused() {
+async fn descriptors_that_no_guest_can_open_are_refused() {
     let backend = WasmBackend::default();
     let good = snapshot(&backend, &["make"]).await;
     assert_eq!(written(&backend, &good, Spec::default()).await.unwrap(), 0);
@@ -172,7 +172,7 @@ fn with_header(good: &SessionSnapshot, memory: &[u8], change: impl FnOnce(&mut H
 }
 
 #[tokio::test]
-async fn sizes_and_places_that_are_not_so_are_refused() {
+async fn false_sizes_and_offsets_are_refused() {
     let good = snapshot(&WasmBackend::default(), &[]).await;
     let memory = [7; 4096 * 2];
     let read = |memory: &[u8], change: &dyn Fn(&mut Header)| {

@@ -9,28 +9,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cofferdam_contract::{
-    Error, ErrorKind, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Stdin, StdinWriter, Usage,
-};
+use cofferdam_contract::{Error, ErrorKind, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Usage};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use crate::command::{self, Invocation, ProgramSource};
+use super::command::{self, Invocation, ProgramSource, check_command};
+use super::thread::{input, no_slot, no_thread, stack_size};
+use crate::directories::refuse_named;
 use crate::engine::{Ticking, WasmEngine};
 use crate::guest::{self, Guest};
-use crate::guest_control::{ExecHandleControl, GuestControl, Input, InputWriter};
+use crate::guest_control::{ExecHandleControl, GuestControl};
 use crate::languages::{self, Mode};
 use crate::limiter::Limiter;
 use crate::network::{Egress, Rules};
 use crate::output::Output;
-use crate::preopens::{preopens, refuse_named};
 use crate::program::{Entry, Frozen, Program};
-use crate::screen::not_executable;
-use crate::state::{Common, ExecRegistration, Shared};
+use crate::state::{ExecRegistration, Shared};
 use crate::wasi::{Host, HostParts, Run};
-
-/// Stack for the host's part of a guest thread.
-pub(crate) const HOST_STACK: u64 = 1 << 20;
 
 /// The input of a guest thread.
 struct Job {
@@ -56,20 +51,18 @@ struct Plan {
 
 impl Plan {
     async fn new(shared: &Shared, invocation: &Invocation, allowed: Duration) -> Result<Self> {
-        let (engines, metered) = (&shared.common.engines, shared.policy.is_metered());
+        let (loader, metered) = (&shared.common.loader, shared.policy.is_metered());
         match &invocation.source {
             ProgramSource::Module(module) => {
-                let (program, engine) = engines.program(module.clone(), shared.spec.tenant(), metered, allowed).await?;
-                if !program.is_command() {
-                    let what = "the module is not a command: it exports no function _start without arguments";
-                    return Err(not_executable(what).with_remedy("build it as a program, not as a library"));
-                }
+                let (program, engine) = loader.program(module.clone(), shared.spec.tenant(), metered, allowed).await?;
+                check_command(&program)
+                    .map_err(|error| error.with_remedy("build it as a program, not as a library"))?;
                 let initial = program.initial().clone();
                 Ok(Self { engine, program, initial, entry: Entry::Command, request: None, passed: 0 })
             }
             ProgramSource::Script(language, source) => {
                 refuse_named(&shared.spec)?;
-                let prepared = engines.interpreter(*language, metered, allowed).await?;
+                let prepared = loader.interpreter(*language, metered, allowed).await?;
                 let request =
                     languages::request(Mode::Script, &invocation.cwd, &invocation.args, &invocation.env, source);
                 Ok(Self {
@@ -104,7 +97,7 @@ pub(crate) async fn start(shared: &Arc<Shared>, request: ExecRequest) -> Result<
     let policy = shared.policy;
     let rules = Rules::of(shared.spec.network())?;
     let parts = HostParts {
-        preopens: preopens(shared, &invocation)?,
+        preopens: command::preopens(shared, &invocation)?,
         args: invocation.args,
         env: invocation.env,
         files: Arc::clone(&shared.files),
@@ -122,28 +115,9 @@ pub(crate) async fn start(shared: &Arc<Shared>, request: ExecRequest) -> Result<
         },
     };
     let job = Job { shared: Arc::clone(shared), plan, parts, rules, registration, ticking, slot, started };
-    let stack = usize::try_from(common.config.stack.as_bytes() + HOST_STACK).unwrap_or(usize::MAX);
-    let thread = std::thread::Builder::new().name("wasm-guest".to_owned()).stack_size(stack);
+    let thread = std::thread::Builder::new().name("wasm-guest".to_owned()).stack_size(stack_size(common));
     thread.spawn(move || run(job)).map_err(no_thread)?;
     Ok(handle)
-}
-
-/// Returns the source of a guest's standard input, and its writer if it is streamed.
-pub(crate) fn input(request: &ExecRequest, control: &Arc<GuestControl>) -> (Input, Option<StdinWriter>) {
-    match request.stdin() {
-        Stdin::Empty => (Input::Given(Bytes::new()), None),
-        Stdin::Bytes(bytes) => (Input::Given(bytes.clone()), None),
-        Stdin::Stream => (Input::Streamed, Some(StdinWriter::new(InputWriter(Arc::clone(control))))),
-    }
-}
-
-pub(crate) fn no_slot(common: &Common) -> Error {
-    let message = format!("{} modules are running, which is this backend's maximum", common.config.guests);
-    Error::new(ErrorKind::ResourceExhausted, "start", message)
-}
-
-pub(crate) fn no_thread(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, "start", "cannot start a thread for the module").with_source(error)
 }
 
 /// Runs a guest thread. Everything is freed before the exit is reported.

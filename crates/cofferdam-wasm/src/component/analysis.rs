@@ -13,7 +13,7 @@ use wasmparser::{
 };
 
 use super::types::{Types, check_nesting};
-use crate::screen::{MAX_FUNCTIONS, check_body, check_memories, not_executable};
+use crate::analysis::{MAX_FUNCTIONS, check_body, check_memories, not_executable};
 
 /// The maximum nesting of components and modules.
 const MAX_DEPTH: usize = 10;

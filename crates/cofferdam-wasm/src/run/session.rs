@@ -20,22 +20,22 @@ use cofferdam_wasm_supply::Language;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::command;
-use crate::ending::Termination;
+use super::command;
+use super::snapshot::{InitialState, Kind, SessionSnapshot};
+use super::thread::{input, no_slot, no_thread, stack_size};
+use crate::directories::refuse_named;
 use crate::engine::{Ticking, WasmEngine};
-use crate::exec::{HOST_STACK, input, no_slot, no_thread};
+use crate::environment::plain_environment;
 use crate::guest::{self, Guest};
 use crate::guest_control::{ExecHandleControl, GuestControl};
 use crate::languages::{self, Mode, PreparedInterpreter};
 use crate::limiter::Limiter;
 use crate::output::Output;
-use crate::preopens::refuse_named;
+use crate::policy::Policy;
 use crate::program::{Entry, Frozen, Program};
-use crate::sandbox::WasmSandbox;
-use crate::snapshot::{Kind, SessionSnapshot};
-use crate::state::{Common, ExecRegistration, Shared};
-use crate::time::Random;
-use crate::wasi::{Descriptors, Host, HostParts, Run};
+use crate::state::{Common, ExecRegistration, Shared, memory_account};
+use crate::termination::Termination;
+use crate::wasi::{Host, HostParts, Run};
 
 /// Reseeds the generator that was seeded before the snapshot: two guests of one snapshot must not draw the same
 /// numbers.
@@ -54,8 +54,25 @@ pub enum SessionKind {
 /// A live guest in its own sandbox. Dropping the session ends the guest.
 #[derive(Debug)]
 pub struct Session {
-    sandbox: Arc<WasmSandbox>,
+    sandbox: SessionSandbox,
     inner: Arc<Inner>,
+}
+
+/// Creates the sandbox that owns a state. Dropping it ends the guests.
+pub(crate) type CreateSandbox = fn(Arc<Shared>) -> Arc<dyn Sandbox>;
+
+/// The sandbox of a session, and the state that it owns.
+#[derive(Debug)]
+struct SessionSandbox {
+    handle: Arc<dyn Sandbox>,
+    shared: Arc<Shared>,
+    create: CreateSandbox,
+}
+
+impl SessionSandbox {
+    fn new(shared: Arc<Shared>, create: CreateSandbox) -> Self {
+        Self { handle: create(Arc::clone(&shared)), shared, create }
+    }
 }
 
 struct Inner {
@@ -81,16 +98,8 @@ enum Live {
     Ended(&'static str),
 }
 
-/// The initial state of a session, besides its program.
-pub(crate) struct InitialState {
-    pub(crate) frozen: Frozen,
-    pub(crate) descriptors: Option<Descriptors>,
-    pub(crate) passed: u64,
-    pub(crate) random: Random,
-}
-
 /// The input of a call on a guest's thread.
-struct Turn {
+struct SessionCall {
     inner: Arc<Inner>,
     guest: Box<Guest>,
     run: Run,
@@ -102,12 +111,8 @@ struct Turn {
 }
 
 impl Session {
-    pub(crate) fn of_language(
-        sandbox: Arc<WasmSandbox>,
-        language: Language,
-        prepared: &PreparedInterpreter,
-    ) -> Result<Self> {
-        let random = guest::random(sandbox.0.policy);
+    fn of_language(sandbox: SessionSandbox, language: Language, prepared: &PreparedInterpreter) -> Result<Self> {
+        let random = guest::random(sandbox.shared.policy);
         let initial =
             InitialState { frozen: prepared.initial.clone(), descriptors: None, passed: prepared.passed, random };
         Self::new(
@@ -120,14 +125,14 @@ impl Session {
     }
 
     /// Creates a session of a library, and runs its initialization.
-    pub(crate) async fn of_module(
-        sandbox: Arc<WasmSandbox>,
+    async fn of_module(
+        sandbox: SessionSandbox,
         module: Bytes,
         engine: &Arc<WasmEngine>,
         program: &Arc<Program>,
     ) -> Result<Self> {
         let frozen = program.initial().clone();
-        let random = guest::random(sandbox.0.policy);
+        let random = guest::random(sandbox.shared.policy);
         let initial = InitialState { frozen, descriptors: None, passed: 0, random };
         let session = Self::new(sandbox, Kind::Module(module), (engine, program), &Entry::Start, initial)?;
         let exit = session.begin(&ExecRequest::builder(Command::Argv(vec!["_initialize".to_owned()])).build()?)?;
@@ -140,14 +145,14 @@ impl Session {
     }
 
     /// Creates a session. Every call enters by `entry`; a call of a library enters by the function's name instead.
-    pub(crate) fn new(
-        sandbox: Arc<WasmSandbox>,
+    fn new(
+        sandbox: SessionSandbox,
         kind: Kind,
         (engine, program): (&Arc<WasmEngine>, &Arc<Program>),
         entry: &Entry,
         initial: InitialState,
     ) -> Result<Self> {
-        let shared = Arc::clone(&sandbox.0);
+        let shared = Arc::clone(&sandbox.shared);
         let host = first_host(&shared, &initial)?;
         let guest = Box::new(Guest::new(engine, program, host));
         let inner = Inner {
@@ -164,7 +169,7 @@ impl Session {
 
     /// Returns the guest's sandbox, for its files, limits and usage.
     pub fn sandbox(&self) -> Arc<dyn Sandbox> {
-        Arc::clone(&self.sandbox) as Arc<dyn Sandbox>
+        Arc::clone(&self.sandbox.handle)
     }
 
     /// Calls the guest: a script for an interpreter, an `argv` that starts with an exported function for a library.
@@ -234,7 +239,7 @@ impl Session {
     /// As [`Self::snapshot`].
     pub async fn fork(&self) -> Result<Self> {
         let shared = &self.inner.shared;
-        restore(&shared.common, &self.snapshot()?, shared.spec.clone()).await
+        restore_session(&shared.common, &self.snapshot()?, shared.spec.clone(), self.sandbox.create).await
     }
 
     /// Returns true if calls are possible, and false once the guest has ended.
@@ -248,7 +253,7 @@ impl Session {
     ///
     /// None so far.
     pub async fn close(&self) -> Result<()> {
-        self.sandbox.close().await?;
+        self.sandbox.handle.close().await?;
         *self.inner.lock() = Live::Ended("it was closed");
         Ok(())
     }
@@ -276,11 +281,11 @@ impl Session {
             cpu_limit: shared.spec.limits().cpu_time,
             request: text,
         };
-        let turn = Turn { inner: Arc::clone(&self.inner), guest, run, entry, registration, ticking, slot, started };
-        let stack = shared.common.config.stack.as_bytes() + HOST_STACK;
+        let call =
+            SessionCall { inner: Arc::clone(&self.inner), guest, run, entry, registration, ticking, slot, started };
         let thread = std::thread::Builder::new().name("wasm-session".to_owned());
-        let thread = thread.stack_size(usize::try_from(stack).unwrap_or(usize::MAX));
-        thread.spawn(move || turn.run()).map_err(|error| {
+        let thread = thread.stack_size(stack_size(&shared.common));
+        thread.spawn(move || call.run()).map_err(|error| {
             *self.inner.lock() = Live::Ended("its thread could not be started");
             no_thread(error)
         })?;
@@ -288,7 +293,7 @@ impl Session {
     }
 
     /// Reseeds the guest's random numbers, so that they differ from those of its siblings.
-    pub(crate) async fn reseed(&self) -> Result<()> {
+    async fn reseed(&self) -> Result<()> {
         let Kind::Language { language: Language::Python, .. } = &self.inner.kind else { return Ok(()) };
         if self.inner.shared.policy.seed.is_some() {
             return Ok(());
@@ -303,18 +308,23 @@ impl Session {
 }
 
 /// Opens a session in a new sandbox.
-pub(crate) async fn open(common: &Arc<Common>, kind: SessionKind, spec: Spec) -> Result<Session> {
+pub(crate) async fn open_session(
+    common: &Arc<Common>,
+    kind: SessionKind,
+    spec: Spec,
+    create: CreateSandbox,
+) -> Result<Session> {
     refuse_named(&spec)?;
-    let sandbox = Arc::new(WasmSandbox(Shared::with_workspace(common, spec).await?));
-    let (metered, allowed) = (sandbox.0.policy.is_metered(), sandbox.0.spec.limits().wall_time);
+    let sandbox = SessionSandbox::new(Shared::with_workspace(common, spec).await?, create);
+    let (metered, allowed) = (sandbox.shared.policy.is_metered(), sandbox.shared.spec.limits().wall_time);
     match kind {
         SessionKind::Language(language) => {
-            let prepared = common.engines.interpreter(language, metered, allowed).await?;
+            let prepared = common.loader.interpreter(language, metered, allowed).await?;
             Session::of_language(sandbox, language, &prepared)
         }
         SessionKind::Module(module) => {
-            let tenant = sandbox.0.spec.tenant().clone();
-            let (program, engine) = common.engines.program(module.clone(), &tenant, metered, allowed).await?;
+            let tenant = sandbox.shared.spec.tenant().clone();
+            let (program, engine) = common.loader.program(module.clone(), &tenant, metered, allowed).await?;
             refuse_component(&program, "open_session")?;
             Session::of_module(sandbox, module, &engine, &program).await
         }
@@ -322,22 +332,30 @@ pub(crate) async fn open(common: &Arc<Common>, kind: SessionKind, spec: Spec) ->
 }
 
 /// Opens a session that resumes from a snapshot.
-pub(crate) async fn restore(common: &Arc<Common>, snapshot: &SessionSnapshot, spec: Spec) -> Result<Session> {
+pub(crate) async fn restore_session(
+    common: &Arc<Common>,
+    snapshot: &SessionSnapshot,
+    spec: Spec,
+    create: CreateSandbox,
+) -> Result<Session> {
     refuse_named(&spec)?;
-    let (shared, initial) = Shared::restored(common, spec, snapshot)?;
-    let sandbox = Arc::new(WasmSandbox(Arc::new(shared)));
-    let (metered, allowed) = (sandbox.0.policy.is_metered(), sandbox.0.spec.limits().wall_time);
+    let policy = Policy::of(&spec)?;
+    let account = memory_account(&spec);
+    let (files, initial) = snapshot.thaw(&spec, policy, &account)?;
+    let shared = Shared::with_files(common, spec, policy, account, files)?;
+    let sandbox = SessionSandbox::new(Arc::new(shared), create);
+    let (metered, allowed) = (sandbox.shared.policy.is_metered(), sandbox.shared.spec.limits().wall_time);
     snapshot.check_metered(metered)?;
     let kind = snapshot.kind.clone();
     let session = match &snapshot.kind {
         Kind::Language { language, .. } => {
-            let prepared = common.engines.interpreter(*language, metered, allowed).await?;
+            let prepared = common.loader.interpreter(*language, metered, allowed).await?;
             kind.check(&prepared)?;
             Session::new(sandbox, kind, (&prepared.engine, &prepared.program), &prepared.entry, initial)?
         }
         Kind::Module(module) => {
-            let tenant = sandbox.0.spec.tenant().clone();
-            let (program, engine) = common.engines.program(module.clone(), &tenant, metered, allowed).await?;
+            let tenant = sandbox.shared.spec.tenant().clone();
+            let (program, engine) = common.loader.program(module.clone(), &tenant, metered, allowed).await?;
             refuse_component(&program, "restore")?;
             Session::new(sandbox, kind, (&engine, &program), &Entry::Start, initial)?
         }
@@ -429,7 +447,7 @@ impl Live {
     }
 }
 
-impl Turn {
+impl SessionCall {
     /// Runs one call, on the guest's thread.
     fn run(self) {
         let Self { inner, mut guest, run, entry, registration, ticking, slot, started } = self;
@@ -455,7 +473,7 @@ impl Turn {
             (Termination::Returned, None) => (Termination::Returned, true),
             (other, _) => (other, false),
         });
-        inner.settle(guest, termination.as_ref().is_ok_and(|(_, lives)| *lives));
+        inner.end_call(guest, termination.as_ref().is_ok_and(|(_, lives)| *lives));
         drop((ticking, slot, registration));
         if let Some(driver) = driver {
             driver.finish(termination.map(|(termination, _)| guest::exit(termination, limits_hit, started, usage)));
@@ -472,7 +490,8 @@ impl Inner {
         }
     }
 
-    fn settle(&self, guest: Box<Guest>, lives: bool) {
+    /// Stores the guest for the next call, or ends the session.
+    fn end_call(&self, guest: Box<Guest>, lives: bool) {
         let mut live = self.lock();
         if !matches!(*live, Live::Busy) {
             return;
@@ -486,7 +505,7 @@ fn first_host(shared: &Arc<Shared>, initial: &InitialState) -> Result<Host> {
     let policy = shared.policy;
     let parts = HostParts {
         args: Vec::new(),
-        env: command::plain_environment(),
+        env: plain_environment(),
         preopens: files.preopens(shared.spec.workspace().access(), files.workspace),
         files: files.tree,
         clock: guest::clock(policy, initial.passed),

@@ -29,7 +29,7 @@ pub const REQUEST_DESCRIPTOR: u32 = 2047;
 
 /// The entry points of an interpreter that is started in advance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warm {
+pub struct Preparation {
     /// The arguments with which `_start` prepares the interpreter and exits.
     pub args: Vec<String>,
     /// The function that each run calls.
