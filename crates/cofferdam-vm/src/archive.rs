@@ -21,6 +21,7 @@ use cofferdam_archive::{
     Written,
 };
 use cofferdam_contract::{ByteSize, Cpus, Limits as SandboxLimits, Result as ContractResult};
+use cofferdam_image::{IMAGE_DOCUMENT, SNAPSHOT_DOCUMENT};
 use cofferdam_util::private;
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +35,6 @@ use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
 use crate::vmm::MachineState;
 
-pub(crate) const MACHINE: &str = "machine";
-/// The document in the archive of an image.
-pub(crate) const IMAGE: &str = "image";
 const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";
 const WORKSPACE: &str = "workspace";
@@ -112,11 +110,11 @@ impl Travelled {
         let [document] = documents else {
             return Err(bad(format!("its archive has {} documents, expected one", documents.len())));
         };
-        if document.part.name.as_str() == IMAGE {
+        if document.part.name.as_str() == IMAGE_DOCUMENT {
             return Err(bad("the file holds an image; import it with `cofferdam vm import-image`".to_owned()));
         }
-        if document.part.name.as_str() != MACHINE {
-            return Err(bad(format!("its archive has no document '{MACHINE}'")));
+        if document.part.name.as_str() != SNAPSHOT_DOCUMENT {
+            return Err(bad(format!("its archive has no document '{SNAPSHOT_DOCUMENT}'")));
         }
         let invalid = |error| bad(format!("cannot parse the archive's description of the VM: {error}"));
         // The format is read first and alone: another format may have other fields, which would be reported as
@@ -142,7 +140,8 @@ impl Travelled {
     fn check_parts(&self, parts: &[Part]) -> Result<()> {
         let memory = (MEMORY, Kind::Memory, Some(self.manifest.memory().as_bytes()));
         let disk = self.manifest.disk().map(|size| (WORKSPACE, Kind::Disk, Some(size.as_bytes())));
-        let wanted = [(MACHINE, Kind::Json, None), (DEVICES, Kind::State, None), memory].into_iter().chain(disk);
+        let wanted =
+            [(SNAPSHOT_DOCUMENT, Kind::Json, None), (DEVICES, Kind::State, None), memory].into_iter().chain(disk);
         let wanted: Vec<_> = wanted.collect();
         let bad = |what: String| Err(VmError::BadSnapshot { what });
         if parts.len() != wanted.len() {
@@ -234,7 +233,7 @@ impl VmSnapshot {
         let document = serde_json::to_vec(&travelled).map_err(invalid)?;
         let key = options.key.as_deref();
         let mut writer = Writer::new(WriteOptions { level: options.level, key, ..WriteOptions::default() })?;
-        writer.json(MACHINE, &document)?.state(DEVICES, self.state().devices())?;
+        writer.json(SNAPSHOT_DOCUMENT, &document)?.state(DEVICES, self.state().devices())?;
         writer.memory(MEMORY, self.state().memory())?;
         if let Some(disk) = self.disk() {
             writer.disk(WORKSPACE, disk, None)?;
@@ -400,8 +399,13 @@ mod tests {
     /// Promise (Virtual machines): An archive with parts that do not belong to a VM is refused.
     #[test]
     fn only_the_parts_of_the_machine_are_taken() {
-        let parts =
-            || vec![part(MACHINE, Kind::Json, 9), part(DEVICES, Kind::State, 9), part(MEMORY, Kind::Memory, 1 << 20)];
+        let parts = || {
+            vec![
+                part(SNAPSHOT_DOCUMENT, Kind::Json, 9),
+                part(DEVICES, Kind::State, 9),
+                part(MEMORY, Kind::Memory, 1 << 20),
+            ]
+        };
         let disk = part(WORKSPACE, Kind::Disk, 8192);
         travelled(None).check_parts(&parts()).unwrap();
         let with_disk: Vec<_> = parts().into_iter().chain([disk.clone()]).collect();
@@ -460,15 +464,15 @@ mod tests {
     #[test]
     fn documents_that_are_not_a_machines_are_refused() {
         let good = serde_json::to_vec(&travelled(None)).unwrap();
-        assert_eq!(Travelled::read(&[document(MACHINE, good.clone())]).unwrap(), travelled(None));
+        assert_eq!(Travelled::read(&[document(SNAPSHOT_DOCUMENT, good.clone())]).unwrap(), travelled(None));
         let text = String::from_utf8(good.clone()).unwrap();
         for bad in [
             vec![],
-            vec![document(MACHINE, good.clone()), document("more", b"{}".to_vec())],
+            vec![document(SNAPSHOT_DOCUMENT, good.clone()), document("more", b"{}".to_vec())],
             vec![document("other", good)],
-            vec![document(MACHINE, b"{".to_vec())],
-            vec![document(MACHINE, text.replace("\"format\":1", "\"format\":2").into_bytes())],
-            vec![document(MACHINE, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
+            vec![document(SNAPSHOT_DOCUMENT, b"{".to_vec())],
+            vec![document(SNAPSHOT_DOCUMENT, text.replace("\"format\":1", "\"format\":2").into_bytes())],
+            vec![document(SNAPSHOT_DOCUMENT, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
         ] {
             assert!(matches!(Travelled::read(&bad), Err(VmError::BadSnapshot { .. })), "{bad:?}");
         }
@@ -477,7 +481,8 @@ mod tests {
     #[test]
     fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
         let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
-        let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
+        let error =
+            Travelled::read(&[document(SNAPSHOT_DOCUMENT, newer.to_string().into_bytes())]).unwrap_err().to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }
 
@@ -489,7 +494,8 @@ mod tests {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
             let mut document_of = serde_json::to_value(travelled(None)).unwrap();
             document_of["manifest"]["guest"] = serde_json::json!({ "version": found, "more": "of it" });
-            let error = Travelled::read(&[document(MACHINE, document_of.to_string().into_bytes())]).unwrap_err();
+            let error =
+                Travelled::read(&[document(SNAPSHOT_DOCUMENT, document_of.to_string().into_bytes())]).unwrap_err();
             let error = error.into_contract("restore");
             let (text, remedy) = (error.to_string(), error.remedy().unwrap_or_default().to_owned());
             assert!(

@@ -406,10 +406,9 @@ pub(crate) fn known(probes: Option<PathBuf>) -> Known {
 #[cfg(test)]
 mod tests {
     use cofferdam_contract::ErrorKind;
+    use cofferdam_image::{Cache, Images, Recipe, RootSource, Source};
 
     use super::*;
-    use crate::config::MakePolicy;
-    use crate::image::{Images, RootSource, Source};
 
     fn chooser(acceleration: Acceleration, device: &str) -> Chooser {
         let config = VmConfig { acceleration, probes: None, ..VmConfig::new("/x") };
@@ -514,10 +513,9 @@ mod tests {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
         let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().unwrap().join("cofferdam"));
-        let images = Images::new(cache.join("vm"), cofferdam_debian::Cache::new(cache.join("debian")));
-        let root = RootSource::Debian(cofferdam_debian::Recipe::tiny());
-        let source = Source { root, ..Source::default() };
-        let image = images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image");
+        let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
+        let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
+        let image = images.find_or_make(&source, &mut |_| ()).expect("an image");
         let root = Disk { name: "cofferdam-root", contents: Contents::Shared(image.root), access: Access::ReadOnly };
         Some(Machine { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..machine() })
     }

@@ -5,26 +5,27 @@
 //!     '------- cofferdam_guest::Guest ---- byte streams (virtio-serial, vsock) ----'
 //! ```
 //!
-//! Every VMM implements one trait. QEMU also works without KVM, by emulation (tested on x86-64 only). The program in
-//! `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is the
-//! user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
+//! Every VMM implements one trait. QEMU also works without KVM, by emulation (tested on x86-64 only). The init
+//! in the image prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is
+//! the user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
 //!
 //! # Where to look
 //!
 //! - From a spec to a VM: `plan.rs`, which is pure. The VMM trait: `vmm.rs`. The choice of VMM and accelerator:
 //!   `choice.rs`.
 //! - Kernel command line: `kernel_words` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot arguments:
-//!   `init/options.rs`, compiled into both sides.
+//!   `crates/cofferdam-image/init/options.rs`, compiled into both sides.
 //! - QEMU's arguments: `qemu/arguments.rs`, which is pure. Firecracker's requests: `firecracker/driver.rs`.
-//! - The program that runs before the agent: `init/main.rs`. A copy's own identity: `init/renew.rs`.
+//! - Images, and the program that runs before the agent: the crate `cofferdam_image`.
 //! - Isolation of Firecracker: `firecracker/walls.rs`; with its own jailer: `firecracker/jailer.rs`, and `keeper/`, a
 //!   program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
 //! - Host resources of a VMM: `bounds.rs`.
-//! - Images: `image/mod.rs`; layers of container images: `image/oci.rs` and `image/layers.rs`; export:
-//!   `image/carry.rs`.
 //! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host
 //!   resumes: `archive.rs`. Snapshots for prepared sandboxes: `ready.rs`.
 #![forbid(unsafe_code)]
+
+// The earlier name of the crate, by which `doctor.rs` refers to it.
+extern crate cofferdam_image as cofferdam_debian;
 
 mod archive;
 mod backend;
@@ -35,19 +36,14 @@ mod config;
 mod doctor;
 mod error;
 pub mod firecracker;
-pub mod image;
+mod image;
 pub mod kvm;
 mod make;
-#[path = "../init/options.rs"]
-mod options;
-#[cfg(test)]
-mod options_tests;
 mod plan;
 mod posture;
 pub mod qemu;
 mod ready;
 mod rules;
-mod run;
 mod sandbox;
 mod snapshot;
 pub mod sparse;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
-use cofferdam_debian::Cache;
 use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
+use cofferdam_image::{Cache, Image, ImageError, Images, Progress, RootSource, Source, ext4};
 use cofferdam_util::private;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
@@ -18,7 +18,6 @@ use crate::budget::{Budget, Lease};
 use crate::choice::Chooser;
 use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::{VmError, io};
-use crate::image::{self, Image, Images, Progress, RootSource, Source};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
 use crate::qemu::MAX_DEVICES;
@@ -88,7 +87,7 @@ impl Host {
             RootChoice::Source => source().await,
             RootChoice::Made(name) => self.named(name).await,
             RootChoice::MadeOrSource(name) => match self.named(name).await {
-                Err(VmError::NoSuchImage { .. } | VmError::OldImage { .. }) => source().await,
+                Err(VmError::Image(ImageError::NoSuchImage { .. } | ImageError::OldImage { .. })) => source().await,
                 found => found,
             },
         }
@@ -96,12 +95,12 @@ impl Host {
 
     async fn named(&self, name: &str) -> Result<Image, VmError> {
         let (images, name) = (self.images.clone(), name.to_owned());
-        blocking(move || images.named(&name)).await
+        blocking(move || Ok(images.named(&name)?)).await
     }
 
     async fn named_for_restore(&self, name: &str) -> Result<Image, VmError> {
         let (images, name) = (self.images.clone(), name.to_owned());
-        blocking(move || images.named_for_restore(&name)).await
+        blocking(move || Ok(images.named_for_restore(&name)?)).await
     }
 
     /// Reserves memory for a state that is still being written: nothing so far. It counts as memory for snapshots.
@@ -122,15 +121,15 @@ impl Host {
         }
         // An unnamed image: built for a root of a single run, or its name was given to a newer one.
         let (images, wanted) = (self.images.clone(), key.to_owned());
-        if let Some(image) = blocking(move || images.kept(&wanted)).await? {
+        if let Some(image) = blocking(move || Ok(images.kept(&wanted)?)).await? {
             return Ok((RootFs::Default, image));
         }
         // None is built for this: an image that is built now hardly equals the one from then.
         let (images, source) = (self.images.clone(), self.config.source.clone());
-        let default = blocking(move || images.find(&source, MakePolicy::Never, &mut |_| ())).await;
+        let default = blocking(move || Ok(images.find(&source, &mut |_| ())?)).await;
         match default {
             Ok(image) if image.key == key => Ok((RootFs::Default, image)),
-            Ok(_) | Err(VmError::NoImage) => Err(VmError::NoBase { key: crate::error::shown(key) }),
+            Ok(_) | Err(VmError::Image(ImageError::NoImage)) => Err(VmError::NoBase { key: crate::error::shown(key) }),
             Err(error) => Err(error),
         }
     }
@@ -152,7 +151,12 @@ impl Host {
 
     async fn found(&self, source: Source) -> Result<Image, VmError> {
         let (images, policy, progress) = (self.images.clone(), self.config.make, Arc::clone(&self.progress));
-        blocking(move || images.find(&source, policy, &mut |step| progress(step))).await
+        let mut report = move |step| progress(step);
+        blocking(move || match policy {
+            MakePolicy::Never => Ok(images.find(&source, &mut report)?),
+            MakePolicy::Missing => Ok(images.find_or_make(&source, &mut report)?),
+        })
+        .await
     }
 }
 
@@ -425,7 +429,7 @@ fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
     private::create_directory(&directory).map_err(io("create", &directory))?;
     let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
-    image::ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;
+    ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;
     Ok(file)
 }
 

@@ -7,12 +7,12 @@ use cofferdam_contract::{
     ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Settings, usual_rules};
+use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::NAME;
 use crate::config::{MAX_PROCESSORS, VmConfig};
-use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 
 /// The agent's port.
 pub(crate) const PORT: &str = "dev.cofferdam.agent";
@@ -223,9 +223,8 @@ impl Plan {
     }
 }
 
-fn disk(word: &str) -> Result<crate::options::Disk<'_>> {
-    crate::options::Disk::parse(word.as_bytes())
-        .ok_or_else(|| invalid_option("a disk has no valid name for the kernel"))
+fn disk(word: &str) -> Result<boot::Disk<'_>> {
+    boot::Disk::parse(word.as_bytes()).ok_or_else(|| invalid_option("a disk has no valid name for the kernel"))
 }
 
 fn invalid_option(what: &str) -> Error {

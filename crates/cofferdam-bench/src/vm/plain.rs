@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cofferdam_debian::{Cache, Recipe, resolve};
+use cofferdam_image::{Cache, Recipe, resolve};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Accelerator, Vmm};
 use tokio::io::AsyncReadExt;

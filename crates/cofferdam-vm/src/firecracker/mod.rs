@@ -27,6 +27,7 @@ mod request;
 mod socket;
 mod version;
 mod vm;
+mod vmlinux;
 pub mod vsock;
 mod walls;
 

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
+use cofferdam_image::{ImageError, tool};
 use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use cofferdam_linux::programs;
@@ -40,7 +41,6 @@ use tokio::sync::OnceCell;
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
 use crate::rules::{self, Opened};
-use crate::run;
 use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
 use crate::words::OutputTail;
 use arguments::{Descriptors, LAYOUT, MACHINE, StartMode, arguments, memory_size};
@@ -381,7 +381,11 @@ pub(crate) fn broken(what: impl Into<String>) -> VmError {
 /// Returns the version that a program prints.
 fn version_of(mut command: Command) -> Result<String> {
     command.arg("--version");
-    parse_version(&run::finish(command, PROGRAM, VERSION_TIMEOUT)?.said)
+    let finished = tool::finish(command, PROGRAM, VERSION_TIMEOUT).map_err(|error| match error {
+        ImageError::MissingTool { tool } => VmError::MissingTool { tool },
+        error => error.into(),
+    })?;
+    parse_version(&finished.said)
 }
 
 /// Parses the output of `--version`, and checks that the version is supported.

@@ -9,11 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ExecRequest, Limits, collect};
-use cofferdam_debian::{Cache, Recipe};
 use cofferdam_guest::{Guest, Renewal, Settings, TAKEN};
-use cofferdam_vm::MakePolicy;
+use cofferdam_image::{Cache, Image, Images, Recipe, RootSource, Source};
 use cofferdam_vm::firecracker::vsock;
-use cofferdam_vm::image::{Image, Images, RootSource, Source};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::Vmm;
 use tempfile::TempDir;
@@ -111,7 +109,7 @@ pub(crate) fn image(test: &str) -> Option<Image> {
     let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().expect("a home").join("cofferdam"));
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
-    Some(images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"))
+    Some(images.find_or_make(&source, &mut |_| ()).expect("an image"))
 }
 
 /// Returns the image and the device, or prints the reason for skipping.

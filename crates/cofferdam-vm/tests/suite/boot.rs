@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cofferdam_contract::{Access, ByteSize, ExecRequest, Limits, collect};
 use cofferdam_guest::{Evidence, Guest, Settings};
-use cofferdam_vm::image::Image;
+use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
 

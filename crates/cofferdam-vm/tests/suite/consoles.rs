@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ExecRequest, Limits, collect};
 use cofferdam_guest::{Guest, Settings};
-use cofferdam_vm::image::Image;
+use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Machine, Started, Vmm};
 

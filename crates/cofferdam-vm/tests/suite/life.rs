@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecRequest, Limits, Sandbox, Spec};
-use cofferdam_vm::image::{KernelSource, RootSource};
+use cofferdam_image::{KernelSource, RootSource};
 use cofferdam_vm::qemu::QemuConfig;
 use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
 use rustix::process::{Pid, Signal, kill_process};

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use cofferdam_contract::ByteSize;
 use cofferdam_guest::{Guest, PROTOCOL, Settings};
-use cofferdam_vm::image::Image;
+use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::sparse;
 use cofferdam_vm::vmm::{Hardware, Machine, MachineState, Started, Vmm};

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use cofferdam_debian::Cache;
-use cofferdam_vm::MakePolicy;
-use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
+use cofferdam_image::{Cache, Images, KernelSource, Progress, RootSource, Source};
 
 use super::{Place, Supervisor, at, census, millis, moments, place_of};
 
@@ -100,7 +98,7 @@ fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
     let mut maker = Supervisor::start(TEST, PART, place.path(), "");
     maker.reach("end");
     maker.kill(Duration::ZERO);
-    let found = images(place.path()).find(&source(place.path(), "root"), MakePolicy::Never, &mut |_| ()).unwrap();
+    let found = images(place.path()).find(&source(place.path(), "root"), &mut |_| ()).unwrap();
     assert_eq!(found, images(place.path()).named(NAME).unwrap());
     assert_eq!(census::files(&cache), whole);
 }

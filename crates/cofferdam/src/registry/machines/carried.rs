@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter};
 use std::path::Path;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
-use cofferdam_vm::image::{ExportOptions, Exported, ImportOptions, Taken};
+use cofferdam_image::{ExportOptions, Exported, ImportOptions, Taken};
 use serde::Serialize;
 
 use super::archives::{PIECE, open};

@@ -8,9 +8,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use cofferdam_contract::{Access, ByteSize};
-use cofferdam_debian::{Cache, Recipe};
-use cofferdam_vm::MakePolicy;
-use cofferdam_vm::image::{Image, Images, RootSource, Source};
+use cofferdam_image::{Cache, Image, Images, Recipe, RootSource, Source};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vmm};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -61,7 +59,7 @@ fn image() -> Image {
     let cache = machines::cache();
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
-    images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image")
+    images.find_or_make(&source, &mut |_| ()).expect("an image")
 }
 
 fn boot() -> String {
