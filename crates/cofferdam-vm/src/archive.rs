@@ -28,12 +28,12 @@ use serde::{Deserialize, Serialize};
 use crate::backend::VmBackend;
 use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
-use crate::make::{Host, blocking};
+use crate::make::Host;
 use crate::plan::Plan;
-use crate::qemu::MAX_DEVICES;
 use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
-use crate::vmm::MachineState;
+use crate::task::blocking;
+use crate::vmm::{MAX_DEVICES, MachineState};
 
 const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";

@@ -7,14 +7,12 @@ use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, ExecHandle, Level, Result, Sandbox, Snapshot, Spec, Warm,
 };
 
+use crate::NAME;
 use crate::config::VmConfig;
 use crate::make::{Host, MakeProgress};
 use crate::sandbox::VmSandbox;
 use crate::snapshot::VmSnapshot;
 use crate::warm::VmWarm;
-
-/// The backend's name.
-pub const NAME: &str = "vm";
 
 /// A backend whose sandboxes are virtual machines.
 #[derive(Debug, Clone)]

@@ -12,11 +12,10 @@ use cofferdam_linux::process::Resource;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::fstatfs;
 
-use crate::qemu::Sharing;
 use crate::vmm::{Contents, Disk, Hardware};
 
 const MEBIBYTE: u64 = 1 << 20;
-/// The size of QEMU's cache of translated code. [`crate::qemu`] passes it to QEMU.
+/// The size of QEMU's cache of translated code. The module `qemu` passes it to QEMU.
 pub(crate) const CODE_CACHE: u64 = 128 * MEBIBYTE;
 /// The VMM's program, its stacks, devices and tables.
 const STRUCTURES: u64 = 192 * MEBIBYTE;
@@ -30,6 +29,15 @@ const RESERVED: u64 = 1 << 30;
 const DESCRIPTORS: u64 = 128;
 /// The magic number of a file system in memory.
 const TMPFS: u64 = 0x0102_1994;
+
+/// The owner of the file with a VM's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// The VM: its writes change the file.
+    Own,
+    /// A state: the VM's writes are only in its VMM's process.
+    State,
+}
 
 /// Host resource limits of one VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -559,11 +559,11 @@ mod tests {
     async fn a_device_that_is_of_no_use_is_no_hang() {
         let test = "a_device_that_is_of_no_use_is_no_hang";
         let Some(machine) = real_machine(test) else { return };
-        if std::fs::File::options().read(true).write(true).open(crate::qemu::KVM).is_err() {
+        if std::fs::File::options().read(true).write(true).open(crate::kvm::DEVICE).is_err() {
             println!("SKIP {test}: /dev/kvm cannot be opened here");
             return;
         }
-        let mut chooser = chooser(Acceleration::Auto, crate::qemu::KVM);
+        let mut chooser = chooser(Acceleration::Auto, crate::kvm::DEVICE);
         chooser.trial_timeout = Duration::from_secs(10);
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
         let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));

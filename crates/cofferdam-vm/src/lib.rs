@@ -47,14 +47,19 @@ mod rules;
 mod sandbox;
 mod snapshot;
 pub mod sparse;
+mod task;
+mod users;
 pub mod vmm;
 mod warm;
 mod words;
 
 pub use archive::{LoadOptions, SaveOptions, Travelled};
-pub use backend::{NAME, VmBackend};
+pub use backend::VmBackend;
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
 pub use doctor::{Finding, FindingState, doctor};
 pub use error::{Result, VmError};
 pub use make::MakeProgress;
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};
+
+/// The backend's name.
+pub const NAME: &str = "vm";

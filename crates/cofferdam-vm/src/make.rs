@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
+use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
 use cofferdam_image::{Cache, Image, ImageError, Images, Progress, RootSource, Source, ext4};
 use cofferdam_util::private;
@@ -20,11 +20,11 @@ use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::{VmError, io};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
-use crate::qemu::MAX_DEVICES;
 use crate::ready::{MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT, Templates};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
-use crate::vmm::{Contents, Disk, Hardware, Machine, MachineState, Started, Vm, Vmm};
+use crate::task::{blocking, detached};
+use crate::vmm::{Contents, Disk, Hardware, MAX_DEVICES, Machine, MachineState, Started, Vm, Vmm};
 
 const ROOT: &str = "cofferdam-root";
 const WORKSPACE: &str = "cofferdam-work";
@@ -166,13 +166,6 @@ impl fmt::Debug for Host {
     }
 }
 
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
-) -> Result<T, VmError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the operation was interrupted".to_owned() }))
-}
-
 /// The disks of a sandbox.
 struct Disks {
     root: Arc<File>,
@@ -274,15 +267,6 @@ impl PendingSandbox {
         drop(self.from.lock().take());
         killed.map_err(|error| error.into_error("close"))
     }
-}
-
-/// Runs some work in a task of its own, which continues if its caller stops waiting.
-pub(crate) async fn detached<T: Send + 'static>(
-    operation: &'static str,
-    work: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    let interrupted = |_| Err(Error::new(ErrorKind::Internal, operation, "the operation was interrupted"));
-    tokio::spawn(work).await.unwrap_or_else(interrupted)
 }
 
 async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<PendingSandbox> {

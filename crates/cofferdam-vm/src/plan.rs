@@ -11,7 +11,7 @@ use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::config::{MAX_PROCESSORS, VmConfig};
 
 /// The agent's port.

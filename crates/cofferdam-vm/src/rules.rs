@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use cofferdam_linux::landlock::{self, Ruleset, access};
 use rustix::io::Errno;
 
-use crate::qemu::KVM;
+use crate::error::{VmError, io as io_error};
+use crate::kvm;
 use crate::vmm::Accelerator;
 
 /// Directories of libraries, which may be read and executed from.
@@ -65,8 +66,8 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     for path in READ {
         allow(path.as_ref(), access::READ)?;
     }
-    let kvm = (accelerator == Accelerator::Kvm).then_some(KVM);
-    for path in DEVICES.into_iter().chain(kvm) {
+    let device = (accelerator == Accelerator::Kvm).then_some(kvm::DEVICE);
+    for path in DEVICES.into_iter().chain(device) {
         allow(path.as_ref(), access::READ_FILE | access::WRITE_FILE | access::IOCTL_DEV)?;
     }
     // A file in the host's memory is in no directory: the kernel has no rules for it, and reports that.
@@ -84,6 +85,14 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
         rules.allow(directory.as_fd(), access::MAKE_SOCK)?;
     }
     Ok(rules)
+}
+
+/// Returns the error for Landlock rules that could not be created.
+pub(crate) fn error(program: &Path, error: std::io::Error) -> VmError {
+    match error.kind() {
+        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
+        _ => io_error("confine", program)(error),
+    }
 }
 
 /// Returns the directories that belong to a program with an installation prefix of its own, followed by the program.

@@ -14,8 +14,9 @@ use cofferdam_guest::Record;
 use tokio::sync::Mutex;
 
 use crate::error::VmError;
-use crate::make::{Host, PendingSandbox, detached};
+use crate::make::{Host, PendingSandbox};
 use crate::snapshot::VmSnapshot;
+use crate::task::detached;
 
 /// Time for the guest connection to notice that its VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);

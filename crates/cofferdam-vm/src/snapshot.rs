@@ -18,7 +18,7 @@ use cofferdam_guest::{Evidence, PROTOCOL, Record};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::NAME;
+use crate::NAME;
 use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
 use crate::plan::Plan;

@@ -23,6 +23,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::error::{Result, io};
 use crate::sparse;
 
+/// The processor architecture of all VMs: QEMU's smallest VM type, and all kernel arguments, are for it.
+pub(crate) const ARCHITECTURE: &str = "x86_64";
+/// Maximum size of a device state. Actual states have some tens of kilobytes.
+pub(crate) const MAX_DEVICES: u64 = 16 << 20;
+
 /// The execution mode of a VM's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -24,11 +24,13 @@ use super::vm::{Dumps, FirecrackerVm, MEMORY_OUT, RunState, STATE_OUT};
 use super::vmlinux;
 use super::walls::{self, VmFile};
 use super::{PROGRAM, broken};
-use crate::bounds::VmmLimits;
+use crate::bounds::{Sharing, VmmLimits};
 use crate::error::{Result, VmError, io};
-use crate::make::blocking;
-use crate::qemu::{self, PROCESSORS, Sharing};
-use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
+use crate::kvm;
+use crate::task::blocking;
+use crate::vmm::{
+    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm,
+};
 
 const MEBIBYTE: u64 = 1 << 20;
 /// Firecracker's maximum number of processors for a VM.
@@ -97,8 +99,8 @@ impl FirecrackerVmm {
 
     /// Returns the version of the installed programs. They are queried again after they were replaced.
     async fn installed_version(&self) -> Result<Version> {
-        if std::env::consts::ARCH != PROCESSORS {
-            return Err(broken(format!("VMs run only on {PROCESSORS}")));
+        if std::env::consts::ARCH != ARCHITECTURE {
+            return Err(broken(format!("VMs run only on {ARCHITECTURE}")));
         }
         let (program, jailer) = self.programs()?;
         let stamps = [Some(&program), jailer.as_ref()].into_iter().flatten().map(|path| Stamp::of(path));
@@ -346,10 +348,10 @@ impl Vmm for FirecrackerVmm {
         Ok(Origin {
             monitor: self.name().to_owned(),
             version: self.version().await?,
-            machine: format!("{PROGRAM} {PROCESSORS}"),
+            machine: format!("{PROGRAM} {ARCHITECTURE}"),
             accelerator: Accelerator::Kvm,
             processor: "host".to_owned(),
-            host: Some(qemu::host_processor()),
+            host: Some(kvm::host_processor()),
             ticks_per_millisecond: None,
         })
     }

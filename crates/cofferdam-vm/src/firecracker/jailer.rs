@@ -36,7 +36,7 @@ use super::walls::{VmFile, grant};
 use super::{PROGRAM, broken};
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
-use crate::qemu;
+use crate::users;
 
 /// The jailer's program.
 pub(crate) const JAILER: &str = "jailer";
@@ -168,7 +168,7 @@ pub(super) fn confine(
 /// Returns a user and a group that no host uses, for this VM alone. The jailer creates its own device node of KVM for
 /// this user.
 fn user() -> (u32, u32) {
-    let user = qemu::unused_id();
+    let user = users::unused_id();
     (user, user)
 }
 

@@ -26,10 +26,9 @@ use super::process::{End, Watched};
 use super::request::Request;
 use super::walls;
 use crate::error::{Result, VmError, io, shown_end};
-use crate::make::blocking;
-use crate::qemu::MAX_DEVICES;
 use crate::sparse;
-use crate::vmm::{Ended, MachineState, Vm};
+use crate::task::blocking;
+use crate::vmm::{Ended, MAX_DEVICES, MachineState, Vm};
 
 /// Names of the files that states are written to, in the VM's directory.
 pub(super) const STATE_OUT: &str = "state.out";

@@ -19,8 +19,8 @@ use super::owner::Owner;
 use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
-use crate::qemu;
 use crate::rules::{self, Opened};
+use crate::users;
 use crate::vmm::Accelerator;
 
 /// A file that Firecracker gets under a name in its directory.
@@ -67,7 +67,7 @@ pub(super) fn confine(
 ) -> Result<Confined> {
     let directory = base.join(id.as_str());
     DirBuilder::new().mode(0o700).create(&directory).map_err(io("create", &directory))?;
-    let user = qemu::user(Accelerator::Kvm);
+    let user = users::user(Accelerator::Kvm);
     let enclosure = Enclosure::make(vmm_limits, user.is_some());
     let (groups, limits) = (enclosure.entrances(), enclosure.limits.clone());
     let directory_left = Some(directory.clone());
@@ -90,7 +90,7 @@ pub(super) fn confine(
     let (read, written): (Vec<&File>, Vec<&File>) =
         (with(Access::ReadOnly).collect(), with(Access::ReadWrite).collect());
     let opened = Opened { read: &read, written: &written, sockets: Some(&opened_directory) };
-    let rules = rules::of(program, Accelerator::Kvm, &opened).map_err(|error| qemu::no_rules(program, error))?;
+    let rules = rules::of(program, Accelerator::Kvm, &opened).map_err(|error| rules::error(program, error))?;
     let start = Start {
         keep: all.into_iter().map(|shown| OwnedFd::from(shown.file)).collect(),
         user,

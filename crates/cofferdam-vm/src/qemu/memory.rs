@@ -4,19 +4,11 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::pages::{self, Owner};
+use crate::bounds::Sharing;
 use crate::error::{Result, VmError, io};
 use crate::sparse::{self, Quota};
 
 const MEMORY: &str = "the memory of a VM";
-
-/// The owner of the memory file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    /// The VM: its writes change the file.
-    Own,
-    /// A state: the VM's writes are only in its VMM's process.
-    State,
-}
 
 /// The location of a VM's memory.
 #[derive(Debug, Clone)]

@@ -22,7 +22,6 @@ mod vm;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream as Socket;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -40,20 +39,21 @@ use tokio::sync::OnceCell;
 
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
+use crate::kvm;
 use crate::rules::{self, Opened};
-use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
+use crate::users;
+use crate::vmm::{
+    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm,
+};
 use crate::words::OutputTail;
 use arguments::{Descriptors, LAYOUT, MACHINE, StartMode, arguments, memory_size};
 use memory::Memory;
-pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
-pub(crate) use state::MAX_DEVICES;
 use vm::QemuVm;
 
-/// The VMM's program. Its smallest VM type, and all kernel arguments here, are for this architecture.
+/// The VMM's program, for [`ARCHITECTURE`].
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-pub(crate) const PROCESSORS: &str = "x86_64";
 /// Oldest supported version.
 const OLDEST: (u32, u32) = (7, 2);
 const OLDEST_TEXT: &str = "7.2";
@@ -62,10 +62,6 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Settings of glibc's allocator: a cache and an arena for each thread take half a mebibyte of each VMM, whose threads
 /// hardly compete for them. Other C libraries ignore them.
 const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
-/// Range of user IDs that no host uses.
-const FIRST_USER: u32 = 0x7200_0000;
-const USERS: u32 = 0x00f0_0000;
-pub(crate) const KVM: &str = "/dev/kvm";
 
 /// Configuration of QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -188,9 +184,9 @@ impl Vmm for Qemu {
     }
 
     async fn version(&self) -> Result<String> {
-        if std::env::consts::ARCH != PROCESSORS {
+        if std::env::consts::ARCH != ARCHITECTURE {
             // QEMU would run, and boot an agent for another architecture.
-            return Err(broken(format!("VMs run only on {PROCESSORS}")));
+            return Err(broken(format!("VMs run only on {ARCHITECTURE}")));
         }
         Ok(self.known().await?.version.clone())
     }
@@ -207,12 +203,12 @@ impl Vmm for Qemu {
         let QemuConfig { accelerator, processor, .. } = &self.config;
         let (host, ticks_per_millisecond) = match accelerator {
             Accelerator::Tcg => (None, clock::ticks_per_millisecond()),
-            Accelerator::Kvm => (Some(host_processor()), None),
+            Accelerator::Kvm => (Some(kvm::host_processor()), None),
         };
         Ok(Origin {
             monitor: self.name().to_owned(),
             version,
-            machine: format!("{MACHINE},{LAYOUT} {PROCESSORS}"),
+            machine: format!("{MACHINE},{LAYOUT} {ARCHITECTURE}"),
             accelerator: *accelerator,
             processor: processor.clone(),
             host,
@@ -281,8 +277,8 @@ impl Qemu {
         let read: Vec<&File> = opened.iter().collect();
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
-        let rules = rules.map_err(|error| no_rules(self.program(), error))?;
-        let (user, vmm_limits) = (user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
+        let rules = rules.map_err(|error| rules::error(self.program(), error))?;
+        let (user, vmm_limits) = (users::user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
             let enclosure = Enclosure::make(&vmm_limits, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
@@ -311,43 +307,6 @@ impl Qemu {
         vm.greet().await?;
         Ok((vm, agent))
     }
-}
-
-/// Returns the ID of a user that no host uses.
-pub(crate) fn unused_id() -> u32 {
-    FIRST_USER + fastrand::u32(..USERS)
-}
-
-/// Returns user and group of a VMM; `None` if it keeps the caller's.
-pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
-    if !rustix::process::geteuid().is_root() {
-        return None;
-    }
-    let user = unused_id();
-    let group = match accelerator {
-        Accelerator::Tcg => None,
-        // The device's own group may open it, if it has one.
-        Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
-    };
-    Some((user, group.unwrap_or(user)))
-}
-
-/// Returns the error for Landlock rules that could not be created.
-pub(crate) fn no_rules(program: &Path, error: std::io::Error) -> VmError {
-    match error.kind() {
-        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
-        _ => io("confine", program)(error),
-    }
-}
-
-/// Returns vendor and model of the host's processor.
-pub(crate) fn host_processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let value = |key: &str| {
-        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-        lines.find(|(found, _)| found.trim() == key).map_or("?", |(_, value)| value.trim()).to_owned()
-    };
-    ["vendor_id", "cpu family", "model", "stepping"].map(value).join(" ")
 }
 
 /// The connections of a VM: the supervisor's and the VMM's ends.
