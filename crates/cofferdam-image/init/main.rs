@@ -26,7 +26,7 @@ mod options;
 #[path = "../../cofferdam-linux/bare/partner.rs"]
 #[expect(dead_code, reason = "each side uses its half")]
 mod partner;
-mod renew;
+mod reseed;
 mod serve;
 #[expect(dead_code, reason = "what it shares with other programs, which use other parts")]
 #[path = "../../cofferdam-linux/bare/sys/mod.rs"]
@@ -81,7 +81,7 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     mounts::writable(&options)?;
     let group = groups::make(&options)?;
     modules::harden()?;
-    let identity = renew::Identity::prepare()?;
+    let identity = reseed::Identity::prepare()?;
     let (own, theirs) = sys::socket_pair().step("create", b"a socket for the agent")?;
     let stack = STACK.take().ok_or_else(|| Failure::new("start", AGENT, 0))?;
     let mut child = || {
@@ -101,7 +101,7 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
 
 fn become_agent(
     options: &Options<'_>,
-    identity: &renew::Identity,
+    identity: &reseed::Identity,
     agent: &sys::Fd,
     partner: &sys::Fd,
 ) -> Result<core::convert::Infallible, Failure> {

@@ -4,7 +4,7 @@
 use super::failure::{Failure, Step};
 use super::groups::Group;
 use super::partner::{self, ANSWER, REQUEST, Request};
-use super::renew::Identity;
+use super::reseed::Identity;
 use super::sys::{self, Fd, Ready};
 
 /// Serves the agent until it has ended. An invalid request ends the VM.
@@ -24,7 +24,7 @@ pub fn serve(socket: &Fd, agent: i32, group: &Group, mut identity: Identity) -> 
         let (number, request) = request.ok_or_else(invalid)?;
         let done = match request {
             Request::Freeze { on } => group.freeze(agent, on),
-            Request::Renew(it) => identity.renew(&it),
+            Request::Renew(it) => identity.reseed(&it),
         };
         message.fill(0);
         // Prevents the compiler from removing the zeroing: the message contained secrets.

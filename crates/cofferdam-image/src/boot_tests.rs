@@ -71,7 +71,7 @@ fn what_is_missing_is_named() {
 
 proptest! {
     #[test]
-    fn what_is_told_is_understood(
+    fn options_are_parsed_as_written(
         bytes in 1u64.., files in 1u64.., uid in 1..u32::MAX, gid in 1..u32::MAX,
         memory in proptest::option::of(1u64..), tasks in proptest::option::of(1u64..),
         serial in "[a-z0-9.-]{1,20}", port in "[a-z0-9.-]{1,32}", number in proptest::option::of(1..u32::MAX), in_memory: bool,

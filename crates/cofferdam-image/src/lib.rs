@@ -14,7 +14,7 @@
 //! - Images for VMs: `disk/mod.rs`; their store: `disk/store.rs` and `disk/names.rs`; export and import:
 //!   `disk/transfer.rs`.
 //! - Container images as sources: `disk/oci.rs` and `disk/layers.rs`. Tars as sources: `disk/root.rs`.
-//! - The program that runs in a VM before the agent: `init/main.rs`. A copy's own identity: `init/renew.rs`. Its boot
+//! - The program that runs in a VM before the agent: `init/main.rs`. A copy's own identity: `init/reseed.rs`. Its boot
 //!   options: `init/options.rs`, compiled into both sides.
 #![forbid(unsafe_code)]
 

@@ -28,12 +28,12 @@ use serde::{Deserialize, Serialize};
 use crate::backend::VmBackend;
 use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
-use crate::make::Host;
 use crate::plan::Plan;
 use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
+use crate::state::BackendState;
 use crate::task::blocking;
-use crate::vmm::{MAX_DEVICES, MachineState};
+use crate::vmm::{MAX_DEVICES, VmState};
 
 const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";
@@ -103,10 +103,10 @@ impl Travelled {
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSnapshot`] if the documents are not those of a VM snapshot, or have another format version.
+    /// [`VmError::InvalidSnapshot`] if the documents are not those of a VM snapshot, or have another format version.
     /// `Unsupported` if the VM's agent speaks another protocol version.
     pub fn read(documents: &[Document]) -> Result<Self> {
-        let bad = |what: String| VmError::BadSnapshot { what };
+        let bad = |what: String| VmError::InvalidSnapshot { what };
         let [document] = documents else {
             return Err(bad(format!("its archive has {} documents, expected one", documents.len())));
         };
@@ -143,7 +143,7 @@ impl Travelled {
         let wanted =
             [(SNAPSHOT_DOCUMENT, Kind::Json, None), (DEVICES, Kind::State, None), memory].into_iter().chain(disk);
         let wanted: Vec<_> = wanted.collect();
-        let bad = |what: String| Err(VmError::BadSnapshot { what });
+        let bad = |what: String| Err(VmError::InvalidSnapshot { what });
         if parts.len() != wanted.len() {
             return bad(format!("its archive has {} parts, expected {}", parts.len(), wanted.len()));
         }
@@ -177,22 +177,22 @@ impl Travelled {
             ("processes", count(*processes), count(ceiling.processes)),
             ("cpus", share(*cpus), share(ceiling.cpus)),
         ];
-        for (what, found, most) in pairs {
-            if let Some((most, shown)) = most
-                && found.as_ref().is_none_or(|(found, _)| *found > most)
+        for (what, found, max) in pairs {
+            if let Some((max, shown)) = max
+                && found.as_ref().is_none_or(|(found, _)| *found > max)
             {
                 let found = found.map_or_else(|| "none".to_owned(), |(_, shown)| shown);
-                return Err(VmError::AboveLimit { what, found, most: shown });
+                return Err(VmError::ExceedsCeiling { what, found, max: shown });
             }
         }
         Ok(())
     }
 
     /// Refuses a VM that this host cannot resume, whatever the spec asks for.
-    fn check_plan(&self, host: &Host) -> Result<()> {
-        let invalid = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
+    fn check_plan(&self, backend: &BackendState) -> Result<()> {
+        let invalid = |error: cofferdam_contract::Error| VmError::InvalidSnapshot { what: error.to_string() };
         let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(invalid)?;
-        let plan = Plan::of(&spec, &host.config).map_err(invalid)?;
+        let plan = Plan::of(&spec, &backend.config).map_err(invalid)?;
         self.manifest.check_spec(&plan, &spec)
     }
 }
@@ -225,11 +225,11 @@ impl VmSnapshot {
     ) -> Result<Written> {
         let Some((_, root)) = self.root() else {
             let what = "the disk of its root file system is unknown".to_owned();
-            return Err(VmError::BadSnapshot { what });
+            return Err(VmError::InvalidSnapshot { what });
         };
         let root = hash_of(root)?.to_string();
         let travelled = Travelled { manifest: self.manifest().clone(), root };
-        let invalid = |error: serde_json::Error| VmError::BadSnapshot { what: error.to_string() };
+        let invalid = |error: serde_json::Error| VmError::InvalidSnapshot { what: error.to_string() };
         let document = serde_json::to_vec(&travelled).map_err(invalid)?;
         let key = options.key.as_deref();
         let mut writer = Writer::new(WriteOptions { level: options.level, key, ..WriteOptions::default() })?;
@@ -268,12 +268,12 @@ impl VmBackend {
         options: LoadOptions,
         watch: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> ContractResult<VmSnapshot> {
-        load(&self.host, input, options, watch).await.map_err(|error| error.into_error("load"))
+        load(&self.state, input, options, watch).await.map_err(|error| error.into_error("load"))
     }
 }
 
 async fn load(
-    host: &Arc<Host>,
+    backend: &Arc<BackendState>,
     input: impl Read + Send + 'static,
     options: LoadOptions,
     mut watch: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
@@ -286,18 +286,18 @@ async fn load(
         Ok((reader, travelled))
     });
     let (reader, travelled) = opened.await?;
-    travelled.manifest.check_origin(&host.vmm().origin().await?)?;
-    travelled.check_plan(host)?;
-    let (root, image) = host.image_with(travelled.manifest.image()).await?;
-    let host = Arc::clone(host);
+    travelled.manifest.check_origin(&backend.vmm().origin().await?)?;
+    travelled.check_plan(backend)?;
+    let (root, image) = backend.image_with(travelled.manifest.image()).await?;
+    let backend = Arc::clone(backend);
     blocking(move || {
         let disk = File::open(&image.root).map_err(io("open", &image.root))?;
         let here = hash_of(&disk)?.to_string();
         if here != travelled.root {
             let found = crate::error::shown(&travelled.root);
-            return Err(VmError::Elsewhere { what: "the image's disk with the SHA-256", found, here });
+            return Err(VmError::OriginMismatch { what: "the image's disk with the SHA-256", found, here });
         }
-        let (state, workspace, lease, digest) = files(&host, reader, &mut watch)?;
+        let (state, workspace, lease, digest) = files(&backend, reader, &mut watch)?;
         let snapshot = VmSnapshot::new(travelled.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;
         Ok(snapshot.read_from(digest))
     })
@@ -306,16 +306,16 @@ async fn load(
 
 /// Restores the parts into own files, within the space limits. Also returns the archive's digest.
 fn files<R: Read>(
-    host: &Host,
+    backend: &BackendState,
     reader: Reader<R>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(MachineState, Option<File>, Lease, String)> {
-    let (mut lease, mut refused) = (host.open_lease()?, None);
+) -> Result<(VmState, Option<File>, Lease, String)> {
+    let (mut lease, mut refused) = (backend.open_lease()?, None);
     // The files in the host's memory.
     let taken: RefCell<Vec<File>> = RefCell::default();
     let mut create = |part: &Part| {
         if part.kind == Kind::Disk {
-            return blank_disk(&host.config.disks);
+            return blank_disk(&backend.config.disks);
         }
         let file = sparse::blank(0)?;
         taken.borrow_mut().push(file.try_clone()?);
@@ -351,7 +351,7 @@ fn files<R: Read>(
     let (Some(memory), Some(state)) = (memory, state) else {
         return Err(ArchiveError::Damaged { what: "parts" }.into());
     };
-    Ok((MachineState::new(memory, state)?, workspace, lease, digest))
+    Ok((VmState::new(memory, state)?, workspace, lease, digest))
 }
 
 /// Creates an empty unnamed file.
@@ -398,7 +398,7 @@ mod tests {
 
     /// Promise (Virtual machines): An archive with parts that do not belong to a VM is refused.
     #[test]
-    fn only_the_parts_of_the_machine_are_taken() {
+    fn archive_with_other_parts_is_refused() {
         let parts = || {
             vec![
                 part(SNAPSHOT_DOCUMENT, Kind::Json, 9),
@@ -429,7 +429,7 @@ mod tests {
             (changed(3, parts().remove(1)), "order"),
         ] {
             let error = travelled(Some(8192)).check_parts(&bad).unwrap_err();
-            assert!(matches!(error, VmError::BadSnapshot { .. }), "{why}: {error}");
+            assert!(matches!(error, VmError::InvalidSnapshot { .. }), "{why}: {error}");
         }
         assert!(travelled(None).check_parts(&with_disk).is_err());
     }
@@ -462,7 +462,7 @@ mod tests {
 
     /// Promise (Virtual machines): An archive whose document does not describe a VM is refused.
     #[test]
-    fn documents_that_are_not_a_machines_are_refused() {
+    fn documents_of_other_kinds_are_refused() {
         let good = serde_json::to_vec(&travelled(None)).unwrap();
         assert_eq!(Travelled::read(&[document(SNAPSHOT_DOCUMENT, good.clone())]).unwrap(), travelled(None));
         let text = String::from_utf8(good.clone()).unwrap();
@@ -474,7 +474,7 @@ mod tests {
             vec![document(SNAPSHOT_DOCUMENT, text.replace("\"format\":1", "\"format\":2").into_bytes())],
             vec![document(SNAPSHOT_DOCUMENT, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
         ] {
-            assert!(matches!(Travelled::read(&bad), Err(VmError::BadSnapshot { .. })), "{bad:?}");
+            assert!(matches!(Travelled::read(&bad), Err(VmError::InvalidSnapshot { .. })), "{bad:?}");
         }
     }
 
@@ -516,7 +516,7 @@ mod tests {
             lease.grow(bytes).unwrap();
             assert_eq!(budget.left(), left);
         }
-        assert!(matches!(lease.grow(101), Err(VmError::NoRoom { most: 0 })));
+        assert!(matches!(lease.grow(101), Err(VmError::SnapshotMemoryExhausted { left: 0 })));
         drop(lease);
         assert_eq!(budget.left(), 100);
     }

@@ -13,8 +13,8 @@ use cofferdam_util::sha256;
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
 
-/// Maximum length of another program's output in a message.
-const MAX_WORDS: usize = 1000;
+/// Maximum length of console output in a message.
+const MAX_CONSOLE: usize = 1000;
 
 /// An error of VMs.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum VmError {
     },
     /// A program of the host is too old.
     #[error("{tool} {found} is too old: {needed} or newer is needed")]
-    OldTool {
+    OutdatedTool {
         /// The program.
         tool: &'static str,
         /// Its version.
@@ -41,7 +41,7 @@ pub enum VmError {
     Image(#[from] ImageError),
     /// A kernel or a VM's description is unusable.
     #[error("{what}")]
-    BadSource {
+    Invalid {
         /// The problem.
         what: String,
     },
@@ -49,21 +49,21 @@ pub enum VmError {
     #[error("not trusted: {0}")]
     Distrust(#[from] Distrust),
     /// A VMM misbehaved.
-    #[error("{monitor}: {what}")]
-    Monitor {
+    #[error("{vmm}: {what}")]
+    Vmm {
         /// The VMM.
-        monitor: &'static str,
+        vmm: &'static str,
         /// The problem.
         what: String,
     },
     /// A VMM's error, already as an error of the contract.
     #[error("{}", .0.message())]
-    Api(Box<Error>),
+    Contract(Box<Error>),
     /// A VMM lacks a feature that was requested.
-    #[error("{monitor} {what}")]
-    Lacks {
+    #[error("{vmm} {what}")]
+    Unsupported {
         /// The VMM.
-        monitor: &'static str,
+        vmm: &'static str,
         /// The missing feature, as a predicate.
         what: String,
         /// The alternative.
@@ -77,7 +77,7 @@ pub enum VmError {
     },
     /// The user that a VMM is to run as may not execute its program.
     #[error("the user that the VMM runs as may not execute {}: {source}", program.display())]
-    Forbidden {
+    NotExecutable {
         /// The program.
         program: PathBuf,
         /// The system's error.
@@ -85,17 +85,17 @@ pub enum VmError {
     },
     /// The configuration requires Firecracker's jailer, which cannot be used.
     #[error("the jailer cannot be used: {why}")]
-    NoJailer {
+    JailerUnusable {
         /// The reason.
         why: String,
         /// The remedy.
         remedy: &'static str,
     },
     /// A snapshot exceeds the memory for snapshots.
-    #[error("the snapshot exceeds the memory for snapshots, of which {most} bytes are left")]
-    NoRoom {
+    #[error("the snapshot exceeds the memory for snapshots, of which {left} bytes are left")]
+    SnapshotMemoryExhausted {
         /// Bytes that were left.
-        most: u64,
+        left: u64,
     },
     /// A snapshot contains another tenant's work.
     #[error("the snapshot belongs to another tenant than '{asked}'")]
@@ -104,24 +104,24 @@ pub enum VmError {
         asked: String,
     },
     /// An archive requests more than its reader allows.
-    #[error("the archive's limit on {what} is {found}, and at most {most} is allowed here")]
-    AboveLimit {
+    #[error("the archive's limit on {what} is {found}, and at most {max} is allowed here")]
+    ExceedsCeiling {
         /// The limit, by its option's name.
         what: &'static str,
         /// The archive's value.
         found: String,
         /// The reader's maximum.
-        most: String,
+        max: String,
     },
     /// The host denies reading the memory of own child processes.
     #[error("cannot read the memory of the VMM: {source}")]
-    NoSight {
+    MemoryUnreadable {
         /// The system's error.
         source: std::io::Error,
     },
     /// A snapshot was taken in a different environment.
     #[error("the snapshot was taken with {what} {found}, and would resume here with {here}")]
-    Elsewhere {
+    OriginMismatch {
         /// The property that differs.
         what: &'static str,
         /// Its value in the snapshot.
@@ -131,7 +131,7 @@ pub enum VmError {
     },
     /// A spec differs from a snapshot in a fixed property.
     #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
-    Fixed {
+    FixedProperty {
         /// The property.
         what: &'static str,
         /// Its value in the snapshot.
@@ -141,7 +141,7 @@ pub enum VmError {
     },
     /// The directory of a VMM's files is also accessible to other users.
     #[error("the cache {} cannot be used: {reason}", path.display())]
-    BadCache {
+    ExposedDirectory {
         /// The directory.
         path: PathBuf,
         /// The reason.
@@ -149,7 +149,7 @@ pub enum VmError {
     },
     /// The image that a snapshot's VM was created from does not exist on this host.
     #[error("the snapshot needs the image with the key {key}, which is not on this host")]
-    NoBase {
+    MissingImage {
         /// The image's key.
         key: String,
     },
@@ -158,13 +158,13 @@ pub enum VmError {
     Archive(#[from] ArchiveError),
     /// A snapshot is invalid.
     #[error("the snapshot cannot be used: {what}")]
-    BadSnapshot {
+    InvalidSnapshot {
         /// The problem.
         what: String,
     },
     /// The configuration requires hardware virtualisation, which is not available.
     #[error("kvm is required: {why}")]
-    NoKvm {
+    KvmUnavailable {
         /// The finding.
         why: String,
         /// The remedy.
@@ -172,7 +172,7 @@ pub enum VmError {
     },
     /// A VM ended before its agent connected.
     #[error("the VM ended before its agent connected: {reason}{}", console_shown(console))]
-    NotBooted {
+    BootFailed {
         /// The reason, as far as the VMM reports it.
         reason: String,
         /// The end of its console output.
@@ -218,29 +218,30 @@ fn clean(text: &str) -> String {
 /// Returns the end of untrusted text, in a printable form.
 pub(crate) fn shown_end(text: &str) -> String {
     let text = text.trim();
-    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_WORDS));
+    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_CONSOLE));
     let cut = if begin > 0 { "… " } else { "" };
     format!("{cut}{}", clean(&text[begin..]))
 }
 
 impl From<Error> for VmError {
     fn from(error: Error) -> Self {
-        Self::Api(Box::new(error))
+        Self::Contract(Box::new(error))
     }
 }
 
 impl VmError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadSource { .. } | Self::Elsewhere { .. } | Self::Fixed { .. } | Self::BadSnapshot { .. } => {
-                ErrorKind::InvalidInput
-            }
-            Self::AboveLimit { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
-            Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
-            Self::NoBase { .. } => ErrorKind::NotFound,
-            Self::BadCache { .. } | Self::Distrust(_) | Self::Forbidden { .. } => ErrorKind::Denied,
-            Self::Lacks { .. } => ErrorKind::Unsupported,
-            Self::Api(error) => error.kind(),
+            Self::Invalid { .. }
+            | Self::OriginMismatch { .. }
+            | Self::FixedProperty { .. }
+            | Self::InvalidSnapshot { .. } => ErrorKind::InvalidInput,
+            Self::ExceedsCeiling { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
+            Self::SnapshotMemoryExhausted { .. } => ErrorKind::ResourceExhausted,
+            Self::MissingImage { .. } => ErrorKind::NotFound,
+            Self::ExposedDirectory { .. } | Self::Distrust(_) | Self::NotExecutable { .. } => ErrorKind::Denied,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Contract(error) => error.kind(),
             Self::Image(error) => error.kind(),
             Self::Archive(error) => archive_kind(error),
             Self::Io { source, .. } => io_kind(source),
@@ -264,10 +265,12 @@ impl VmError {
                  or COFFERDAM_VM_JAILER; or disable it there"
             }
             Self::MissingTool { .. } => "install it, or configure its path",
-            Self::BadCache { .. } => "use a directory that only this user may write to",
-            Self::OldTool { .. } => "install a newer version",
-            Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } | Self::NoJailer { remedy, .. } => remedy,
-            Self::Forbidden { .. } => {
+            Self::ExposedDirectory { .. } => "use a directory that only this user may write to",
+            Self::OutdatedTool { .. } => "install a newer version",
+            Self::KvmUnavailable { remedy, .. }
+            | Self::Unsupported { remedy, .. }
+            | Self::JailerUnusable { remedy, .. } => remedy,
+            Self::NotExecutable { .. } => {
                 "make it and the directories above it executable for all users: `chmod a+x`; check that its file \
                  system is not mounted noexec"
             }
@@ -275,18 +278,24 @@ impl VmError {
                 "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces \
                  for ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
-            Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller VMs",
+            Self::SnapshotMemoryExhausted { .. } => {
+                "drop snapshots that are not needed, allow them more memory, or use smaller VMs"
+            }
             Self::OtherTenant { .. } => "restore it as its own tenant, with --tenant or the spec's tenant",
-            Self::AboveLimit { .. } => {
+            Self::ExceedsCeiling { .. } => {
                 "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of \
                  the configuration file"
             }
-            Self::NoSight { .. } => "allow processes to trace their children (kernel.yama.ptrace_scope below 2)",
-            Self::Elsewhere { .. } => "restore it where it was taken, or configure this backend like that one",
-            Self::Fixed { .. } => "restore it with the original values; only wall time, CPU time and labels may differ",
-            Self::BadSnapshot { .. } => "take a new snapshot",
-            Self::NoBase { key } => return Some(copy_image_steps(key)),
-            Self::NotBooted { .. } => "read the console output; a kernel needs virtio disks, consoles and ext4",
+            Self::MemoryUnreadable { .. } => {
+                "allow processes to trace their children (kernel.yama.ptrace_scope below 2)"
+            }
+            Self::OriginMismatch { .. } => "restore it where it was taken, or configure this backend like that one",
+            Self::FixedProperty { .. } => {
+                "restore it with the original values; only wall time, CPU time and labels may differ"
+            }
+            Self::InvalidSnapshot { .. } => "take a new snapshot",
+            Self::MissingImage { key } => return Some(copy_image_steps(key)),
+            Self::BootFailed { .. } => "read the console output; a kernel needs virtio disks, consoles and ext4",
             Self::Io { source, .. } => io_remedy(source)?,
             _ => return None,
         };
@@ -301,9 +310,9 @@ impl VmError {
     /// Converts it to an error of the contract.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         let retry = match self {
-            Self::Api(error) => return *error,
+            Self::Contract(error) => return *error,
             Self::Image(error) => return error.into_contract(operation),
-            Self::NotBooted { .. } => Retry::MayHelp,
+            Self::BootFailed { .. } => Retry::MayHelp,
             _ => Retry::Never,
         };
         let remedy = self.remedy();
@@ -327,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_without_its_walls_is_refused() {
+    fn a_vmm_that_cannot_be_confined_is_refused() {
         let error = VmError::NoWall { wall: "Landlock" }.into_error("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("user namespaces")), "{error:?}");
@@ -336,7 +345,7 @@ mod tests {
     #[test]
     fn what_a_console_says_is_cut_and_cleaned() {
         let console = format!("{}\u{1b}[2Jend é", "x".repeat(5000));
-        let text = VmError::NotBooted { reason: "it restarted".to_owned(), console }.to_string();
+        let text = VmError::BootFailed { reason: "it restarted".to_owned(), console }.to_string();
         assert!(text.len() < 1300 && text.chars().all(|c| !c.is_control()) && text.ends_with("end é"), "{text}");
     }
 }

@@ -132,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_reads_its_own_parts_and_nothing_that_the_host_says() {
+    fn vmm_reads_only_its_own_program_and_libraries() {
         use cofferdam_linux::child::{Start, start};
 
         let shell = Path::new("/bin/sh");
         let Ok(rules) = of(shell, Accelerator::Tcg, &Opened::default()) else {
-            println!("SKIP a_monitor_reads_its_own_parts_and_nothing_that_the_host_says: no Landlock here");
+            println!("SKIP vmm_reads_only_its_own_program_and_libraries: no Landlock here");
             return;
         };
         let open = ["/dev/urandom", "/etc/ld.so.cache"].map(|path| format!("true < {path} || exit 2"));

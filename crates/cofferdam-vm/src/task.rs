@@ -9,7 +9,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
 ) -> Result<T, VmError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(VmError::BadSource { what: "the operation was interrupted".to_owned() }))
+    done.unwrap_or_else(|_| Err(VmError::Invalid { what: "the operation was interrupted".to_owned() }))
 }
 
 /// Runs some work in a task of its own, which continues if its caller stops waiting.

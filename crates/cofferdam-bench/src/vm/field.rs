@@ -98,7 +98,7 @@ impl Field {
         let manifest = frozen(&snapshot)?.manifest();
         let origin = manifest.origin();
         let mut about = About {
-            vmm: format!("{} {}", origin.monitor, origin.version),
+            vmm: format!("{} {}", origin.vmm, origin.version),
             accelerator: origin.accelerator.as_str().to_owned(),
             processor: origin.processor.clone(),
             kernel: image.release.clone(),

@@ -66,7 +66,7 @@ impl Plain {
     pub fn prepare(kernel: &Path, busybox: &Path, scratch: &Path, like: &QemuConfig, mebibytes: u64) -> Result<Self> {
         let initramfs = scratch.join("initramfs");
         fs::write(&initramfs, shell_archive(&fs::read(busybox)?)?)?;
-        let words = Qemu::new(like.clone())?.kernel_words();
+        let words = Qemu::new(like.clone())?.kernel_arguments();
         let (accelerator, processor) = (like.accelerator, like.processor.clone());
         Ok(Self { kernel: kernel.to_owned(), initramfs, accelerator, processor, mebibytes, words })
     }

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_second_waits_and_is_told() {
+    fn second_process_waits_and_reports_it() {
         let place = tempfile::tempdir().expect("a directory");
         let cache = Cache::new(place.path());
         let first = cache.lock(&mut |_| ()).expect("locked");

@@ -232,8 +232,8 @@ impl<W: Write> Merger<W> {
         let mut piece = [0; 1 << 16];
         let mut left = size;
         while left > 0 {
-            let most = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
-            let read = from.read(&mut piece[..most]).map_err(|error| bad_package(package, error.to_string()))?;
+            let max = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+            let read = from.read(&mut piece[..max]).map_err(|error| bad_package(package, error.to_string()))?;
             if read == 0 {
                 return Err(bad_package(package, "it is truncated"));
             }

@@ -100,11 +100,11 @@ impl Plan {
     /// Returns the plan with only some of its packages. Their dependencies may be missing from the result.
     #[must_use]
     pub fn only(mut self, mut keep: impl FnMut(&Package) -> bool) -> Self {
-        let kept: Vec<bool> = self.packages.iter().map(&mut keep).collect();
-        let mut flags = kept.iter();
+        let keeps: Vec<bool> = self.packages.iter().map(&mut keep).collect();
+        let mut flags = keeps.iter();
         self.packages.retain(|_| flags.next().copied().unwrap_or(false));
         if let Source::Files(files) = &mut self.source {
-            let mut flags = kept.iter();
+            let mut flags = keeps.iter();
             files.retain(|_| flags.next().copied().unwrap_or(false));
         }
         self
@@ -178,10 +178,10 @@ impl Plan {
             }
             Source::Archive { cache, lists, architecture } => {
                 let lock = cache.lock(progress)?;
-                let mut files = self.kept(&lock, progress)?;
+                let mut files = self.cached(&lock, progress)?;
                 if files.iter().any(Option::is_none) {
                     self.fetch(&lock, lists, architecture, &files, progress)?;
-                    files = self.kept(&lock, progress)?;
+                    files = self.cached(&lock, progress)?;
                 }
                 lock.prune_old();
                 let missing = |package: &Package| DebianError::FetchFailed {
@@ -192,7 +192,7 @@ impl Plan {
         }
     }
 
-    fn kept(&self, lock: &Lock, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Option<File>>> {
+    fn cached(&self, lock: &Lock, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Option<File>>> {
         let (mut done, total) = (0, self.bytes());
         let mut open = |package| {
             lock.open(package, |bytes| {
@@ -239,13 +239,13 @@ impl Plan {
             let came = archives.join(&package.file);
             // apt does not copy packages from local archives.
             let local = package.uri.strip_prefix("file:").and_then(uris::unescape).map(PathBuf::from);
-            let kept = match local {
+            let stored = match local {
                 _ if came.exists() => lock.keep(package, &came),
                 Some(local) => take(lock, package, &local, &archives),
                 None => continue,
             };
             // All valid packages are stored before an error is reported.
-            wrong = wrong.and(kept);
+            wrong = wrong.and(stored);
         }
         wrong.and(result)
     }

@@ -25,44 +25,44 @@ pub enum ImageError {
         tool: &'static str,
     },
     /// A program of the host failed.
-    #[error("{tool} failed ({status}): {}", excerpt(said))]
+    #[error("{tool} failed ({status}): {}", excerpt(output))]
     ToolFailed {
         /// The program.
         tool: &'static str,
         /// Its exit status.
         status: String,
         /// Its output.
-        said: String,
+        output: String,
     },
     /// Packages could not be downloaded or unpacked.
     #[error(transparent)]
     Debian(#[from] DebianError),
     /// The source of a kernel or of a root file system is unusable.
     #[error("{what}")]
-    BadSource {
+    InvalidSource {
         /// The problem.
         what: String,
     },
     /// The caller named a directory that was replaced in the meantime.
     #[error("the directory {} is not the one that was named any more", path.display())]
-    OtherDirectory {
+    DirectoryReplaced {
         /// Its path.
         path: PathBuf,
     },
     /// An image would be larger than allowed.
-    #[error("the root file system takes {bytes} bytes, at most {most} are allowed")]
+    #[error("the root file system takes {bytes} bytes, at most {max} are allowed")]
     TooLarge {
         /// Bytes of the image.
         bytes: u64,
         /// Maximum.
-        most: u64,
+        max: u64,
     },
     /// A program, a cache or a directory above it can be changed by another user.
     #[error("not trusted: {0}")]
     Distrust(#[from] Distrust),
     /// The cache is also accessible to other users.
     #[error("the cache {} cannot be used: {reason}", path.display())]
-    BadCache {
+    ExposedStore {
         /// The directory.
         path: PathBuf,
         /// The reason.
@@ -70,7 +70,7 @@ pub enum ImageError {
     },
     /// Another process held the lock of the cache for too long.
     #[error("cannot lock {}: another process held it for {limit:?}", path.display())]
-    Busy {
+    LockTimeout {
         /// The lock.
         path: PathBuf,
         /// Time waited.
@@ -78,22 +78,22 @@ pub enum ImageError {
     },
     /// The image is not built yet, and the caller did not ask to build it.
     #[error("no image of this kernel and root file system is built")]
-    NoImage,
+    NotBuilt,
     /// No image has this name.
     #[error("there is no image {name:?}")]
-    NoSuchImage {
+    UnknownName {
         /// The name.
         name: String,
     },
     /// Another version of this program built the image, and its agent speaks another protocol version.
     #[error("another version of Cofferdam built the image {name:?}, and its agent speaks another protocol version")]
-    OldImage {
+    Incompatible {
         /// The name.
         name: String,
     },
     /// An image with the same key and other contents exists.
     #[error("an image with the key {key} exists with other contents than the file's")]
-    OtherContents {
+    ContentsMismatch {
         /// The key of both.
         key: String,
     },
@@ -163,17 +163,17 @@ impl ImageError {
     /// Returns its kind as an error of the contract.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadSource { .. } | Self::TooLarge { .. } => ErrorKind::InvalidInput,
-            Self::NameTaken { .. } | Self::OtherContents { .. } => ErrorKind::Conflict,
-            Self::NoImage | Self::NoSuchImage { .. } | Self::OldImage { .. } | Self::OtherDirectory { .. } => {
+            Self::InvalidSource { .. } | Self::TooLarge { .. } => ErrorKind::InvalidInput,
+            Self::NameTaken { .. } | Self::ContentsMismatch { .. } => ErrorKind::Conflict,
+            Self::NotBuilt | Self::UnknownName { .. } | Self::Incompatible { .. } | Self::DirectoryReplaced { .. } => {
                 ErrorKind::NotFound
             }
-            Self::BadCache { .. } | Self::Distrust(_) => ErrorKind::Denied,
+            Self::ExposedStore { .. } | Self::Distrust(_) => ErrorKind::Denied,
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Debian(DebianError::UntrustedTool { .. }) => ErrorKind::Denied,
             Self::Archive(error) => archive_kind(error),
             Self::Io { source, .. } => io_kind(source),
-            Self::MissingTool { .. } | Self::ToolFailed { .. } | Self::Debian(_) | Self::Busy { .. } => {
+            Self::MissingTool { .. } | Self::ToolFailed { .. } | Self::Debian(_) | Self::LockTimeout { .. } => {
                 ErrorKind::Unavailable
             }
         }
@@ -188,23 +188,23 @@ impl ImageError {
             }
             Self::MissingTool { .. } => "install it, or configure its path",
             Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
-            Self::BadCache { .. } => "use a directory that only this user may write to",
-            Self::Busy { .. } => "end that process, or use another cache",
-            Self::NoImage => {
+            Self::ExposedStore { .. } => "use a directory that only this user may write to",
+            Self::LockTimeout { .. } => "end that process, or use another cache",
+            Self::NotBuilt => {
                 "build it once, with a network connection: `cofferdam vm build-image`, or Images::make from the library"
             }
-            Self::OldImage { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
-            Self::NoSuchImage { .. } => {
+            Self::Incompatible { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
+            Self::UnknownName { .. } => {
                 "see `cofferdam vm images`, or build it: `cofferdam vm build-image --name NAME`"
             }
             Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",
-            Self::OtherContents { .. } => {
+            Self::ContentsMismatch { .. } => {
                 "one of the two is corrupt: remove the existing image with `cofferdam vm prune --name NAME`, or do not \
                  import the file"
             }
-            Self::OtherDirectory { .. } => "it was replaced in the meantime: name it again, if that was you",
+            Self::DirectoryReplaced { .. } => "it was replaced in the meantime: name it again, if that was you",
             Self::Io { source, .. } => io_remedy(source)?,
-            Self::ToolFailed { .. } | Self::Debian(_) | Self::BadSource { .. } | Self::Archive(_) => return None,
+            Self::ToolFailed { .. } | Self::Debian(_) | Self::InvalidSource { .. } | Self::Archive(_) => return None,
         };
         Some(text.to_owned())
     }
@@ -212,7 +212,7 @@ impl ImageError {
     /// Converts it to an error of the contract.
     pub fn into_contract(self, operation: &'static str) -> Error {
         let retry = match self {
-            Self::Busy { .. } => Retry::MayHelp,
+            Self::LockTimeout { .. } => Retry::MayHelp,
             _ => Retry::Never,
         };
         let remedy = self.remedy();

@@ -67,8 +67,8 @@ fn tool() -> Result<Command> {
 pub fn version() -> Result<String> {
     let mut command = tool()?;
     command.arg("-V").stdin(Stdio::null());
-    let output = tool::finish(command, "mkfs.ext4", Duration::from_secs(10))?;
-    Ok(output.said.lines().next().unwrap_or_default().to_owned())
+    let finished = tool::finish(command, "mkfs.ext4", Duration::from_secs(10))?;
+    Ok(finished.output.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Writes an image of `directory`.
@@ -179,9 +179,9 @@ fn normalize_inode(inode: &mut [u8]) {
 }
 
 /// Refuses an image that would be too large.
-pub(crate) fn check_size(needs: Needs, most: u64) -> Result<()> {
+pub(crate) fn check_size(needs: Needs, max: u64) -> Result<()> {
     let bytes = needs.bytes();
-    if bytes > most { Err(ImageError::TooLarge { bytes, most }) } else { Ok(()) }
+    if bytes > max { Err(ImageError::TooLarge { bytes, max }) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Images {
     /// # Errors
     ///
     /// Those of the cache.
-    pub fn kept(&self, key: &str) -> Result<Option<Image>> {
+    pub fn by_key(&self, key: &str) -> Result<Option<Image>> {
         self.store.tidy();
         for (kernel, root) in self.pairs() {
             if joint(&kernel, &root) == key

@@ -55,10 +55,10 @@ pub(crate) fn from_tar(tar: impl Read) -> Result<Kernel> {
             continue;
         }
         let path = entry.path().map_err(bad_tar)?.into_owned();
-        let Some(place) = Place::of(&path) else { continue };
-        let max = if matches!(place, Place::Kernel { .. }) { MAX_KERNEL } else { MAX_MODULE };
+        let Some(role) = Role::of(&path) else { continue };
+        let max = if matches!(role, Role::Kernel { .. }) { MAX_KERNEL } else { MAX_MODULE };
         let contents = read(&mut entry, &path, max)?;
-        found.take(place, contents)?;
+        found.take(role, contents)?;
     }
     found.into_kernel()
 }
@@ -79,7 +79,7 @@ pub(crate) fn from_files(image: &Path, modules: &[PathBuf]) -> Result<Kernel> {
 }
 
 fn bad(what: String) -> ImageError {
-    ImageError::BadSource { what }
+    ImageError::InvalidSource { what }
 }
 
 fn bad_tar(error: std::io::Error) -> ImageError {
@@ -108,7 +108,7 @@ fn same(one: &str, other: &str) -> bool {
 
 /// The role of a file in the package.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Role {
     Kernel {
         release: String,
     },
@@ -120,7 +120,7 @@ enum Place {
     },
 }
 
-impl Place {
+impl Role {
     fn of(path: &Path) -> Option<Self> {
         let parts: Vec<&str> = path
             .components()
@@ -153,15 +153,15 @@ struct Found {
 }
 
 impl Found {
-    fn take(&mut self, place: Place, contents: Vec<u8>) -> Result<()> {
-        match place {
-            Place::Kernel { release } => {
+    fn take(&mut self, role: Role, contents: Vec<u8>) -> Result<()> {
+        match role {
+            Role::Kernel { release } => {
                 if self.kernel.replace((release, contents)).is_some() {
                     return Err(bad("the package has two kernels".to_owned()));
                 }
             }
-            Place::BuiltIn => self.built_in = String::from_utf8_lossy(&contents).into_owned(),
-            Place::Module { file, name } => self.modules.push((name, Module { name: file, contents })),
+            Role::BuiltIn => self.built_in = String::from_utf8_lossy(&contents).into_owned(),
+            Role::Module { file, name } => self.modules.push((name, Module { name: file, contents })),
         }
         Ok(())
     }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_machine_needs_and_a_kernel_lacks_is_named() {
+    fn missing_kernel_modules_are_named() {
         let names = ["virtio.ko", "virtio_ring.ko", "virtio_console.ko", "virtio_mmio.ko", "virtio_blk.ko"];
         let error = sample("", &names).unwrap_err().to_string();
         assert!(error.contains("has no ext4"), "{error}");

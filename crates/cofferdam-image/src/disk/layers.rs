@@ -43,7 +43,7 @@ pub(crate) struct Tree {
 }
 
 fn bad(what: impl Into<String>) -> ImageError {
-    ImageError::BadSource { what: what.into() }
+    ImageError::InvalidSource { what: what.into() }
 }
 
 fn shown(path: &Path) -> String {
@@ -72,7 +72,7 @@ pub(crate) fn inside(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<Ow
 }
 
 impl Tree {
-    /// Opens an empty directory that only this process uses, for a root file system of at most `most` bytes.
+    /// Opens an empty directory that only this process uses, for a root file system of at most `max` bytes.
     pub(crate) fn new(path: &Path, max: u64) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root =

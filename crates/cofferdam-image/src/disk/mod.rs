@@ -96,12 +96,12 @@ impl RootSource {
     ///
     /// # Errors
     ///
-    /// Those of the operating system, and [`ImageError::BadSource`] for a device or a pipe, which may be endless.
+    /// Those of the operating system, and [`ImageError::InvalidSource`] for a device or a pipe, which may be endless.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = named::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidInput if UntrustedLink::of(&error).is_none() => {
-                ImageError::BadSource { what: format!("{path:?} is neither a directory nor a regular file") }
+                ImageError::InvalidSource { what: format!("{path:?} is neither a directory nor a regular file") }
             }
             _ => io("open", &path)(error),
         })?;
@@ -128,15 +128,15 @@ pub struct Source {
     /// The root file system.
     pub root: RootSource,
     /// Maximum size of the disk.
-    pub most: ByteSize,
+    pub max_size: ByteSize,
     /// Device and inode of the root's directory when the caller named it; another directory is refused.
     pub recorded: Option<(u64, u64)>,
 }
 
 impl Default for Source {
     fn default() -> Self {
-        let most = ByteSize::from_mebibytes(8192);
-        Self { kernel: KernelSource::default(), root: RootSource::default(), most, recorded: None }
+        let max_size = ByteSize::from_mebibytes(8192);
+        Self { kernel: KernelSource::default(), root: RootSource::default(), max_size, recorded: None }
     }
 }
 
@@ -211,7 +211,7 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`ImageError::NoImage`] if packages are needed, and the errors of [`Self::make`].
+    /// [`ImageError::NotBuilt`] if packages are needed, and the errors of [`Self::make`].
     pub fn find(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Image> {
         self.found(source, Missing::Refuse, progress)
     }
@@ -230,12 +230,12 @@ impl Images {
         self.store.tidy();
         let root = match (&source.root, self.last("root", &origin_of_root(source))?) {
             (RootSource::Debian(_), Some(root)) => root,
-            (RootSource::Debian(_), None) if missing == Missing::Refuse => return Err(ImageError::NoImage),
+            (RootSource::Debian(_), None) if missing == Missing::Refuse => return Err(ImageError::NotBuilt),
             _ => self.root(source, progress)?,
         };
         let kernel = match (&source.kernel, self.last("kernel", &origin_of_kernel(source))?) {
             (KernelSource::Debian { .. }, Some(kernel)) => kernel,
-            (KernelSource::Debian { .. }, None) if missing == Missing::Refuse => return Err(ImageError::NoImage),
+            (KernelSource::Debian { .. }, None) if missing == Missing::Refuse => return Err(ImageError::NotBuilt),
             _ => self.kernel(source, progress)?,
         };
         Ok(image(&kernel, &root))
@@ -245,7 +245,7 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// As [`Self::make`]; [`ImageError::BadSource`] for an invalid name.
+    /// As [`Self::make`]; [`ImageError::InvalidSource`] for an invalid name.
     pub fn make_named(
         &self,
         name: &str,
@@ -254,7 +254,7 @@ impl Images {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Image> {
         if !is_name(name) {
-            return Err(ImageError::BadSource { what: format!("{name:?} is not a valid image name") });
+            return Err(ImageError::InvalidSource { what: format!("{name:?} is not a valid image name") });
         }
         // The client's own files come first, because they may be invalid: the rest may take minutes.
         let (root, kernel) = (self.root(source, progress)?, self.kernel(source, progress)?);
@@ -270,13 +270,13 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`ImageError::NoSuchImage`] if it does not exist or is damaged; [`ImageError::OldImage`] if another version of this
-    /// program built it, and its agent speaks another protocol version.
+    /// [`ImageError::UnknownName`] if it does not exist or is damaged; [`ImageError::Incompatible`] if another version
+    /// of this program built it, and its agent speaks another protocol version.
     pub fn named(&self, name: &str) -> Result<Image> {
         self.store.tidy();
         match names::read(&self.store, name)? {
             named if named.is_compatible() => self.opened(name, &named),
-            _ => Err(ImageError::OldImage { name: name.to_owned() }),
+            _ => Err(ImageError::Incompatible { name: name.to_owned() }),
         }
     }
 
@@ -285,7 +285,7 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`ImageError::NoSuchImage`] if it does not exist or is damaged.
+    /// [`ImageError::UnknownName`] if it does not exist or is damaged.
     pub fn named_for_restore(&self, name: &str) -> Result<Image> {
         self.store.tidy();
         self.opened(name, &names::read(&self.store, name)?)
@@ -294,12 +294,12 @@ impl Images {
     fn opened(&self, name: &str, named: &Named) -> Result<Image> {
         if named.imported {
             let image = self.imported(&named.kernel)?;
-            return image.ok_or_else(|| ImageError::NoSuchImage { name: name.to_owned() });
+            return image.ok_or_else(|| ImageError::UnknownName { name: name.to_owned() });
         }
         let parts = (self.store.open("kernel", &named.kernel)?, self.store.open("root", &named.root)?);
         match parts {
             (Some(kernel), Some(root)) => Ok(image(&kernel, &root)),
-            _ => Err(ImageError::NoSuchImage { name: name.to_owned() }),
+            _ => Err(ImageError::UnknownName { name: name.to_owned() }),
         }
     }
 
@@ -315,7 +315,7 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`ImageError::NoSuchImage`], and those of the cache.
+    /// [`ImageError::UnknownName`], and those of the cache.
     pub fn forget(&self, name: &str, progress: &mut dyn FnMut(Progress)) -> Result<()> {
         let lock = self.store.lock(progress)?;
         let Named { kernel, root, .. } = names::read(&self.store, name)?;
@@ -384,10 +384,10 @@ impl Images {
 
     fn root(&self, source: &Source, progress: &mut dyn FnMut(Progress)) -> Result<Entry> {
         let origin = origin_of_root(source);
-        let (tool, most) = (ext4::version()?, source.most.as_bytes());
+        let (tool, max) = (ext4::version()?, source.max_size.as_bytes());
         let common = [FORMAT, tool.as_bytes()];
         let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-            put_root(&tar, lock, made, most, progress).map(|()| String::new())
+            put_root(&tar, lock, made, max, progress).map(|()| String::new())
         };
         match &source.root {
             RootSource::Debian(recipe) => {
@@ -405,7 +405,7 @@ impl Images {
                 file.seek(SeekFrom::Start(0)).map_err(io("read", path))?;
                 let key = store::key(&[common[0], common[1], hash.as_bytes()]);
                 let put = |tar: File, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-                    put_hashed(&tar, &hash, lock, made, most, progress).map(|()| String::new())
+                    put_hashed(&tar, &hash, lock, made, max, progress).map(|()| String::new())
                 };
                 self.entry("root", &key, &origin, progress, |_, _| Ok(file), put)
             }
@@ -414,7 +414,7 @@ impl Images {
                 let layout = oci::read(path)?;
                 let key = store::key(&[common[0], common[1], b"oci", layout.identity().as_bytes()]);
                 let put = |layout: oci::Layout, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-                    put_layers(&layout, lock, made, most, progress).map(|()| String::new())
+                    put_layers(&layout, lock, made, max, progress).map(|()| String::new())
                 };
                 self.entry("root", &key, &origin, progress, |_, _| Ok(layout), put)
             }
@@ -424,7 +424,7 @@ impl Images {
                 let mut out = BufWriter::with_capacity(1 << 20, &tar);
                 let directory = Directory::open(path).map_err(io("open", path))?;
                 if source.recorded.is_some_and(|recorded| recorded != directory.identity()) {
-                    return Err(ImageError::OtherDirectory { path: path.clone() });
+                    return Err(ImageError::DirectoryReplaced { path: path.clone() });
                 }
                 root::pack(&directory, &mut out)?;
                 out.flush().map_err(io("write a tar of", path))?;
@@ -489,7 +489,7 @@ fn origin_of_kernel(source: &Source) -> String {
 }
 
 fn origin_of_root(source: &Source) -> String {
-    let text = format!("{:?} {}", source.root, source.most.as_bytes());
+    let text = format!("{:?} {}", source.root, source.max_size.as_bytes());
     store::key(&[b"root", FORMAT, text.as_bytes()])
 }
 
@@ -524,16 +524,16 @@ fn put_hashed(
     hash: &str,
     lock: &Lock,
     made: &Path,
-    most: u64,
+    max: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
-    put_tree(lock, made, most, progress, |tree| {
+    put_tree(lock, made, max, progress, |tree| {
         let mut left = u64::MAX;
         let mut hashed = oci::Hashed::new(tar, &mut left);
-        let needs = root::unpack(BufReader::with_capacity(1 << 20, &mut hashed), tree, most)?;
+        let needs = root::unpack(BufReader::with_capacity(1 << 20, &mut hashed), tree, max)?;
         match hashed.finish() {
             Ok(found) if found == hash => Ok(needs),
-            _ => Err(ImageError::BadSource { what: "the tar was changed while it was read".to_owned() }),
+            _ => Err(ImageError::InvalidSource { what: "the tar was changed while it was read".to_owned() }),
         }
     })
 }
@@ -542,16 +542,16 @@ fn put_layers(
     layout: &oci::Layout,
     lock: &Lock,
     made: &Path,
-    most: u64,
+    max: u64,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<()> {
-    put_tree(lock, made, most, progress, |tree| layout.unpack(tree, most))
+    put_tree(lock, made, max, progress, |tree| layout.unpack(tree, max))
 }
 
 fn put_tree(
     lock: &Lock,
     made: &Path,
-    most: u64,
+    max: u64,
     progress: &mut dyn FnMut(Progress),
     unpack: impl FnOnce(&Path) -> Result<ext4::Needs>,
 ) -> Result<()> {
@@ -561,7 +561,7 @@ fn put_tree(
     progress(Progress::Unpacking);
     let made = unpack(&tree).and_then(|needs| {
         progress(Progress::Disk);
-        ext4::check_size(needs, most)?;
+        ext4::check_size(needs, max)?;
         ext4::make(&tree, &made.join(ROOT), needs)
     });
     // Otherwise directories without write permission could not be removed.

@@ -64,12 +64,12 @@ fn path_of(store: &Store, name: &str) -> Result<PathBuf> {
         return Ok(store.root().join(format!("{PREFIX}{name}")));
     }
     let what = format!("{name:?} is not a valid image name: use letters, digits, '.', '_' and '-', at most {MAX_NAME}");
-    Err(ImageError::BadSource { what })
+    Err(ImageError::InvalidSource { what })
 }
 
 /// Reads the image that a name refers to.
 pub(crate) fn read(store: &Store, name: &str) -> Result<Named> {
-    let none = || ImageError::NoSuchImage { name: name.to_owned() };
+    let none = || ImageError::UnknownName { name: name.to_owned() };
     if !is_name(name) {
         return Err(none());
     }
@@ -124,8 +124,8 @@ mod tests {
         }
         assert_eq!(all(&store).len(), 2);
         remove(&store, &lock, "default").unwrap();
-        assert!(matches!(read(&store, "default"), Err(ImageError::NoSuchImage { .. })));
-        assert!(matches!(remove(&store, &lock, "default"), Err(ImageError::NoSuchImage { .. })));
+        assert!(matches!(read(&store, "default"), Err(ImageError::UnknownName { .. })));
+        assert!(matches!(remove(&store, &lock, "default"), Err(ImageError::UnknownName { .. })));
         for bad in ["", "../x", "-a", "a/b", &"x".repeat(65), ".x"] {
             assert!(write(&store, &lock, bad, &named).is_err() && read(&store, bad).is_err(), "{bad}");
         }

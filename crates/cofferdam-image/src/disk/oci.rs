@@ -36,7 +36,7 @@ const INDEX: &str = "index.json";
 const SAVED: &str = "manifest.json";
 
 fn bad(what: impl Into<String>) -> ImageError {
-    ImageError::BadSource { what: what.into() }
+    ImageError::InvalidSource { what: what.into() }
 }
 
 /// Returns true if a directory or a tar contains an image layout.

@@ -9,7 +9,7 @@ use tar::{EntryType, Header};
 
 use super::*;
 
-const MOST: u64 = 1 << 28;
+const MAX_SIZE: u64 = 1 << 28;
 
 /// An entry of a layer: kind, path, link, mode, contents.
 type Item<'a> = (EntryType, &'a str, &'a str, u32, &'a [u8]);
@@ -96,7 +96,7 @@ fn places() -> (tempfile::TempDir, PathBuf, PathBuf) {
 fn refused(layers: &[Packed]) -> String {
     let (_place, from, into) = places();
     layout(&from, layers);
-    let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err();
+    let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err();
     error.to_string()
 }
 
@@ -137,7 +137,7 @@ fn layers_lie_over_one_another_however_they_are_packed() {
     ]);
     let above = layer(&[(FILE, "absolute/inside", "", 0o640, b"three"), (FILE, "made/by/need", "", 0o600, b"4")]);
     layout(&from, &[(below, gzip), (middle, zstandard), (above, plain_bytes)]);
-    let needs = read(&from).unwrap().unpack(&into, MOST).unwrap();
+    let needs = read(&from).unwrap().unpack(&into, MAX_SIZE).unwrap();
     let text = |path: &str| fs::read_to_string(into.join(path)).unwrap();
     assert_eq!((text("usr/bin/tool"), text("usr/bin/same")), ("two".to_owned(), "two".to_owned()));
     assert_eq!(
@@ -182,7 +182,7 @@ fn nothing_outside_is_made_changed_or_removed() {
     ]);
     layout(&from, &[(links, gzip), (through, gzip)]);
     // Either refused, or unpacked inside: nothing is created outside.
-    let _ = read(&from).unwrap().unpack(&into, MOST);
+    let _ = read(&from).unwrap().unpack(&into, MAX_SIZE);
     assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
     assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
     // Hard links to links, and files that later layers write and remove at their names.
@@ -207,7 +207,7 @@ fn nothing_outside_is_made_changed_or_removed() {
         (SAME, "to-in/three", "to-in/one", 0o644, b""),
     ]);
     layout(&from, &[(below, gzip), (above, gzip)]);
-    read(&from).unwrap().unpack(&into, MOST).unwrap();
+    read(&from).unwrap().unpack(&into, MAX_SIZE).unwrap();
     assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
     assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
     let found = |name: &str| fs::read_to_string(into.join(name)).unwrap_or_default();
@@ -237,7 +237,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
         let (_place, from, into) = places();
         layout(&from, &[(good(), gzip)]);
         change(&from);
-        read(&from).and_then(|layout| layout.unpack(&into, MOST)).map(drop)
+        read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).map(drop)
     };
     assert!(damaged(|_| ()).is_ok());
     fn each(place: &Path, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
@@ -278,7 +278,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
     let config = put_json(&from, &json!({"rootfs": {"diff_ids": [format!("sha256:{}", Sha::of(&other).0)]}}));
     let digest = put_json(&from, &json!({"config": {"digest": config}, "layers": [{"digest": packed}]}));
     index(&from, &json!([{"digest": digest}]));
-    let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err().to_string();
+    let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err().to_string();
     assert!(error.contains("hashes to something else"), "{error}");
 }
 
@@ -290,7 +290,7 @@ fn what_grows_without_an_end_is_stopped() {
     let (_place, from, into) = places();
     layout(&from, &[(bomb, zstandard)]);
     let error = read(&from).and_then(|layout| layout.unpack(&into, 8 << 20)).unwrap_err();
-    assert!(matches!(&error, ImageError::TooLarge { .. } | ImageError::BadSource { .. }), "{error}");
+    assert!(matches!(&error, ImageError::TooLarge { .. } | ImageError::InvalidSource { .. }), "{error}");
     let written = fs::metadata(into.join("f")).map_or(0, |found| found.len());
     assert!(written <= 17 << 20, "{written}");
     // After the end of its tar, a layer may have further data, within the limit.
@@ -353,7 +353,7 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     tar.finish().unwrap();
     let layout = |path: &Path| is_layout(File::open(path).unwrap(), path);
     assert!(layout(&path) && layout(&from) && !layout(&into));
-    read(&path).unwrap().unpack(&into, MOST).unwrap();
+    read(&path).unwrap().unpack(&into, MAX_SIZE).unwrap();
     assert_eq!(fs::read_to_string(into.join("f")).unwrap(), "hello");
     assert_eq!(read(&path).unwrap().identity(), read(&from).unwrap().identity());
 
@@ -377,10 +377,10 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     assert!(is_layout(File::open(&saved).unwrap(), &saved));
     let tree = || tempfile::tempdir_in(place.path()).unwrap();
     let into = tree();
-    read(&saved).unwrap().unpack(into.path(), MOST).unwrap();
+    read(&saved).unwrap().unpack(into.path(), MAX_SIZE).unwrap();
     assert_eq!(fs::read_to_string(into.path().join("f")).unwrap(), "saved");
     write(&config, &layer(&[(FILE, "f", "", 0o644, b"other")]), &digest);
-    assert!(read(&saved).unwrap().unpack(tree().path(), MOST).is_err());
+    assert!(read(&saved).unwrap().unpack(tree().path(), MAX_SIZE).is_err());
     write(&(config + " "), &contents, &digest);
     assert!(read(&saved).is_err());
 }
@@ -399,7 +399,7 @@ fn a_name_that_takes_all_memory_is_refused_before_it_is_read() {
     let place = tempfile::tempdir().unwrap();
     let into = place.path().join("tree");
     fs::create_dir(&into).unwrap();
-    let error = super::super::root::unpack(&*hostile, &into, MOST).unwrap_err().to_string();
+    let error = super::super::root::unpack(&*hostile, &into, MAX_SIZE).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
     let error = super::super::kernel::from_tar(&*hostile).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
@@ -423,7 +423,7 @@ fn links_do_not_lead_deeper_than_paths_do() {
         }
         let (place, from, into) = places();
         layout(&from, &[(layer(&items), plain_bytes)]);
-        let error = read(&from).and_then(|layout| layout.unpack(&into, MOST)).unwrap_err().to_string();
+        let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err().to_string();
         assert!(error.contains("directories are too deep"), "{error}");
         // Refused during creation, not when the entries were counted.
         let made = std::iter::successors(Some(into), |path| Some(path.join("d")).filter(|path| path.is_dir())).count();

@@ -31,7 +31,7 @@ const BUS: &str = "var/lib/dbus";
 pub(crate) const MAX_ENTRIES: u64 = 4 << 20;
 
 fn bad(what: String) -> ImageError {
-    ImageError::BadSource { what }
+    ImageError::InvalidSource { what }
 }
 
 /// Unpacks a tar into an empty directory, and counts its entries.
@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
 
-    const MOST: u64 = 1 << 30;
+    const MAX_SIZE: u64 = 1 << 30;
 
     fn tar(build: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> Vec<u8> {
         let mut tar = tar::Builder::new(Vec::new());
@@ -267,7 +267,7 @@ mod tests {
             entry(tar, EntryType::Char, "null", "", 0o666, b"");
             entry(tar, EntryType::Fifo, "fifo", "", 0o666, b"");
         });
-        let needs = unpack(&*bytes, place.path(), MOST).unwrap();
+        let needs = unpack(&*bytes, place.path(), MAX_SIZE).unwrap();
         let mode = |path: &str| fs::symlink_metadata(place.path().join(path)).unwrap().mode() & 0o7777;
         assert_eq!((mode("closed"), mode("closed/x"), mode("tmp")), (0o555, 0o511, 0o1777));
         assert!(!place.path().join("null").exists() && !place.path().join("fifo").exists());
@@ -284,7 +284,7 @@ mod tests {
         type Build = fn(&mut tar::Builder<Vec<u8>>);
         let unpacked = |bytes: &[u8]| {
             let place = tempfile::tempdir().unwrap();
-            unpack(bytes, place.path(), MOST).unwrap();
+            unpack(bytes, place.path(), MAX_SIZE).unwrap();
             let bus = fs::read_link(place.path().join("var/lib/dbus/machine-id")).ok();
             let etc = place.path().join("etc/machine-id");
             (fs::symlink_metadata(&etc).is_ok_and(|found| found.is_file()), fs::read(&etc).unwrap_or_default(), bus)
@@ -323,24 +323,24 @@ mod tests {
 
     #[test]
     fn what_leads_out_or_is_too_much_is_refused() {
-        let refused = |bytes: &[u8], most| {
+        let refused = |bytes: &[u8], max| {
             let place = tempfile::tempdir().unwrap();
-            unpack(bytes, &place.path().join("."), most).unwrap_err().to_string()
+            unpack(bytes, &place.path().join("."), max).unwrap_err().to_string()
         };
         let climbing = tar(|tar| entry(tar, EntryType::Regular, "../x", "", 0o644, b"x"));
-        assert!(refused(&climbing, MOST).contains("leads out"));
+        assert!(refused(&climbing, MAX_SIZE).contains("leads out"));
         let through = tar(|tar| {
             entry(tar, EntryType::Symlink, "l", "/tmp", 0o777, b"");
             entry(tar, EntryType::Regular, "l/cofferdam-vm-escaped", "", 0o644, b"x");
         });
-        refused(&through, MOST);
+        refused(&through, MAX_SIZE);
         assert!(!Path::new("/tmp/cofferdam-vm-escaped").exists());
         let large = tar(|tar| entry(tar, EntryType::Regular, "x", "", 0o644, &[1; 100_000]));
         assert!(refused(&large, 4096).contains("allowed"));
         let wrong = tar(|tar| entry(tar, EntryType::Regular, "workspace", "", 0o644, b"x"));
-        assert!(refused(&wrong, MOST).contains("not a directory"));
+        assert!(refused(&wrong, MAX_SIZE).contains("not a directory"));
         assert!(
-            refused(b"this is no tar, but it is as long as a header of one would have to be.", MOST)
+            refused(b"this is no tar, but it is as long as a header of one would have to be.", MAX_SIZE)
                 .contains("unpacked")
         );
     }
@@ -351,7 +351,7 @@ mod tests {
         let refused = |bytes: &[u8]| {
             let into = place.path().join("tree");
             fs::create_dir(&into).unwrap();
-            let error = unpack(bytes, &into, MOST).unwrap_err().to_string();
+            let error = unpack(bytes, &into, MAX_SIZE).unwrap_err().to_string();
             assert!(error.contains("too deep"), "{error}");
             fs::remove_dir_all(&into).unwrap();
         };
@@ -367,7 +367,7 @@ mod tests {
         refused(&plain(1200));
         let fine = place.path().join("fine");
         fs::create_dir(&fine).unwrap();
-        unpack(&*plain(MAX_DEPTH - 1), &fine, MOST).unwrap();
+        unpack(&*plain(MAX_DEPTH - 1), &fine, MAX_SIZE).unwrap();
         let below = "d/".repeat(40);
         refused(&tar(|tar| {
             entry(tar, EntryType::Regular, &format!("{below}f"), "", 0o644, b"");

@@ -197,7 +197,7 @@ impl Store {
                 Ok(()) => break,
                 Err(TryLockError::Error(error)) => return Err(io("lock", &path)(error)),
                 Err(TryLockError::WouldBlock) if begun.elapsed() > LOCK_TIMEOUT => {
-                    return Err(ImageError::Busy { path, limit: LOCK_TIMEOUT });
+                    return Err(ImageError::LockTimeout { path, limit: LOCK_TIMEOUT });
                 }
                 Err(TryLockError::WouldBlock) => {
                     if !std::mem::replace(&mut reported, true) {
@@ -233,7 +233,7 @@ impl Store {
     fn check(&self) -> Result<()> {
         let found = fs::metadata(&self.root).map_err(io("inspect the cache", &self.root))?;
         if let Some(reason) = private::exposure(&found) {
-            return Err(ImageError::BadCache { path: self.root.clone(), reason });
+            return Err(ImageError::ExposedStore { path: self.root.clone(), reason });
         }
         if found.mode() & 0o077 != 0 {
             make_private(&self.root).map_err(io("make private", &self.root))?;
@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(store.last(&origin), Some(key(&[b"x"])));
         drop(lock);
         fs::set_permissions(&root, Permissions::from_mode(0o777)).unwrap();
-        assert!(matches!(store.lock(&mut quiet), Err(ImageError::BadCache { .. })));
+        assert!(matches!(store.lock(&mut quiet), Err(ImageError::ExposedStore { .. })));
     }
 
     #[test]

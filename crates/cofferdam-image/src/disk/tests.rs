@@ -31,7 +31,7 @@ fn name(images: &Images, name: &str, kernel: &str, root: &str) {
 }
 
 #[test]
-fn what_another_version_made_is_told_and_not_started() {
+fn image_of_another_version_is_reported_and_not_started() {
     let place = tempfile::tempdir().unwrap();
     let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
     let (kernel, root) = (put(&images, "kernel", "k"), put(&images, "root", "r"));
@@ -40,7 +40,7 @@ fn what_another_version_made_is_told_and_not_started() {
     // In the format from before protocol versions were recorded.
     let file = images.store.root().join("name-mine");
     fs::write(&file, format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#)).unwrap();
-    assert!(matches!(images.named("mine"), Err(ImageError::OldImage { .. })));
+    assert!(matches!(images.named("mine"), Err(ImageError::Incompatible { .. })));
     // The disk's file does not exist in this cache; the entry is found all the same.
     assert!(images.named_for_restore("mine").is_ok());
     assert_eq!(images.inventory().named[0].bytes, None);
@@ -57,14 +57,14 @@ fn what_has_no_name_is_found_by_its_key() {
     let before = images.key_of("one").unwrap();
     name(&images, "one", &kernel, &other);
     assert_eq!(images.key_of("one"), Some(joint(&kernel, &other)));
-    assert_eq!(images.kept(&before).unwrap().map(|image| image.key), Some(before.clone()));
+    assert_eq!(images.by_key(&before).unwrap().map(|image| image.key), Some(before.clone()));
     let unnamed = images.inventory().unnamed;
     assert_eq!(unnamed.iter().map(|found| &found.key).collect::<Vec<_>>(), [&before]);
     assert_eq!((unnamed[0].bytes, &unnamed[0].root), (14, &root));
-    assert_eq!(images.kept(&joint(&root, &kernel)).unwrap(), None);
+    assert_eq!(images.by_key(&joint(&root, &kernel)).unwrap(), None);
     // A damaged entry counts as missing.
     fs::write(images.store.root().join(format!("root-{root}/manifest.json")), "{}").unwrap();
-    assert_eq!(images.kept(&before).unwrap(), None);
+    assert_eq!(images.by_key(&before).unwrap(), None);
     assert_eq!(images.key_of("two"), None);
 }
 
@@ -92,7 +92,7 @@ fn a_look_at_what_is_made_makes_it_no_younger() {
     let source = Source {
         kernel: KernelSource::Files { image: "/k".into(), modules: Vec::new() },
         root: RootSource::Tar("/r".into()),
-        most: ByteSize::from_bytes(1 << 20),
+        max_size: ByteSize::from_bytes(1 << 20),
         recorded: None,
     };
     let before = SystemTime::now() - Duration::from_secs(1000);

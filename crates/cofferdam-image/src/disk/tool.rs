@@ -20,7 +20,7 @@ pub struct Finished {
     tool: &'static str,
     status: ExitStatus,
     /// Its output, both streams.
-    pub said: String,
+    pub output: String,
 }
 
 impl Finished {
@@ -30,8 +30,8 @@ impl Finished {
     ///
     /// [`ImageError::ToolFailed`] with its output.
     pub fn ok(self) -> Result<()> {
-        let Self { tool, status, said } = self;
-        if status.success() { Ok(()) } else { Err(ImageError::ToolFailed { tool, status: status.to_string(), said }) }
+        let Self { tool, status, output } = self;
+        if status.success() { Ok(()) } else { Err(ImageError::ToolFailed { tool, status: status.to_string(), output }) }
     }
 }
 
@@ -70,15 +70,15 @@ pub(crate) fn finish_with(
                 return Err(ImageError::ToolFailed {
                     tool,
                     status: format!("still running after {timeout:?}"),
-                    said: String::new(),
+                    output: String::new(),
                 });
             }
         }
     };
-    let mut said = Vec::new();
+    let mut bytes = Vec::new();
     // The exit status counts; the output is only for messages.
-    let _ = output.seek(SeekFrom::Start(0)).and_then(|_| (&output).take(MAX_OUTPUT).read_to_end(&mut said));
-    Ok(Finished { tool, status, said: String::from_utf8_lossy(&said).into_owned() })
+    let _ = output.seek(SeekFrom::Start(0)).and_then(|_| (&output).take(MAX_OUTPUT).read_to_end(&mut bytes));
+    Ok(Finished { tool, status, output: String::from_utf8_lossy(&bytes).into_owned() })
 }
 
 /// Returns the beginning of untrusted text, in a printable form.

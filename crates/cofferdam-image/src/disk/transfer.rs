@@ -65,7 +65,7 @@ pub struct ImportOptions<'a> {
     /// Decryption key. With a key, only an encrypted file is accepted.
     pub key: Option<&'a Key>,
     /// Maximum size of the disk.
-    pub most: ByteSize,
+    pub max_size: ByteSize,
     /// Name for the image. `None` keeps a name that the same image has, or else derives one from its key.
     pub name: Option<&'a str>,
     /// Policy for another image of that name.
@@ -136,7 +136,7 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// [`ImageError::NoSuchImage`] if it does not exist or is damaged, and the errors of the archive.
+    /// [`ImageError::UnknownName`] if it does not exist or is damaged, and the errors of the archive.
     pub fn export(
         &self,
         which: &str,
@@ -154,7 +154,7 @@ impl Images {
             protocol: named.protocol,
             files,
         };
-        let invalid = |error: serde_json::Error| ImageError::BadSource { what: error.to_string() };
+        let invalid = |error: serde_json::Error| ImageError::InvalidSource { what: error.to_string() };
         let document = serde_json::to_vec(&about).map_err(invalid)?;
         let open = |path: &Path| File::open(path).map_err(io("open", path));
         let (kernel, initramfs, root) = (open(&image.kernel)?, open(&image.initramfs)?, open(&image.root)?);
@@ -178,8 +178,8 @@ impl Images {
     ///
     /// # Errors
     ///
-    /// Those of the archive; [`ImageError::BadSource`] if it is not an image, [`ImageError::OtherContents`] if another image
-    /// has its key, [`ImageError::NameTaken`] if another image has its name.
+    /// Those of the archive; [`ImageError::InvalidSource`] if it is not an image, [`ImageError::ContentsMismatch`] if
+    /// another image has its key, [`ImageError::NameTaken`] if another image has its name.
     pub fn import(
         &self,
         input: impl Read,
@@ -188,16 +188,16 @@ impl Images {
         watch: &mut dyn FnMut(Step) -> ControlFlow<()>,
     ) -> Result<Imported> {
         if let Some(name) = options.name.filter(|name| !names::is_name(name)) {
-            return Err(ImageError::BadSource { what: format!("{name:?} is not a valid image name") });
+            return Err(ImageError::InvalidSource { what: format!("{name:?} is not a valid image name") });
         }
-        let reader = Reader::open(input, &ReadOptions { key: options.key, limits: limits(options.most) })?;
+        let reader = Reader::open(input, &ReadOptions { key: options.key, limits: limits(options.max_size) })?;
         let about = About::read(reader.documents())?;
         about.check_parts(reader.parts())?;
         let lock = self.store.lock(progress)?;
         progress(Progress::Checking);
         let here = self.with_key(&about.key)?;
         if let Some(found) = here.as_ref().filter(|found| found.files != about.files) {
-            return Err(ImageError::OtherContents { key: found.image.key.clone() });
+            return Err(ImageError::ContentsMismatch { key: found.image.key.clone() });
         }
         let name = match (options.name, here.as_ref().and_then(|found| self.name_of(&found.image.key))) {
             (Some(name), _) => name.to_owned(),
@@ -240,7 +240,7 @@ impl Images {
 
     /// Returns the image with this name, or else the one with this key.
     fn find_exported(&self, which: &str) -> Result<Found> {
-        let none = || ImageError::NoSuchImage { name: which.to_owned() };
+        let none = || ImageError::UnknownName { name: which.to_owned() };
         match names::read(&self.store, which) {
             Ok(named) => self.found(named)?.ok_or_else(none),
             Err(_) => self.with_key(which)?.ok_or_else(none),
@@ -271,7 +271,7 @@ impl Images {
     fn found(&self, named: Named) -> Result<Option<Found>> {
         let image = match self.opened("", &named) {
             Ok(image) => image,
-            Err(ImageError::NoSuchImage { .. }) => return Ok(None),
+            Err(ImageError::UnknownName { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         let kinds = if named.imported { [IMPORTED; 2] } else { ["kernel", "root"] };
@@ -286,8 +286,8 @@ impl Images {
 }
 
 /// Returns the maximum sizes of a file with an image.
-fn limits(most: ByteSize) -> Limits {
-    let disk = most.as_bytes();
+fn limits(max: ByteSize) -> Limits {
+    let disk = max.as_bytes();
     let total = disk.saturating_add(MAX_DOCUMENT + MAX_KERNEL + MAX_INITRAMFS);
     Limits { parts: 4, json: MAX_DOCUMENT, state: MAX_INITRAMFS, memory: 0, disk, total }
 }
@@ -307,7 +307,7 @@ fn text(text: &str) -> String {
 impl About {
     /// Parses the document of an image's archive.
     fn read(documents: &[Document]) -> Result<Self> {
-        let bad = |what: &str| ImageError::BadSource { what: format!("the file cannot be imported: {what}") };
+        let bad = |what: &str| ImageError::InvalidSource { what: format!("the file cannot be imported: {what}") };
         let document = match documents {
             [document] if document.part.name.as_str() == IMAGE_DOCUMENT => document,
             [document] if document.part.name.as_str() == SNAPSHOT_DOCUMENT => {
@@ -344,7 +344,7 @@ impl About {
         if matches {
             return Ok(());
         }
-        Err(ImageError::BadSource {
+        Err(ImageError::InvalidSource {
             what: "the file cannot be imported: its parts are not those of its image".to_owned(),
         })
     }

@@ -6,7 +6,7 @@ use super::*;
 use cofferdam_archive::{Key, WriteOptions, Writer};
 use serde_json::{Value, json};
 
-const MOST: ByteSize = ByteSize::from_mebibytes(4);
+const MAX_SIZE: ByteSize = ByteSize::from_mebibytes(4);
 
 fn quiet(_: Progress) {}
 
@@ -55,7 +55,7 @@ fn exported(images: &Images, which: &str, key: Option<&Key>) -> Vec<u8> {
 }
 
 fn options(name: Option<&str>) -> ImportOptions<'_> {
-    ImportOptions { key: None, most: MOST, name, taken: Taken::Refuse }
+    ImportOptions { key: None, max_size: MAX_SIZE, name, taken: Taken::Refuse }
 }
 
 fn import(images: &Images, file: &[u8], options: ImportOptions<'_>) -> Result<Imported> {
@@ -87,7 +87,7 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
     assert_eq!(contents(&there), [format!("imported-{key}"), format!("name-{name}")]);
     let image = there.named(&name).unwrap();
     assert_eq!((&image, image.release.as_str()), (&imported.image, "6.1-x"));
-    assert_eq!(there.kept(&key).unwrap().as_ref(), Some(&image));
+    assert_eq!(there.by_key(&key).unwrap().as_ref(), Some(&image));
     assert_eq!(there.key_of(&name), Some(key.clone()));
     assert_eq!(fs::read(&image.kernel).unwrap(), [7; 5000]);
     assert_eq!(fs::read(&image.initramfs).unwrap(), [7; 300]);
@@ -110,13 +110,13 @@ fn an_image_is_the_same_in_another_store_and_travels_on() {
     for name in [name.as_str(), "other"] {
         there.forget(name, &mut quiet).unwrap();
     }
-    assert_eq!(there.kept(&key).unwrap(), Some(image));
+    assert_eq!(there.by_key(&key).unwrap(), Some(image));
     assert_eq!(there.inventory().unnamed.len(), 1);
     assert!(exported(&there, &key, None).len() < file.len());
     assert!(there.prune(Duration::from_secs(3600), &mut quiet).unwrap() > 5300);
     assert!(matches!(
         there.export(&key, std::io::sink(), ExportOptions::default(), &mut on),
-        Err(ImageError::NoSuchImage { .. })
+        Err(ImageError::UnknownName { .. })
     ));
 }
 
@@ -142,12 +142,12 @@ fn an_import_takes_neither_names_nor_contents_from_others() {
     for images in [&here, &there] {
         let before = contents(images);
         let error = import(images, &forged, options(Some("forged"))).unwrap_err();
-        assert!(matches!(&error, ImageError::OtherContents { key: found } if *found == key), "{error}");
+        assert!(matches!(&error, ImageError::ContentsMismatch { key: found } if *found == key), "{error}");
         assert_eq!(contents(images), before);
-        assert_eq!(fs::read(images.kept(&key).unwrap().unwrap().root).unwrap(), disk(7));
+        assert_eq!(fs::read(images.by_key(&key).unwrap().unwrap().root).unwrap(), disk(7));
     }
     for bad in ["", "../x", "-a", "a/b"] {
-        assert!(matches!(import(&here, &file, options(Some(bad))), Err(ImageError::BadSource { .. })), "{bad}");
+        assert!(matches!(import(&here, &file, options(Some(bad))), Err(ImageError::InvalidSource { .. })), "{bad}");
     }
 }
 
@@ -166,7 +166,7 @@ fn no_build_takes_an_imported_image_for_what_it_made_itself() {
     let key = build(&there, "built", 7);
     assert!(
         there
-            .kept(&key)
+            .by_key(&key)
             .unwrap()
             .unwrap()
             .root
@@ -221,7 +221,7 @@ fn text_of_a_hostile_document_is_cut_and_cleaned() {
     assert!(listed.about.len() < 500 && listed.about.chars().all(|c| !c.is_control()), "{listed:?}");
     assert_eq!((listed.release.as_str(), listed.bytes), ("xy", None), "another version's agent");
     // Running VMs keep using it; new ones need an agent with a known protocol version.
-    assert!(matches!(images.named(&listed.name), Err(ImageError::OldImage { .. })));
+    assert!(matches!(images.named(&listed.name), Err(ImageError::Incompatible { .. })));
     images.named_for_restore(&listed.name).unwrap();
 }
 
@@ -285,7 +285,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
         assert_eq!(contents(&images), Vec::<String>::new(), "{at}: {error}");
     }
     // Too large for the caller, unencrypted although a key is given, and cancelled during the import.
-    let small = ImportOptions { most: ByteSize::from_bytes(root.len() as u64 - 1), ..options(None) };
+    let small = ImportOptions { max_size: ByteSize::from_bytes(root.len() as u64 - 1), ..options(None) };
     assert!(import(&images, &whole, small).unwrap_err().to_string().contains("raise the limit"));
     let key = Key::new(&[1; 32]).unwrap();
     import(&images, &whole, ImportOptions { key: Some(&key), ..options(None) }).unwrap_err();

@@ -115,11 +115,11 @@ fn what_is_too_large_or_not_there_is_refused() {
         return;
     }
     let place = tempfile::tempdir().unwrap();
-    let source = Source { most: ByteSize::from_bytes(1 << 20), ..sample(place.path()) };
+    let source = Source { max_size: ByteSize::from_bytes(1 << 20), ..sample(place.path()) };
     let refused = |source: &Source| images(place.path(), "cache").make(source, &mut |_| ()).unwrap_err();
     assert!(matches!(refused(&source), ImageError::TooLarge { .. }));
     let missing = Source { root: RootSource::Tar(place.path().join("none")), ..source.clone() };
     assert!(matches!(refused(&missing), ImageError::Io { .. }));
     let none = images(place.path(), "empty").find(&Source::default(), &mut |_| ());
-    assert!(matches!(none, Err(ImageError::NoImage)));
+    assert!(matches!(none, Err(ImageError::NotBuilt)));
 }

@@ -30,9 +30,9 @@ use cofferdam_linux::mount::{self, attr};
 use cofferdam_linux::process::{self, Resource};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
 
+use super::confinement::{VmFile, grant};
 use super::ids::InstanceId;
 use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
-use super::walls::{VmFile, grant};
 use super::{PROGRAM, broken};
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
@@ -72,11 +72,14 @@ impl Jailer {
             Self::At(path) if path.is_absolute() => path.clone(),
             Self::At(path) => {
                 let why = format!("{} is not an absolute path", path.display());
-                return Err(VmError::NoJailer { why, remedy: "use an absolute path such as /usr/local/bin/jailer" });
+                return Err(VmError::JailerUnusable {
+                    why,
+                    remedy: "use an absolute path such as /usr/local/bin/jailer",
+                });
             }
             Self::Beside => firecracker.with_file_name(JAILER),
         };
-        super::walls::trusted_path(JAILER, &program).map(Some)
+        super::confinement::trusted_path(JAILER, &program).map(Some)
     }
 }
 
@@ -85,13 +88,13 @@ pub(super) fn check(firecracker: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default \
                       isolation needs no root";
-        return Err(VmError::NoJailer { why: "it needs root, and this user is not root".to_owned(), remedy });
+        return Err(VmError::JailerUnusable { why: "it needs root, and this user is not root".to_owned(), remedy });
     }
     if name(firecracker)?.to_str().is_some_and(|name| name.contains(PROGRAM)) {
         return Ok(());
     }
     let why = format!("it starts only programs with `{PROGRAM}` in their names, not {}", firecracker.display());
-    Err(VmError::NoJailer { why, remedy: "rename the program, or disable the jailer" })
+    Err(VmError::JailerUnusable { why, remedy: "rename the program, or disable the jailer" })
 }
 
 fn name(program: &Path) -> Result<&OsStr> {
@@ -181,7 +184,7 @@ fn tree(program: &Path) -> Result<OwnedFd> {
     let options = options.into_iter().collect::<Result<Vec<_>>>()?;
     let options: Vec<_> = options.iter().map(|(key, value)| (&**key, &**value)).collect();
     mount::new_filesystem(c"tmpfs", &options, attr::NOSUID).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => VmError::NoJailer {
+        io::ErrorKind::PermissionDenied => VmError::JailerUnusable {
             why: format!("this root user may not create a file system for a jail: {error}"),
             remedy: "run as root with all capabilities, or disable the jailer",
         },

@@ -28,7 +28,7 @@ pub(crate) fn unpacked(path: &Path) -> Result<File> {
     let mut image = Vec::new();
     let file = File::open(path).map_err(io("open", path))?;
     file.take(MAX_KERNEL + 1).read_to_end(&mut image).map_err(io("read", path))?;
-    let bad = |why: String| VmError::BadSource { what: format!("the kernel {} {why}", path.display()) };
+    let bad = |why: String| VmError::Invalid { what: format!("the kernel {} {why}", path.display()) };
     if image.len() as u64 > MAX_KERNEL {
         return Err(bad(format!("is larger than {MAX_KERNEL} bytes")));
     }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_told_from_one() {
+    fn files_that_are_no_kernels_are_refused() {
         let cut = lz4(&[&kernel()]);
         for (bad, says) in [
             (b"MZ".to_vec(), "neither an ELF file"),

@@ -38,14 +38,14 @@ use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
 use crate::bounds::{Enclosure, VmmLimits};
+use crate::console_tail::ConsoleTail;
 use crate::error::{Result, VmError, io};
 use crate::kvm;
 use crate::rules::{self, Opened};
 use crate::users;
 use crate::vmm::{
-    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm,
+    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Origin, Started, VmDescription, VmState, Vmm,
 };
-use crate::words::OutputTail;
 use arguments::{Descriptors, LAYOUT, MACHINE, StartMode, arguments, memory_size};
 use memory::Memory;
 use pages::Owner;
@@ -73,7 +73,7 @@ pub struct QemuConfig {
     /// QEMU's name of the CPU model, with its version; never `max` or `host`, whose meaning depends on the host.
     pub processor: String,
     /// Deadline for an answer.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for QemuConfig {
@@ -82,7 +82,7 @@ impl Default for QemuConfig {
             program: None,
             accelerator: Accelerator::default(),
             processor: "Nehalem-v1".to_owned(),
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 }
@@ -106,13 +106,13 @@ impl Qemu {
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSource`] if the processor is not a single name, or one that differs between hosts.
+    /// [`VmError::Invalid`] if the processor is not a single name, or one that differs between hosts.
     pub fn new(config: QemuConfig) -> Result<Self> {
         let name = &config.processor;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || ["max", "host"].contains(&&**name) {
             let what = format!("{:?} is not the name of a CPU model that is the same on every host", name);
-            return Err(VmError::BadSource { what });
+            return Err(VmError::Invalid { what });
         }
         Ok(Self { config, known: OnceCell::new() })
     }
@@ -167,19 +167,19 @@ impl Vmm for Qemu {
         }
     }
 
-    fn kernel_words(&self) -> String {
-        arguments::kernel_words(self.config.accelerator, clock::ticks_per_millisecond())
+    fn kernel_arguments(&self) -> String {
+        arguments::kernel_arguments(self.config.accelerator, clock::ticks_per_millisecond())
     }
 
-    fn disk_word(&self, disk: &Disk, _: usize) -> String {
+    fn disk_name(&self, disk: &Disk, _: usize) -> String {
         format!("serial:{}", disk.name)
     }
 
-    fn port_word(&self, port: &str) -> String {
+    fn port_name(&self, port: &str) -> String {
         port.to_owned()
     }
 
-    async fn settle(&self, _: &Machine) -> Result<()> {
+    async fn settle(&self, _: &VmDescription) -> Result<()> {
         Ok(())
     }
 
@@ -191,8 +191,8 @@ impl Vmm for Qemu {
         Ok(self.known().await?.version.clone())
     }
 
-    async fn start(&self, machine: Machine) -> Result<Started> {
-        let (hardware, boot) = machine.into_parts();
+    async fn start(&self, description: VmDescription) -> Result<Started> {
+        let (hardware, boot) = description.into_parts();
         let memory = Memory::empty(memory_size(&hardware))?;
         let (vm, agent) = self.launch(&hardware, Some(&boot), memory).await?;
         Ok(started(vm, agent))
@@ -206,9 +206,9 @@ impl Vmm for Qemu {
             Accelerator::Kvm => (Some(kvm::host_processor()), None),
         };
         Ok(Origin {
-            monitor: self.name().to_owned(),
+            vmm: self.name().to_owned(),
             version,
-            machine: format!("{MACHINE},{LAYOUT} {ARCHITECTURE}"),
+            vm_type: format!("{MACHINE},{LAYOUT} {ARCHITECTURE}"),
             accelerator: *accelerator,
             processor: processor.clone(),
             host,
@@ -216,10 +216,10 @@ impl Vmm for Qemu {
         })
     }
 
-    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+    async fn restore(&self, hardware: Hardware, state: &VmState) -> Result<Started> {
         let memory = Memory::of_state(state.memory(), memory_size(&hardware))?;
         let (vm, agent) = self.launch(&hardware, None, memory).await?;
-        vm.load(state.devices(), self.config.patience).await?;
+        vm.load(state.devices(), self.config.timeout).await?;
         Ok(started(vm, agent))
     }
 }
@@ -247,7 +247,7 @@ impl Qemu {
             Some(boot) => vec![open(&boot.kernel)?, open(&boot.initramfs)?],
             None => Vec::new(),
         };
-        let kernel_arguments = self.kernel_words();
+        let kernel_arguments = self.kernel_arguments();
         let mode = match (boot, &*opened) {
             (Some(boot), [kernel, initramfs]) => {
                 let [kernel, initramfs] = [take(copy(kernel)?.into()), take(copy(initramfs)?.into())];
@@ -294,15 +294,15 @@ impl Qemu {
                 }
                 std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
                 std::io::ErrorKind::PermissionDenied => {
-                    VmError::Forbidden { program: self.program().to_owned(), source: error }
+                    VmError::NotExecutable { program: self.program().to_owned(), source: error }
                 }
                 _ => io("start", self.program())(error),
             })?;
-        let output = (OutputTail::default(), OutputTail::default());
+        let output = (ConsoleTail::default(), ConsoleTail::default());
         tokio::spawn(output.0.clone().collect(console));
         tokio::spawn(output.1.clone().collect(errors));
         let owner = Owner { pid: child.id(), user };
-        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.patience), output, (memory, owner))?;
+        let vm = QemuVm::watch((child, enclosure), Qmp::begin(qmp, self.config.timeout), output, (memory, owner))?;
         // From here on, dropping the VM kills the process.
         vm.greet().await?;
         Ok((vm, agent))
@@ -334,7 +334,7 @@ impl Channels {
 }
 
 pub(crate) fn broken(what: impl Into<String>) -> VmError {
-    VmError::Monitor { monitor: "qemu", what: what.into() }
+    VmError::Vmm { vmm: "qemu", what: what.into() }
 }
 
 /// Returns the version that a program prints.
@@ -344,7 +344,7 @@ fn version_of(mut command: Command) -> Result<String> {
         ImageError::MissingTool { tool } => VmError::MissingTool { tool },
         error => error.into(),
     })?;
-    parse_version(&finished.said)
+    parse_version(&finished.output)
 }
 
 /// Parses the output of `--version`, and checks that the version is supported.
@@ -358,7 +358,7 @@ fn parse_version(output: &str) -> Result<String> {
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= OLDEST => Ok(version.to_owned()),
         (Some(Ok(_)), Some(Ok(_))) => {
-            Err(VmError::OldTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
+            Err(VmError::OutdatedTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
         }
         _ => Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line)))),
     }
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright").unwrap(), "7.2.22");
         assert_eq!(parse_version("QEMU emulator version 10.0.2\n").unwrap(), "10.0.2");
         let old = parse_version("QEMU emulator version 6.2.0\n").unwrap_err();
-        assert!(matches!(&old, VmError::OldTool { found, .. } if found == "6.2.0"), "{old}");
+        assert!(matches!(&old, VmError::OutdatedTool { found, .. } if found == "6.2.0"), "{old}");
         for odd in ["", "QEMU emulator version x.y", "GNU bash\u{1b}[2J"] {
             let error = parse_version(odd).unwrap_err().to_string();
             assert!(error.contains("no version") && !error.contains('\u{1b}'), "{error}");

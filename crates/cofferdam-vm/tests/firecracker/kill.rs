@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::ByteSize;
 use cofferdam_vm::vmm::{Started, Vmm};
 
-use crate::machine::{Stage, driver_in, machine_in};
+use crate::stage::{Stage, description_in, driver_in};
 use crate::support::NO_HANG;
 
 /// Stage directory of this program, if it is to be a supervisor.
@@ -28,7 +28,7 @@ const STAY: &str = "COFFERDAM_TEST_STAY";
 const SEED: &str = "COFFERDAM_TEST_SEED";
 const VERSION: &str = "1.16.2";
 const TIMEOUT: Duration = Duration::from_secs(20);
-const MOST: ByteSize = ByteSize::from_mebibytes(64);
+const MAX_STATE: ByteSize = ByteSize::from_mebibytes(64);
 /// The steps in order, each with the maximum delay of the kill in milliseconds, and the number of kills.
 const STEPS: [(&str, u64, usize); 8] = [
     ("begin", 2, 1),
@@ -57,7 +57,7 @@ async fn supervisor() {
     at("begin");
     let driver = driver_in(&place, TIMEOUT);
     driver.version().await.unwrap();
-    let create = || async { driver.start(machine_in(&place).0).await.unwrap() };
+    let create = || async { driver.start(description_in(&place).0).await.unwrap() };
     at("create");
     let Started { vm, .. } = create().await;
     while stays_at("create") {
@@ -71,13 +71,13 @@ async fn supervisor() {
         vm.pause().await.unwrap();
     }
     at("snapshot");
-    let mut state = vm.snapshot(MOST).await.unwrap();
+    let mut state = vm.snapshot(MAX_STATE).await.unwrap();
     while stays_at("snapshot") {
-        state = vm.snapshot(MOST).await.unwrap();
+        state = vm.snapshot(MAX_STATE).await.unwrap();
     }
     at("restore");
     let restore = || async {
-        let hardware = machine_in(&place).0.into_parts().0;
+        let hardware = description_in(&place).0.into_parts().0;
         let restored = driver.restore(hardware, &state).await.unwrap();
         restored.vm.resume().await.unwrap();
         restored
@@ -146,7 +146,7 @@ impl Supervisor {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next() {
     let Some(place) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
-    let started = driver_in(&place, TIMEOUT).start(machine_in(&place).0).await.unwrap();
+    let started = driver_in(&place, TIMEOUT).start(description_in(&place).0).await.unwrap();
     started.vm.kill().await.unwrap();
 }
 

@@ -11,9 +11,9 @@ use cofferdam_contract::{ExecRequest, Limits, collect};
 use cofferdam_guest::{Guest, Settings};
 use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
-use cofferdam_vm::vmm::{Machine, Started, Vmm};
+use cofferdam_vm::vmm::{Started, VmDescription, Vmm};
 
-use crate::boot::{OPTIONS, machine, promptly};
+use crate::boot::{OPTIONS, description, promptly};
 use crate::bounds::again;
 use crate::support::{self, NO_HANG};
 
@@ -56,12 +56,12 @@ fn append(initramfs: &mut Vec<u8>, files: &[(&str, u32, Vec<u8>)]) {
 }
 
 /// Returns a VM of this image with these additional files in its initramfs.
-fn hostile(image: &Image, place: &Path, options: &str, files: &[(&str, u32, Vec<u8>)]) -> Machine {
+fn hostile(image: &Image, place: &Path, options: &str, files: &[(&str, u32, Vec<u8>)]) -> VmDescription {
     let mut initramfs = std::fs::read(&image.initramfs).unwrap();
     append(&mut initramfs, files);
     let path = place.join("initramfs");
     std::fs::write(&path, initramfs).unwrap();
-    Machine { initramfs: path, ..machine(image, options) }
+    VmDescription { initramfs: path, ..description(image, options) }
 }
 
 /// Returns programs of the image's packages, and the libraries that shells need.
@@ -73,8 +73,8 @@ fn programs(root: &Path, names: &[(&'static str, &'static str)]) -> Vec<(&'stati
     names.iter().map(|(name, from)| (*name, 0o755, read(from))).collect()
 }
 
-async fn started(machine: Machine) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(machine).await.expect("a machine")
+async fn started(description: VmDescription) -> Started {
+    Qemu::new(QemuConfig::default()).unwrap().start(description).await.expect("a machine")
 }
 
 /// Floods the serial console from the kernel's first program on; the VM must stay usable.

@@ -16,9 +16,9 @@ use crate::support;
 
 /// Neither images nor VMs need root.
 #[test]
-fn an_ordinary_user_makes_an_image_and_a_machine() {
+fn ordinary_user_builds_an_image_and_starts_a_vm() {
     const USER: u32 = 4711;
-    let test = "an_ordinary_user_makes_an_image_and_a_machine";
+    let test = "ordinary_user_builds_an_image_and_starts_a_vm";
     if !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: this is one already");
         return;
@@ -43,7 +43,7 @@ fn an_ordinary_user_makes_an_image_and_a_machine() {
     let program = place.path().join("suite");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let mut again = Command::new(&program);
-    again.args(["--exact", "boot::a_machine_boots_runs_a_command_and_leaves_nothing", "--nocapture"]);
+    again.args(["--exact", "boot::vm_boots_runs_a_command_and_leaves_nothing", "--nocapture"]);
     again.env("COFFERDAM_TEST_CACHE", place.path()).env("TMPDIR", place.path()).env("HOME", place.path());
     let output = again.current_dir("/").uid(USER).gid(USER).output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -75,8 +75,8 @@ fn put(place: &Path, bytes: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_starts_from_a_containers_image() {
-    if support::image("a_machine_starts_from_a_containers_image").is_none() {
+async fn vm_starts_from_a_container_image() {
+    if support::image("vm_starts_from_a_container_image").is_none() {
         return;
     }
     let place = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ fn has(program: &str) -> bool {
 }
 
 /// Returns true if VMs can run on this host.
-pub(crate) fn has_monitor() -> bool {
+pub(crate) fn has_vmm() -> bool {
     cfg!(target_arch = "x86_64") && has("qemu-system-x86_64")
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn config() -> VmConfig {
 }
 
 /// Returns the VMM of this process whose VM has this much memory: concurrent tests have VMs, too.
-pub(crate) fn monitor_with(memory: &str) -> u32 {
+pub(crate) fn vmm_with(memory: &str) -> u32 {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let own = std::process::id().to_string();

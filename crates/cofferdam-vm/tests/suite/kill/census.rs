@@ -41,7 +41,7 @@ fn has_ended(pid: u32, state: &str) -> bool {
 }
 
 /// Returns the running VMMs that a process started.
-pub(super) fn monitors_of(parent: u32) -> BTreeSet<u32> {
+pub(super) fn vmms_of(parent: u32) -> BTreeSet<u32> {
     let is_one = |pid: &u32| {
         about(*pid).is_some_and(|(name, state, found, _)| {
             found == parent && name.contains("qemu-system") && !["Z", "X"].contains(&&*state) && is_a_machine(*pid)

@@ -23,7 +23,7 @@ fn source(place: &Path, root: &str) -> Source {
     Source { kernel, root: RootSource::Directory(place.join(root)), ..Source::default() }
 }
 
-/// The process that [`an_image_whose_maker_is_killed_is_whole_or_not_there`] kills; not a test of its own.
+/// The process that [`image_whose_build_is_killed_is_complete_or_absent`] kills; not a test of its own.
 #[test]
 fn maker() {
     let Some(place) = place_of(PART) else { return };
@@ -59,8 +59,8 @@ fn undisturbed(place: &Place) -> (BTreeSet<PathBuf>, usize) {
 
 /// Promise (Virtual machines): An image whose build is killed is complete or absent.
 #[test]
-fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
-    let test = "an_image_whose_maker_is_killed_is_whole_or_not_there";
+fn image_whose_build_is_killed_is_complete_or_absent() {
+    let test = "image_whose_build_is_killed_is_complete_or_absent";
     if Command::new("mkfs.ext4").arg("-V").output().is_err() && !Path::new("/usr/sbin/mkfs.ext4").exists() {
         println!("SKIP {test}: no mkfs.ext4 (package e2fsprogs)");
         return;

@@ -9,8 +9,8 @@
 
 mod census;
 mod images;
-mod monitor;
 mod supervisor;
+mod vmm;
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::{Path, PathBuf};
@@ -113,9 +113,9 @@ impl Supervisor {
     }
 
     /// Waits until it has started a VMM.
-    fn has_monitor(&self) {
+    fn has_vmm(&self) {
         let begun = Instant::now();
-        while census::monitors_of(self.child.id()).is_empty() {
+        while census::vmms_of(self.child.id()).is_empty() {
             assert!(begun.elapsed() < NO_HANG, "the supervisor starts no VMM");
             std::thread::sleep(Duration::from_millis(1));
         }

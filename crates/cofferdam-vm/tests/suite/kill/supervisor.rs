@@ -169,7 +169,7 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
             let mut supervisor = Supervisor::start(TEST, PART, place.path(), moment.stay);
             supervisor.reach(moment.step);
             if let For::Monitor = moment.wait {
-                supervisor.has_monitor();
+                supervisor.has_vmm();
             }
             let after = millis(&mut random, moment.within);
             println!("at {}{}, after {after:?}", moment.step, if moment.stay.is_empty() { "" } else { " and again" });

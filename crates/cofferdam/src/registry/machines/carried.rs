@@ -78,7 +78,7 @@ impl Images {
         };
         let read = move || {
             let key = key.as_ref().map(ArchiveKey::get);
-            let options = ImportOptions { key, most, name: name.as_deref(), taken };
+            let options = ImportOptions { key, max_size: most, name: name.as_deref(), taken };
             let mut progress = |step| (watch.progress)(shown(&step));
             store.import(input, options, &mut progress, &mut |step| watch.report("reading the image", step))
         };

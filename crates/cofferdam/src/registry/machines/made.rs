@@ -178,7 +178,7 @@ impl Recipes {
             }
             (None, None) => (default.kernel, String::new()),
         };
-        let source = Source { kernel, root, most: self.most.unwrap_or(default.most), recorded: None };
+        let source = Source { kernel, root, max_size: self.most.unwrap_or(default.max_size), recorded: None };
         Ok((source, format!("{root_shown}{kernel_shown}")))
     }
 }

@@ -9,162 +9,24 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_guest::{Ending, Evidence, Guest, Meter, Reason, Record, Renewal, Settings};
-use cofferdam_image::{Cache, Image, ImageError, Images, Progress, RootSource, Source, ext4};
+use cofferdam_image::{Image, ext4};
 use cofferdam_util::private;
 use parking_lot::Mutex;
-use tokio::sync::{OnceCell, Semaphore};
 
-use crate::budget::{Budget, Lease};
-use crate::choice::Chooser;
-use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::{VmError, io};
 use crate::plan::{self, PORT, Plan, USER};
 use crate::posture::{Measured, posture};
-use crate::ready::{MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT, Templates};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
+use crate::state::BackendState;
 use crate::task::{blocking, detached};
-use crate::vmm::{Contents, Disk, Hardware, MAX_DEVICES, Machine, MachineState, Started, Vm, Vmm};
+use crate::vmm::{Contents, Disk, Hardware, MAX_DEVICES, Started, Vm, VmDescription, VmState, Vmm};
 
 const ROOT: &str = "cofferdam-root";
 const WORKSPACE: &str = "cofferdam-work";
 const RESTORE: &str = "restore";
 /// Time for a VM to end after its port was closed, before it counts as still running.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(1500);
-
-/// A callback for the steps of building an image.
-pub type MakeProgress = Arc<dyn Fn(Progress) + Send + Sync>;
-
-/// The state that all sandboxes of a backend share.
-pub(crate) struct Host {
-    pub config: VmConfig,
-    vmm: Chooser,
-    images: Images,
-    /// The default image, once it was found or built.
-    image: OnceCell<Image>,
-    boots: Semaphore,
-    /// The memory that is left for snapshots.
-    budget: Budget,
-    /// Template snapshots for prepared VMs.
-    pub templates: Templates,
-    progress: MakeProgress,
-    /// The boot ID of this host's kernel.
-    boot: String,
-}
-
-impl Host {
-    pub(crate) fn new(config: VmConfig, progress: MakeProgress) -> Result<Arc<Self>> {
-        config.check()?;
-        let vmm = Chooser::new(&config).map_err(|error| error.into_error("configure"))?;
-        let images = Images::new(&config.images, Cache::new(&config.packages));
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-        let boots = Semaphore::new(config.boots);
-        let (budget, templates) = (Budget::new(config.snapshots), Templates::new(MAX_TEMPLATES, TEMPLATE_IDLE_TIMEOUT));
-        let image = OnceCell::new();
-        Ok(Arc::new(Self { config, vmm, images, image, boots, budget, templates, progress, boot }))
-    }
-
-    pub(crate) fn vmm(&self) -> &dyn Vmm {
-        &self.vmm
-    }
-
-    pub(crate) async fn image_of(&self, spec: &Spec) -> Result<Image, VmError> {
-        match spec.root() {
-            RootFs::Directory { path } => {
-                let root = RootSource::Directory(path.clone());
-                let recorded = spec.directories().get(path).map(|id| (id.device, id.inode));
-                self.found(Source { root, recorded, ..self.config.source.clone() }).await
-            }
-            RootFs::Image { reference } => self.named(reference).await,
-            RootFs::Default => self.image.get_or_try_init(|| self.default_image()).await.cloned(),
-        }
-    }
-
-    /// Returns the default image, for a spec that names none.
-    async fn default_image(&self) -> Result<Image, VmError> {
-        let source = || self.found(self.config.source.clone());
-        match &self.config.root {
-            RootChoice::Source => source().await,
-            RootChoice::Made(name) => self.named(name).await,
-            RootChoice::MadeOrSource(name) => match self.named(name).await {
-                Err(VmError::Image(ImageError::NoSuchImage { .. } | ImageError::OldImage { .. })) => source().await,
-                found => found,
-            },
-        }
-    }
-
-    async fn named(&self, name: &str) -> Result<Image, VmError> {
-        let (images, name) = (self.images.clone(), name.to_owned());
-        blocking(move || Ok(images.named(&name)?)).await
-    }
-
-    async fn named_for_restore(&self, name: &str) -> Result<Image, VmError> {
-        let (images, name) = (self.images.clone(), name.to_owned());
-        blocking(move || Ok(images.named_for_restore(&name)?)).await
-    }
-
-    /// Reserves memory for a state that is still being written: nothing so far. It counts as memory for snapshots.
-    pub(crate) fn open_lease(&self) -> Result<Lease, VmError> {
-        self.budget.take(0)
-    }
-
-    /// Finds the image with this key, and the way in which a spec names it: by its name if it has one, else as the
-    /// default image.
-    pub(crate) async fn image_with(&self, key: &str) -> Result<(RootFs, Image), VmError> {
-        let (images, wanted) = (self.images.clone(), key.to_owned());
-        let listed = blocking(move || Ok(images.inventory().named.into_iter().find(|listed| listed.key == wanted)));
-        if let Some(listed) = listed.await? {
-            let image = self.named_for_restore(&listed.name).await?;
-            if image.key == key {
-                return Ok((RootFs::Image { reference: listed.name }, image));
-            }
-        }
-        // An unnamed image: built for a root of a single run, or its name was given to a newer one.
-        let (images, wanted) = (self.images.clone(), key.to_owned());
-        if let Some(image) = blocking(move || Ok(images.kept(&wanted)?)).await? {
-            return Ok((RootFs::Default, image));
-        }
-        // None is built for this: an image that is built now hardly equals the one from then.
-        let (images, source) = (self.images.clone(), self.config.source.clone());
-        let default = blocking(move || Ok(images.find(&source, &mut |_| ())?)).await;
-        match default {
-            Ok(image) if image.key == key => Ok((RootFs::Default, image)),
-            Ok(_) | Err(VmError::Image(ImageError::NoImage)) => Err(VmError::NoBase { key: crate::error::shown(key) }),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Refuses a snapshot that cannot resume here. Returns the image that it resumes with, which was looked up just
-    /// once.
-    pub(crate) async fn check(&self, manifest: &SnapshotManifest, spec: &Spec) -> Result<Image, VmError> {
-        manifest.check_origin(&self.vmm.origin().await?)?;
-        let image = match spec.root() {
-            RootFs::Image { reference } => self.named_for_restore(reference).await?,
-            RootFs::Default | RootFs::Directory { .. } => self.image_of(spec).await?,
-        };
-        if image.key == manifest.image() {
-            return Ok(image);
-        }
-        let found = crate::error::shown(manifest.image());
-        Err(VmError::Elsewhere { what: "the image", found, here: image.key })
-    }
-
-    async fn found(&self, source: Source) -> Result<Image, VmError> {
-        let (images, policy, progress) = (self.images.clone(), self.config.make, Arc::clone(&self.progress));
-        let mut report = move |step| progress(step);
-        blocking(move || match policy {
-            MakePolicy::Never => Ok(images.find(&source, &mut report)?),
-            MakePolicy::Missing => Ok(images.find_or_make(&source, &mut report)?),
-        })
-        .await
-    }
-}
-
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host").field("config", &self.config).field("vmm", &self.vmm).finish_non_exhaustive()
-    }
-}
 
 /// The disks of a sandbox.
 struct Disks {
@@ -177,7 +39,7 @@ pub(crate) struct PendingSandbox {
     pub id: SandboxId,
     pub guest: Guest,
     pub vm: Arc<dyn Vm>,
-    pub host: Arc<Host>,
+    pub backend: Arc<BackendState>,
     pub evidence: Evidence,
     plan: Plan,
     /// The accelerator, and the reason for it.
@@ -201,41 +63,41 @@ impl fmt::Debug for PendingSandbox {
 
 impl PendingSandbox {
     /// Creates a sandbox, in a task of its own: a caller that stops waiting leaves nothing half created.
-    pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
-        let plan = Plan::of(spec, &host.config)?;
-        let (host, spec) = (Arc::clone(host), spec.clone());
-        detached("create", async move { make(&host, &spec, plan).await }).await
+    pub(crate) async fn create(backend: &Arc<BackendState>, spec: &Spec) -> Result<Self> {
+        let plan = Plan::of(spec, &backend.config)?;
+        let (backend, spec) = (Arc::clone(backend), spec.clone());
+        detached("create", async move { create(&backend, &spec, plan).await }).await
     }
 
     /// Restores a snapshot as another VM, in a task of its own.
-    pub(crate) async fn restore(host: &Arc<Host>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
-        let plan = Plan::of(spec, &host.config)?;
-        let (host, spec, snapshot) = (Arc::clone(host), spec.clone(), snapshot.clone());
-        detached(RESTORE, async move { restore(&host, &spec, plan, snapshot).await }).await
+    pub(crate) async fn restore(backend: &Arc<BackendState>, spec: &Spec, snapshot: &VmSnapshot) -> Result<Self> {
+        let plan = Plan::of(spec, &backend.config)?;
+        let (backend, spec, snapshot) = (Arc::clone(backend), spec.clone(), snapshot.clone());
+        detached(RESTORE, async move { restore(&backend, &spec, plan, snapshot).await }).await
     }
 
     /// Takes a snapshot of the VM, which must be paused; `record` is its guest's.
     pub(crate) async fn capture(&self, record: Record) -> Result<VmSnapshot, VmError> {
-        let closed = || VmError::BadSnapshot { what: "the sandbox is closed".to_owned() };
+        let closed = || VmError::InvalidSnapshot { what: "the sandbox is closed".to_owned() };
         let (root, workspace) = {
             let disks = self.disks.lock();
             let disks = disks.as_ref().ok_or_else(closed)?;
             (Arc::clone(&disks.root), disks.workspace.clone())
         };
-        let directory = self.host.config.disks.clone();
+        let directory = self.backend.config.disks.clone();
         let copying = blocking(move || {
             let copy = |disk: Arc<File>| sparse::copy_disk(&disk, &directory).map_err(io("copy a disk in", &directory));
             workspace.map(copy).transpose()
         });
         // Reserved before anything is copied: concurrent snapshots share the rest.
-        let mut lease = self.host.budget.take_most(self.plan.memory.as_bytes().saturating_add(MAX_DEVICES));
-        let most = ByteSize::from_bytes(lease.bytes());
-        let (state, disk) = tokio::join!(self.vm.snapshot(most), copying);
-        let (state, disk): (MachineState, Option<File>) = (state?, disk?);
+        let mut lease = self.backend.budget.take_up_to(self.plan.memory.as_bytes().saturating_add(MAX_DEVICES));
+        let max = ByteSize::from_bytes(lease.bytes());
+        let (state, disk) = tokio::join!(self.vm.snapshot(max), copying);
+        let (state, disk): (VmState, Option<File>) = (state?, disk?);
         let taken = state.allocated()?;
         lease.grow(taken)?;
         lease.shrink(taken);
-        let origin = self.host.vmm.origin().await?;
+        let origin = self.backend.vmm.origin().await?;
         let manifest =
             SnapshotManifest::new(origin, self.image.clone(), self.plan, (self.access, self.limits.clone()), record);
         let snapshot = VmSnapshot::new(manifest, state, disk, Some((self.root.clone(), root)), lease)?;
@@ -250,9 +112,10 @@ impl PendingSandbox {
 
     /// Verifies its posture against a spec. Closes the sandbox on failure.
     pub(crate) async fn verify_posture(&self, spec: &Spec) -> Result<Posture> {
-        let Self { evidence, plan, host, runs, .. } = self;
-        let (host_boot, kept) = (&host.boot, &self.vm.kept());
-        let posture = posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot, runs, kept });
+        let Self { evidence, plan, backend, runs, .. } = self;
+        let (host_boot, vmm_limits) = (&backend.boot, &self.vm.vmm_limits());
+        let posture =
+            posture(&Measured { spec, evidence, user: USER, shares: plan.shares, host_boot, runs, vmm_limits });
         if let Err(error) = posture.require(spec.allow_weaker()) {
             return Err(error.with_failed_close(self.close().await));
         }
@@ -269,34 +132,34 @@ impl PendingSandbox {
     }
 }
 
-async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<PendingSandbox> {
+async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<PendingSandbox> {
     let failed = |error: VmError| error.into_error("create");
     // An impossible configuration is reported before an image is looked for, or built.
-    host.vmm.check().await.map_err(failed)?;
-    let image = host.image_of(spec).await.map_err(failed)?;
-    let directory = host.config.disks.clone();
+    backend.vmm.check().await.map_err(failed)?;
+    let image = backend.image_of(spec).await.map_err(failed)?;
+    let directory = backend.config.disks.clone();
     let workspace = match plan.shares.disk {
         Some(bytes) => Some(blocking(move || empty_disk(directory, bytes)).await.map_err(failed)?),
         None => None,
     };
     let root = File::open(&image.root).map_err(io("open", &image.root)).map_err(failed)?;
     let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new) };
-    let machine = machine(host, &plan, &image, &disks).await?;
-    let _turn = host.boots.acquire().await.map_err(|_| Error::closed("create"))?;
-    let ready_by = Instant::now() + host.config.deadlines.boot;
-    let Started { vm, reader, writer } = host.vmm.start(machine).await.map_err(failed)?;
+    let description = description(backend, &plan, &image, &disks).await?;
+    let _turn = backend.boots.acquire().await.map_err(|_| Error::closed("create"))?;
+    let ready_by = Instant::now() + backend.config.deadlines.boot;
+    let Started { vm, reader, writer } = backend.vmm.start(description).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
     let settings =
-        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
+        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &backend.config) };
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
             id: new_id(),
             guest: bind(guest, &vm),
             vm,
-            host: Arc::clone(host),
+            backend: Arc::clone(backend),
             evidence,
             plan,
-            runs: host.vmm.runs_with(),
+            runs: backend.vmm.runs_with(),
             image: image.key,
             root: spec.root().clone(),
             access: spec.workspace().access(),
@@ -308,24 +171,24 @@ async fn make(host: &Arc<Host>, spec: &Spec, plan: Plan) -> Result<PendingSandbo
     }
 }
 
-async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<PendingSandbox> {
+async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<PendingSandbox> {
     let failed = |error: VmError| error.into_error(RESTORE);
     let manifest = snapshot.manifest();
     manifest.check_spec(&plan, spec).map_err(failed)?;
-    manifest.check_origin(&host.vmm.origin().await.map_err(failed)?).map_err(failed)?;
-    let root = root_of(host, spec, &snapshot).await.map_err(failed)?;
-    let (directory, from) = (host.config.disks.clone(), snapshot.clone());
+    manifest.check_origin(&backend.vmm.origin().await.map_err(failed)?).map_err(failed)?;
+    let root = root_of(backend, spec, &snapshot).await.map_err(failed)?;
+    let (directory, from) = (backend.config.disks.clone(), snapshot.clone());
     let workspace = blocking(move || {
         let copy = |disk: &File| sparse::copy_disk(disk, &directory).map_err(io("copy a disk in", &directory));
         from.disk().map(copy).transpose()
     });
     let disks = Disks { root, workspace: workspace.await.map_err(failed)?.map(Arc::new) };
     let parts = hardware(&plan, &disks).map_err(failed)?;
-    let ready_by = Instant::now() + host.config.deadlines.boot;
-    let Started { vm, reader, writer } = host.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
+    let ready_by = Instant::now() + backend.config.deadlines.boot;
+    let Started { vm, reader, writer } = backend.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
     let settings =
-        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &host.config) };
+        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &backend.config) };
     let id = new_id();
     let renewal = Renewal::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
@@ -335,10 +198,10 @@ async fn restore(host: &Arc<Host>, spec: &Spec, plan: Plan, snapshot: VmSnapshot
             id,
             guest: bind(guest, &vm),
             vm,
-            host: Arc::clone(host),
+            backend: Arc::clone(backend),
             evidence,
             plan,
-            runs: host.vmm.runs_with(),
+            runs: backend.vmm.runs_with(),
             image: manifest.image().to_owned(),
             root: spec.root().clone(),
             access: spec.workspace().access(),
@@ -358,13 +221,13 @@ fn new_id() -> SandboxId {
 }
 
 /// Returns the root file system of a snapshot's VM: the file that it had open, or the image of that key.
-async fn root_of(host: &Host, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<File>, VmError> {
+async fn root_of(backend: &BackendState, spec: &Spec, snapshot: &VmSnapshot) -> Result<Arc<File>, VmError> {
     if let Some((root, file)) = snapshot.root()
         && root == spec.root()
     {
         return Ok(Arc::clone(file));
     }
-    let image = host.check(snapshot.manifest(), spec).await?;
+    let image = backend.check(snapshot.manifest(), spec).await?;
     File::open(&image.root).map(Arc::new).map_err(io("open", &image.root))
 }
 
@@ -381,17 +244,18 @@ fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     Ok(Hardware { memory: plan.memory, processors: plan.processors, disks: all, port: PORT })
 }
 
-async fn machine(host: &Host, plan: &Plan, image: &Image, disks: &Disks) -> Result<Machine> {
+async fn description(backend: &BackendState, plan: &Plan, image: &Image, disks: &Disks) -> Result<VmDescription> {
     let failed = |error: VmError| error.into_error("create");
     let Hardware { memory, processors, disks, port } = hardware(plan, disks).map_err(failed)?;
     let (kernel, initramfs) = (image.kernel.clone(), image.initramfs.clone());
-    let mut machine = Machine { kernel, initramfs, command_line: String::new(), memory, processors, disks, port };
-    let vmm = host.vmm();
-    vmm.settle(&machine).await.map_err(failed)?;
-    let words: Vec<String> = machine.disks.iter().enumerate().map(|(at, disk)| vmm.disk_word(disk, at)).collect();
-    let port = vmm.port_word(machine.port);
-    machine.command_line = plan.options(&port, &words[0], words.get(1).map(String::as_str))?;
-    Ok(machine)
+    let mut description =
+        VmDescription { kernel, initramfs, command_line: String::new(), memory, processors, disks, port };
+    let vmm = backend.vmm();
+    vmm.settle(&description).await.map_err(failed)?;
+    let names: Vec<String> = description.disks.iter().enumerate().map(|(at, disk)| vmm.disk_name(disk, at)).collect();
+    let port = vmm.port_name(description.port);
+    description.command_line = plan.options(&port, &names[0], names.get(1).map(String::as_str))?;
+    Ok(description)
 }
 
 /// Kills a VM whose agent did not connect, and returns the reason.
@@ -402,7 +266,7 @@ async fn no_guest(vm: &dyn Vm, error: Error) -> Error {
         return error.into_error("create");
     }
     match ended {
-        Some(ended) => VmError::NotBooted { reason: ended.why, console }.into_error("create").with_source(error),
+        Some(ended) => VmError::BootFailed { reason: ended.why, console }.into_error("create").with_source(error),
         None if console.trim().is_empty() => error,
         None => error.with_context("console", crate::error::shown_end(&console)),
     }
@@ -459,9 +323,10 @@ mod tests {
     use std::io::{Read, Seek};
 
     use super::*;
+    use crate::config::VmConfig;
 
     #[test]
-    fn no_machine_shares_its_position_in_the_root_disk_with_another() {
+    fn vms_share_no_file_position_in_the_root_disk() {
         let root = sparse::blank(4096).unwrap();
         let plan = Plan::of(&Spec::default(), &VmConfig::new("/x")).unwrap();
         let disks = Disks { root: Arc::new(root), workspace: None };

@@ -26,8 +26,8 @@ fn spec() -> Spec {
     Spec::builder().limits(limits).build().unwrap()
 }
 
-fn monitors() -> BTreeSet<u32> {
-    census::monitors_of(std::process::id())
+fn vmms() -> BTreeSet<u32> {
+    census::vmms_of(std::process::id())
 }
 
 fn kill(pid: u32) {
@@ -51,7 +51,7 @@ async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output =
         let pid = match whose {
             Whose::Known(pid) => pid,
             Whose::New(known) => loop {
-                if let Some(pid) = monitors().difference(known).next() {
+                if let Some(pid) = vmms().difference(known).next() {
                     break *pid;
                 }
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -72,7 +72,7 @@ async fn killed<T>(whose: Whose<'_>, after: Duration, work: impl Future<Output =
 }
 
 /// Checks the error of an operation on a killed VM.
-fn is_told<T>(step: &str, outcome: Result<T>) -> bool {
+fn is_reported<T>(step: &str, outcome: Result<T>) -> bool {
     let Err(error) = outcome else {
         println!("{step}: done before it was killed");
         return false;
@@ -94,12 +94,12 @@ struct Keeper {
 
 impl Keeper {
     /// Returns a working VM, and the process ID of its VMM.
-    async fn machine(&self) -> (Arc<dyn Sandbox>, u32) {
-        let before = monitors();
+    async fn sandbox(&self) -> (Arc<dyn Sandbox>, u32) {
+        let before = vmms();
         let sandbox = prompt(self.backend.restore(self.good.clone(), spec())).await.unwrap();
         let done = prompt(sandbox.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
         assert_eq!(&*done.stdout, b"works\n");
-        let new: Vec<u32> = monitors().difference(&before).copied().collect();
+        let new: Vec<u32> = vmms().difference(&before).copied().collect();
         assert_eq!(new.len(), 1, "{new:?}");
         (sandbox, new[0])
     }
@@ -111,25 +111,25 @@ impl Keeper {
 
     /// Checks a sandbox whose VMM is gone: all operations report that, and closing it is no error.
     async fn is_over(&self, sandbox: Arc<dyn Sandbox>) {
-        assert!(is_told("exec after it", prompt(sandbox.start(forever())).await.map(drop)));
-        assert!(is_told("list after it", prompt(sandbox.list_dir(&SandboxPath::default())).await));
-        assert!(is_told("snapshot after it", prompt(sandbox.snapshot()).await));
-        assert!(is_told("fork after it", prompt(sandbox.fork()).await.map(drop)));
+        assert!(is_reported("exec after it", prompt(sandbox.start(forever())).await.map(drop)));
+        assert!(is_reported("list after it", prompt(sandbox.list_dir(&SandboxPath::default())).await));
+        assert!(is_reported("snapshot after it", prompt(sandbox.snapshot()).await));
+        assert!(is_reported("fork after it", prompt(sandbox.fork()).await.map(drop)));
         prompt(sandbox.close()).await.expect("what is gone is closed");
     }
 
     async fn boots(&mut self) {
         for after in self.moments(900) {
-            let before = monitors();
+            let before = vmms();
             let created = killed(Whose::New(&before), after, self.backend.create(spec())).await;
-            assert!(is_told(&format!("create, {after:?}"), created.map(drop)));
-            assert_eq!(monitors(), before);
+            assert!(is_reported(&format!("create, {after:?}"), created.map(drop)));
+            assert_eq!(vmms(), before);
         }
     }
 
     async fn execs(&mut self) {
         for after in self.moments(100) {
-            let (sandbox, pid) = self.machine().await;
+            let (sandbox, pid) = self.sandbox().await;
             let flood = ExecRequest::shell("while :; do echo a line; done").timeout(NO_HANG).build().unwrap();
             let flood = prompt(sandbox.start(flood)).await.unwrap();
             let reads = ExecRequest::shell("cat > /dev/null").stdin(Stdin::Stream).timeout(NO_HANG).build().unwrap();
@@ -139,16 +139,16 @@ impl Keeper {
                 while output.next().await.is_some() {}
                 flood.exit().await
             };
-            assert!(is_told("exec with output", killed(Whose::Known(pid), after, output).await));
-            assert!(is_told("exec with input", prompt(reads.exit()).await));
+            assert!(is_reported("exec with output", killed(Whose::Known(pid), after, output).await));
+            assert!(is_reported("exec with input", prompt(reads.exit()).await));
             let mut stdin = reads.stdin().unwrap();
             prompt(stdin.write_all(&vec![7; 4 << 20])).await.expect_err("the reader is gone");
             self.is_over(sandbox).await;
-            let (sandbox, pid) = self.machine().await;
+            let (sandbox, pid) = self.sandbox().await;
             let path = SandboxPath::new("file").unwrap();
             let contents: FileReader = Box::new(tokio::io::AsyncReadExt::take(tokio::io::repeat(7), 24 << 20));
             let written = killed(Whose::Known(pid), after, sandbox.write_file(&path, contents)).await;
-            is_told("write", written);
+            is_reported("write", written);
             self.is_over(sandbox).await;
         }
     }
@@ -156,80 +156,80 @@ impl Keeper {
     async fn snapshots(&mut self) {
         let mut cut_off = 0;
         for after in self.moments(60) {
-            let (sandbox, pid) = self.machine().await;
+            let (sandbox, pid) = self.sandbox().await;
             let handle = prompt(sandbox.start(forever())).await.unwrap();
             let taken = killed(Whose::Known(pid), after, sandbox.snapshot()).await;
-            cut_off += u32::from(is_told(&format!("snapshot, {after:?}"), taken));
+            cut_off += u32::from(is_reported(&format!("snapshot, {after:?}"), taken));
             kill(pid);
-            assert!(is_told("its exec", prompt(handle.exit()).await));
+            assert!(is_reported("its exec", prompt(handle.exit()).await));
             self.is_over(sandbox).await;
-            let (sandbox, pid) = self.machine().await;
-            let before = monitors();
+            let (sandbox, pid) = self.sandbox().await;
+            let before = vmms();
             let forked = killed(Whose::Known(pid), after, sandbox.fork()).await;
             if let Ok(fork) = &forked {
                 prompt(fork.close()).await.unwrap();
             }
-            cut_off += u32::from(is_told(&format!("fork, {after:?}"), forked));
+            cut_off += u32::from(is_reported(&format!("fork, {after:?}"), forked));
             kill(pid);
             self.is_over(sandbox).await;
-            assert!(monitors().is_subset(&before));
+            assert!(vmms().is_subset(&before));
         }
         assert!(cut_off > 0, "no kill interrupted an operation");
     }
 
     async fn pauses(&mut self) {
         for paused in [false, true] {
-            let (sandbox, pid) = self.machine().await;
+            let (sandbox, pid) = self.sandbox().await;
             let handle = prompt(sandbox.start(forever())).await.unwrap();
             if paused {
                 prompt(sandbox.pause()).await.unwrap();
                 kill(pid);
-                assert!(is_told("resume", prompt(sandbox.resume()).await));
+                assert!(is_reported("resume", prompt(sandbox.resume()).await));
             } else {
                 kill(pid);
-                assert!(is_told("pause", prompt(sandbox.pause()).await));
+                assert!(is_reported("pause", prompt(sandbox.pause()).await));
             }
-            assert!(is_told("its exec", prompt(handle.exit()).await));
+            assert!(is_reported("its exec", prompt(handle.exit()).await));
             self.is_over(sandbox).await;
         }
         // Killed while it is paused, and never resumed.
-        let (sandbox, pid) = self.machine().await;
+        let (sandbox, pid) = self.sandbox().await;
         prompt(sandbox.pause()).await.unwrap();
         kill(pid);
-        assert!(is_told("snapshot of a paused one", prompt(sandbox.snapshot()).await));
+        assert!(is_reported("snapshot of a paused one", prompt(sandbox.snapshot()).await));
         prompt(sandbox.close()).await.unwrap();
     }
 
     async fn restores(&mut self) {
         let mut cut_off = 0;
         for after in self.moments(200).into_iter().chain([5, 20, 50].map(Duration::from_millis)) {
-            let before = monitors();
+            let before = vmms();
             let restored = killed(Whose::New(&before), after, self.backend.restore(self.good.clone(), spec())).await;
             if let Ok(sandbox) = &restored {
                 prompt(sandbox.close()).await.unwrap();
             }
-            cut_off += u32::from(is_told(&format!("restore, {after:?}"), restored));
-            assert_eq!(monitors(), before);
+            cut_off += u32::from(is_reported(&format!("restore, {after:?}"), restored));
+            assert_eq!(vmms(), before);
         }
         assert!(cut_off > 0, "no kill interrupted an operation");
     }
 
-    async fn warms(&mut self) {
-        let before = monitors();
+    async fn prepared(&mut self) {
+        let before = vmms();
         let boot = millis(&mut self.random, 600);
         let warmed = killed(Whose::New(&before), boot, self.backend.warm(spec())).await;
-        assert!(is_told("the first warm one", warmed));
+        assert!(is_reported("the first warm one", warmed));
         // The next call creates the template that could not be created.
         let mut warm = prompt(self.backend.warm(spec())).await.unwrap();
         for after in self.moments(150) {
-            let there = monitors();
+            let there = vmms();
             let warmed = killed(Whose::New(&there), after, self.backend.warm(spec())).await;
-            if !is_told("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
+            if !is_reported("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
                 prompt(warmed.unwrap().close()).await.unwrap();
             }
-            assert_eq!(monitors(), there);
+            assert_eq!(vmms(), there);
         }
-        let pid = *monitors().difference(&before).next().unwrap();
+        let pid = *vmms().difference(&before).next().unwrap();
         kill(pid);
         prompt(async {
             while warm.is_alive() {
@@ -237,9 +237,9 @@ impl Keeper {
             }
         })
         .await;
-        assert!(is_told("claim", prompt(warm.claim(spec())).await.map(drop)));
+        assert!(is_reported("claim", prompt(warm.claim(spec())).await.map(drop)));
         warm = prompt(self.backend.warm(spec())).await.unwrap();
-        let pid = *monitors().difference(&before).next().unwrap();
+        let pid = *vmms().difference(&before).next().unwrap();
         // The claim may not detect the death; then the first exec does.
         kill(pid);
         if let Ok(sandbox) = prompt(warm.claim(spec())).await {
@@ -249,15 +249,15 @@ impl Keeper {
         let done = prompt(claimed.exec(ExecRequest::shell("echo works").build().unwrap())).await.unwrap();
         assert_eq!(&*done.stdout, b"works\n");
         prompt(claimed.close()).await.unwrap();
-        assert_eq!(monitors(), before);
+        assert_eq!(vmms(), before);
     }
 
     async fn closes(&mut self) {
         for after in self.moments(20) {
-            let (sandbox, pid) = self.machine().await;
+            let (sandbox, pid) = self.sandbox().await;
             killed(Whose::Known(pid), after, sandbox.close()).await.expect("what is gone is closed");
             prompt(sandbox.close()).await.unwrap();
-            assert!(!monitors().contains(&pid));
+            assert!(!vmms().contains(&pid));
         }
     }
 }
@@ -270,7 +270,7 @@ async fn prompt<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PROMPT, work).await.expect("no hang")
 }
 
-/// The supervisor of [`a_supervisor_goes_on_whenever_its_monitor_is_killed`], in a process with no other VMs; not a
+/// The supervisor of [`supervisor_continues_whenever_its_vmm_is_killed`], in a process with no other VMs; not a
 /// test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeper() {
@@ -285,7 +285,7 @@ async fn keeper() {
     keeper.snapshots().await;
     keeper.pauses().await;
     keeper.restores().await;
-    keeper.warms().await;
+    keeper.prepared().await;
     keeper.closes().await;
     // The first sandbox, and a new one, work.
     for sandbox in [first, prompt(keeper.backend.create(spec())).await.unwrap()] {
@@ -302,14 +302,14 @@ async fn keeper() {
 
 /// Promise (Virtual machines): A VMM killed at any step leaves nothing, and its supervisor creates the next VM.
 #[test]
-fn a_supervisor_goes_on_whenever_its_monitor_is_killed() {
-    let test = "a_supervisor_goes_on_whenever_its_monitor_is_killed";
+fn supervisor_continues_whenever_its_vmm_is_killed() {
+    let test = "supervisor_continues_whenever_its_vmm_is_killed";
     if support::image(test).is_none() {
         return;
     }
     let place = Place::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kill::monitor::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, place.path());
+    command.args(["--exact", "kill::vmm::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, place.path());
     let output = command.env("TMPDIR", place.path().join("tmp")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{said}");

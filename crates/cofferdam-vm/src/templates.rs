@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn few_are_kept_and_the_oldest_goes_first() {
+    fn oldest_template_is_dropped_first() {
         let templates = Templates::new(2, Duration::from_secs(9));
         let now = Instant::now();
         let (one, first) = templates.slot(kind(1), now);

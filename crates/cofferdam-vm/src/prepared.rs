@@ -13,53 +13,55 @@ use cofferdam_contract::{
     after_close,
 };
 
-use crate::make::{Host, PendingSandbox};
+use crate::create::PendingSandbox;
 use crate::plan::Plan;
-use crate::ready::Kind;
 use crate::sandbox::VmSandbox;
 use crate::snapshot::VmSnapshot;
+use crate::state::BackendState;
+use crate::templates::Kind;
 
 /// Time limit of the program that does nothing.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A prepared VM without a request.
 #[derive(Debug)]
-pub(crate) struct VmWarm {
+pub(crate) struct PreparedVm {
     /// `None` once it was claimed or closed.
     pending: Option<PendingSandbox>,
-    host: Arc<Host>,
+    backend: Arc<BackendState>,
     template: Spec,
     /// True if a control group inside counts CPU time; false if the agent, which got the limit at the start, does.
     counts_cpu: bool,
 }
 
-impl VmWarm {
+impl PreparedVm {
     /// Creates one. Fails if a sandbox for the template itself would be refused.
-    pub(crate) async fn make(host: &Arc<Host>, template: Spec) -> Result<Self> {
-        let plan = Plan::of(&template, &host.config)?;
+    pub(crate) async fn create(backend: &Arc<BackendState>, template: Spec) -> Result<Self> {
+        let plan = Plan::of(&template, &backend.config)?;
         let pending = match template.root() {
             RootFs::Default => {
                 let kind = Kind::new(plan, template.workspace().access());
-                let snapshot = host.templates.get(kind, take_template(host, &template)).await.and_then(|snapshot| {
-                    snapshot.lease_all().map_err(|error| error.into_error("warm"))?;
-                    Ok(snapshot)
-                });
+                let snapshot =
+                    backend.templates.get(kind, take_template(backend, &template)).await.and_then(|snapshot| {
+                        snapshot.lease_all().map_err(|error| error.into_error("warm"))?;
+                        Ok(snapshot)
+                    });
                 match snapshot {
-                    Ok(snapshot) => PendingSandbox::restore(host, &template, &snapshot).await?,
+                    Ok(snapshot) => PendingSandbox::restore(backend, &template, &snapshot).await?,
                     // Without memory for more snapshots, VMs are booted in advance.
                     Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
-                        PendingSandbox::make(host, &template).await?
+                        PendingSandbox::create(backend, &template).await?
                     }
                     Err(error) => return Err(error),
                 }
             }
             // The contents of a directory may change from one VM to the next.
-            _ => PendingSandbox::make(host, &template).await?,
+            _ => PendingSandbox::create(backend, &template).await?,
         };
         pending.verify_posture(&template).await?;
         warm_up(&pending).await;
         let counts_cpu = pending.evidence.counts_cpu;
-        Ok(Self { pending: Some(pending), host: Arc::clone(host), template, counts_cpu })
+        Ok(Self { pending: Some(pending), backend: Arc::clone(backend), template, counts_cpu })
     }
 }
 
@@ -76,14 +78,14 @@ async fn warm_up(pending: &PendingSandbox) {
 }
 
 /// Takes a snapshot of a VM that only booted.
-async fn take_template(host: &Arc<Host>, template: &Spec) -> Result<VmSnapshot> {
-    let sandbox = VmSandbox::make(host, template.clone()).await?;
+async fn take_template(backend: &Arc<BackendState>, template: &Spec) -> Result<VmSnapshot> {
+    let sandbox = VmSandbox::create(backend, template.clone()).await?;
     let taken = sandbox.take_snapshot("warm").await;
     after_close(taken, sandbox.close().await)
 }
 
 #[async_trait]
-impl Warm for VmWarm {
+impl Warm for PreparedVm {
     fn made_for(&self) -> &Spec {
         &self.template
     }
@@ -97,7 +99,7 @@ impl Warm for VmWarm {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Plan::of(&spec, &self.host.config)?;
+        Plan::of(&spec, &self.backend.config)?;
         if !self.fits(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }

@@ -41,7 +41,7 @@ pub struct Identity {
 
 impl Identity {
     /// Prepares the resources. Must be called before the agent's process makes the root file system its root. If
-    /// possible, guests read the bound files from the start, with the original contents, so that a later renewal mounts
+    /// possible, guests read the bound files from the start, with the original contents, so that a later reseed mounts
     /// nothing.
     pub fn prepare() -> Result<Self, Failure> {
         sys::make_directory(sys::AT_FDCWD, IDS, 0o755).step("create", IDS)?;
@@ -67,7 +67,7 @@ impl Identity {
 
     /// Gives the VM a new identity. May be called repeatedly. `ENOENT` means that its root file system has no file for
     /// the machine ID.
-    pub fn renew(&mut self, it: &Renew<'_>) -> Res<()> {
+    pub fn reseed(&mut self, it: &Renew<'_>) -> Res<()> {
         sys::set_clock(it.now)?;
         sys::renew_randomness(&self.random, it.entropy)?;
         sys::set_host_name(it.hostname)?;
@@ -85,10 +85,10 @@ impl Identity {
     }
 
     /// Binds the machine ID, with the contents of the root file system's file. A file that is longer than an ID is left
-    /// until the VM is renewed.
+    /// until the VM is reseeded.
     fn begin_machine(&mut self) -> Res<()> {
-        let Some(place) = self.find(ETC, MACHINE)? else { return Ok(()) };
-        let file = sys::open_at(place.number(), MACHINE, sys::O_NOFOLLOW | sys::O_NONBLOCK, 0)?;
+        let Some(directory_fd) = self.find(ETC, MACHINE)? else { return Ok(()) };
+        let file = sys::open_at(directory_fd.number(), MACHINE, sys::O_NOFOLLOW | sys::O_NONBLOCK, 0)?;
         let mut text = [0; ID_LINE + 1];
         let length = sys::read_all(file.number(), &mut text)?;
         let Some(text) = text.get(..length).filter(|_| length <= ID_LINE) else { return Ok(()) };
@@ -99,17 +99,17 @@ impl Identity {
 
     /// Opens the directory that contains a regular file of this name, if it exists in the root file system.
     fn find(&self, directories: &[&[u8]], name: &[u8]) -> Res<Option<Fd>> {
-        let mut place = sys::duplicate(&self.root)?;
+        let mut directory_fd = sys::duplicate(&self.root)?;
         for directory in directories {
             let flags = sys::O_PATH | sys::O_DIRECTORY | sys::O_NOFOLLOW;
-            match sys::open_at(place.number(), directory, flags, 0) {
-                Ok(found) => place = found,
+            match sys::open_at(directory_fd.number(), directory, flags, 0) {
+                Ok(found) => directory_fd = found,
                 Err(sys::ENOENT | sys::ENOTDIR) => return Ok(None),
                 Err(errno) => return Err(errno),
             }
         }
-        match sys::stat_at(place.number(), name) {
-            Ok(found) => Ok((found.mode & sys::S_IFMT == sys::S_IFREG).then_some(place)),
+        match sys::stat_at(directory_fd.number(), name) {
+            Ok(found) => Ok((found.mode & sys::S_IFMT == sys::S_IFREG).then_some(directory_fd)),
             Err(sys::ENOENT) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -117,8 +117,8 @@ impl Identity {
 
     /// Binds a file over another one, read-only for guests. Returns false if that file does not exist.
     fn bind(&self, file: &[u8], directories: &[&[u8]], name: &[u8]) -> Res<bool> {
-        let Some(place) = self.find(directories, name)? else { return Ok(false) };
-        sys::enter_open(&place)?;
+        let Some(directory_fd) = self.find(directories, name)? else { return Ok(false) };
+        sys::enter_open(&directory_fd)?;
         const CLOSED: usize = MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC;
         const NONE: &[u8] = b"none\0";
         let bound = sys::mount(file, name, NONE, MS_BIND, b"")

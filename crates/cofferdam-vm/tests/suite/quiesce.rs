@@ -104,8 +104,8 @@ async fn adopt(
 /// Promise (Virtual machines): Each copy of a VM measures its kernel, its own capabilities, its filter and
 /// `no_new_privs` before any program resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_is_held_goes_on_as_another_one_for_another_host() {
-    let test = "a_machine_that_is_held_goes_on_as_another_one_for_another_host";
+async fn quiesced_vm_resumes_with_a_new_identity_for_another_host() {
+    let test = "quiesced_vm_resumes_with_a_new_identity_for_another_host";
     let Some(image) = support::image(test) else { return };
     let before = support::census();
     let Started { vm, reader, writer } = start(&image, OPTIONS).await;

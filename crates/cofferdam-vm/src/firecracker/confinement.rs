@@ -43,7 +43,7 @@ pub(super) fn prepare_base(base: &Path) -> Result<InstanceId> {
     let found = fs::symlink_metadata(base).map_err(io("inspect", base))?;
     let reason = if found.is_dir() { private::exposure(&found) } else { Some("it is not a directory") };
     if let Some(reason) = reason {
-        return Err(VmError::BadCache { path: base.to_owned(), reason });
+        return Err(VmError::ExposedDirectory { path: base.to_owned(), reason });
     }
     let here = Owner::this().map_err(io("name a directory in", base))?;
     for entry in fs::read_dir(base).map_err(io("list", base))? {

@@ -12,9 +12,9 @@ const CHUNK: usize = 4 << 10;
 
 /// The last bytes of an output. Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct OutputTail(Arc<Mutex<VecDeque<u8>>>);
+pub(crate) struct ConsoleTail(Arc<Mutex<VecDeque<u8>>>);
 
-impl OutputTail {
+impl ConsoleTail {
     fn add(&self, data: &[u8]) {
         let mut tail = self.0.lock();
         tail.extend(&data[data.len().saturating_sub(MAX_RETAINED)..]);
@@ -45,7 +45,7 @@ mod tests {
     /// Promise (Virtual machines): The supervisor stores only the tail of the console.
     #[tokio::test]
     async fn only_the_end_is_kept() {
-        let tail = OutputTail::default();
+        let tail = ConsoleTail::default();
         let output = format!("{}the end", "x".repeat(100_000));
         tail.clone().collect(output.as_bytes()).await;
         let text = tail.text();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{Access, ByteSize};
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
-use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine};
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, VmDescription};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ impl Stage {
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'Firecracker v{version}'; exit; fi\n\
              while [ $# -gt 1 ]; do case \"$1\" in --api-sock) socket=$2;; --id) id=$2;; esac; shift 2; done\n\
              export COFFERDAM_TEST_MACHINE=\"$socket $id\" COFFERDAM_TEST_FAULT='{fault}' COFFERDAM_TEST_VERSION='{version}'\n\
-             exec '{}' --exact machine::is_a_firecracker_with_a_machine --nocapture --test-threads=1 --skip \"$id\"\n",
+             exec '{}' --exact stage::acts_as_a_firecracker_with_a_vm --nocapture --test-threads=1 --skip \"$id\"\n",
             fake.display()
         );
         executable(&stage.program(), &script);
@@ -106,8 +106,8 @@ impl Stage {
         self.directory.path().join("monitors")
     }
 
-    pub(crate) fn driver(&self, patience: Duration) -> FirecrackerVmm {
-        driver_in(self.directory.path(), patience)
+    pub(crate) fn driver(&self, timeout: Duration) -> FirecrackerVmm {
+        driver_in(self.directory.path(), timeout)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -115,12 +115,12 @@ impl Stage {
     }
 
     /// Returns a VM, and its writable disk.
-    pub(crate) fn machine(&self) -> (Machine, File) {
-        machine_in(self.directory.path())
+    pub(crate) fn description(&self) -> (VmDescription, File) {
+        description_in(self.directory.path())
     }
 
     pub(crate) fn hardware(&self) -> Hardware {
-        self.machine().0.into_parts().0
+        self.description().0.into_parts().0
     }
 
     /// Returns the files that are left of VMs after a time limit.
@@ -148,19 +148,19 @@ fn executable(path: &Path, script: &str) {
 }
 
 /// Returns a driver, with the jailer if there is one beside the program.
-pub(crate) fn driver_in(directory: &Path, patience: Duration) -> FirecrackerVmm {
+pub(crate) fn driver_in(directory: &Path, timeout: Duration) -> FirecrackerVmm {
     let program = Some(directory.join("bin/firecracker"));
     let jailer = if directory.join("bin/jailer").exists() { Jailer::Beside } else { Jailer::Off };
     let base = FirecrackerConfig::new(directory.join("monitors"));
-    FirecrackerVmm::new(FirecrackerConfig { program, jailer, patience, ..base })
+    FirecrackerVmm::new(FirecrackerConfig { program, jailer, timeout, ..base })
 }
 
-pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {
+pub(crate) fn description_in(directory: &Path) -> (VmDescription, File) {
     let work = tempfile::tempfile_in(directory).expect("a disk");
     work.set_len(1 << 20).expect("its size");
     let own = Contents::Own(work.try_clone().expect("a descriptor"));
     let root = Contents::Shared(directory.join("root"));
-    let machine = Machine {
+    let description = VmDescription {
         kernel: directory.join("vmlinux"),
         initramfs: directory.join("initramfs"),
         command_line: "cofferdam.x=1".to_owned(),
@@ -172,7 +172,7 @@ pub(crate) fn machine_in(directory: &Path) -> (Machine, File) {
         ],
         port: "dev.x",
     };
-    (machine, work)
+    (description, work)
 }
 
 /// Returns the requests on a VMM's console, in order.
@@ -187,7 +187,7 @@ pub(crate) fn requests(console: &str) -> Vec<(String, Value)> {
 }
 
 /// Returns the text after a word on a console.
-pub(crate) fn told<'a>(console: &'a str, word: &str) -> Option<&'a str> {
+pub(crate) fn reported<'a>(console: &'a str, word: &str) -> Option<&'a str> {
     console.lines().find_map(|line| Some(line.split_once(&format!("{word} "))?.1.trim()))
 }
 
@@ -379,7 +379,7 @@ fn is_unreachable(error: std::io::Error) -> bool {
 
 /// The main function of the fake, in a process of its own.
 #[tokio::test(flavor = "current_thread")]
-async fn is_a_firecracker_with_a_machine() {
+async fn acts_as_a_firecracker_with_a_vm() {
     let Ok(arguments) = std::env::var("COFFERDAM_TEST_MACHINE") else { return };
     let (socket, id) = arguments.split_once(' ').expect("a socket and a name");
     let version = std::env::var("COFFERDAM_TEST_VERSION").expect("a version");
