@@ -493,9 +493,9 @@ mod tests {
 
     #[tokio::test]
     async fn what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered() {
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let mut auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
-        auto.probe.cache = Some(place.path().to_owned());
+        auto.probe.cache = Some(temp.path().to_owned());
         auto.kvm = Qemu::new(QemuConfig::default()).unwrap();
         if auto.kvm.version().await.is_err() {
             println!("SKIP what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered: no QEMU here");
@@ -532,9 +532,9 @@ mod tests {
     async fn a_kernel_is_started_once_before_it_is_believed() {
         let Some(description) = real_vm("a_kernel_is_started_once_before_it_is_believed") else { return };
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let with_records = |acceleration, name: &str| {
-            let probes = Some(place.path().join(name));
+            let probes = Some(temp.path().join(name));
             let config = VmConfig { acceleration, probes, ..VmConfig::new("/x") };
             let mut chooser = Chooser::new(&config).unwrap();
             // TCG stands in for a processor that works.
@@ -550,7 +550,7 @@ mod tests {
         );
         // Another trial would differ in its milliseconds.
         assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &description).await.unwrap(), first);
-        let file = place.path().join("kernel");
+        let file = temp.path().join("kernel");
         std::fs::write(&file, "this is no kernel").unwrap();
         let broken = VmDescription { kernel: file, ..description };
         let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();

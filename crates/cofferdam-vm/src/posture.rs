@@ -126,12 +126,12 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
     let writable = mount.is_some_and(|mount| !mount.read_only);
-    let place = if measured.shares.disk.is_some() { "a disk of its own" } else { "the VM's memory" };
+    let store = if measured.shares.disk.is_some() { "a disk of its own" } else { "the VM's memory" };
     let (holds, mechanism) = match measured.spec.workspace() {
-        Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {place}, read-write")),
+        Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {store}, read-write")),
         Workspace::Private { access: Access::ReadOnly } => (
             writable && evidence.workspace_writable == Some(false),
-            format!("private, on {place}, read-only for guests by Landlock, filled by the file API"),
+            format!("private, on {store}, read-only for guests by Landlock, filled by the file API"),
         ),
         Workspace::HostDir { .. } => (false, "a host directory cannot be mounted in a VM".to_owned()),
     };

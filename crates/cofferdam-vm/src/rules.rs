@@ -98,8 +98,8 @@ pub(crate) fn error(program: &Path, error: std::io::Error) -> VmError {
 /// Returns the directories that belong to a program with an installation prefix of its own, followed by the program.
 fn around(program: &Path) -> Vec<PathBuf> {
     // The C library searches for a plain name in its own default directories, since no PATH is passed.
-    let places: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
-    let mut found = places.iter().filter_map(|place| Path::new(place).join(program).canonicalize().ok());
+    let directories: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
+    let mut found = directories.iter().filter_map(|directory| Path::new(directory).join(program).canonicalize().ok());
     let Some(program) = found.next() else { return Vec::new() };
     let above = program.parent().and_then(Path::parent).map(Path::to_owned);
     let parts = above.into_iter().flat_map(|above| ["share/qemu", "lib"].map(|name| above.join(name)));
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn no_directory_of_a_user_is_among_them() {
-        let place = tempfile::tempdir().unwrap();
-        let program = place.path().canonicalize().unwrap().join("qemu");
+        let temp = tempfile::tempdir().unwrap();
+        let program = temp.path().canonicalize().unwrap().join("qemu");
         std::fs::write(&program, "").unwrap();
         let all = around(&program);
         assert!(

@@ -210,18 +210,18 @@ mod tests {
 
     #[test]
     fn a_cache_that_others_may_write_to_is_refused() {
-        let place = tempfile::tempdir().expect("a directory");
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).expect("permissions");
-        let error = Cache::new(place.path()).prune(MAX_UNUSED).expect_err("refused");
+        let temp = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o777)).expect("permissions");
+        let error = Cache::new(temp.path()).prune(MAX_UNUSED).expect_err("refused");
         assert!(matches!(error, DebianError::BadCache { .. }), "{error}");
     }
 
     #[test]
     fn what_killed_runs_left_is_swept_and_old_packages_are_pruned() {
-        let place = tempfile::tempdir().expect("a directory");
-        let cache = Cache::new(place.path().join("cache"));
+        let temp = tempfile::tempdir().expect("a directory");
+        let cache = Cache::new(temp.path().join("cache"));
         assert_eq!(cache.prune(MAX_UNUSED).expect("pruned"), 0);
-        let root = place.path().join("cache");
+        let root = temp.path().join("cache");
         fs::create_dir_all(root.join("work.abc/archives")).expect("left over");
         fs::create_dir_all(root.join("packages")).expect("packages");
         for (name, days) in [("new.deb", 1), ("old.deb", 31)] {
@@ -236,8 +236,8 @@ mod tests {
 
     #[test]
     fn second_process_waits_and_reports_it() {
-        let place = tempfile::tempdir().expect("a directory");
-        let cache = Cache::new(place.path());
+        let temp = tempfile::tempdir().expect("a directory");
+        let cache = Cache::new(temp.path());
         let first = cache.lock(&mut |_| ()).expect("locked");
         let second = std::thread::spawn({
             let cache = cache.clone();

@@ -45,7 +45,7 @@ impl Tree {
             // If this crate created a link, as for `/var/run`, packages may still contain the empty directory.
             Some(Node::Directory | Node::Symlink(_, Origin::Ours)) => Ok(Placed::There),
             Some(_) => Err(format!("its directory {path} is something else in another package")),
-            None => self.place(path, Node::Directory),
+            None => self.insert(path, Node::Directory),
         }
     }
 
@@ -53,7 +53,7 @@ impl Tree {
         if path.is_root() || self.nodes.contains_key(path) {
             return Err(format!("{path} is there twice"));
         }
-        self.place(path, Node::File(origin))
+        self.insert(path, Node::File(origin))
     }
 
     pub(crate) fn symlink(&mut self, path: &GuestPath, target: &[u8], origin: Origin) -> Result<Placed, String> {
@@ -64,7 +64,7 @@ impl Tree {
             None if path.climbs_out(target) => {
                 Err(format!("the link {path} leads out of the root, to {}", target.escape_ascii()))
             }
-            None => self.place(path, Node::Symlink(target.to_vec(), origin)),
+            None => self.insert(path, Node::Symlink(target.to_vec(), origin)),
         }
     }
 
@@ -76,7 +76,7 @@ impl Tree {
         self.file(path, origin)
     }
 
-    fn place(&mut self, path: &GuestPath, node: Node) -> Result<Placed, String> {
+    fn insert(&mut self, path: &GuestPath, node: Node) -> Result<Placed, String> {
         let mut missing = Vec::new();
         for parent in path.parents() {
             match self.nodes.get(&parent) {

@@ -195,22 +195,22 @@ mod tests {
             println!("SKIP the_same_directory_gives_the_same_image_whose_files_are_roots: no mkfs.ext4 (e2fsprogs)");
             return;
         }
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let image_of = |name: &str| {
-            let directory = place.path().join(name);
+            let directory = temp.path().join(name);
             fs::create_dir_all(directory.join("a/b")).unwrap();
             fs::write(directory.join("a/b/file"), vec![7; 10_000]).unwrap();
             std::os::unix::fs::symlink("b/file", directory.join("a/link")).unwrap();
             let mut needs = Needs::default();
             [4096, 4096, 10_000, 10].into_iter().for_each(|bytes| needs.add(bytes));
-            let image = place.path().join(format!("{name}.ext4"));
+            let image = temp.path().join(format!("{name}.ext4"));
             make(&directory, &image, needs).unwrap();
             fs::read(image).unwrap()
         };
         let first = image_of("one");
         std::thread::sleep(Duration::from_millis(1100));
         assert!(first == image_of("two"), "images differ");
-        let file = File::open(place.path().join("one.ext4")).unwrap();
+        let file = File::open(temp.path().join("one.ext4")).unwrap();
         let layout = Layout::read(&file).unwrap();
         let mut inode = [0; 256];
         file.read_exact_at(&mut inode, layout.table(&file, 0).unwrap() + 256).unwrap();

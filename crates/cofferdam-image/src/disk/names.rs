@@ -108,8 +108,8 @@ mod tests {
     /// Promise (Virtual machines): Images have names, which can be set and removed.
     #[test]
     fn a_name_is_given_read_and_taken_away() {
-        let place = tempfile::tempdir().unwrap();
-        let store = Store::new(place.path().join("cache"));
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::new(temp.path().join("cache"));
         let named = Named {
             kernel: key(&[b"k"]),
             root: key(&[b"r"]),
@@ -130,7 +130,7 @@ mod tests {
             assert!(write(&store, &lock, bad, &named).is_err() && read(&store, bad).is_err(), "{bad}");
         }
         for rubbish in ["", "{}", "{\"kernel\":\"../x\",\"root\":\"y\",\"about\":\"\"}"] {
-            fs::write(place.path().join("cache/name-odd"), rubbish).unwrap();
+            fs::write(temp.path().join("cache/name-odd"), rubbish).unwrap();
             assert!(read(&store, "odd").is_err(), "{rubbish}");
         }
     }

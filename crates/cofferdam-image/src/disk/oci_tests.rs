@@ -52,49 +52,49 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
     zstd::encode_all(bytes, 1).unwrap()
 }
 
-fn put(place: &Path, bytes: &[u8]) -> String {
+fn put(temp: &Path, bytes: &[u8]) -> String {
     let hex = Sha::of(bytes).0;
-    fs::create_dir_all(place.join("blobs/sha256")).unwrap();
-    fs::write(place.join("blobs/sha256").join(&hex), bytes).unwrap();
+    fs::create_dir_all(temp.join("blobs/sha256")).unwrap();
+    fs::write(temp.join("blobs/sha256").join(&hex), bytes).unwrap();
     format!("sha256:{hex}")
 }
 
-fn put_json(place: &Path, value: &Value) -> String {
-    put(place, value.to_string().as_bytes())
+fn put_json(temp: &Path, value: &Value) -> String {
+    put(temp, value.to_string().as_bytes())
 }
 
 /// Writes a manifest of layers with their compression into a layout, and returns its digest.
-fn manifest(place: &Path, layers: &[Packed]) -> String {
+fn manifest(temp: &Path, layers: &[Packed]) -> String {
     let contents: Vec<String> = layers.iter().map(|(tar, _)| format!("sha256:{}", Sha::of(tar).0)).collect();
-    let packed: Vec<Value> = layers.iter().map(|(tar, pack)| json!({"digest": put(place, &pack(tar))})).collect();
+    let packed: Vec<Value> = layers.iter().map(|(tar, pack)| json!({"digest": put(temp, &pack(tar))})).collect();
     let config = put_json(
-        place,
+        temp,
         &json!({"architecture": architecture(), "os": "linux", "rootfs": {"type": "layers", "diff_ids": contents}}),
     );
-    put_json(place, &json!({"schemaVersion": 2, "config": {"digest": config}, "layers": packed}))
+    put_json(temp, &json!({"schemaVersion": 2, "config": {"digest": config}, "layers": packed}))
 }
 
-fn index(place: &Path, manifests: &Value) {
-    fs::write(place.join(LAYOUT), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
-    fs::write(place.join(INDEX), json!({"schemaVersion": 2, "manifests": manifests}).to_string()).unwrap();
+fn index(temp: &Path, manifests: &Value) {
+    fs::write(temp.join(LAYOUT), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
+    fs::write(temp.join(INDEX), json!({"schemaVersion": 2, "manifests": manifests}).to_string()).unwrap();
 }
 
-fn layout(place: &Path, layers: &[Packed]) {
-    let digest = manifest(place, layers);
-    index(place, &json!([{"digest": digest, "mediaType": "application/vnd.oci.image.manifest.v1+json"}]));
+fn layout(temp: &Path, layers: &[Packed]) {
+    let digest = manifest(temp, layers);
+    index(temp, &json!([{"digest": digest, "mediaType": "application/vnd.oci.image.manifest.v1+json"}]));
 }
 
 /// Returns a directory for a layout, and one for the unpacked image.
-fn places() -> (tempfile::TempDir, PathBuf, PathBuf) {
-    let place = tempfile::tempdir().unwrap();
-    let (from, into) = (place.path().join("layout"), place.path().join("outer/tree"));
+fn directories() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let temp = tempfile::tempdir().unwrap();
+    let (from, into) = (temp.path().join("layout"), temp.path().join("outer/tree"));
     fs::create_dir_all(&from).unwrap();
     fs::create_dir_all(&into).unwrap();
-    (place, from, into)
+    (temp, from, into)
 }
 
 fn refused(layers: &[Packed]) -> String {
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     layout(&from, layers);
     let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err();
     error.to_string()
@@ -107,7 +107,7 @@ fn mode(path: &Path) -> u32 {
 /// Promise (Virtual machines): The layers of an OCI image are applied in order, with their whiteouts.
 #[test]
 fn layers_lie_over_one_another_however_they_are_packed() {
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     let below = layer(&[
         (DIRECTORY, "./", "", 0o755, b""),
         (DIRECTORY, "usr/", "", 0o755, b""),
@@ -159,8 +159,8 @@ fn layers_lie_over_one_another_however_they_are_packed() {
 /// Promise (Virtual machines): No layer creates, changes or removes a file outside the image.
 #[test]
 fn nothing_outside_is_made_changed_or_removed() {
-    let (place, from, into) = places();
-    let outside = place.path().join("outside");
+    let (temp, from, into) = directories();
+    let outside = temp.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("kept"), "kept").unwrap();
     fs::set_permissions(&outside, fs::Permissions::from_mode(0o751)).unwrap();
@@ -186,7 +186,7 @@ fn nothing_outside_is_made_changed_or_removed() {
     assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
     assert_eq!((fs::read_dir(&outside).unwrap().count(), mode(&outside)), (1, 0o751));
     // Hard links to links, and files that later layers write and remove at their names.
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     let below = layer(&[
         (LINK, "out", absolute, 0o777, b""),
         (LINK, "file", &format!("{absolute}/kept"), 0o777, b""),
@@ -234,14 +234,14 @@ fn nothing_outside_is_made_changed_or_removed() {
 fn what_is_not_what_its_digest_says_is_refused() {
     let good = || layer(&[(FILE, "f", "", 0o644, b"hello")]);
     let damaged = |change: fn(&Path)| {
-        let (_place, from, into) = places();
+        let (_temp, from, into) = directories();
         layout(&from, &[(good(), gzip)]);
         change(&from);
         read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).map(drop)
     };
     assert!(damaged(|_| ()).is_ok());
-    fn each(place: &Path, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
-        for entry in fs::read_dir(place.join("blobs/sha256")).unwrap() {
+    fn each(temp: &Path, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+        for entry in fs::read_dir(temp.join("blobs/sha256")).unwrap() {
             let path = entry.unwrap().path();
             if let Some(changed) = change(&fs::read(&path).unwrap()) {
                 fs::write(path, changed).unwrap();
@@ -249,30 +249,30 @@ fn what_is_not_what_its_digest_says_is_refused() {
         }
     }
     for change in [
-        |place: &Path| each(place, |bytes| bytes.starts_with(&[0x1f, 0x8b]).then(|| [bytes, b" "].concat())),
-        |place: &Path| each(place, |bytes| (bytes[0] == b'{').then(|| [bytes, b" "].concat())),
+        |temp: &Path| each(temp, |bytes| bytes.starts_with(&[0x1f, 0x8b]).then(|| [bytes, b" "].concat())),
+        |temp: &Path| each(temp, |bytes| (bytes[0] == b'{').then(|| [bytes, b" "].concat())),
     ] {
         let error = damaged(change).unwrap_err().to_string();
         assert!(error.contains("hashes to something else"), "{error}");
     }
     for change in [
-        |place: &Path| fs::remove_dir_all(place.join("blobs")).unwrap(),
-        |place: &Path| fs::write(place.join(INDEX), "{}").unwrap(),
-        |place: &Path| fs::write(place.join(INDEX), vec![b' '; 5 << 20]).unwrap(),
-        |place: &Path| {
+        |temp: &Path| fs::remove_dir_all(temp.join("blobs")).unwrap(),
+        |temp: &Path| fs::write(temp.join(INDEX), "{}").unwrap(),
+        |temp: &Path| fs::write(temp.join(INDEX), vec![b' '; 5 << 20]).unwrap(),
+        |temp: &Path| {
             // A digest that is a path.
             let index = json!({"manifests": [{"digest": "sha256:../../../etc/passwd"}]});
-            fs::write(place.join(INDEX), index.to_string()).unwrap();
+            fs::write(temp.join(INDEX), index.to_string()).unwrap();
         },
-        |place: &Path| {
-            fs::remove_file(place.join(INDEX)).unwrap();
-            std::os::unix::fs::symlink("/etc/passwd", place.join(INDEX)).unwrap();
+        |temp: &Path| {
+            fs::remove_file(temp.join(INDEX)).unwrap();
+            std::os::unix::fs::symlink("/etc/passwd", temp.join(INDEX)).unwrap();
         },
     ] {
         damaged(change).unwrap_err();
     }
     // The compressed layer matches its digest, but its contents do not match the configuration.
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     let (tar, other) = (good(), layer(&[(FILE, "f", "", 0o644, b"other")]));
     let packed = put(&from, &gzip(&tar));
     let config = put_json(&from, &json!({"rootfs": {"diff_ids": [format!("sha256:{}", Sha::of(&other).0)]}}));
@@ -287,7 +287,7 @@ fn what_is_not_what_its_digest_says_is_refused() {
 fn what_grows_without_an_end_is_stopped() {
     let zeros = vec![0; 64 << 20];
     let bomb = layer(&[(FILE, "f", "", 0o644, &zeros)]);
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     layout(&from, &[(bomb, zstandard)]);
     let error = read(&from).and_then(|layout| layout.unpack(&into, 8 << 20)).unwrap_err();
     assert!(matches!(&error, ImageError::TooLarge { .. } | ImageError::InvalidSource { .. }), "{error}");
@@ -296,7 +296,7 @@ fn what_grows_without_an_end_is_stopped() {
     // After the end of its tar, a layer may have further data, within the limit.
     let mut long = layer(&[(FILE, "f", "", 0o644, b"x")]);
     long.extend_from_slice(&zeros);
-    let (_place, from, into) = places();
+    let (_temp, from, into) = directories();
     layout(&from, &[(long, gzip)]);
     let error = read(&from).and_then(|layout| layout.unpack(&into, 8 << 20)).unwrap_err().to_string();
     assert!(error.contains("larger than allowed"), "{error}");
@@ -305,7 +305,7 @@ fn what_grows_without_an_end_is_stopped() {
 /// Promise (Virtual machines): The image for the architecture of the host is chosen.
 #[test]
 fn one_image_for_this_processor_is_taken() {
-    let (_place, from, _) = places();
+    let (_temp, from, _) = directories();
     let layers: fn(&[u8]) -> Packed = |data| (layer(&[(FILE, "f", "", 0o644, data)]), gzip);
     let (ours, theirs) = (manifest(&from, &[layers(b"ours")]), manifest(&from, &[layers(b"theirs")]));
     let platform = |name: &str| json!({"architecture": name, "os": "linux"});
@@ -345,9 +345,9 @@ fn one_image_for_this_processor_is_taken() {
 /// Promise (Virtual machines): An OCI image can come from a tar file or from `docker save`.
 #[test]
 fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
-    let (place, from, into) = places();
+    let (temp, from, into) = directories();
     layout(&from, &[(layer(&[(FILE, "f", "", 0o644, b"hello")]), gzip)]);
-    let path = place.path().join("layout.tar");
+    let path = temp.path().join("layout.tar");
     let mut tar = tar::Builder::new(File::create(&path).unwrap());
     tar.append_dir_all("./", &from).unwrap();
     tar.finish().unwrap();
@@ -357,7 +357,7 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     assert_eq!(fs::read_to_string(into.join("f")).unwrap(), "hello");
     assert_eq!(read(&path).unwrap().identity(), read(&from).unwrap().identity());
 
-    let saved = place.path().join("saved.tar");
+    let saved = temp.path().join("saved.tar");
     let contents = layer(&[(FILE, "f", "", 0o644, b"saved")]);
     let config = json!({"rootfs": {"diff_ids": [format!("sha256:{}", Sha::of(&contents).0)]}}).to_string();
     let write = |config: &str, contents: &[u8], digest: &str| {
@@ -375,7 +375,7 @@ fn a_tar_of_a_layout_and_what_docker_saves_are_taken() {
     let digest = Sha::of(config.as_bytes()).0;
     write(&config, &contents, &digest);
     assert!(is_layout(File::open(&saved).unwrap(), &saved));
-    let tree = || tempfile::tempdir_in(place.path()).unwrap();
+    let tree = || tempfile::tempdir_in(temp.path()).unwrap();
     let into = tree();
     read(&saved).unwrap().unpack(into.path(), MAX_SIZE).unwrap();
     assert_eq!(fs::read_to_string(into.path().join("f")).unwrap(), "saved");
@@ -396,15 +396,15 @@ fn a_name_that_takes_all_memory_is_refused_before_it_is_read() {
         assert!(error.contains("headers of a member are larger"), "{error}");
     }
     // The same in a tar of a root file system, in a kernel's package, and around the image.
-    let place = tempfile::tempdir().unwrap();
-    let into = place.path().join("tree");
+    let temp = tempfile::tempdir().unwrap();
+    let into = temp.path().join("tree");
     fs::create_dir(&into).unwrap();
     let error = super::super::root::unpack(&*hostile, &into, MAX_SIZE).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
     let error = super::super::kernel::from_tar(&*hostile).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
-    fs::write(place.path().join("tar"), &hostile).unwrap();
-    let error = read(&place.path().join("tar")).unwrap_err().to_string();
+    fs::write(temp.path().join("tar"), &hostile).unwrap();
+    let error = read(&temp.path().join("tar")).unwrap_err().to_string();
     assert!(error.contains("headers of a member are larger"), "{error}");
 }
 
@@ -421,14 +421,14 @@ fn links_do_not_lead_deeper_than_paths_do() {
             items.push((kind, &file[at], "", 0o644, b""));
             items.push((LINK, &names[at + 1], &links[at], 0o777, b""));
         }
-        let (place, from, into) = places();
+        let (temp, from, into) = directories();
         layout(&from, &[(layer(&items), plain_bytes)]);
         let error = read(&from).and_then(|layout| layout.unpack(&into, MAX_SIZE)).unwrap_err().to_string();
         assert!(error.contains("directories are too deep"), "{error}");
         // Refused during creation, not when the entries were counted.
         let made = std::iter::successors(Some(into), |path| Some(path.join("d")).filter(|path| path.is_dir())).count();
         assert!((200..=257).contains(&made), "{made}");
-        fs::remove_dir_all(place.path()).unwrap();
+        fs::remove_dir_all(temp.path()).unwrap();
     }
 }
 

@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_tar_becomes_a_directory_with_all_places() {
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let bytes = tar(|tar| {
             entry(tar, EntryType::Directory, "closed/", "", 0o555, b"");
             entry(tar, EntryType::Regular, "closed/x", "", 0o4111, b"hello");
@@ -267,14 +267,14 @@ mod tests {
             entry(tar, EntryType::Char, "null", "", 0o666, b"");
             entry(tar, EntryType::Fifo, "fifo", "", 0o666, b"");
         });
-        let needs = unpack(&*bytes, place.path(), MAX_SIZE).unwrap();
-        let mode = |path: &str| fs::symlink_metadata(place.path().join(path)).unwrap().mode() & 0o7777;
+        let needs = unpack(&*bytes, temp.path(), MAX_SIZE).unwrap();
+        let mode = |path: &str| fs::symlink_metadata(temp.path().join(path)).unwrap().mode() & 0o7777;
         assert_eq!((mode("closed"), mode("closed/x"), mode("tmp")), (0o555, 0o511, 0o1777));
-        assert!(!place.path().join("null").exists() && !place.path().join("fifo").exists());
+        assert!(!temp.path().join("null").exists() && !temp.path().join("fifo").exists());
         // The mount points, and a directory with the machine ID.
         assert_eq!(needs.inodes, 3 + MOUNT_POINTS.len() as u64 + 2);
         assert_eq!((mode("etc"), mode("etc/machine-id")), (0o755, 0o444));
-        fs::set_permissions(place.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(temp.path().join("closed"), Permissions::from_mode(0o755)).unwrap();
     }
 
     #[test]
@@ -283,10 +283,10 @@ mod tests {
         let file = |tar: &mut tar::Builder<Vec<u8>>, path| entry(tar, EntryType::Regular, path, "", 0o444, b"0123\n");
         type Build = fn(&mut tar::Builder<Vec<u8>>);
         let unpacked = |bytes: &[u8]| {
-            let place = tempfile::tempdir().unwrap();
-            unpack(bytes, place.path(), MAX_SIZE).unwrap();
-            let bus = fs::read_link(place.path().join("var/lib/dbus/machine-id")).ok();
-            let etc = place.path().join("etc/machine-id");
+            let temp = tempfile::tempdir().unwrap();
+            unpack(bytes, temp.path(), MAX_SIZE).unwrap();
+            let bus = fs::read_link(temp.path().join("var/lib/dbus/machine-id")).ok();
+            let etc = temp.path().join("etc/machine-id");
             (fs::symlink_metadata(&etc).is_ok_and(|found| found.is_file()), fs::read(&etc).unwrap_or_default(), bus)
         };
         let to_etc = || Some(PathBuf::from("/etc/machine-id"));
@@ -324,8 +324,8 @@ mod tests {
     #[test]
     fn what_leads_out_or_is_too_much_is_refused() {
         let refused = |bytes: &[u8], max| {
-            let place = tempfile::tempdir().unwrap();
-            unpack(bytes, &place.path().join("."), max).unwrap_err().to_string()
+            let temp = tempfile::tempdir().unwrap();
+            unpack(bytes, &temp.path().join("."), max).unwrap_err().to_string()
         };
         let climbing = tar(|tar| entry(tar, EntryType::Regular, "../x", "", 0o644, b"x"));
         assert!(refused(&climbing, MAX_SIZE).contains("leads out"));
@@ -347,9 +347,9 @@ mod tests {
 
     #[test]
     fn what_is_too_deep_is_refused_however_it_got_there() {
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let refused = |bytes: &[u8]| {
-            let into = place.path().join("tree");
+            let into = temp.path().join("tree");
             fs::create_dir(&into).unwrap();
             let error = unpack(bytes, &into, MAX_SIZE).unwrap_err().to_string();
             assert!(error.contains("too deep"), "{error}");
@@ -365,7 +365,7 @@ mod tests {
         };
         refused(&plain(MAX_DEPTH));
         refused(&plain(1200));
-        let fine = place.path().join("fine");
+        let fine = temp.path().join("fine");
         fs::create_dir(&fine).unwrap();
         unpack(&*plain(MAX_DEPTH - 1), &fine, MAX_SIZE).unwrap();
         let below = "d/".repeat(40);
@@ -381,8 +381,8 @@ mod tests {
 
     #[test]
     fn a_directory_that_a_guest_swaps_for_a_link_is_packed_without_what_the_link_leads_to() {
-        let place = tempfile::tempdir().unwrap();
-        let (root, outside) = (place.path().join("root"), place.path().join("outside"));
+        let temp = tempfile::tempdir().unwrap();
+        let (root, outside) = (temp.path().join("root"), temp.path().join("outside"));
         for directory in [root.join("sub"), outside.clone()] {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("file"), directory.display().to_string()).unwrap();
@@ -414,14 +414,14 @@ mod tests {
     #[test]
     fn the_same_directory_gives_the_same_tar() {
         let packed = |names: [&str; 3]| {
-            let place = tempfile::tempdir().unwrap();
+            let temp = tempfile::tempdir().unwrap();
             for name in names {
-                fs::create_dir_all(place.path().join(name)).unwrap();
-                fs::write(place.path().join(name).join("f"), name).unwrap();
+                fs::create_dir_all(temp.path().join(name)).unwrap();
+                fs::write(temp.path().join(name).join("f"), name).unwrap();
             }
-            std::os::unix::fs::symlink("nowhere", place.path().join("link")).unwrap();
+            std::os::unix::fs::symlink("nowhere", temp.path().join("link")).unwrap();
             let mut out = Vec::new();
-            pack(&Directory::open(place.path()).unwrap(), &mut out).unwrap();
+            pack(&Directory::open(temp.path()).unwrap(), &mut out).unwrap();
             out
         };
         assert_eq!(packed(["a", "b", "c/d"]), packed(["c/d", "b", "a"]));

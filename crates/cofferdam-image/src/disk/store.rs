@@ -382,8 +382,8 @@ mod tests {
 
     #[test]
     fn what_is_damaged_counts_as_none_and_is_made_again() {
-        let place = tempfile::tempdir().unwrap();
-        let store = Store::new(place.path().join("cache"));
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::new(temp.path().join("cache"));
         let key = key(&[b"a"]);
         let make = || {
             let lock = store.lock(&mut quiet).unwrap();
@@ -413,8 +413,8 @@ mod tests {
 
     #[test]
     fn leftovers_are_swept_and_strangers_are_kept_out() {
-        let place = tempfile::tempdir().unwrap();
-        let root = place.path().join("cache");
+        let temp = tempfile::tempdir().unwrap();
+        let root = temp.path().join("cache");
         let store = Store::new(&root);
         drop(store.lock(&mut quiet).unwrap());
         fs::create_dir_all(root.join("work.dead/closed")).unwrap();
@@ -432,8 +432,8 @@ mod tests {
 
     #[test]
     fn a_store_is_readable_by_its_owner_only_and_an_older_one_is_closed() {
-        let place = tempfile::tempdir().unwrap();
-        let root = place.path().join("cache");
+        let temp = tempfile::tempdir().unwrap();
+        let root = temp.path().join("cache");
         let store = Store::new(&root);
         let key = key(&[b"a"]);
         let lock = store.lock(&mut quiet).unwrap();
@@ -460,8 +460,8 @@ mod tests {
 
     #[test]
     fn what_nobody_asked_for_is_pruned() {
-        let place = tempfile::tempdir().unwrap();
-        let store = Store::new(place.path().join("cache"));
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::new(temp.path().join("cache"));
         let keys = [key(&[b"used"]), key(&[b"old"]), key(&[b"unknown"])];
         let lock = store.lock(&mut quiet).unwrap();
         for key in &keys {
@@ -473,7 +473,7 @@ mod tests {
         lock.remember("used", &keys[0]).unwrap();
         lock.remember("old", &keys[1]).unwrap();
         drop(lock);
-        let old = File::open(place.path().join("cache/last-old")).unwrap();
+        let old = File::open(temp.path().join("cache/last-old")).unwrap();
         old.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
         assert!(store.prune(Duration::from_secs(500), &mut quiet).unwrap() >= 14);
         let there = |at: usize| store.open("kind", &keys[at]).unwrap().is_some();
@@ -483,11 +483,11 @@ mod tests {
 
     #[test]
     fn pruning_makes_nothing_younger() {
-        let place = tempfile::tempdir().unwrap();
-        let store = Store::new(place.path().join("cache"));
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::new(temp.path().join("cache"));
         let made = key(&[b"made"]);
         store.lock(&mut quiet).unwrap().remember("origin", &made).unwrap();
-        let path = place.path().join("cache/last-origin");
+        let path = temp.path().join("cache/last-origin");
         let before = SystemTime::now() - Duration::from_secs(1000);
         File::open(&path).unwrap().set_modified(before).unwrap();
         store.prune(Duration::from_secs(5000), &mut quiet).unwrap();

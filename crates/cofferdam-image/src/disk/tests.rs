@@ -32,8 +32,8 @@ fn name(images: &Images, name: &str, kernel: &str, root: &str) {
 
 #[test]
 fn image_of_another_version_is_reported_and_not_started() {
-    let place = tempfile::tempdir().unwrap();
-    let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+    let temp = tempfile::tempdir().unwrap();
+    let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let (kernel, root) = (put(&images, "kernel", "k"), put(&images, "root", "r"));
     name(&images, "mine", &kernel, &root);
     assert!(images.inventory().named[0].bytes.is_some());
@@ -49,8 +49,8 @@ fn image_of_another_version_is_reported_and_not_started() {
 
 #[test]
 fn what_has_no_name_is_found_by_its_key() {
-    let place = tempfile::tempdir().unwrap();
-    let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+    let temp = tempfile::tempdir().unwrap();
+    let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let (kernel, root, other) = (put(&images, "kernel", "k"), put(&images, "root", "r"), put(&images, "root", "other"));
     name(&images, "one", &kernel, &root);
     assert_eq!(images.key_of("one"), Some(joint(&kernel, &root)));
@@ -70,8 +70,8 @@ fn what_has_no_name_is_found_by_its_key() {
 
 #[test]
 fn what_loses_its_only_name_goes_with_the_next_pruning() {
-    let place = tempfile::tempdir().unwrap();
-    let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+    let temp = tempfile::tempdir().unwrap();
+    let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let (kernel, root, other) = (put(&images, "kernel", "k"), put(&images, "root", "r"), put(&images, "root", "other"));
     name(&images, "one", &kernel, &root);
     name(&images, "two", &kernel, &other);
@@ -87,8 +87,8 @@ fn what_loses_its_only_name_goes_with_the_next_pruning() {
 
 #[test]
 fn a_look_at_what_is_made_makes_it_no_younger() {
-    let place = tempfile::tempdir().unwrap();
-    let images = Images::new(place.path().join("cache"), Cache::new(place.path().join("packages")));
+    let temp = tempfile::tempdir().unwrap();
+    let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
     let source = Source {
         kernel: KernelSource::Files { image: "/k".into(), modules: Vec::new() },
         root: RootSource::Tar("/r".into()),

@@ -14,8 +14,8 @@ fn on(_: cofferdam_archive::Progress) -> std::ops::ControlFlow<()> {
     std::ops::ControlFlow::Continue(())
 }
 
-fn images(place: &Path) -> Images {
-    Images::new(place.join("cache"), Cache::new(place.join("packages")))
+fn images(temp: &Path) -> Images {
+    Images::new(temp.join("cache"), Cache::new(temp.join("packages")))
 }
 
 /// Returns the contents of a disk with holes and repeated pages.
@@ -75,7 +75,7 @@ fn contents(images: &Images) -> Vec<String> {
 #[test]
 fn an_image_is_the_same_in_another_store_and_travels_on() {
     let [one, two, three] = [(); 3].map(|()| tempfile::tempdir().unwrap());
-    let [here, there, further] = [&one, &two, &three].map(|place| images(place.path()));
+    let [here, there, further] = [&one, &two, &three].map(|temp| images(temp.path()));
     let key = build(&here, "mine", 7);
     let file = exported(&here, "mine", None);
     assert_eq!(exported(&here, &key, None), file);
@@ -214,8 +214,8 @@ fn archive_of(documents: &[(&str, &str)], parts: &[(&str, &[u8])], key: Option<&
 
 #[test]
 fn text_of_a_hostile_document_is_cut_and_cleaned() {
-    let place = tempfile::tempdir().unwrap();
-    let images = images(place.path());
+    let temp = tempfile::tempdir().unwrap();
+    let images = images(temp.path());
     import(&images, &archive(&document(), &[4; 5000], &[4; 300], &disk(4)), options(None)).unwrap();
     let listed = images.inventory().named.remove(0);
     assert!(listed.about.len() < 500 && listed.about.chars().all(|c| !c.is_control()), "{listed:?}");
@@ -230,8 +230,8 @@ type Change = fn(&mut Value);
 /// Promise (Virtual machines): A file that is not an image is refused and leaves nothing.
 #[test]
 fn what_is_no_image_is_refused_and_leaves_nothing() {
-    let place = tempfile::tempdir().unwrap();
-    let images = images(place.path());
+    let temp = tempfile::tempdir().unwrap();
+    let images = images(temp.path());
     let (kernel, initramfs, root) = ([4; 5000], [4; 300], disk(4));
     let good = || archive(&document(), &kernel, &initramfs, &root);
     let changes: [Change; 12] = [
@@ -315,8 +315,8 @@ fn an_encrypted_image_needs_its_key() {
 
 #[test]
 fn what_a_killed_import_left_is_gone_with_the_next_look() {
-    let place = tempfile::tempdir().unwrap();
-    let images = images(place.path());
+    let temp = tempfile::tempdir().unwrap();
+    let images = images(temp.path());
     build(&images, "mine", 7);
     let store = &images.store;
     let left = store.root().join("work.killed/made");

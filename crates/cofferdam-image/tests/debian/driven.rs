@@ -146,8 +146,8 @@ fn a_build_in_its_own_process() {
     if let Some(cache) = std::env::var_os(CACHE) {
         return obey(Path::new(&cache));
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
     let (plan, built) = build(&cache, &mut |_| ());
     match built {
         Ok(()) => assert!(tar_in(&cache).is_file() && plan.is_some_and(|plan| plan.packages().len() > 3)),

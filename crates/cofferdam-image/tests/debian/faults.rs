@@ -39,23 +39,23 @@ fn assert_sound(cache: &Path) {
 }
 
 /// Returns a configuration for apt, which any user can set in the environment.
-fn configuration(place: &Path, lines: &str) -> PathBuf {
-    let path = place.join("test.conf");
+fn configuration(temp: &Path, lines: &str) -> PathBuf {
+    let path = temp.join("test.conf");
     fs::write(&path, lines).expect("a configuration");
     path
 }
 
-fn no_network(place: &Path, more: &str) -> PathBuf {
+fn no_network(temp: &Path, more: &str) -> PathBuf {
     // No process listens at the discard port.
     let proxy = "\"http://127.0.0.1:9\"";
-    configuration(place, &format!("Acquire::http::Proxy {proxy};\nAcquire::https::Proxy {proxy};\n{more}"))
+    configuration(temp, &format!("Acquire::http::Proxy {proxy};\nAcquire::https::Proxy {proxy};\n{more}"))
 }
 
 #[test]
 fn damaged_packages_are_fetched_again_and_old_ones_pruned() {
     let test = "damaged_packages_are_fetched_again_and_old_ones_pruned";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
     let Some((plan, tar)) = filled(test, &cache) else { return };
     let kept = packages_in(&cache);
     assert_eq!(kept.len(), plan.packages().len());
@@ -75,8 +75,8 @@ fn damaged_packages_are_fetched_again_and_old_ones_pruned() {
 #[test]
 fn two_at_once_make_the_same_bytes_in_one_cache() {
     let test = "two_at_once_make_the_same_bytes_in_one_cache";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
     let (one, other) = std::thread::scope(|scope| {
         let other = scope.spawn(|| filled(test, &cache));
         (filled(test, &cache), other.join().expect("ended"))
@@ -92,8 +92,8 @@ fn two_at_once_make_the_same_bytes_in_one_cache() {
 #[test]
 fn a_killed_build_leaves_nothing_half_done() {
     let test = "a_killed_build_leaves_nothing_half_done";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
     for stop in [Stop::Fetching, Stop::Writing] {
         if let Err(ended) = Build::start(&cache, stop, &[]).kill_where_it_stops() {
             if is_skipped(test, &ended) {
@@ -108,7 +108,7 @@ fn a_killed_build_leaves_nothing_half_done() {
     let (plan, tar) = filled(test, &cache).expect("it was reached before");
     assert_eq!(ended.result, Ok(plan.key()));
     assert!(fs::read(tar_in(&cache)).expect("a tar") == tar, "different bytes");
-    let entries = [place.path(), &cache].into_iter().flat_map(|path| fs::read_dir(path).expect("a directory"));
+    let entries = [temp.path(), &cache].into_iter().flat_map(|path| fs::read_dir(path).expect("a directory"));
     let left =
         entries.flatten().map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with(['.', 'w']));
     assert_eq!(left.count(), 0, "files of the killed builds remain");
@@ -118,7 +118,7 @@ fn a_killed_build_leaves_nothing_half_done() {
 #[test]
 fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let test = "an_apt_that_waits_for_the_network_ends_with_a_killed_build";
-    let place = tempfile::tempdir().expect("a directory");
+    let temp = tempfile::tempdir().expect("a directory");
     // The server accepts requests and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     silent.set_nonblocking(true).expect("non-blocking");
@@ -126,8 +126,8 @@ fn an_apt_that_waits_for_the_network_ends_with_a_killed_build() {
     let lines = ["http", "https"].map(|scheme| {
         format!("Acquire::{scheme}::Proxy \"http://{address}\";\nAcquire::{scheme}::Timeout \"1000\";\n")
     });
-    let configured = configuration(place.path(), &lines.concat());
-    let mut build = Build::start(&place.path().join("cache"), Stop::Never, &[("APT_CONFIG", &configured)]);
+    let configured = configuration(temp.path(), &lines.concat());
+    let mut build = Build::start(&temp.path().join("cache"), Stop::Never, &[("APT_CONFIG", &configured)]);
     let begun = std::time::Instant::now();
     let _asked = loop {
         match silent.accept() {
@@ -151,9 +151,9 @@ fn is_skipped(test: &str, ended: &Ended) -> bool {
 #[test]
 fn a_mirror_that_fails_part_of_the_way_leaves_what_came() {
     let test = "a_mirror_that_fails_part_of_the_way_leaves_what_came";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
-    let empty = place.path().join("empty");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
+    let empty = temp.path().join("empty");
     fs::create_dir(&empty).expect("a directory");
     for fault in [Fault::Cut, Fault::Damage] {
         let proxy = Proxy::start(fault);
@@ -162,7 +162,7 @@ fn a_mirror_that_fails_part_of_the_way_leaves_what_came() {
             proxy.address,
             empty.display()
         );
-        let configured = configuration(place.path(), &lines);
+        let configured = configuration(temp.path(), &lines);
         let ended = Build::start(&cache, Stop::Never, &[("APT_CONFIG", &configured)]).end();
         if proxy.packages() == 0 {
             println!("SKIP {test}: no package came through a proxy for plain HTTP: {ended:?}");
@@ -182,17 +182,17 @@ fn a_mirror_that_fails_part_of_the_way_leaves_what_came() {
 #[test]
 fn without_a_network_a_cache_or_the_hosts_own_packages_do() {
     let test = "without_a_network_a_cache_or_the_hosts_own_packages_do";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = place.path().join("cache");
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = temp.path().join("cache");
     let Some((plan, tar)) = filled(test, &cache) else { return };
 
-    let offline = no_network(place.path(), "");
+    let offline = no_network(temp.path(), "");
     let ended = Build::start(&cache, Stop::Never, &[("APT_CONFIG", &offline)]).end();
     assert_eq!(ended.result.as_deref(), Ok(&*plan.key()), "{ended:?}");
     assert!(ended.notes.contains("cannot reach any archive") && ended.notes.contains("the previous lists"));
     assert!(fs::read(tar_in(&cache)).expect("a tar") == tar);
 
-    let archives = place.path().join("archives");
+    let archives = temp.path().join("archives");
     fs::create_dir(&archives).expect("a directory");
     for package in plan.packages() {
         let name = format!("{}_{}_{}.deb", package.name, package.version.replace(':', "%3a"), package.architecture);
@@ -204,24 +204,24 @@ fn without_a_network_a_cache_or_the_hosts_own_packages_do() {
         let places = (lists.display(), archives.display());
         format!("Dir::State::lists \"{}\";\nDir::Cache::archives \"{}\";\n", places.0, places.1)
     };
-    let host = no_network(place.path(), &of_host(&lists, &archives));
-    let other = place.path().join("other");
+    let host = no_network(temp.path(), &of_host(&lists, &archives));
+    let other = temp.path().join("other");
     let ended = Build::start(&other, Stop::Never, &[("APT_CONFIG", &host)]).end();
     assert_eq!(ended.result.as_deref(), Ok(&*plan.key()), "{ended:?}");
     assert!(ended.notes.contains("the host's lists"), "{ended:?}");
     assert!(fs::read(tar_in(&other)).expect("a tar") == tar);
 
-    let nothing = place.path().join("nothing");
-    let host = no_network(place.path(), &of_host(&nothing, &nothing));
-    let ended = Build::start(&place.path().join("third"), Stop::Never, &[("APT_CONFIG", &host)]).end();
+    let nothing = temp.path().join("nothing");
+    let host = no_network(temp.path(), &of_host(&nothing, &nothing));
+    let ended = Build::start(&temp.path().join("third"), Stop::Never, &[("APT_CONFIG", &host)]).end();
     let why = ended.result.expect_err("there was nothing to build from");
     assert!(why.starts_with("NoArchive") && why.contains("cofferdam image import"), "{why}");
 }
 
 #[test]
 fn without_apt_the_error_names_the_other_way() {
-    let place = tempfile::tempdir().expect("a directory");
-    let ended = Build::start(&place.path().join("cache"), Stop::Never, &[("PATH", place.path())]).end();
+    let temp = tempfile::tempdir().expect("a directory");
+    let ended = Build::start(&temp.path().join("cache"), Stop::Never, &[("PATH", temp.path())]).end();
     let why = ended.result.expect_err("there is no apt");
     assert!(why.starts_with("MissingTool") && why.contains("cofferdam image import"), "{why}");
 }

@@ -29,10 +29,10 @@ fn plain(name: &str, kind: EntryType, link: &str) -> Vec<u8> {
 
 /// Returns the error for packages with these files.
 fn refusal(packages: &[Vec<u8>]) -> DebianError {
-    let place = tempfile::tempdir().expect("a directory");
+    let temp = tempfile::tempdir().expect("a directory");
     let made = packages.iter().enumerate().map(|(number, data)| {
         let name = format!("evil{number}");
-        write(place.path(), &name, &control(&name), data)
+        write(temp.path(), &name, &control(&name), data)
     });
     let plan = Plan::from_files(&made.collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{error}"));
     let mut tar = Vec::new();
@@ -93,18 +93,18 @@ fn what_is_no_package_is_refused() {
     if !can_read("what_is_no_package_is_refused") {
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let path = place.path().join("x.deb");
+    let temp = tempfile::tempdir().expect("a directory");
+    let path = temp.path().join("x.deb");
     for contents in [&b""[..], b"no package", b"!<arch>\n"] {
         fs::write(&path, contents).expect("a file");
         let error = Plan::from_files(std::slice::from_ref(&path)).expect_err("no package");
         assert!(matches!(&error, DebianError::BadPackage { reason, .. } if reason.contains("dpkg-deb")), "{error}");
     }
     for control in [control("x") + "\nPackage: y\n", control("x") + "Status: x\n", "Package: x\n".to_owned()] {
-        let path = write(place.path(), "y", &control, &[]);
+        let path = write(temp.path(), "y", &control, &[]);
         assert!(Plan::from_files(&[path]).is_err(), "{control}");
     }
-    let whole = write(place.path(), "z", &control("z"), &file("./usr/z"));
+    let whole = write(temp.path(), "z", &control("z"), &file("./usr/z"));
     let bytes = fs::read(&whole).expect("a package");
     let plan = Plan::from_files(std::slice::from_ref(&whole)).expect("a plan");
     fs::write(&whole, &bytes[..bytes.len() - 1300]).expect("truncated");
@@ -120,8 +120,8 @@ fn a_package_of_dpkgs_own_making_comes_out_as_it_should() {
     if !can_read("a_package_of_dpkgs_own_making_comes_out_as_it_should") {
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let tree = place.path().join("tree");
+    let temp = tempfile::tempdir().expect("a directory");
+    let tree = temp.path().join("tree");
     let long = format!("usr/lib/{}/{}", "d".repeat(90), "f".repeat(90));
     let files =
         ["bin/tool", "sbin/dash", "usr/share/doc/p/copyright", "usr/share/doc/p/NEWS", "usr/share/man/x", &long];
@@ -136,7 +136,7 @@ fn a_package_of_dpkgs_own_making_comes_out_as_it_should() {
     std::os::unix::fs::symlink(format!("/{long}"), tree.join("bin/far")).expect("a link");
     fs::create_dir(tree.join("DEBIAN")).expect("a directory");
     fs::write(tree.join("DEBIAN/control"), control("p")).expect("control");
-    let package = place.path().join("p.deb");
+    let package = temp.path().join("p.deb");
     let built = Command::new("dpkg-deb").args(["--root-owner-group", "-b"]).args([&tree, &package]).output();
     assert!(built.as_ref().is_ok_and(|output| output.status.success()), "{built:?}");
 
@@ -168,8 +168,8 @@ fn a_full_disk_is_told_as_such() {
     if !can_read("a_full_disk_is_told_as_such") {
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let package = write(place.path(), "x", &control("x"), &file("./usr/x"));
+    let temp = tempfile::tempdir().expect("a directory");
+    let package = write(temp.path(), "x", &control("x"), &file("./usr/x"));
     let plan = Plan::from_files(&[package]).expect("a plan");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     let error = plan.write_tar(full, &mut |_| ()).expect_err("nothing can be written");
@@ -181,10 +181,10 @@ fn a_file_appears_whole_or_not_at_all() {
     if !can_read("a_file_appears_whole_or_not_at_all") {
         return;
     }
-    let place = tempfile::tempdir().expect("a directory");
-    let good = write(place.path(), "good", &control("good"), &file("./usr/x"));
-    let bad = write(place.path(), "worse", &control("worse"), &file("./usr/x"));
-    let output = place.path().join("out.tar");
+    let temp = tempfile::tempdir().expect("a directory");
+    let good = write(temp.path(), "good", &control("good"), &file("./usr/x"));
+    let bad = write(temp.path(), "worse", &control("worse"), &file("./usr/x"));
+    let output = temp.path().join("out.tar");
     let both = Plan::from_files(&[good.clone(), bad]).expect("a plan");
     both.write_file(&output, &mut |_| ()).expect_err("one file twice");
     assert!(!output.exists());
@@ -195,6 +195,6 @@ fn a_file_appears_whole_or_not_at_all() {
     })
     .unwrap_or_else(|error| panic!("{error}"));
     assert!(fs::read(&output).expect("a tar") == tar_of(&plan));
-    let left: Vec<_> = fs::read_dir(place.path()).expect("a directory").flatten().map(|e| e.file_name()).collect();
+    let left: Vec<_> = fs::read_dir(temp.path()).expect("a directory").flatten().map(|e| e.file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().contains("making")), "{left:?}");
 }

@@ -11,8 +11,8 @@ use crate::root::{Root, files_in, is_no_archive, tar_of};
 #[test]
 fn the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time() {
     let test = "the_tiny_root_runs_what_conformance_asks_for_and_is_the_same_each_time";
-    let place = tempfile::tempdir().expect("a directory");
-    let cache = Cache::new(place.path().join("cache"));
+    let temp = tempfile::tempdir().expect("a directory");
+    let cache = Cache::new(temp.path().join("cache"));
     let mut steps = Vec::new();
     let plan = match resolve(&Recipe::tiny(), &cache, &mut |step| steps.push(step)) {
         Ok(plan) => plan,
@@ -71,11 +71,11 @@ fn check_files(root: &Root, plan: &Plan) {
 #[test]
 fn the_base_root_runs_python_node_and_knows_certificates() {
     let test = "the_base_root_runs_python_node_and_knows_certificates";
-    let place = tempfile::tempdir().expect("a directory");
+    let temp = tempfile::tempdir().expect("a directory");
     let mut recipe = Recipe::base();
     recipe.packages.push("ca-certificates".to_owned());
     recipe.optional.push("cofferdam-no-such-package".to_owned());
-    let plan = match resolve(&recipe, &Cache::new(place.path()), &mut |_| ()) {
+    let plan = match resolve(&recipe, &Cache::new(temp.path()), &mut |_| ()) {
         Ok(plan) => plan,
         Err(error) if is_no_archive(test, &error) => return,
         Err(error) => panic!("{error}"),

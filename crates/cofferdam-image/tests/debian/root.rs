@@ -23,22 +23,22 @@ pub fn is_no_archive(test: &str, error: &DebianError) -> bool {
 
 /// An unpacked root file system, removed when dropped.
 pub struct Root {
-    place: tempfile::TempDir,
+    temp: tempfile::TempDir,
 }
 
 impl Root {
     pub fn unpack(tar: &[u8]) -> Self {
-        let place = tempfile::tempdir().expect("a directory");
-        let file = place.path().join("root.tar");
+        let temp = tempfile::tempdir().expect("a directory");
+        let file = temp.path().join("root.tar");
         std::fs::write(&file, tar).expect("the tar");
-        std::fs::create_dir(place.path().join("root")).expect("the root");
-        let status = Command::new("tar").arg("-xpf").arg(&file).arg("-C").arg(place.path().join("root")).status();
+        std::fs::create_dir(temp.path().join("root")).expect("the root");
+        let status = Command::new("tar").arg("-xpf").arg(&file).arg("-C").arg(temp.path().join("root")).status();
         assert!(status.expect("tar").success(), "tar cannot unpack it");
-        Self { place }
+        Self { temp }
     }
 
     pub fn path(&self) -> PathBuf {
-        self.place.path().join("root")
+        self.temp.path().join("root")
     }
 
     /// Runs a program in a user namespace of its own. Returns `None` if the host does not allow that.

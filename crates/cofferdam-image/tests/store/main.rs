@@ -17,20 +17,20 @@ fn has_mkfs(test: &str) -> bool {
 }
 
 /// Returns a source of files that needs no packages. No VM could boot from it.
-fn sample(place: &Path) -> Source {
-    let root = place.join("root");
+fn sample(temp: &Path) -> Source {
+    let root = temp.join("root");
     fs::create_dir_all(root.join("usr/bin")).unwrap();
     fs::write(root.join("usr/bin/program"), vec![1; 20_000]).unwrap();
     std::os::unix::fs::symlink("usr/bin", root.join("bin")).unwrap();
-    let (image, module) = (place.join("kernel"), place.join("virtio.ko"));
+    let (image, module) = (temp.join("kernel"), temp.join("virtio.ko"));
     fs::write(&image, "a kernel").unwrap();
     fs::write(&module, "a module").unwrap();
     let kernel = KernelSource::Files { image, modules: vec![module] };
     Source { kernel, root: RootSource::Directory(root), ..Source::default() }
 }
 
-fn images(place: &Path, name: &str) -> Images {
-    Images::new(place.join(name), Cache::new(place.join("packages")))
+fn images(temp: &Path, name: &str) -> Images {
+    Images::new(temp.join(name), Cache::new(temp.join("packages")))
 }
 
 /// Promise (Virtual machines): The same sources give the same image in every cache.
@@ -40,7 +40,7 @@ fn the_same_sources_give_the_same_bytes_in_every_cache() {
         return;
     }
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let make = |place: &Path, source: &Source| images(place, "cache").make(source, &mut |_| ()).unwrap();
+    let make = |temp: &Path, source: &Source| images(temp, "cache").make(source, &mut |_| ()).unwrap();
     let source = sample(two.path());
     let (first, second) = (make(one.path(), &sample(one.path())), make(two.path(), &source));
     assert_eq!(first.key, second.key);
@@ -61,8 +61,8 @@ fn a_damaged_image_is_made_again_and_only_then() {
     if !has_mkfs("a_damaged_image_is_made_again_and_only_then") {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let (images, source) = (images(place.path(), "cache"), sample(place.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (images, source) = (images(temp.path(), "cache"), sample(temp.path()));
     let image = images.make(&source, &mut |_| ()).unwrap();
     let whole = fs::read(&image.root).unwrap();
     let written = || {
@@ -88,8 +88,8 @@ fn several_at_once_make_one() {
     if !has_mkfs("several_at_once_make_one") {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let (images, source) = (images(place.path(), "cache"), sample(place.path()));
+    let temp = tempfile::tempdir().unwrap();
+    let (images, source) = (images(temp.path(), "cache"), sample(temp.path()));
     let written = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -104,7 +104,7 @@ fn several_at_once_make_one() {
         }
     });
     assert_eq!(written.into_inner(), 1);
-    let names = fs::read_dir(place.path().join("cache")).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = fs::read_dir(temp.path().join("cache")).unwrap().map(|entry| entry.unwrap().file_name());
     let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("work.")).collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -114,12 +114,12 @@ fn what_is_too_large_or_not_there_is_refused() {
     if !has_mkfs("what_is_too_large_or_not_there_is_refused") {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let source = Source { max_size: ByteSize::from_bytes(1 << 20), ..sample(place.path()) };
-    let refused = |source: &Source| images(place.path(), "cache").make(source, &mut |_| ()).unwrap_err();
+    let temp = tempfile::tempdir().unwrap();
+    let source = Source { max_size: ByteSize::from_bytes(1 << 20), ..sample(temp.path()) };
+    let refused = |source: &Source| images(temp.path(), "cache").make(source, &mut |_| ()).unwrap_err();
     assert!(matches!(refused(&source), ImageError::TooLarge { .. }));
-    let missing = Source { root: RootSource::Tar(place.path().join("none")), ..source.clone() };
+    let missing = Source { root: RootSource::Tar(temp.path().join("none")), ..source.clone() };
     assert!(matches!(refused(&missing), ImageError::Io { .. }));
-    let none = images(place.path(), "empty").find(&Source::default(), &mut |_| ());
+    let none = images(temp.path(), "empty").find(&Source::default(), &mut |_| ());
     assert!(matches!(none, Err(ImageError::NotBuilt)));
 }

@@ -258,15 +258,15 @@ mod tests {
     /// Promise (Virtual machines): `doctor` reports whether the configured jailer exists.
     #[test]
     fn a_jailer_is_found_or_missed_where_it_is_named() {
-        let place = tempfile::tempdir().unwrap();
-        let firecracker = place.path().join("firecracker");
+        let temp = tempfile::tempdir().unwrap();
+        let firecracker = temp.path().join("firecracker");
         assert_eq!(Jailer::Off.program(&firecracker).unwrap(), None);
-        for jailer in [Jailer::Beside, Jailer::At(place.path().join("other"))] {
+        for jailer in [Jailer::Beside, Jailer::At(temp.path().join("other"))] {
             let error = jailer.program(&firecracker).unwrap_err().into_error("create");
             assert!(error.message().contains("jailer is not installed"), "{error}");
             assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_JAILER")), "{error:?}");
         }
-        let beside = place.path().canonicalize().unwrap().join(JAILER);
+        let beside = temp.path().canonicalize().unwrap().join(JAILER);
         std::fs::write(&beside, "").unwrap();
         assert_eq!(Jailer::Beside.program(&firecracker).unwrap(), Some(beside));
         // A relative path is not executed, since it depends on the current directory.

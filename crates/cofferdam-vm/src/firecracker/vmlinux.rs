@@ -165,8 +165,8 @@ mod tests {
             assert!(kernel_of(&image(&packed)).unwrap() == kernel);
         }
         assert!(kernel_of(&kernel).unwrap() == kernel);
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("vmlinuz");
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("vmlinuz");
         std::fs::write(&path, image(&lz4(&[&kernel]))).unwrap();
         let file = unpacked(&path).unwrap();
         let mut found = vec![0; kernel.len()];

@@ -161,7 +161,7 @@ async fn vm_starts_confined_step_by_step_and_leaves_nothing() {
         assert_eq!(processes_of(&name), Vec::<u32>::new(), "the process was gone when the kill returned");
         assert!(started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
         assert_eq!(
-            std::fs::read_dir(stage.place()).unwrap().count(),
+            std::fs::read_dir(stage.base()).unwrap().count(),
             0,
             "the directory was gone when the kill returned"
         );
@@ -182,7 +182,7 @@ async fn makes_more(started: &mut Started) -> u32 {
 /// Its directory contains no information about the host, and only sockets can be created in it.
 fn has_a_directory(stage: &Stage, started: &Started) {
     assert_eq!(reported(&started.vm.console(), "MADE"), Some("false"));
-    let [directory] = &std::fs::read_dir(stage.place()).unwrap().flatten().collect::<Vec<_>>()[..] else {
+    let [directory] = &std::fs::read_dir(stage.base()).unwrap().flatten().collect::<Vec<_>>()[..] else {
         panic!("one machine, one directory");
     };
     for entry in std::fs::read_dir(directory.path()).unwrap().flatten() {
@@ -194,7 +194,7 @@ fn has_a_directory(stage: &Stage, started: &Started) {
 
 /// Its root is its own, and no other process sees anything of it: no file, no mount.
 fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it has a path on the host");
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 0, "it has a path on the host");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(stage.path().to_str().unwrap()), "{mounts}");
     assert!(driver.runs_with().contains("by its own jailer"), "{}", driver.runs_with());
@@ -507,8 +507,8 @@ async fn starts_that_are_given_up_leave_nothing() {
 /// The process that is killed in the next test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn makes_one_and_waits() {
-    let Some(place) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
-    let started = driver_in(&place, TIMEOUT).start(description_in(&place).0).await.unwrap();
+    let Some(temp) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
+    let started = driver_in(&temp, TIMEOUT).start(description_in(&temp).0).await.unwrap();
     println!("STARTED {}", process(&started));
     std::future::pending::<()>().await;
 }
@@ -532,12 +532,12 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
     assert!(is_gone(vmm));
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
-    let foreign = stage.place().join("foreign");
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 1);
+    let foreign = stage.base().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     let started = stage.driver(TIMEOUT).start(stage.description().0).await.unwrap();
     std::fs::remove_dir(&foreign).expect("foreign directories are not touched");
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead supervisor's directory is gone");
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 1, "the dead supervisor's directory is gone");
     promptly(started.vm.kill()).await.unwrap();
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }

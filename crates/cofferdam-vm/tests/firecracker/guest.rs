@@ -29,7 +29,7 @@ pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
 
 /// Processes that end with the test.
 struct GuestVm {
-    place: TempDir,
+    temp: TempDir,
     processes: Vec<Child>,
 }
 
@@ -44,13 +44,13 @@ impl Drop for GuestVm {
 
 impl GuestVm {
     fn start(image: &Image, device: &Path) -> Self {
-        let place = tempfile::tempdir().expect("a directory");
-        let path = |name: &str| place.path().join(name).display().to_string();
+        let temp = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| temp.path().join(name).display().to_string();
         let mut device = Command::new(device);
         let shape = format!("guest-cid=3,socket={},uds-path={}", path("vhost.sock"), path("v.sock"));
         device.args(["--vm", &shape]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut vm = Self { processes: vec![device.spawn().expect("the device")], place };
-        let path = |name: &str| vm.place.path().join(name).display().to_string();
+        let mut vm = Self { processes: vec![device.spawn().expect("the device")], temp };
+        let path = |name: &str| vm.temp.path().join(name).display().to_string();
         let begun = Instant::now();
         while !Path::new(&path("vhost.sock")).exists() {
             assert!(begun.elapsed() < NO_HANG, "the device opened no socket");
@@ -78,7 +78,7 @@ impl GuestVm {
 
     /// Returns a connection that the agent accepted.
     async fn connected(&self) -> UnixStream {
-        let (begun, socket) = (Instant::now(), self.place.path().join("v.sock"));
+        let (begun, socket) = (Instant::now(), self.temp.path().join("v.sock"));
         loop {
             if let Ok(mut stream) = vsock::connect(&socket, 1024, TRY).await
                 && let Ok(Ok(TAKEN)) = tokio::time::timeout(TRY, stream.read_u8()).await
@@ -91,7 +91,7 @@ impl GuestVm {
     }
 
     fn console(&self) -> String {
-        std::fs::read_to_string(self.place.path().join("console")).unwrap_or_default()
+        std::fs::read_to_string(self.temp.path().join("console")).unwrap_or_default()
     }
 }
 

@@ -102,7 +102,7 @@ async fn a_program_that_does_not_become_ready_is_reported_with_the_reason() {
 async fn a_program_that_prints_no_version_is_refused() {
     let stage = Stage::new("", VERSION);
     for (program, says) in [("/bin/false", "it exited with"), ("/bin/true", "no version")] {
-        let base = FirecrackerConfig::new(stage.place());
+        let base = FirecrackerConfig::new(stage.base());
         let driver = FirecrackerVmm::new(FirecrackerConfig { program: Some(program.into()), ..base });
         let error = driver.version().await.unwrap_err().into_contract("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -116,7 +116,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     let stage = Stage::new("", VERSION);
     stage.write_jailer("1.16.3", ":");
     let refused = |jailer| {
-        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.place()));
+        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.base()));
         let driver = FirecrackerVmm::new(FirecrackerConfig { program, jailer, ..base });
         let description = stage.description().0;
         async move {
@@ -133,7 +133,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     for error in [missing, other] {
         assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
     }
-    assert!(!stage.place().exists(), "something was created");
+    assert!(!stage.base().exists(), "something was created");
     // The jailer's error output is part of the error.
     let Some(stage) = Stage::jailed(test, "", VERSION) else { return };
     stage.write_jailer(VERSION, "fail 'there is no such thing here'");
@@ -159,9 +159,9 @@ async fn what_firecracker_cannot_do_is_refused() {
         let error = old.driver(TIMEOUT).start(old.description().0).await.unwrap_err().into_contract("create");
         assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
     }
-    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));
+    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.base()));
     let error = none.start(stage.description().0).await.unwrap_err().into_contract("create");
     assert!(error.message().contains("not installed"), "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
-    assert!(!stage.place().exists(), "refused configurations create nothing");
+    assert!(!stage.base().exists(), "refused configurations create nothing");
 }

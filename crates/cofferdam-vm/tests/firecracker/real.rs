@@ -51,9 +51,9 @@ async fn real_firecracker_starts_a_vm() {
 }
 
 async fn starts_a_vm(test: &str, program: PathBuf, jailer: Jailer) {
-    let place = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let directory = place.path().join("monitors");
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let directory = temp.path().join("monitors");
     let config = FirecrackerConfig { program: Some(program), jailer, ..FirecrackerConfig::new(&directory) };
     let driver = FirecrackerVmm::new(config);
     if let Err(error) = driver.version().await {
@@ -62,7 +62,7 @@ async fn starts_a_vm(test: &str, program: PathBuf, jailer: Jailer) {
     }
     let empty = || std::fs::read_dir(&directory).unwrap().count() == 0;
     let file = |name: &str, contents: &[u8]| {
-        let path = place.path().join(name);
+        let path = temp.path().join(name);
         std::fs::write(&path, contents).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
         path

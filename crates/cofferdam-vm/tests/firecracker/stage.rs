@@ -102,7 +102,7 @@ impl Stage {
         self.jailer().exists()
     }
 
-    pub(crate) fn place(&self) -> PathBuf {
+    pub(crate) fn base(&self) -> PathBuf {
         self.directory.path().join("monitors")
     }
 
@@ -127,7 +127,7 @@ impl Stage {
     pub(crate) fn left(&self) -> Vec<PathBuf> {
         let begun = std::time::Instant::now();
         loop {
-            let entries = fs::read_dir(self.place()).map(|all| all.flatten().map(|entry| entry.path()).collect());
+            let entries = fs::read_dir(self.base()).map(|all| all.flatten().map(|entry| entry.path()).collect());
             let entries: Vec<PathBuf> = entries.unwrap_or_default();
             if entries.is_empty() || begun.elapsed() > Duration::from_secs(10) {
                 return entries;
@@ -220,15 +220,15 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             }
         }
         ("PUT", drive) if drive.starts_with("/drives/") => {
-            let (place, read_only) = (path(&body, "path_on_host"), body["is_read_only"].as_bool().expect("a word"));
-            let file = File::options().read(true).write(!read_only).open(&place);
-            let file = file.map_err(|error| failed("cannot open", &place, error))?;
+            let (temp, read_only) = (path(&body, "path_on_host"), body["is_read_only"].as_bool().expect("a word"));
+            let file = File::options().read(true).write(!read_only).open(&temp);
+            let file = file.map_err(|error| failed("cannot open", &temp, error))?;
             if read_only {
-                assert!(File::options().write(true).open(&place).is_err(), "{} can be written to", place.display());
+                assert!(File::options().write(true).open(&temp).is_err(), "{} can be written to", temp.display());
             } else {
                 file.write_all_at(b"written inside", 0).expect("it can be written to");
             }
-            it.drives.insert(drive.to_owned(), (place, read_only));
+            it.drives.insert(drive.to_owned(), (temp, read_only));
         }
         ("PUT", "/vsock") => serve_vsock(fake, &path(&body, "uds_path"))?,
         ("PUT", "/actions") => {
@@ -241,7 +241,7 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
                 return Err("it is not paused".to_owned());
             }
             let (state, memory) = (path(&body, "snapshot_path"), path(&body, "mem_file_path"));
-            let open = |place: &Path| File::options().write(true).create(true).truncate(false).open(place);
+            let open = |temp: &Path| File::options().write(true).create(true).truncate(false).open(temp);
             let mut file = open(&state).map_err(|error| failed("cannot open", &state, error))?;
             let drives: BTreeMap<_, _> = it.drives.iter().map(|(id, drive)| (id.clone(), json!(drive))).collect();
             file.write_all(json!({ "drives": drives, "memory": it.memory }).to_string().as_bytes()).expect("it writes");
@@ -261,10 +261,10 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
             let saved: Value = serde_json::from_slice(&text).map_err(|error| format!("is no state: {error}"))?;
             let drives: BTreeMap<String, (PathBuf, bool)> =
                 serde_json::from_value(saved["drives"].clone()).map_err(|error| error.to_string())?;
-            for (place, read_only) in drives.values() {
+            for (temp, read_only) in drives.values() {
                 // By the name that it had in the original VM.
-                let file = File::options().read(true).write(!read_only).open(place);
-                file.map_err(|error| failed("cannot open", place, error))?;
+                let file = File::options().read(true).write(!read_only).open(temp);
+                file.map_err(|error| failed("cannot open", temp, error))?;
             }
             let mut file = File::open(&memory).map_err(|error| failed("cannot open", &memory, error))?;
             let other = File::options().write(true).open(&memory);
@@ -285,8 +285,8 @@ fn obey(fake: &Shared, seen: &Seen) -> Result<(), String> {
     Ok(())
 }
 
-fn serve_vsock(fake: &Shared, place: &Path) -> Result<(), String> {
-    let listener = UnixListener::bind(place).map_err(|error| format!("cannot bind {}: {error}", place.display()))?;
+fn serve_vsock(fake: &Shared, temp: &Path) -> Result<(), String> {
+    let listener = UnixListener::bind(temp).map_err(|error| format!("cannot bind {}: {error}", temp.display()))?;
     let fake = Arc::clone(fake);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {

@@ -48,8 +48,8 @@ pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
 
 /// Returns true if this user can create control groups.
 async fn has_groups(test: &str) -> bool {
-    let place = tempfile::tempdir().unwrap();
-    let found = doctor(&VmConfig::new(place.path())).await;
+    let temp = tempfile::tempdir().unwrap();
+    let found = doctor(&VmConfig::new(temp.path())).await;
     let bounds = found.iter().find(|finding| finding.name == "VMM limits").expect("a finding");
     if bounds.state != FindingState::Ok {
         println!("SKIP {test}: {}", bounds.detail);
@@ -139,8 +139,8 @@ pub(crate) fn are_swept(groups: &BTreeSet<PathBuf>) {
 }
 
 /// Returns a VM whose VMM starts, and nothing more.
-fn nothing(place: &Path) -> VmDescription {
-    let file = place.join("kernel");
+fn nothing(temp: &Path) -> VmDescription {
+    let file = temp.join("kernel");
     std::fs::write(&file, "no kernel").unwrap();
     std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     VmDescription {
@@ -165,14 +165,14 @@ async fn confined() {
         }
         _ => return,
     };
-    let place = tempfile::tempdir().unwrap();
-    let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(place.path())).await;
+    let temp = tempfile::tempdir().unwrap();
+    let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(temp.path())).await;
     let error = started.map(drop).expect_err("a VMM without isolation");
     let named = matches!(&error, VmError::NoWall { wall: found } if found.starts_with(wall));
     assert!(named, "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
-    let findings = doctor(&VmConfig::new(place.path())).await;
+    let findings = doctor(&VmConfig::new(temp.path())).await;
     let name = if wall == "Landlock" { "VMM files" } else { "VMM network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
@@ -208,18 +208,18 @@ async fn vmm_without_permission_to_execute_is_reported() {
         println!("SKIP {test}: it takes QEMU (package qemu-system-x86), and root");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let hidden = place.path().join("hidden");
+    let temp = tempfile::tempdir().unwrap();
+    let hidden = temp.path().join("hidden");
     std::fs::create_dir(&hidden).unwrap();
     std::fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
-    let found = ["/usr/bin", "/usr/local/bin"].map(|place| Path::new(place).join("qemu-system-x86_64"));
+    let found = ["/usr/bin", "/usr/local/bin"].map(|temp| Path::new(temp).join("qemu-system-x86_64"));
     let Some(found) = found.into_iter().find(|path| path.exists()) else {
         println!("SKIP {test}: QEMU is in no standard directory");
         return;
     };
     std::os::unix::fs::symlink(found, hidden.join("qemu")).unwrap();
     let qemu = Qemu::new(QemuConfig { program: Some(hidden.join("qemu")), ..QemuConfig::default() }).unwrap();
-    let error = qemu.start(nothing(place.path())).await.map(drop).expect_err("a VMM without execute permission");
+    let error = qemu.start(nothing(temp.path())).await.map(drop).expect_err("a VMM without execute permission");
     assert!(matches!(error, VmError::NotExecutable { .. }), "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Denied && error.remedy().is_some(), "{error:?}");
@@ -239,9 +239,9 @@ fn vmm_without_confinement_is_not_started() {
         return;
     }
     // A user namespace that permits no further ones, and an ordinary user in it.
-    let place = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
-    let program = place.path().join("suite");
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), Permissions::from_mode(0o777)).unwrap();
+    let program = temp.path().join("suite");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let mut holder = Command::new("unshare").args(["--user", "sleep", "1000"]).spawn().expect("unshare starts");
     let of_holder = |name: &str| PathBuf::from(format!("/proc/{}/{name}", holder.id()));
@@ -265,7 +265,7 @@ fn vmm_without_confinement_is_not_started() {
         line,
     ]);
     command.arg(&program).args(["--exact", "bounds::confined", "--nocapture"]);
-    command.env(PART, "no-namespaces").env("TMPDIR", place.path()).current_dir("/");
+    command.env(PART, "no-namespaces").env("TMPDIR", temp.path()).current_dir("/");
     let output = command.output();
     holder.kill().and_then(|()| holder.wait()).expect("it ends");
     was_refused(&output.expect("it starts"), "namespaces");

@@ -26,10 +26,10 @@ fn ordinary_user_builds_an_image_and_starts_a_vm() {
     if support::image(test).is_none() {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).unwrap();
     // Cached packages need no download; they are verified by their hashes all the same.
-    let packages = place.path().join("debian/packages");
+    let packages = temp.path().join("debian/packages");
     fs::create_dir_all(&packages).unwrap();
     for entry in fs::read_dir(support::cache().join("debian/packages")).unwrap() {
         let path = entry.unwrap().path();
@@ -37,14 +37,14 @@ fn ordinary_user_builds_an_image_and_starts_a_vm() {
         fs::copy(&path, &copy).unwrap();
         chown(&copy, Some(USER), Some(USER)).unwrap();
     }
-    for path in [place.path(), &place.path().join("debian"), &packages] {
+    for path in [temp.path(), &temp.path().join("debian"), &packages] {
         chown(path, Some(USER), Some(USER)).unwrap();
     }
-    let program = place.path().join("suite");
+    let program = temp.path().join("suite");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let mut again = Command::new(&program);
     again.args(["--exact", "boot::vm_boots_runs_a_command_and_leaves_nothing", "--nocapture"]);
-    again.env("COFFERDAM_TEST_CACHE", place.path()).env("TMPDIR", place.path()).env("HOME", place.path());
+    again.env("COFFERDAM_TEST_CACHE", temp.path()).env("TMPDIR", temp.path()).env("HOME", temp.path());
     let output = again.current_dir("/").uid(USER).gid(USER).output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{said}");
@@ -53,22 +53,22 @@ fn ordinary_user_builds_an_image_and_starts_a_vm() {
 }
 
 /// Adds a layer, and returns the digests of its contents and of its compressed file.
-fn layer(place: &Path, fill: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> (String, String) {
+fn layer(temp: &Path, fill: impl FnOnce(&mut tar::Builder<Vec<u8>>)) -> (String, String) {
     let mut tar = tar::Builder::new(Vec::new());
     tar.follow_symlinks(false);
     fill(&mut tar);
     let contents = tar.into_inner().unwrap();
     let packed = zstd::encode_all(&*contents, 1).unwrap();
-    (digest(&contents), put(place, &packed))
+    (digest(&contents), put(temp, &packed))
 }
 
 fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", sha256::of(bytes))
 }
 
-fn put(place: &Path, bytes: &[u8]) -> String {
+fn put(temp: &Path, bytes: &[u8]) -> String {
     let digest = digest(bytes);
-    let path = place.join("blobs").join(digest.replace(':', "/"));
+    let path = temp.join("blobs").join(digest.replace(':', "/"));
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, bytes).unwrap();
     digest
@@ -79,8 +79,8 @@ async fn vm_starts_from_a_container_image() {
     if support::image("vm_starts_from_a_container_image").is_none() {
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let (root, from) = (place.path().join("root"), place.path().join("layout"));
+    let temp = tempfile::tempdir().unwrap();
+    let (root, from) = (temp.path().join("root"), temp.path().join("layout"));
     fs::create_dir_all(&root).unwrap();
     fs::create_dir_all(&from).unwrap();
     support::root(&root).expect("packages are cached");
@@ -101,7 +101,7 @@ async fn vm_starts_from_a_container_image() {
     let source = RootSource::at(&from).unwrap();
     assert_eq!(source, RootSource::Oci(from.clone()));
     let mut config = support::config();
-    config.images = place.path().join("images");
+    config.images = temp.path().join("images");
     config.make = MakePolicy::Missing;
     config.source.root = source;
     let sandbox = VmBackend::new(config).unwrap().create(Spec::default()).await.unwrap();
@@ -112,9 +112,9 @@ async fn vm_starts_from_a_container_image() {
 }
 
 /// Returns a backend whose VMs boot from a directory.
-fn of_directory(place: &Path, root: &Path) -> VmBackend {
+fn of_directory(temp: &Path, root: &Path) -> VmBackend {
     let mut config = support::config();
-    config.images = place.join("images");
+    config.images = temp.join("images");
     config.make = MakePolicy::Missing;
     config.source.root = RootSource::Directory(root.to_owned());
     VmBackend::new(config).unwrap()
@@ -126,8 +126,8 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
         return;
     }
     const BUS: &str = "/var/lib/dbus/machine-id";
-    let place = tempfile::tempdir().unwrap();
-    let root = place.path().join("root");
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path().join("root");
     fs::create_dir_all(&root).unwrap();
     support::root(&root).expect("packages are cached");
     fs::create_dir_all(root.join("var/lib/dbus")).unwrap();
@@ -135,7 +135,7 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
     // A root may have no such file, a file, or a link.
     let _ = fs::remove_file(root.join("etc/machine-id"));
     std::os::unix::fs::symlink(BUS, root.join("etc/machine-id")).unwrap();
-    let backend = of_directory(place.path(), &root);
+    let backend = of_directory(temp.path(), &root);
     let sandbox = backend.create(Spec::default()).await.unwrap();
     let snapshot = sandbox.snapshot().await.unwrap();
     sandbox.close().await.unwrap();
@@ -155,7 +155,7 @@ async fn copies_differ_in_their_id_wherever_the_image_had_it_or_are_refused() {
     // If the directory itself is a link, the machine ID cannot be bound, which is reported.
     fs::rename(root.join("etc"), root.join("usr/etc")).unwrap();
     std::os::unix::fs::symlink("usr/etc", root.join("etc")).unwrap();
-    let backend = of_directory(place.path(), &root);
+    let backend = of_directory(temp.path(), &root);
     let sandbox = backend.create(Spec::default()).await.unwrap();
     let snapshot = sandbox.snapshot().await.unwrap();
     let error = backend.restore(snapshot, Spec::default()).await.unwrap_err();

@@ -181,14 +181,14 @@ async fn invalid_kernel_is_reported_with_the_vmms_output() {
         return;
     }
     let before = support::census();
-    let place = tempfile::tempdir().unwrap();
-    let (image, root) = (place.path().join("kernel"), place.path().join("root"));
+    let temp = tempfile::tempdir().unwrap();
+    let (image, root) = (temp.path().join("kernel"), temp.path().join("root"));
     std::fs::write(&image, "this is no kernel").unwrap();
     std::fs::create_dir(&root).unwrap();
     let error = without(|config| {
         config.source.kernel = KernelSource::Files { image, modules: Vec::new() };
         config.source.root = RootSource::Directory(root);
-        config.images = place.path().join("images");
+        config.images = temp.path().join("images");
     });
     let error = error.await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -219,25 +219,25 @@ async fn unusable_vmm_is_named_with_a_remedy() {
     let error = without(|config| config.qemu = missing).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("qemu-system-x86")), "{error:?}");
-    let place = tempfile::tempdir().unwrap();
-    let old = says(place.path(), "echo QEMU emulator version 6.2.0");
+    let temp = tempfile::tempdir().unwrap();
+    let old = says(temp.path(), "echo QEMU emulator version 6.2.0");
     let error = without(|config| config.qemu = old).await;
     assert!(error.to_string().contains("6.2.0 is too old: 7.2 or newer"), "{error}");
-    let odd = says(place.path(), "echo hello");
+    let odd = says(temp.path(), "echo hello");
     let error = without(|config| config.qemu = odd).await;
     assert!(error.to_string().contains("prints no version"), "{error}");
     // A program that exits immediately, with a reason.
     let ends = "case $1 in --version) echo QEMU emulator version 9.9.9;; *) echo no such machine >&2; exit 1;; esac";
-    let ends = says(place.path(), ends);
+    let ends = says(temp.path(), ends);
     let error = without(|config| config.qemu = ends).await;
     assert!(error.to_string().contains("no such machine"), "{error}");
 }
 
 #[tokio::test]
 async fn a_missing_image_is_an_error_that_says_how_to_get_it() {
-    let place = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().unwrap();
     let error = without(|config| {
-        config.images = place.path().join("none");
+        config.images = temp.path().join("none");
         config.make = MakePolicy::Never;
     });
     let error = error.await;

@@ -274,8 +274,8 @@ async fn prompt<T>(work: impl Future<Output = T>) -> T {
 /// test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeper() {
-    let Some(place) = place_of(KEEPER) else { return };
-    let backend = VmBackend::new(config(&place)).unwrap();
+    let Some(temp) = place_of(KEEPER) else { return };
+    let backend = VmBackend::new(config(&temp)).unwrap();
     let before = support::census();
     let first = prompt(backend.create(spec())).await.unwrap();
     let good = prompt(first.snapshot()).await.unwrap();
@@ -296,8 +296,8 @@ async fn keeper() {
     drop(keeper);
     assert_eq!(support::left(&before).await, BTreeSet::new());
     assert_eq!(census::groups_of(std::process::id()), BTreeSet::new());
-    assert_eq!(census::files(&place.join("disks")), BTreeSet::new());
-    assert_eq!(census::files(&place.join("tmp")), BTreeSet::new());
+    assert_eq!(census::files(&temp.join("disks")), BTreeSet::new());
+    assert_eq!(census::files(&temp.join("tmp")), BTreeSet::new());
 }
 
 /// Promise (Virtual machines): A VMM killed at any step leaves nothing, and its supervisor creates the next VM.
@@ -307,10 +307,10 @@ fn supervisor_continues_whenever_its_vmm_is_killed() {
     if support::image(test).is_none() {
         return;
     }
-    let place = Place::new();
+    let temp = Place::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kill::vmm::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, place.path());
-    let output = command.env("TMPDIR", place.path().join("tmp")).output().unwrap();
+    command.args(["--exact", "kill::vmm::keeper", "--nocapture"]).env(PART, KEEPER).env(PLACE, temp.path());
+    let output = command.env("TMPDIR", temp.path().join("tmp")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{said}");
     assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
