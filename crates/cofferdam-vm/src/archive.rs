@@ -21,22 +21,20 @@ use cofferdam_archive::{
     Written,
 };
 use cofferdam_contract::{ByteSize, Cpus, Limits as SandboxLimits, Result as ContractResult};
+use cofferdam_image::{IMAGE_DOCUMENT, SNAPSHOT_DOCUMENT};
 use cofferdam_util::private;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::VmBackend;
 use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
-use crate::make::{Host, blocking};
 use crate::plan::Plan;
-use crate::qemu::MAX_DEVICES;
 use crate::snapshot::{SnapshotManifest, VmSnapshot, check_agent, check_format};
 use crate::sparse;
-use crate::vmm::MachineState;
+use crate::state::BackendState;
+use crate::task::blocking;
+use crate::vmm::{MAX_DEVICES, VmState};
 
-pub(crate) const MACHINE: &str = "machine";
-/// The document in the archive of an image.
-pub(crate) const IMAGE: &str = "image";
 const DEVICES: &str = "devices";
 const MEMORY: &str = "memory";
 const WORKSPACE: &str = "workspace";
@@ -105,18 +103,18 @@ impl Travelled {
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSnapshot`] if the documents are not those of a VM snapshot, or have another format version.
+    /// [`VmError::InvalidSnapshot`] if the documents are not those of a VM snapshot, or have another format version.
     /// `Unsupported` if the VM's agent speaks another protocol version.
     pub fn read(documents: &[Document]) -> Result<Self> {
-        let bad = |what: String| VmError::BadSnapshot { what };
+        let bad = |what: String| VmError::InvalidSnapshot { what };
         let [document] = documents else {
             return Err(bad(format!("its archive has {} documents, expected one", documents.len())));
         };
-        if document.part.name.as_str() == IMAGE {
+        if document.part.name.as_str() == IMAGE_DOCUMENT {
             return Err(bad("the file holds an image; import it with `cofferdam vm import-image`".to_owned()));
         }
-        if document.part.name.as_str() != MACHINE {
-            return Err(bad(format!("its archive has no document '{MACHINE}'")));
+        if document.part.name.as_str() != SNAPSHOT_DOCUMENT {
+            return Err(bad(format!("its archive has no document '{SNAPSHOT_DOCUMENT}'")));
         }
         let invalid = |error| bad(format!("cannot parse the archive's description of the VM: {error}"));
         // The format is read first and alone: another format may have other fields, which would be reported as
@@ -142,9 +140,10 @@ impl Travelled {
     fn check_parts(&self, parts: &[Part]) -> Result<()> {
         let memory = (MEMORY, Kind::Memory, Some(self.manifest.memory().as_bytes()));
         let disk = self.manifest.disk().map(|size| (WORKSPACE, Kind::Disk, Some(size.as_bytes())));
-        let wanted = [(MACHINE, Kind::Json, None), (DEVICES, Kind::State, None), memory].into_iter().chain(disk);
+        let wanted =
+            [(SNAPSHOT_DOCUMENT, Kind::Json, None), (DEVICES, Kind::State, None), memory].into_iter().chain(disk);
         let wanted: Vec<_> = wanted.collect();
-        let bad = |what: String| Err(VmError::BadSnapshot { what });
+        let bad = |what: String| Err(VmError::InvalidSnapshot { what });
         if parts.len() != wanted.len() {
             return bad(format!("its archive has {} parts, expected {}", parts.len(), wanted.len()));
         }
@@ -178,22 +177,22 @@ impl Travelled {
             ("processes", count(*processes), count(ceiling.processes)),
             ("cpus", share(*cpus), share(ceiling.cpus)),
         ];
-        for (what, found, most) in pairs {
-            if let Some((most, shown)) = most
-                && found.as_ref().is_none_or(|(found, _)| *found > most)
+        for (what, found, max) in pairs {
+            if let Some((max, shown)) = max
+                && found.as_ref().is_none_or(|(found, _)| *found > max)
             {
                 let found = found.map_or_else(|| "none".to_owned(), |(_, shown)| shown);
-                return Err(VmError::AboveLimit { what, found, most: shown });
+                return Err(VmError::ExceedsCeiling { what, found, max: shown });
             }
         }
         Ok(())
     }
 
     /// Refuses a VM that this host cannot resume, whatever the spec asks for.
-    fn check_plan(&self, host: &Host) -> Result<()> {
-        let invalid = |error: cofferdam_contract::Error| VmError::BadSnapshot { what: error.to_string() };
+    fn check_plan(&self, backend: &BackendState) -> Result<()> {
+        let invalid = |error: cofferdam_contract::Error| VmError::InvalidSnapshot { what: error.to_string() };
         let spec = self.manifest.spec(cofferdam_contract::RootFs::Default).build().map_err(invalid)?;
-        let plan = Plan::of(&spec, &host.config).map_err(invalid)?;
+        let plan = Plan::of(&spec, &backend.config).map_err(invalid)?;
         self.manifest.check_spec(&plan, &spec)
     }
 }
@@ -226,15 +225,15 @@ impl VmSnapshot {
     ) -> Result<Written> {
         let Some((_, root)) = self.root() else {
             let what = "the disk of its root file system is unknown".to_owned();
-            return Err(VmError::BadSnapshot { what });
+            return Err(VmError::InvalidSnapshot { what });
         };
         let root = hash_of(root)?.to_string();
         let travelled = Travelled { manifest: self.manifest().clone(), root };
-        let invalid = |error: serde_json::Error| VmError::BadSnapshot { what: error.to_string() };
+        let invalid = |error: serde_json::Error| VmError::InvalidSnapshot { what: error.to_string() };
         let document = serde_json::to_vec(&travelled).map_err(invalid)?;
         let key = options.key.as_deref();
         let mut writer = Writer::new(WriteOptions { level: options.level, key, ..WriteOptions::default() })?;
-        writer.json(MACHINE, &document)?.state(DEVICES, self.state().devices())?;
+        writer.json(SNAPSHOT_DOCUMENT, &document)?.state(DEVICES, self.state().devices())?;
         writer.memory(MEMORY, self.state().memory())?;
         if let Some(disk) = self.disk() {
             writer.disk(WORKSPACE, disk, None)?;
@@ -269,12 +268,12 @@ impl VmBackend {
         options: LoadOptions,
         watch: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> ContractResult<VmSnapshot> {
-        load(&self.host, input, options, watch).await.map_err(|error| error.into_error("load"))
+        load(&self.state, input, options, watch).await.map_err(|error| error.into_error("load"))
     }
 }
 
 async fn load(
-    host: &Arc<Host>,
+    backend: &Arc<BackendState>,
     input: impl Read + Send + 'static,
     options: LoadOptions,
     mut watch: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
@@ -287,18 +286,18 @@ async fn load(
         Ok((reader, travelled))
     });
     let (reader, travelled) = opened.await?;
-    travelled.manifest.check_origin(&host.vmm().origin().await?)?;
-    travelled.check_plan(host)?;
-    let (root, image) = host.image_with(travelled.manifest.image()).await?;
-    let host = Arc::clone(host);
+    travelled.manifest.check_origin(&backend.vmm().origin().await?)?;
+    travelled.check_plan(backend)?;
+    let (root, image) = backend.image_with(travelled.manifest.image()).await?;
+    let backend = Arc::clone(backend);
     blocking(move || {
         let disk = File::open(&image.root).map_err(io("open", &image.root))?;
         let here = hash_of(&disk)?.to_string();
         if here != travelled.root {
             let found = crate::error::shown(&travelled.root);
-            return Err(VmError::Elsewhere { what: "the image's disk with the SHA-256", found, here });
+            return Err(VmError::OriginMismatch { what: "the image's disk with the SHA-256", found, here });
         }
-        let (state, workspace, lease, digest) = files(&host, reader, &mut watch)?;
+        let (state, workspace, lease, digest) = files(&backend, reader, &mut watch)?;
         let snapshot = VmSnapshot::new(travelled.manifest, state, workspace, Some((root, Arc::new(disk))), lease)?;
         Ok(snapshot.read_from(digest))
     })
@@ -307,16 +306,16 @@ async fn load(
 
 /// Restores the parts into own files, within the space limits. Also returns the archive's digest.
 fn files<R: Read>(
-    host: &Host,
+    backend: &BackendState,
     reader: Reader<R>,
     watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(MachineState, Option<File>, Lease, String)> {
-    let (mut lease, mut refused) = (host.open_lease()?, None);
+) -> Result<(VmState, Option<File>, Lease, String)> {
+    let (mut lease, mut refused) = (backend.open_lease()?, None);
     // The files in the host's memory.
     let taken: RefCell<Vec<File>> = RefCell::default();
     let mut create = |part: &Part| {
         if part.kind == Kind::Disk {
-            return blank_disk(&host.config.disks);
+            return blank_disk(&backend.config.disks);
         }
         let file = sparse::blank(0)?;
         taken.borrow_mut().push(file.try_clone()?);
@@ -352,7 +351,7 @@ fn files<R: Read>(
     let (Some(memory), Some(state)) = (memory, state) else {
         return Err(ArchiveError::Damaged { what: "parts" }.into());
     };
-    Ok((MachineState::new(memory, state)?, workspace, lease, digest))
+    Ok((VmState::new(memory, state)?, workspace, lease, digest))
 }
 
 /// Creates an empty unnamed file.
@@ -399,9 +398,14 @@ mod tests {
 
     /// Promise (Virtual machines): An archive with parts that do not belong to a VM is refused.
     #[test]
-    fn only_the_parts_of_the_machine_are_taken() {
-        let parts =
-            || vec![part(MACHINE, Kind::Json, 9), part(DEVICES, Kind::State, 9), part(MEMORY, Kind::Memory, 1 << 20)];
+    fn archive_with_other_parts_is_refused() {
+        let parts = || {
+            vec![
+                part(SNAPSHOT_DOCUMENT, Kind::Json, 9),
+                part(DEVICES, Kind::State, 9),
+                part(MEMORY, Kind::Memory, 1 << 20),
+            ]
+        };
         let disk = part(WORKSPACE, Kind::Disk, 8192);
         travelled(None).check_parts(&parts()).unwrap();
         let with_disk: Vec<_> = parts().into_iter().chain([disk.clone()]).collect();
@@ -425,7 +429,7 @@ mod tests {
             (changed(3, parts().remove(1)), "order"),
         ] {
             let error = travelled(Some(8192)).check_parts(&bad).unwrap_err();
-            assert!(matches!(error, VmError::BadSnapshot { .. }), "{why}: {error}");
+            assert!(matches!(error, VmError::InvalidSnapshot { .. }), "{why}: {error}");
         }
         assert!(travelled(None).check_parts(&with_disk).is_err());
     }
@@ -458,26 +462,27 @@ mod tests {
 
     /// Promise (Virtual machines): An archive whose document does not describe a VM is refused.
     #[test]
-    fn documents_that_are_not_a_machines_are_refused() {
+    fn documents_of_other_kinds_are_refused() {
         let good = serde_json::to_vec(&travelled(None)).unwrap();
-        assert_eq!(Travelled::read(&[document(MACHINE, good.clone())]).unwrap(), travelled(None));
+        assert_eq!(Travelled::read(&[document(SNAPSHOT_DOCUMENT, good.clone())]).unwrap(), travelled(None));
         let text = String::from_utf8(good.clone()).unwrap();
         for bad in [
             vec![],
-            vec![document(MACHINE, good.clone()), document("more", b"{}".to_vec())],
+            vec![document(SNAPSHOT_DOCUMENT, good.clone()), document("more", b"{}".to_vec())],
             vec![document("other", good)],
-            vec![document(MACHINE, b"{".to_vec())],
-            vec![document(MACHINE, text.replace("\"format\":1", "\"format\":2").into_bytes())],
-            vec![document(MACHINE, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
+            vec![document(SNAPSHOT_DOCUMENT, b"{".to_vec())],
+            vec![document(SNAPSHOT_DOCUMENT, text.replace("\"format\":1", "\"format\":2").into_bytes())],
+            vec![document(SNAPSHOT_DOCUMENT, text.replacen('{', "{\"more\":1,", 1).into_bytes())],
         ] {
-            assert!(matches!(Travelled::read(&bad), Err(VmError::BadSnapshot { .. })), "{bad:?}");
+            assert!(matches!(Travelled::read(&bad), Err(VmError::InvalidSnapshot { .. })), "{bad:?}");
         }
     }
 
     #[test]
     fn one_of_another_format_is_told_by_its_number_whatever_else_it_says() {
         let newer = serde_json::json!({ "manifest": { "format": 7, "devices": ["new"] }, "signed_by": "x" });
-        let error = Travelled::read(&[document(MACHINE, newer.to_string().into_bytes())]).unwrap_err().to_string();
+        let error =
+            Travelled::read(&[document(SNAPSHOT_DOCUMENT, newer.to_string().into_bytes())]).unwrap_err().to_string();
         assert!(error.contains("format is 7") && error.contains("knows 1"), "{error}");
     }
 
@@ -489,7 +494,8 @@ mod tests {
         for found in [0, PROTOCOL - 1, PROTOCOL + 1, u32::MAX] {
             let mut document_of = serde_json::to_value(travelled(None)).unwrap();
             document_of["manifest"]["guest"] = serde_json::json!({ "version": found, "more": "of it" });
-            let error = Travelled::read(&[document(MACHINE, document_of.to_string().into_bytes())]).unwrap_err();
+            let error =
+                Travelled::read(&[document(SNAPSHOT_DOCUMENT, document_of.to_string().into_bytes())]).unwrap_err();
             let error = error.into_contract("restore");
             let (text, remedy) = (error.to_string(), error.remedy().unwrap_or_default().to_owned());
             assert!(
@@ -510,7 +516,7 @@ mod tests {
             lease.grow(bytes).unwrap();
             assert_eq!(budget.left(), left);
         }
-        assert!(matches!(lease.grow(101), Err(VmError::NoRoom { most: 0 })));
+        assert!(matches!(lease.grow(101), Err(VmError::SnapshotMemoryExhausted { left: 0 })));
         drop(lease);
         assert_eq!(budget.left(), 100);
     }

@@ -9,15 +9,15 @@ use cofferdam_contract::{
 
 use crate::NAME;
 use crate::config::VmConfig;
-use crate::make::{Host, MakeProgress};
+use crate::prepared::PreparedVm;
 use crate::sandbox::VmSandbox;
 use crate::snapshot::VmSnapshot;
-use crate::warm::VmWarm;
+use crate::state::{BackendState, BuildProgress};
 
 /// A backend whose sandboxes are virtual machines.
 #[derive(Debug, Clone)]
 pub struct VmBackend {
-    pub(crate) host: Arc<Host>,
+    pub(crate) state: Arc<BackendState>,
 }
 
 impl VmBackend {
@@ -27,8 +27,8 @@ impl VmBackend {
     }
 
     /// Creates the backend, and reports the steps of building an image to `progress`.
-    pub fn with_progress(config: VmConfig, progress: MakeProgress) -> Result<Self> {
-        Ok(Self { host: Host::new(config, progress)? })
+    pub fn with_progress(config: VmConfig, progress: BuildProgress) -> Result<Self> {
+        Ok(Self { state: BackendState::new(config, progress)? })
     }
 
     /// Restores a snapshot, and also returns the execs that were running in it. Dropping a handle kills its exec.
@@ -52,7 +52,7 @@ impl VmBackend {
             .ok_or_else(|| Error::invalid("restore", "the snapshot is not one of the vm backend"))?;
         let allowed = snapshot.manifest().check_tenant(spec.tenant()).and_then(|()| snapshot.lease_all());
         allowed.map_err(|error| error.into_error("restore"))?;
-        VmSandbox::restore(&self.host, spec, snapshot).await
+        VmSandbox::restore(&self.state, spec, snapshot).await
     }
 }
 
@@ -83,14 +83,14 @@ impl Backend for VmBackend {
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(VmSandbox::make(&self.host, spec).await?))
+        Ok(Arc::new(VmSandbox::create(&self.state, spec).await?))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Ok(Arc::new(self.restored(&snapshot, spec).await?))
     }
 
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        Ok(Box::new(VmWarm::make(&self.host, spec).await?))
+    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+        Ok(Box::new(PreparedVm::create(&self.state, spec).await?))
     }
 }

@@ -12,11 +12,10 @@ use cofferdam_linux::process::Resource;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::fstatfs;
 
-use crate::qemu::Sharing;
 use crate::vmm::{Contents, Disk, Hardware};
 
 const MEBIBYTE: u64 = 1 << 20;
-/// The size of QEMU's cache of translated code. [`crate::qemu`] passes it to QEMU.
+/// The size of QEMU's cache of translated code. The module `qemu` passes it to QEMU.
 pub(crate) const CODE_CACHE: u64 = 128 * MEBIBYTE;
 /// The VMM's program, its stacks, devices and tables.
 const STRUCTURES: u64 = 192 * MEBIBYTE;
@@ -30,6 +29,15 @@ const RESERVED: u64 = 1 << 30;
 const DESCRIPTORS: u64 = 128;
 /// The magic number of a file system in memory.
 const TMPFS: u64 = 0x0102_1994;
+
+/// The owner of the file with a VM's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// The VM: its writes change the file.
+    Own,
+    /// A state: the VM's writes are only in its VMM's process.
+    State,
+}
 
 /// Host resource limits of one VMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,15 +58,15 @@ impl VmmLimits {
     ///
     /// A VM that was restored from a state has its memory twice in the worst case: the first access to a hole fills the
     /// state's file, which is charged to the VMM's group, and the first write allocates another page.
-    pub(crate) fn of(machine: &Hardware, sharing: Sharing) -> Self {
+    pub(crate) fn of(hardware: &Hardware, sharing: Sharing) -> Self {
         let own = |disk: &Disk| match &disk.contents {
             // A read-only disk takes nothing.
             Contents::Own(file) if disk.access == Access::ReadWrite => Some((length(file), in_memory(file))),
             Contents::Own(_) | Contents::Shared(_) => None,
         };
-        let disks: Vec<(u64, bool)> = machine.disks.iter().filter_map(own).collect();
+        let disks: Vec<(u64, bool)> = hardware.disks.iter().filter_map(own).collect();
         let stored: u64 = disks.iter().filter(|(_, in_memory)| *in_memory).map(|(bytes, _)| bytes).sum();
-        let guest = machine.memory.as_bytes();
+        let guest = hardware.memory.as_bytes();
         let resident = match sharing {
             Sharing::Own => guest,
             Sharing::State => guest.saturating_mul(2),
@@ -69,16 +77,16 @@ impl VmmLimits {
             beside,
             // A VMM may keep the VM's memory in a file as well.
             file: disks.iter().map(|(bytes, _)| *bytes).fold(guest, u64::max).saturating_add(64 * MEBIBYTE),
-            cpu_millis: u64::from(machine.processors) * 1000,
-            tasks: u64::from(machine.processors) + THREADS,
+            cpu_millis: u64::from(hardware.processors) * 1000,
+            tasks: u64::from(hardware.processors) + THREADS,
         }
     }
 
     /// Computes the limits for Firecracker, which translates nothing, and writes a VM's memory into a file in the
     /// host's memory when it saves a state.
-    pub(crate) fn of_firecracker(machine: &Hardware, sharing: Sharing) -> Self {
-        let of = Self::of(machine, sharing);
-        let adjust = |bytes: u64| bytes.saturating_sub(CODE_CACHE).saturating_add(machine.memory.as_bytes());
+    pub(crate) fn of_firecracker(hardware: &Hardware, sharing: Sharing) -> Self {
+        let of = Self::of(hardware, sharing);
+        let adjust = |bytes: u64| bytes.saturating_sub(CODE_CACHE).saturating_add(hardware.memory.as_bytes());
         Self { memory: adjust(of.memory).next_multiple_of(MEBIBYTE), beside: adjust(of.beside), ..of }
     }
 
@@ -240,18 +248,18 @@ pub(crate) fn tried() -> Result<Version, String> {
 mod tests {
     use super::*;
 
-    fn machine(disks: Vec<Disk>) -> Hardware {
+    fn hardware(disks: Vec<Disk>) -> Hardware {
         Hardware { memory: ByteSize::from_mebibytes(256), processors: 2, disks, port: "p" }
     }
 
     /// Promise (Virtual machines): The limits of a VMM are those of its VM and a fixed overhead.
     #[test]
-    fn a_monitor_may_take_its_machine_and_a_stated_rest() {
+    fn vmm_may_use_its_vms_memory_and_a_bounded_rest() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(512 * MEBIBYTE).unwrap();
         let stored = if in_memory(&file) { 512 } else { 0 };
         let disk = Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite };
-        let found = VmmLimits::of(&machine(vec![disk]), Sharing::Own);
+        let found = VmmLimits::of(&hardware(vec![disk]), Sharing::Own);
         assert_eq!(found.memory, (256 + 128 + 192 + 4 + stored) * MEBIBYTE);
         assert_eq!((found.file, found.cpu_millis, found.tasks), (576 * MEBIBYTE, 2000, 98));
         let names = |grouped, alone| found.limits(grouped, alone).len();
@@ -259,13 +267,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_from_a_state_may_have_each_page_twice() {
-        let [own, state] = [Sharing::Own, Sharing::State].map(|sharing| VmmLimits::of(&machine(Vec::new()), sharing));
+    fn restored_vm_may_have_each_page_twice() {
+        let [own, state] = [Sharing::Own, Sharing::State].map(|sharing| VmmLimits::of(&hardware(Vec::new()), sharing));
         assert_eq!(state.memory, own.memory + 256 * MEBIBYTE);
         // A claimed VM is described exactly as a created one.
         assert_eq!(state.beside, own.beside);
         assert_eq!((state.file, state.cpu_millis, state.tasks), (own.file, own.cpu_millis, own.tasks));
-        let dumping = VmmLimits::of_firecracker(&machine(Vec::new()), Sharing::Own);
+        let dumping = VmmLimits::of_firecracker(&hardware(Vec::new()), Sharing::Own);
         assert_eq!(dumping.memory, (256 + 256 + 192 + 4) * MEBIBYTE);
     }
 
@@ -277,8 +285,8 @@ mod tests {
 
     /// Promise (Virtual machines): The control group of a VMM exists as long as the VMM.
     #[test]
-    fn a_group_is_there_as_long_as_its_monitor_and_its_owner_as_long_as_any() {
-        let vmm_limits = VmmLimits::of(&machine(Vec::new()), Sharing::Own);
+    fn group_lives_as_long_as_its_vmm_and_owner_as_long_as_any_group() {
+        let vmm_limits = VmmLimits::of(&hardware(Vec::new()), Sharing::Own);
         let first = Enclosure::make(&vmm_limits, true);
         if first.group.is_none() {
             println!("SKIP a_group_is_there_as_long_as_its_monitor: {}", first.shown);

@@ -32,12 +32,12 @@ impl Budget {
     /// Reserves exactly so many bytes, or fails.
     pub(crate) fn take(&self, bytes: u64) -> Result<Lease> {
         let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes));
-        taken.map_err(|most| VmError::NoRoom { most })?;
+        taken.map_err(|left| VmError::SnapshotMemoryExhausted { left })?;
         Ok(Lease { budget: Arc::clone(&self.0), bytes })
     }
 
     /// Reserves as many of these bytes as are left.
-    pub(crate) fn take_most(&self, bytes: u64) -> Lease {
+    pub(crate) fn take_up_to(&self, bytes: u64) -> Lease {
         let take = |left: u64| Some(left.saturating_sub(bytes));
         let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
         Lease { budget: Arc::clone(&self.0), bytes: taken.unwrap_or_default().min(bytes) }
@@ -49,7 +49,7 @@ impl Lease {
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
         let more = bytes.saturating_sub(self.bytes);
         let taken = self.budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(more));
-        taken.map_err(|most| VmError::NoRoom { most })?;
+        taken.map_err(|left| VmError::SnapshotMemoryExhausted { left })?;
         self.bytes += more;
         Ok(())
     }
@@ -81,7 +81,7 @@ mod tests {
     fn no_more_is_taken_than_there_is_and_it_comes_back() {
         let budget = Budget::new(ByteSize::from_bytes(10));
         let lease = budget.take(7).unwrap();
-        assert!(matches!(budget.take(4), Err(VmError::NoRoom { most: 3 })));
+        assert!(matches!(budget.take(4), Err(VmError::SnapshotMemoryExhausted { left: 3 })));
         drop(lease);
         drop(budget.take(10).unwrap());
         assert_eq!(budget.left(), 10);
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn what_is_taken_ahead_is_nobody_elses_until_it_is_given_back() {
         let budget = Budget::new(ByteSize::from_bytes(10));
-        let mut first = budget.take_most(8);
-        let second = budget.take_most(8);
+        let mut first = budget.take_up_to(8);
+        let second = budget.take_up_to(8);
         assert_eq!((first.bytes(), second.bytes(), budget.left()), (8, 2, 0));
         first.shrink(3);
         first.shrink(5);

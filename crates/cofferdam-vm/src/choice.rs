@@ -27,7 +27,7 @@ use crate::kvm::{Probe, Verdict};
 use crate::plan::{PORT, Plan};
 use crate::qemu::{Qemu, QemuConfig};
 use crate::vmm::{
-    Acceleration, Accelerator, Contents, Disk, Driver, Hardware, Machine, MachineState, Origin, Started, Vmm,
+    Acceleration, Accelerator, Contents, Disk, Driver, Hardware, Origin, Started, VmDescription, VmState, Vmm,
 };
 
 /// Time for a kernel to boot with hardware virtualisation: it takes a second, more on a busy host.
@@ -115,13 +115,13 @@ impl Chooser {
         Ok(())
     }
 
-    async fn choose(&self, machine: &Machine) -> Result<&Chosen> {
-        let chosen = self.chosen.get_or_try_init(|| self.find(machine)).await?;
+    async fn choose(&self, description: &VmDescription) -> Result<&Chosen> {
+        let chosen = self.chosen.get_or_try_init(|| self.find(description)).await?;
         // The choice may stem from another kernel, or from a restored VM. So it is verified for this kernel.
-        if chosen.runner != Runner::Qemu(Accelerator::Tcg) && !self.is_good(machine) {
-            let trial = self.trial(chosen.runner, machine).await?;
+        if chosen.runner != Runner::Qemu(Accelerator::Tcg) && !self.is_good(description) {
+            let trial = self.trial(chosen.runner, description).await?;
             if let Err(why) = trial.outcome {
-                return Err(VmError::NoKvm {
+                return Err(VmError::KvmUnavailable {
                     why: format!("this kernel does not boot with it: {why}"),
                     remedy: BROKEN,
                 });
@@ -130,22 +130,22 @@ impl Chooser {
         Ok(chosen)
     }
 
-    fn is_good(&self, machine: &Machine) -> bool {
-        self.good.lock().contains(&machine.kernel)
+    fn is_good(&self, description: &VmDescription) -> bool {
+        self.good.lock().contains(&description.kernel)
     }
 
-    async fn find(&self, machine: &Machine) -> Result<Chosen> {
+    async fn find(&self, description: &VmDescription) -> Result<Chosen> {
         match self.asked().await? {
             Some(chosen) => Ok(chosen),
-            None => self.decide(&self.verdict().await, machine).await,
+            None => self.decide(&self.verdict().await, description).await,
         }
     }
 
     /// Returns the choice if the configuration determines it, or an error if the host cannot satisfy it.
     async fn asked(&self) -> Result<Option<Chosen>> {
         match (self.driver, self.acceleration) {
-            (Driver::Firecracker, Acceleration::Tcg) => Err(VmError::Lacks {
-                monitor: firecracker::PROGRAM,
+            (Driver::Firecracker, Acceleration::Tcg) => Err(VmError::Unsupported {
+                vmm: firecracker::PROGRAM,
                 what: "translates nothing, and tcg is configured".to_owned(),
                 remedy: "use the driver qemu, or the accelerator auto or kvm",
             }),
@@ -157,22 +157,22 @@ impl Chooser {
         }
     }
 
-    async fn decide(&self, verdict: &Verdict, machine: &Machine) -> Result<Chosen> {
+    async fn decide(&self, verdict: &Verdict, description: &VmDescription) -> Result<Chosen> {
         if !verdict.is_usable() {
             return self.without(verdict.to_string(), verdict.remedy());
         }
         let mut before = String::new();
         // A VM that Firecracker cannot run may still run with QEMU.
-        let able = self.driver == Driver::Firecracker || self.firecracker.settle(machine).await.is_ok();
+        let able = self.driver == Driver::Firecracker || self.firecracker.settle(description).await.is_ok();
         if self.driver != Driver::Qemu && able {
-            match self.try_runner(Runner::Firecracker, verdict, machine).await? {
+            match self.try_runner(Runner::Firecracker, verdict, description).await? {
                 Ok(chosen) => return Ok(chosen),
                 Err(why) if self.driver == Driver::Firecracker => return self.without(why, BROKEN),
                 Err(why) if self.firecracker_is_there() => before = format!("; Firecracker is not used: {why}"),
                 Err(_) => {}
             }
         }
-        match self.try_runner(Runner::Qemu(Accelerator::Kvm), verdict, machine).await? {
+        match self.try_runner(Runner::Qemu(Accelerator::Kvm), verdict, description).await? {
             Ok(Chosen { runner, why }) => Ok(Chosen { runner, why: format!("{why}{before}") }),
             Err(why) => self.without(format!("{why}{before}"), BROKEN),
         }
@@ -184,14 +184,19 @@ impl Chooser {
 
     /// Tries a runner on a processor that runs a tiny guest. Returns the choice if it boots this kernel, otherwise the
     /// reason.
-    async fn try_runner(&self, runner: Runner, verdict: &Verdict, machine: &Machine) -> Result<Result<Chosen, String>> {
+    async fn try_runner(
+        &self,
+        runner: Runner,
+        verdict: &Verdict,
+        description: &VmDescription,
+    ) -> Result<Result<Chosen, String>> {
         // Firecracker is one of two: if it is missing or too old, the other is used, and that is no error.
         if runner == Runner::Firecracker
             && let Err(error) = self.firecracker.version().await
         {
             return Ok(Err(error.to_string()));
         }
-        let trial = self.trial(runner, machine).await?;
+        let trial = self.trial(runner, description).await?;
         Ok(match trial.outcome {
             Ok(milliseconds) => {
                 Ok(Chosen { runner, why: format!("{verdict}, and a kernel booted in {milliseconds} ms") })
@@ -238,8 +243,10 @@ impl Chooser {
     /// Returns TCG, or an error if the configuration excludes it.
     fn without(&self, why: String, remedy: &'static str) -> Result<Chosen> {
         match (self.driver, self.acceleration) {
-            (Driver::Firecracker, _) => Err(VmError::NoKvm { why: format!("Firecracker needs it: {why}"), remedy }),
-            (_, Acceleration::Kvm) => Err(VmError::NoKvm { why, remedy }),
+            (Driver::Firecracker, _) => {
+                Err(VmError::KvmUnavailable { why: format!("Firecracker needs it: {why}"), remedy })
+            }
+            (_, Acceleration::Kvm) => Err(VmError::KvmUnavailable { why, remedy }),
             (_, Acceleration::Auto | Acceleration::Tcg) => Ok(Chosen { runner: Runner::Qemu(Accelerator::Tcg), why }),
         }
     }
@@ -249,28 +256,28 @@ impl Chooser {
     }
 
     /// Returns the result of booting this kernel: from the record of this boot of the host, or by a new trial.
-    async fn trial(&self, runner: Runner, machine: &Machine) -> Result<KernelTrial> {
+    async fn trial(&self, runner: Runner, description: &VmDescription) -> Result<KernelTrial> {
         let vmm = self.vmm_of(runner);
         let monitor = format!("{} {}", vmm.name(), vmm.version().await?);
         // The path of an image is derived from its content.
-        let image = machine.kernel.display().to_string();
+        let image = description.kernel.display().to_string();
         let records = self.records();
         let known = records.as_ref().and_then(|records| records.kernel_trial(vmm.name()));
         if let Some(known) = known.filter(|known| known.monitor == monitor && known.image == image) {
             if known.outcome.is_ok() {
-                self.good.lock().insert(machine.kernel.clone());
+                self.good.lock().insert(description.kernel.clone());
             }
             return Ok(known);
         }
         let begun = Instant::now();
-        let booted = boots(vmm, trial_machine(vmm, machine, &self.config)?, begun + self.trial_timeout).await;
+        let booted = boots(vmm, trial_description(vmm, description, &self.config)?, begun + self.trial_timeout).await;
         let milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let conclusive = !matches!(booted, Err(TrialError::NotStarted(_)));
         let outcome =
             booted.map(|()| milliseconds).map_err(|(TrialError::NotStarted(why) | TrialError::Silent(why))| why);
         let trial = KernelTrial { monitor, image, outcome };
         if trial.outcome.is_ok() {
-            self.good.lock().insert(machine.kernel.clone());
+            self.good.lock().insert(description.kernel.clone());
         }
         if let Some(records) = records.filter(|_| conclusive) {
             // Without a record, the kernel is tried again, which costs only time.
@@ -289,23 +296,23 @@ pub(crate) fn probe(config: &VmConfig) -> Probe {
 }
 
 /// Returns a VM with the same kernel and root, without any data of its tenant.
-fn trial_machine(vmm: &dyn Vmm, like: &Machine, config: &VmConfig) -> Result<Machine> {
-    let bad = |error: cofferdam_contract::Error| VmError::BadSource { what: error.to_string() };
+fn trial_description(vmm: &dyn Vmm, like: &VmDescription, config: &VmConfig) -> Result<VmDescription> {
+    let bad = |error: cofferdam_contract::Error| VmError::Invalid { what: error.to_string() };
     let limits = Limits { memory: Some(TRIAL_MEMORY), disk: None, cpus: None, ..Limits::default() };
     let plan = Plan::of(&Spec::builder().limits(limits).build().map_err(bad)?, config).map_err(bad)?;
     let root = like.disks.iter().find(|disk| disk.access == Access::ReadOnly);
     let Some(root) = root else {
-        return Err(VmError::BadSource { what: "the VM has no root disk".to_owned() });
+        return Err(VmError::Invalid { what: "the VM has no root disk".to_owned() });
     };
     let Disk { name, contents, .. } = root;
     let contents = match contents {
         Contents::Shared(path) => Contents::Shared(path.clone()),
         Contents::Own(file) => Contents::Own(file.try_clone().map_err(io("copy a descriptor of", name))?),
     };
-    Ok(Machine {
+    Ok(VmDescription {
         kernel: like.kernel.clone(),
         initramfs: like.initramfs.clone(),
-        command_line: plan.options(&vmm.port_word(PORT), &vmm.disk_word(root, 0), None).map_err(bad)?,
+        command_line: plan.options(&vmm.port_name(PORT), &vmm.disk_name(root, 0), None).map_err(bad)?,
         memory: plan.memory,
         processors: 1,
         disks: vec![Disk { name, contents, access: Access::ReadOnly }],
@@ -322,8 +329,8 @@ enum TrialError {
 }
 
 /// Starts a VM, waits until its agent has connected and answers, and kills it.
-async fn boots(vmm: &dyn Vmm, machine: Machine, by: Instant) -> Result<(), TrialError> {
-    let starting = tokio::time::timeout_at(by.into(), vmm.start(machine)).await;
+async fn boots(vmm: &dyn Vmm, description: VmDescription, by: Instant) -> Result<(), TrialError> {
+    let starting = tokio::time::timeout_at(by.into(), vmm.start(description)).await;
     let started = starting.map_err(|_| TrialError::NotStarted("the VMM did not start in time".to_owned()))?;
     let Started { vm, reader, writer } = started.map_err(|error| TrialError::NotStarted(error.to_string()))?;
     let connected = Guest::connect(reader, writer, Settings::default(), by).await;
@@ -349,30 +356,30 @@ impl Vmm for Chooser {
         }
     }
 
-    fn kernel_words(&self) -> String {
-        self.vmm().kernel_words()
+    fn kernel_arguments(&self) -> String {
+        self.vmm().kernel_arguments()
     }
 
-    fn disk_word(&self, disk: &Disk, place: usize) -> String {
-        self.vmm().disk_word(disk, place)
+    fn disk_name(&self, disk: &Disk, index: usize) -> String {
+        self.vmm().disk_name(disk, index)
     }
 
-    fn port_word(&self, port: &str) -> String {
-        self.vmm().port_word(port)
+    fn port_name(&self, port: &str) -> String {
+        self.vmm().port_name(port)
     }
 
-    async fn settle(&self, machine: &Machine) -> Result<()> {
-        let chosen = self.choose(machine).await?;
-        self.vmm_of(chosen.runner).settle(machine).await
+    async fn settle(&self, description: &VmDescription) -> Result<()> {
+        let chosen = self.choose(description).await?;
+        self.vmm_of(chosen.runner).settle(description).await
     }
 
     async fn version(&self) -> Result<String> {
         self.vmm().version().await
     }
 
-    async fn start(&self, machine: Machine) -> Result<Started> {
-        let chosen = self.choose(&machine).await?;
-        self.vmm_of(chosen.runner).start(machine).await
+    async fn start(&self, description: VmDescription) -> Result<Started> {
+        let chosen = self.choose(&description).await?;
+        self.vmm_of(chosen.runner).start(description).await
     }
 
     async fn origin(&self) -> Result<Origin> {
@@ -380,7 +387,7 @@ impl Vmm for Chooser {
         self.vmm_of(chosen.runner).origin().await
     }
 
-    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+    async fn restore(&self, hardware: Hardware, state: &VmState) -> Result<Started> {
         let chosen = self.settled().await?;
         self.vmm_of(chosen.runner).restore(hardware, state).await
     }
@@ -406,10 +413,9 @@ pub(crate) fn known(probes: Option<PathBuf>) -> Known {
 #[cfg(test)]
 mod tests {
     use cofferdam_contract::ErrorKind;
+    use cofferdam_image::{Cache, Images, Recipe, RootSource, Source};
 
     use super::*;
-    use crate::config::MakePolicy;
-    use crate::image::{Images, RootSource, Source};
 
     fn chooser(acceleration: Acceleration, device: &str) -> Chooser {
         let config = VmConfig { acceleration, probes: None, ..VmConfig::new("/x") };
@@ -418,9 +424,9 @@ mod tests {
         chooser
     }
 
-    fn machine() -> Machine {
+    fn description() -> VmDescription {
         let contents = Contents::Shared("/r".into());
-        Machine {
+        VmDescription {
             kernel: "/k".into(),
             initramfs: "/i".into(),
             command_line: String::new(),
@@ -436,14 +442,14 @@ mod tests {
     #[tokio::test]
     async fn what_is_not_to_be_had_is_done_without_or_refused() {
         let auto = chooser(Acceleration::Auto, "/nowhere/kvm");
-        assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
+        assert_eq!(auto.choose(&description()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
         let said = auto.runs_with();
         assert!(said.contains("tcg") && said.contains("there is no KVM"), "{said}");
-        let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&machine()).await.unwrap_err();
+        let error = chooser(Acceleration::Kvm, "/nowhere/kvm").choose(&description()).await.unwrap_err();
         let error = error.into_error("create");
         assert!(error.message().contains("there is no KVM") && error.remedy().is_some(), "{error:?}");
         let asked = chooser(Acceleration::Tcg, "/nowhere/kvm");
-        asked.choose(&machine()).await.unwrap();
+        asked.choose(&description()).await.unwrap();
         assert!(asked.runs_with().ends_with("configured"), "{}", asked.runs_with());
     }
 
@@ -467,7 +473,7 @@ mod tests {
         ] {
             let asked = with_driver(Driver::Firecracker, acceleration, program);
             assert_eq!(asked.name(), "firecracker");
-            let errors = [asked.choose(&machine()).await.unwrap_err(), asked.origin().await.unwrap_err()];
+            let errors = [asked.choose(&description()).await.unwrap_err(), asked.origin().await.unwrap_err()];
             for error in errors.into_iter().chain([asked.check().await.unwrap_err()]) {
                 let error = error.into_error("create");
                 assert_eq!(error.kind(), kind, "{error}");
@@ -475,30 +481,30 @@ mod tests {
             }
         }
         let asked = with_driver(Driver::Firecracker, Acceleration::Auto, None);
-        let error = asked.decide(&Verdict::Missing, &machine()).await.unwrap_err().into_error("create");
+        let error = asked.decide(&Verdict::Missing, &description()).await.unwrap_err().into_error("create");
         assert!(error.message().contains("Firecracker needs it") && error.remedy().is_some(), "{error}");
-        assert!(asked.decide(&usable, &machine()).await.unwrap_err().to_string().contains("not installed"));
+        assert!(asked.decide(&usable, &description()).await.unwrap_err().to_string().contains("not installed"));
         // QEMU is there whatever becomes of Firecracker.
         let auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
         auto.check().await.unwrap();
-        assert_eq!(auto.choose(&machine()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
+        assert_eq!(auto.choose(&description()).await.unwrap().runner, Runner::Qemu(Accelerator::Tcg));
         assert!(with_driver(Driver::Qemu, Acceleration::Kvm, None).check().await.is_err());
     }
 
     #[tokio::test]
     async fn what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered() {
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let mut auto = with_driver(Driver::Auto, Acceleration::Auto, Some("/bin/true"));
-        auto.probe.cache = Some(place.path().to_owned());
+        auto.probe.cache = Some(temp.path().to_owned());
         auto.kvm = Qemu::new(QemuConfig::default()).unwrap();
         if auto.kvm.version().await.is_err() {
             println!("SKIP what_firecracker_cannot_make_is_qemus_and_what_never_began_is_not_remembered: no QEMU here");
             return;
         }
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
-        let small = auto.decide(&usable, &machine()).await.unwrap();
+        let small = auto.decide(&usable, &description()).await.unwrap();
         assert!(small.why.contains("Firecracker is not used"), "{small:?}");
-        let large = auto.decide(&usable, &Machine { processors: 40, ..machine() }).await.unwrap();
+        let large = auto.decide(&usable, &VmDescription { processors: 40, ..description() }).await.unwrap();
         assert!(!large.why.contains("Firecracker"), "{large:?}");
         // The kernel file does not exist: nothing ever ran.
         assert!(large.runner == Runner::Qemu(Accelerator::Tcg) && large.why.contains("does not boot"), "{large:?}");
@@ -506,7 +512,7 @@ mod tests {
     }
 
     /// Returns a VM of the image that the test suite has built, if VM tests are enabled.
-    fn real_machine(test: &str) -> Option<Machine> {
+    fn real_vm(test: &str) -> Option<VmDescription> {
         if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {
             println!("SKIP {test}: tests of emulated VMs take minutes; enable them with COFFERDAM_TEST_MACHINES=1");
             return None;
@@ -514,22 +520,21 @@ mod tests {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let home = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
         let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().unwrap().join("cofferdam"));
-        let images = Images::new(cache.join("vm"), cofferdam_debian::Cache::new(cache.join("debian")));
-        let root = RootSource::Debian(cofferdam_debian::Recipe::tiny());
-        let source = Source { root, ..Source::default() };
-        let image = images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image");
+        let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
+        let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
+        let image = images.find_or_make(&source, &mut |_| ()).expect("an image");
         let root = Disk { name: "cofferdam-root", contents: Contents::Shared(image.root), access: Access::ReadOnly };
-        Some(Machine { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..machine() })
+        Some(VmDescription { kernel: image.kernel, initramfs: image.initramfs, disks: vec![root], ..description() })
     }
 
     /// Promise (Virtual machines): A guest kernel starts once under KVM before a VM relies on it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_kernel_is_started_once_before_it_is_believed() {
-        let Some(machine) = real_machine("a_kernel_is_started_once_before_it_is_believed") else { return };
+        let Some(description) = real_vm("a_kernel_is_started_once_before_it_is_believed") else { return };
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
-        let place = tempfile::tempdir().unwrap();
+        let temp = tempfile::tempdir().unwrap();
         let with_records = |acceleration, name: &str| {
-            let probes = Some(place.path().join(name));
+            let probes = Some(temp.path().join(name));
             let config = VmConfig { acceleration, probes, ..VmConfig::new("/x") };
             let mut chooser = Chooser::new(&config).unwrap();
             // TCG stands in for a processor that works.
@@ -538,16 +543,16 @@ mod tests {
             chooser
         };
         let good = with_records(Acceleration::Kvm, "good");
-        let first = good.decide(&usable, &machine).await.unwrap();
+        let first = good.decide(&usable, &description).await.unwrap();
         assert!(
             first.runner == Runner::Qemu(Accelerator::Kvm) && first.why.contains("a kernel booted in"),
             "{first:?}"
         );
         // Another trial would differ in its milliseconds.
-        assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &machine).await.unwrap(), first);
-        let file = place.path().join("kernel");
+        assert_eq!(with_records(Acceleration::Auto, "good").decide(&usable, &description).await.unwrap(), first);
+        let file = temp.path().join("kernel");
         std::fs::write(&file, "this is no kernel").unwrap();
-        let broken = Machine { kernel: file, ..machine };
+        let broken = VmDescription { kernel: file, ..description };
         let auto = with_records(Acceleration::Auto, "bad").decide(&usable, &broken).await.unwrap();
         assert!(auto.runner == Runner::Qemu(Accelerator::Tcg) && auto.why.contains("does not boot"), "{auto:?}");
         let error = with_records(Acceleration::Kvm, "bad").decide(&usable, &broken).await.unwrap_err();
@@ -560,15 +565,15 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_device_that_is_of_no_use_is_no_hang() {
         let test = "a_device_that_is_of_no_use_is_no_hang";
-        let Some(machine) = real_machine(test) else { return };
-        if std::fs::File::options().read(true).write(true).open(crate::qemu::KVM).is_err() {
+        let Some(description) = real_vm(test) else { return };
+        if std::fs::File::options().read(true).write(true).open(crate::kvm::DEVICE).is_err() {
             println!("SKIP {test}: /dev/kvm cannot be opened here");
             return;
         }
-        let mut chooser = chooser(Acceleration::Auto, crate::qemu::KVM);
+        let mut chooser = chooser(Acceleration::Auto, crate::kvm::DEVICE);
         chooser.trial_timeout = Duration::from_secs(10);
         let usable = Verdict::Usable { took: Duration::from_millis(1) };
-        let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &machine));
+        let deciding = tokio::time::timeout(Duration::from_secs(120), chooser.decide(&usable, &description));
         let chosen = deciding.await.expect("no hang").unwrap();
         println!("this host: {chosen:?}");
         let booted = chosen.runner == Runner::Qemu(Accelerator::Kvm);
@@ -578,9 +583,9 @@ mod tests {
     #[test]
     fn a_trial_has_the_kernel_and_nothing_of_its_owners() {
         let file = tempfile::tempfile().unwrap();
-        let mut like = machine();
+        let mut like = description();
         like.disks.push(Disk { name: "work", contents: Contents::Own(file), access: Access::ReadWrite });
-        let trial = trial_machine(&Qemu::new(QemuConfig::default()).unwrap(), &like, &VmConfig::new("/x")).unwrap();
+        let trial = trial_description(&Qemu::new(QemuConfig::default()).unwrap(), &like, &VmConfig::new("/x")).unwrap();
         assert_eq!((trial.kernel, trial.disks.len(), trial.processors), ("/k".into(), 1, 1));
         assert!(trial.command_line.contains("serial:cofferdam-root"), "{}", trial.command_line);
     }

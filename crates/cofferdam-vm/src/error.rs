@@ -1,22 +1,22 @@
-//! Errors of images and VMs, each with a remedy, and their conversion to errors of the contract.
+//! Errors of VMs, each with a remedy, and their conversion to errors of the contract.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use cofferdam_archive::ArchiveError;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
-use cofferdam_debian::DebianError;
-use cofferdam_linux::named::UntrustedLink;
+use cofferdam_image::ImageError;
+pub(crate) use cofferdam_image::tool::excerpt as shown;
+use cofferdam_image::{archive_kind, io_kind, io_remedy};
 use cofferdam_linux::trust::Distrust;
 use cofferdam_util::sha256;
 
 /// Result with [`VmError`].
 pub type Result<T, E = VmError> = std::result::Result<T, E>;
 
-/// Maximum length of another program's output in a message.
-const MAX_WORDS: usize = 1000;
+/// Maximum length of console output in a message.
+const MAX_CONSOLE: usize = 1000;
 
-/// An error of images or VMs.
+/// An error of VMs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
@@ -28,7 +28,7 @@ pub enum VmError {
     },
     /// A program of the host is too old.
     #[error("{tool} {found} is too old: {needed} or newer is needed")]
-    OldTool {
+    OutdatedTool {
         /// The program.
         tool: &'static str,
         /// Its version.
@@ -36,77 +36,34 @@ pub enum VmError {
         /// Oldest supported version.
         needed: &'static str,
     },
-    /// A program of the host failed.
-    #[error("{tool} failed ({status}): {}", shown(said))]
-    ToolFailed {
-        /// The program.
-        tool: &'static str,
-        /// Its exit status.
-        status: String,
-        /// Its output.
-        said: String,
-    },
-    /// Packages could not be downloaded or unpacked.
+    /// An image could not be built, read or found.
     #[error(transparent)]
-    Debian(#[from] DebianError),
-    /// The source of a kernel or of a root file system is unusable.
+    Image(#[from] ImageError),
+    /// A kernel or a VM's description is unusable.
     #[error("{what}")]
-    BadSource {
+    Invalid {
         /// The problem.
         what: String,
     },
-    /// The caller named a directory that was replaced in the meantime.
-    #[error("the directory {} is not the one that was named any more", path.display())]
-    OtherDirectory {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// An image would be larger than allowed.
-    #[error("the root file system takes {bytes} bytes, at most {most} are allowed")]
-    TooLarge {
-        /// Bytes of the image.
-        bytes: u64,
-        /// Maximum.
-        most: u64,
-    },
-    /// A program, a cache or a directory above it can be changed by another user.
+    /// A program or a directory above it can be changed by another user.
     #[error("not trusted: {0}")]
     Distrust(#[from] Distrust),
-    /// The cache is also accessible to other users.
-    #[error("the cache {} cannot be used: {reason}", path.display())]
-    BadCache {
-        /// The directory.
-        path: PathBuf,
-        /// The reason.
-        reason: &'static str,
-    },
-    /// Another process held the lock of the cache for too long.
-    #[error("cannot lock {}: another process held it for {limit:?}", path.display())]
-    Busy {
-        /// The lock.
-        path: PathBuf,
-        /// Time waited.
-        limit: Duration,
-    },
-    /// The image is not built yet, and the policy is not to build it.
-    #[error("no image of this kernel and root file system is built")]
-    NoImage,
     /// A VMM misbehaved.
-    #[error("{monitor}: {what}")]
-    Monitor {
+    #[error("{vmm}: {what}")]
+    Vmm {
         /// The VMM.
-        monitor: &'static str,
+        vmm: &'static str,
         /// The problem.
         what: String,
     },
     /// A VMM's error, already as an error of the contract.
     #[error("{}", .0.message())]
-    Api(Box<Error>),
+    Contract(Box<Error>),
     /// A VMM lacks a feature that was requested.
-    #[error("{monitor} {what}")]
-    Lacks {
+    #[error("{vmm} {what}")]
+    Unsupported {
         /// The VMM.
-        monitor: &'static str,
+        vmm: &'static str,
         /// The missing feature, as a predicate.
         what: String,
         /// The alternative.
@@ -120,7 +77,7 @@ pub enum VmError {
     },
     /// The user that a VMM is to run as may not execute its program.
     #[error("the user that the VMM runs as may not execute {}: {source}", program.display())]
-    Forbidden {
+    NotExecutable {
         /// The program.
         program: PathBuf,
         /// The system's error.
@@ -128,17 +85,17 @@ pub enum VmError {
     },
     /// The configuration requires Firecracker's jailer, which cannot be used.
     #[error("the jailer cannot be used: {why}")]
-    NoJailer {
+    JailerUnusable {
         /// The reason.
         why: String,
         /// The remedy.
         remedy: &'static str,
     },
     /// A snapshot exceeds the memory for snapshots.
-    #[error("the snapshot exceeds the memory for snapshots, of which {most} bytes are left")]
-    NoRoom {
+    #[error("the snapshot exceeds the memory for snapshots, of which {left} bytes are left")]
+    SnapshotMemoryExhausted {
         /// Bytes that were left.
-        most: u64,
+        left: u64,
     },
     /// A snapshot contains another tenant's work.
     #[error("the snapshot belongs to another tenant than '{asked}'")]
@@ -146,41 +103,25 @@ pub enum VmError {
         /// The tenant that requested it.
         asked: String,
     },
-    /// An image with the same key and other contents exists.
-    #[error("an image with the key {key} exists with other contents than the file's")]
-    OtherContents {
-        /// The key of both.
-        key: String,
-    },
-    /// Another image has the name.
-    #[error("the image {name:?} exists, built from {about}, and would be replaced by one of {asked}")]
-    NameTaken {
-        /// The name.
-        name: String,
-        /// Source of the existing image.
-        about: String,
-        /// Source of the new image.
-        asked: String,
-    },
     /// An archive requests more than its reader allows.
-    #[error("the archive's limit on {what} is {found}, and at most {most} is allowed here")]
-    AboveLimit {
+    #[error("the archive's limit on {what} is {found}, and at most {max} is allowed here")]
+    ExceedsCeiling {
         /// The limit, by its option's name.
         what: &'static str,
         /// The archive's value.
         found: String,
         /// The reader's maximum.
-        most: String,
+        max: String,
     },
     /// The host denies reading the memory of own child processes.
     #[error("cannot read the memory of the VMM: {source}")]
-    NoSight {
+    MemoryUnreadable {
         /// The system's error.
         source: std::io::Error,
     },
     /// A snapshot was taken in a different environment.
     #[error("the snapshot was taken with {what} {found}, and would resume here with {here}")]
-    Elsewhere {
+    OriginMismatch {
         /// The property that differs.
         what: &'static str,
         /// Its value in the snapshot.
@@ -190,7 +131,7 @@ pub enum VmError {
     },
     /// A spec differs from a snapshot in a fixed property.
     #[error("the snapshot has {what} {found}, which cannot be changed to {asked}")]
-    Fixed {
+    FixedProperty {
         /// The property.
         what: &'static str,
         /// Its value in the snapshot.
@@ -198,9 +139,17 @@ pub enum VmError {
         /// Its value in the spec.
         asked: String,
     },
+    /// The directory of a VMM's files is also accessible to other users.
+    #[error("the cache {} cannot be used: {reason}", path.display())]
+    ExposedDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// The reason.
+        reason: &'static str,
+    },
     /// The image that a snapshot's VM was created from does not exist on this host.
     #[error("the snapshot needs the image with the key {key}, which is not on this host")]
-    NoBase {
+    MissingImage {
         /// The image's key.
         key: String,
     },
@@ -209,33 +158,21 @@ pub enum VmError {
     Archive(#[from] ArchiveError),
     /// A snapshot is invalid.
     #[error("the snapshot cannot be used: {what}")]
-    BadSnapshot {
+    InvalidSnapshot {
         /// The problem.
         what: String,
     },
     /// The configuration requires hardware virtualisation, which is not available.
     #[error("kvm is required: {why}")]
-    NoKvm {
+    KvmUnavailable {
         /// The finding.
         why: String,
         /// The remedy.
         remedy: &'static str,
     },
-    /// No image has this name.
-    #[error("there is no image {name:?}")]
-    NoSuchImage {
-        /// The name.
-        name: String,
-    },
-    /// Another version of this program built the image, and its agent speaks another protocol version.
-    #[error("another version of Cofferdam built the image {name:?}, and its agent speaks another protocol version")]
-    OldImage {
-        /// The name.
-        name: String,
-    },
     /// A VM ended before its agent connected.
     #[error("the VM ended before its agent connected: {reason}{}", console_shown(console))]
-    NotBooted {
+    BootFailed {
         /// The reason, as far as the VMM reports it.
         reason: String,
         /// The end of its console output.
@@ -278,60 +215,36 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Returns the beginning of untrusted text, in a printable form.
-pub(crate) fn shown(text: &str) -> String {
-    let text = text.trim();
-    let end = text.floor_char_boundary(MAX_WORDS);
-    let cut = if end < text.len() { " …" } else { "" };
-    format!("{}{cut}", clean(&text[..end]))
-}
-
 /// Returns the end of untrusted text, in a printable form.
 pub(crate) fn shown_end(text: &str) -> String {
     let text = text.trim();
-    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_WORDS));
+    let begin = text.ceil_char_boundary(text.len().saturating_sub(MAX_CONSOLE));
     let cut = if begin > 0 { "… " } else { "" };
     format!("{cut}{}", clean(&text[begin..]))
 }
 
 impl From<Error> for VmError {
     fn from(error: Error) -> Self {
-        Self::Api(Box::new(error))
+        Self::Contract(Box::new(error))
     }
 }
 
 impl VmError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadSource { .. }
-            | Self::TooLarge { .. }
-            | Self::Elsewhere { .. }
-            | Self::Fixed { .. }
-            | Self::BadSnapshot { .. } => ErrorKind::InvalidInput,
-            Self::NameTaken { .. } | Self::OtherContents { .. } => ErrorKind::Conflict,
-            Self::AboveLimit { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
-            Self::Archive(ArchiveError::NoSpace { .. }) | Self::NoRoom { .. } => ErrorKind::ResourceExhausted,
-            Self::Archive(ArchiveError::Io { .. }) => ErrorKind::Io,
-            Self::Archive(ArchiveError::Cancelled) => ErrorKind::Closed,
-            Self::Archive(_) => ErrorKind::InvalidInput,
-            Self::NoBase { .. }
-            | Self::NoImage
-            | Self::NoSuchImage { .. }
-            | Self::OldImage { .. }
-            | Self::OtherDirectory { .. } => ErrorKind::NotFound,
-            Self::BadCache { .. } | Self::Distrust(_) | Self::Forbidden { .. } => ErrorKind::Denied,
-            Self::Api(error) => error.kind(),
-            Self::Lacks { .. } => ErrorKind::Unsupported,
-            Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
-            Self::Debian(DebianError::UntrustedTool { .. }) => ErrorKind::Denied,
-            Self::Io { source, .. } if UntrustedLink::of(source).is_some() => ErrorKind::PathEscape,
-            Self::Io { source, .. } => match source.kind() {
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::ResourceExhausted,
-                std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-                std::io::ErrorKind::NotADirectory => ErrorKind::InvalidInput,
-                std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-                _ => ErrorKind::Io,
-            },
+            Self::Invalid { .. }
+            | Self::OriginMismatch { .. }
+            | Self::FixedProperty { .. }
+            | Self::InvalidSnapshot { .. } => ErrorKind::InvalidInput,
+            Self::ExceedsCeiling { .. } | Self::OtherTenant { .. } => ErrorKind::Denied,
+            Self::SnapshotMemoryExhausted { .. } => ErrorKind::ResourceExhausted,
+            Self::MissingImage { .. } => ErrorKind::NotFound,
+            Self::ExposedDirectory { .. } | Self::Distrust(_) | Self::NotExecutable { .. } => ErrorKind::Denied,
+            Self::Unsupported { .. } => ErrorKind::Unsupported,
+            Self::Contract(error) => error.kind(),
+            Self::Image(error) => error.kind(),
+            Self::Archive(error) => archive_kind(error),
+            Self::Io { source, .. } => io_kind(source),
             _ => ErrorKind::Unavailable,
         }
     }
@@ -339,11 +252,9 @@ impl VmError {
     fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Distrust(distrust) => return Some(distrust.remedy()),
+            Self::Image(error) => return error.remedy(),
             Self::MissingTool { tool } if tool.starts_with("qemu") => {
                 "install it: on Debian and Ubuntu `apt-get install --no-install-recommends qemu-system-x86`"
-            }
-            Self::MissingTool { tool } if tool.starts_with("mkfs") => {
-                "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
             }
             Self::MissingTool { tool: "firecracker" } => {
                 "install it from the releases of github.com/firecracker-microvm/firecracker into a directory of PATH, or \
@@ -354,19 +265,12 @@ impl VmError {
                  or COFFERDAM_VM_JAILER; or disable it there"
             }
             Self::MissingTool { .. } => "install it, or configure its path",
-            Self::OldTool { .. } => "install a newer version",
-            Self::TooLarge { .. } => "use a smaller root file system, or allow larger images",
-            Self::BadCache { .. } => "use a directory that only this user may write to",
-            Self::Busy { .. } => "end that process, or use another cache",
-            Self::NoImage => {
-                "build it once, with a network connection: `cofferdam vm build-image`, or Images::make from the library"
-            }
-            Self::OldImage { .. } => "rebuild it from its source: `cofferdam vm build-image --name NAME`",
-            Self::NoSuchImage { .. } => {
-                "see `cofferdam vm images`, or build it: `cofferdam vm build-image --name NAME`"
-            }
-            Self::NoKvm { remedy, .. } | Self::Lacks { remedy, .. } | Self::NoJailer { remedy, .. } => remedy,
-            Self::Forbidden { .. } => {
+            Self::ExposedDirectory { .. } => "use a directory that only this user may write to",
+            Self::OutdatedTool { .. } => "install a newer version",
+            Self::KvmUnavailable { remedy, .. }
+            | Self::Unsupported { remedy, .. }
+            | Self::JailerUnusable { remedy, .. } => remedy,
+            Self::NotExecutable { .. } => {
                 "make it and the directories above it executable for all users: `chmod a+x`; check that its file \
                  system is not mounted noexec"
             }
@@ -374,43 +278,41 @@ impl VmError {
                 "Landlock needs Linux 5.13 or newer with Landlock enabled; namespaces need root, or user namespaces \
                  for ordinary users (kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1)"
             }
-            Self::NoRoom { .. } => "drop snapshots that are not needed, allow them more memory, or use smaller VMs",
-            Self::NameTaken { .. } => "give the new one another name with --name, or replace the old one with --force",
+            Self::SnapshotMemoryExhausted { .. } => {
+                "drop snapshots that are not needed, allow them more memory, or use smaller VMs"
+            }
             Self::OtherTenant { .. } => "restore it as its own tenant, with --tenant or the spec's tenant",
-            Self::AboveLimit { .. } => {
+            Self::ExceedsCeiling { .. } => {
                 "if you trust the archive, allow it with the option of that name, such as --memory, or in [limits] of \
                  the configuration file"
             }
-            Self::NoSight { .. } => "allow processes to trace their children (kernel.yama.ptrace_scope below 2)",
-            Self::Elsewhere { .. } => "restore it where it was taken, or configure this backend like that one",
-            Self::Fixed { .. } => "restore it with the original values; only wall time, CPU time and labels may differ",
-            Self::BadSnapshot { .. } => "take a new snapshot",
-            Self::OtherContents { .. } => {
-                "one of the two is corrupt: remove the existing image with `cofferdam vm prune --name NAME`, or do not \
-                 import the file"
+            Self::MemoryUnreadable { .. } => {
+                "allow processes to trace their children (kernel.yama.ptrace_scope below 2)"
             }
-            Self::NoBase { key } => return Some(copy_image_steps(key)),
-            Self::NotBooted { .. } => "read the console output; a kernel needs virtio disks, consoles and ext4",
-            Self::OtherDirectory { .. } => "it was replaced in the meantime: name it again, if that was you",
-            Self::Io { source, .. } if UntrustedLink::of(source).is_some() => UntrustedLink::REMEDY,
-            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "free space on the disk",
+            Self::OriginMismatch { .. } => "restore it where it was taken, or configure this backend like that one",
+            Self::FixedProperty { .. } => {
+                "restore it with the original values; only wall time, CPU time and labels may differ"
+            }
+            Self::InvalidSnapshot { .. } => "take a new snapshot",
+            Self::MissingImage { key } => return Some(copy_image_steps(key)),
+            Self::BootFailed { .. } => "read the console output; a kernel needs virtio disks, consoles and ext4",
+            Self::Io { source, .. } => io_remedy(source)?,
             _ => return None,
         };
         Some(text.to_owned())
     }
 
-    /// Converts it to an error of the contract, for callers that build images without a backend.
+    /// Converts it to an error of the contract, for callers without a backend.
     pub fn into_contract(self, operation: &'static str) -> Error {
         self.into_error(operation)
     }
 
     /// Converts it to an error of the contract.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        if let Self::Api(error) = self {
-            return *error;
-        }
         let retry = match self {
-            Self::Busy { .. } | Self::NotBooted { .. } => Retry::MayHelp,
+            Self::Contract(error) => return *error,
+            Self::Image(error) => return error.into_contract(operation),
+            Self::BootFailed { .. } => Retry::MayHelp,
             _ => Retry::Never,
         };
         let remedy = self.remedy();
@@ -434,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_without_its_walls_is_refused() {
+    fn a_vmm_that_cannot_be_confined_is_refused() {
         let error = VmError::NoWall { wall: "Landlock" }.into_error("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("user namespaces")), "{error:?}");
@@ -443,7 +345,7 @@ mod tests {
     #[test]
     fn what_a_console_says_is_cut_and_cleaned() {
         let console = format!("{}\u{1b}[2Jend é", "x".repeat(5000));
-        let text = VmError::NotBooted { reason: "it restarted".to_owned(), console }.to_string();
+        let text = VmError::BootFailed { reason: "it restarted".to_owned(), console }.to_string();
         assert!(text.len() < 1300 && text.chars().all(|c| !c.is_control()) && text.ends_with("end é"), "{text}");
     }
 }

@@ -1,30 +1,31 @@
 //! The VM backend: sandboxes that are virtual machines, each with its own kernel.
 //!
 //! ```text
-//! VmBackend --Machine--> dyn Vmm (qemu, firecracker) --process--> VM: kernel, initramfs, agent
+//! VmBackend --VmDescription--> dyn Vmm (qemu, firecracker) --process--> VM: kernel, initramfs, agent
 //!     '------- cofferdam_guest::Guest ---- byte streams (virtio-serial, vsock) ----'
 //! ```
 //!
-//! Every VMM implements one trait. QEMU also works without KVM, by emulation (tested on x86-64 only). The program in
-//! `init/` prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is the
-//! user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
+//! Every VMM implements one trait. QEMU also works without KVM, by emulation (tested on x86-64 only). The init
+//! in the image prepares a booted kernel for the agent. From then on, a VM is served like a container. `docs/vm.md` is
+//! the user's page, `docs/adr/0016-virtual-machines.md` has the design reasons.
 //!
 //! # Where to look
 //!
-//! - From a spec to a VM: `plan.rs`, which is pure. The VMM trait: `vmm.rs`. The choice of VMM and accelerator:
-//!   `choice.rs`.
-//! - Kernel command line: `kernel_words` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot arguments:
-//!   `init/options.rs`, compiled into both sides.
+//! - From a spec to a VM: `plan.rs`, which is pure, and `create.rs`. The state that all sandboxes share: `state.rs`.
+//! - The VMM trait: `vmm.rs`. The choice of VMM and accelerator: `choice.rs`.
+//! - Kernel command line: `kernel_arguments` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot
+//!   arguments: `crates/cofferdam-image/init/options.rs`, compiled into both sides.
 //! - QEMU's arguments: `qemu/arguments.rs`, which is pure. Firecracker's requests: `firecracker/driver.rs`.
-//! - The program that runs before the agent: `init/main.rs`. A copy's own identity: `init/renew.rs`.
-//! - Isolation of Firecracker: `firecracker/walls.rs`; with its own jailer: `firecracker/jailer.rs`, and `keeper/`, a
-//!   program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
+//! - Images, and the program that runs before the agent: the crate `cofferdam_image`.
+//! - Isolation of Firecracker: `firecracker/confinement.rs`; with its own jailer: `firecracker/jailer.rs`, and
+//!   `keeper/`, a program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
 //! - Host resources of a VMM: `bounds.rs`.
-//! - Images: `image/mod.rs`; layers of container images: `image/oci.rs` and `image/layers.rs`; export:
-//!   `image/carry.rs`.
 //! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host
-//!   resumes: `archive.rs`. Snapshots for prepared sandboxes: `ready.rs`.
+//!   resumes: `archive.rs`. Prepared VMs: `prepared.rs`, and the snapshots for them: `templates.rs`.
 #![forbid(unsafe_code)]
+
+// The earlier name of the crate, by which `doctor.rs` refers to it.
+extern crate cofferdam_image as cofferdam_debian;
 
 mod archive;
 mod backend;
@@ -32,36 +33,34 @@ mod bounds;
 mod budget;
 mod choice;
 mod config;
+mod console_tail;
+mod create;
 mod doctor;
 mod error;
 pub mod firecracker;
-pub mod image;
+mod image;
 pub mod kvm;
-mod make;
-#[path = "../init/options.rs"]
-mod options;
-#[cfg(test)]
-mod options_tests;
 mod plan;
 mod posture;
+mod prepared;
 pub mod qemu;
-mod ready;
 mod rules;
-mod run;
 mod sandbox;
 mod snapshot;
 pub mod sparse;
+mod state;
+mod task;
+mod templates;
+mod users;
 pub mod vmm;
-mod warm;
-mod words;
 
 pub use archive::{LoadOptions, SaveOptions, Travelled};
 pub use backend::VmBackend;
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
 pub use doctor::{Finding, FindingState, doctor};
 pub use error::{Result, VmError};
-pub use make::MakeProgress;
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};
+pub use state::BuildProgress;
 
-/// The backend's name in options and configuration.
+/// The backend's name.
 pub const NAME: &str = "vm";

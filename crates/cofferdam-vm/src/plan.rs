@@ -7,12 +7,12 @@ use cofferdam_contract::{
     ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Settings, usual_rules};
+use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
 use crate::NAME;
 use crate::config::{MAX_PROCESSORS, VmConfig};
-use crate::options::{CPU_PERIOD, Options, Port, Room, Store};
 
 /// The agent's port.
 pub(crate) const PORT: &str = "dev.cofferdam.agent";
@@ -150,8 +150,8 @@ impl Plan {
             return small(format!("a VM needs a disk limit of at least {MIN_DISK}"), "raise --disk");
         }
         let guests = memory.unwrap_or(config.memory).as_bytes();
-        let most = u64::MAX / 4;
-        if guests > most {
+        let max = u64::MAX / 4;
+        if guests > max {
             return small("the memory limit is too large".to_owned(), "lower --memory");
         }
         Ok(Self {
@@ -223,9 +223,8 @@ impl Plan {
     }
 }
 
-fn disk(word: &str) -> Result<crate::options::Disk<'_>> {
-    crate::options::Disk::parse(word.as_bytes())
-        .ok_or_else(|| invalid_option("a disk has no valid name for the kernel"))
+fn disk(word: &str) -> Result<boot::Disk<'_>> {
+    boot::Disk::parse(word.as_bytes()).ok_or_else(|| invalid_option("a disk has no valid name for the kernel"))
 }
 
 fn invalid_option(what: &str) -> Error {
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_more_memory_than_its_guests() {
+    fn vm_has_more_memory_than_its_guests() {
         let plan = with(|limits| limits.memory = Some(ByteSize::from_mebibytes(64))).unwrap();
         assert_eq!((plan.bound, plan.memory), (Some(64 * MEBIBYTE), ByteSize::from_mebibytes(162)));
         let plan = with(|limits| limits.memory = None).unwrap();
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_what_the_init_is_told() {
+    fn boot_options_match_the_spec() {
         let plan = with(|limits| {
             limits.cpus = Some("1.5".parse().unwrap());
             limits.pids = Some(9);

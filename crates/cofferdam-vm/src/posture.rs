@@ -21,7 +21,7 @@ pub(crate) struct Measured<'a> {
     /// The accelerator, and the reason for it. It affects the speed, not the isolation.
     pub runs: &'a str,
     /// The host resource limits of the VMM.
-    pub kept: &'a str,
+    pub vmm_limits: &'a str,
 }
 
 /// Returns the posture that the measurements prove.
@@ -126,12 +126,12 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
     let evidence = measured.evidence;
     let mount = evidence.mount_of(WORKSPACE_PATH).filter(|mount| mount.path == WORKSPACE_PATH);
     let writable = mount.is_some_and(|mount| !mount.read_only);
-    let place = if measured.shares.disk.is_some() { "a disk of its own" } else { "the VM's memory" };
+    let store = if measured.shares.disk.is_some() { "a disk of its own" } else { "the VM's memory" };
     let (holds, mechanism) = match measured.spec.workspace() {
-        Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {place}, read-write")),
+        Workspace::Private { access: Access::ReadWrite } => (writable, format!("private, on {store}, read-write")),
         Workspace::Private { access: Access::ReadOnly } => (
             writable && evidence.workspace_writable == Some(false),
-            format!("private, on {place}, read-only for guests by Landlock, filled by the file API"),
+            format!("private, on {store}, read-only for guests by Landlock, filled by the file API"),
         ),
         Workspace::HostDir { .. } => (false, "a host directory cannot be mounted in a VM".to_owned()),
     };
@@ -232,7 +232,7 @@ fn memory(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     row(
         Protection::Memory,
         holds,
-        format!("control group inside, memory limit {found}, no swap; and the VM's memory; {}", measured.kept),
+        format!("control group inside, memory limit {found}, no swap; and the VM's memory; {}", measured.vmm_limits),
     )
 }
 
@@ -329,13 +329,13 @@ mod tests {
             shares: SHARES,
             host_boot: "outside",
             runs: "tcg",
-            kept: "bounded",
+            vmm_limits: "bounded",
         })
     }
 
     /// Promise (Virtual machines): The posture of a VM has a row for every protection.
     #[test]
-    fn a_machine_as_it_should_be_has_every_row_and_no_shortfall() {
+    fn expected_evidence_gives_every_row_without_shortfall() {
         let posture = of(&good());
         for protection in Protection::ALL {
             assert!(posture.get(*protection).is_some(), "{protection}");

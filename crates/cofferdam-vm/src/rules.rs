@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use cofferdam_linux::landlock::{self, Ruleset, access};
 use rustix::io::Errno;
 
-use crate::qemu::KVM;
+use crate::error::{VmError, io as io_error};
+use crate::kvm;
 use crate::vmm::Accelerator;
 
 /// Directories of libraries, which may be read and executed from.
@@ -65,8 +66,8 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     for path in READ {
         allow(path.as_ref(), access::READ)?;
     }
-    let kvm = (accelerator == Accelerator::Kvm).then_some(KVM);
-    for path in DEVICES.into_iter().chain(kvm) {
+    let device = (accelerator == Accelerator::Kvm).then_some(kvm::DEVICE);
+    for path in DEVICES.into_iter().chain(device) {
         allow(path.as_ref(), access::READ_FILE | access::WRITE_FILE | access::IOCTL_DEV)?;
     }
     // A file in the host's memory is in no directory: the kernel has no rules for it, and reports that.
@@ -86,11 +87,19 @@ pub(crate) fn of(program: &Path, accelerator: Accelerator, opened: &Opened<'_>) 
     Ok(rules)
 }
 
+/// Returns the error for Landlock rules that could not be created.
+pub(crate) fn error(program: &Path, error: std::io::Error) -> VmError {
+    match error.kind() {
+        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
+        _ => io_error("confine", program)(error),
+    }
+}
+
 /// Returns the directories that belong to a program with an installation prefix of its own, followed by the program.
 fn around(program: &Path) -> Vec<PathBuf> {
     // The C library searches for a plain name in its own default directories, since no PATH is passed.
-    let places: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
-    let mut found = places.iter().filter_map(|place| Path::new(place).join(program).canonicalize().ok());
+    let directories: &[&str] = if program.components().count() == 1 { &SEARCHED } else { &[""] };
+    let mut found = directories.iter().filter_map(|directory| Path::new(directory).join(program).canonicalize().ok());
     let Some(program) = found.next() else { return Vec::new() };
     let above = program.parent().and_then(Path::parent).map(Path::to_owned);
     let parts = above.into_iter().flat_map(|above| ["share/qemu", "lib"].map(|name| above.join(name)));
@@ -109,8 +118,8 @@ mod tests {
 
     #[test]
     fn no_directory_of_a_user_is_among_them() {
-        let place = tempfile::tempdir().unwrap();
-        let program = place.path().canonicalize().unwrap().join("qemu");
+        let temp = tempfile::tempdir().unwrap();
+        let program = temp.path().canonicalize().unwrap().join("qemu");
         std::fs::write(&program, "").unwrap();
         let all = around(&program);
         assert!(
@@ -123,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_reads_its_own_parts_and_nothing_that_the_host_says() {
+    fn vmm_reads_only_its_own_program_and_libraries() {
         use cofferdam_linux::child::{Start, start};
 
         let shell = Path::new("/bin/sh");
         let Ok(rules) = of(shell, Accelerator::Tcg, &Opened::default()) else {
-            println!("SKIP a_monitor_reads_its_own_parts_and_nothing_that_the_host_says: no Landlock here");
+            println!("SKIP vmm_reads_only_its_own_program_and_libraries: no Landlock here");
             return;
         };
         let open = ["/dev/urandom", "/etc/ld.so.cache"].map(|path| format!("true < {path} || exit 2"));

@@ -13,9 +13,11 @@ use cofferdam_contract::{
 use cofferdam_guest::Record;
 use tokio::sync::Mutex;
 
+use crate::create::PendingSandbox;
 use crate::error::VmError;
-use crate::make::{Host, PendingSandbox, detached};
 use crate::snapshot::VmSnapshot;
+use crate::state::BackendState;
+use crate::task::detached;
 
 /// Time for the guest connection to notice that its VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,14 +46,14 @@ struct Pause {
 
 impl VmSandbox {
     /// Creates and measures a sandbox. Closes it if it falls short of the spec.
-    pub(crate) async fn make(host: &Arc<Host>, spec: Spec) -> Result<Self> {
-        let inner = PendingSandbox::make(host, &spec).await?;
+    pub(crate) async fn create(backend: &Arc<BackendState>, spec: Spec) -> Result<Self> {
+        let inner = PendingSandbox::create(backend, &spec).await?;
         Self::of(inner, spec).await
     }
 
     /// Restores a snapshot, and measures it again.
-    pub(crate) async fn restore(host: &Arc<Host>, spec: Spec, snapshot: &VmSnapshot) -> Result<Self> {
-        let inner = PendingSandbox::restore(host, &spec, snapshot).await?;
+    pub(crate) async fn restore(backend: &Arc<BackendState>, spec: Spec, snapshot: &VmSnapshot) -> Result<Self> {
+        let inner = PendingSandbox::restore(backend, &spec, snapshot).await?;
         Self::of(inner, spec).await
     }
 
@@ -225,7 +227,7 @@ impl Sandbox for VmSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.shared.inner.host, self.spec.clone(), &snapshot).await?))
+        Ok(Arc::new(Self::restore(&self.shared.inner.backend, self.spec.clone(), &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {

@@ -23,7 +23,7 @@ use crate::budget::Lease;
 use crate::error::{Result, VmError, io};
 use crate::plan::Plan;
 use crate::sparse;
-use crate::vmm::{MachineState, Origin};
+use crate::vmm::{Origin, VmState};
 
 /// Version of the format. Incremented when the meaning of a field changes.
 const FORMAT: u32 = 1;
@@ -53,7 +53,7 @@ pub(crate) fn check_format(found: u64) -> Result<()> {
         return Ok(());
     }
     let what = format!("its format is {found}, and this program knows {FORMAT}");
-    Err(VmError::BadSnapshot { what })
+    Err(VmError::InvalidSnapshot { what })
 }
 
 /// Refuses a guest whose agent speaks another protocol version.
@@ -135,28 +135,30 @@ impl SnapshotManifest {
     /// Refuses a host or VMM on which the snapshot cannot resume.
     pub(crate) fn check_origin(&self, here: &Origin) -> Result<()> {
         let found = &self.origin;
-        let Origin { monitor, version, machine, accelerator, processor, host, ticks_per_millisecond } = here;
+        let Origin { vmm, version, vm_type, accelerator, processor, host, ticks_per_millisecond } = here;
         let none = || "none".to_owned();
         let pairs = [
-            ("the VMM", found.monitor.clone(), monitor.clone()),
+            ("the VMM", found.vmm.clone(), vmm.clone()),
             // VMs are compatible within a release series.
             ("version", series(&found.version), series(version)),
-            ("the VM type", found.machine.clone(), machine.clone()),
+            ("the VM type", found.vm_type.clone(), vm_type.clone()),
             ("the accelerator", found.accelerator.as_str().to_owned(), accelerator.as_str().to_owned()),
             ("the processor", found.processor.clone(), processor.clone()),
             ("the host's processor", found.host.clone().unwrap_or_else(none), host.clone().unwrap_or_else(none)),
         ];
         for (what, found, here) in pairs {
             if found != here {
-                return Err(VmError::Elsewhere { what, found: crate::error::shown(&found), here });
+                return Err(VmError::OriginMismatch { what, found: crate::error::shown(&found), here });
             }
         }
         match (found.ticks_per_millisecond, *ticks_per_millisecond) {
-            (Some(there), Some(here)) if there.abs_diff(here) > here * TICKS_DIFFER / 1000 => Err(VmError::Elsewhere {
-                what: "a time-stamp counter of",
-                found: format!("{there} kHz"),
-                here: format!("{here} kHz"),
-            }),
+            (Some(there), Some(here)) if there.abs_diff(here) > here * TICKS_DIFFER / 1000 => {
+                Err(VmError::OriginMismatch {
+                    what: "a time-stamp counter of",
+                    found: format!("{there} kHz"),
+                    here: format!("{here} kHz"),
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -166,10 +168,14 @@ impl SnapshotManifest {
         let access = spec.workspace().access();
         if access != self.access {
             let what = "the guests' access to the workspace";
-            return Err(VmError::Fixed { what, found: format!("{:?}", self.access), asked: format!("{access:?}") });
+            return Err(VmError::FixedProperty {
+                what,
+                found: format!("{:?}", self.access),
+                asked: format!("{access:?}"),
+            });
         }
         match self.plan.difference(plan) {
-            Some((what, found, asked)) => Err(VmError::Fixed { what, found, asked }),
+            Some((what, found, asked)) => Err(VmError::FixedProperty { what, found, asked }),
             None => Ok(()),
         }
     }
@@ -183,7 +189,7 @@ fn series(version: &str) -> String {
 /// The state that all clones of a snapshot share.
 pub(crate) struct Frozen {
     pub manifest: SnapshotManifest,
-    pub state: MachineState,
+    pub state: VmState,
     pub disk: Option<File>,
     /// The VM's root file system; `None` if it was read from an archive.
     pub root: Option<(RootFs, Arc<File>)>,
@@ -213,13 +219,13 @@ pub struct SnapshotSizes {
 impl VmSnapshot {
     pub(crate) fn new(
         manifest: SnapshotManifest,
-        state: MachineState,
+        state: VmState,
         disk: Option<File>,
         root: Option<(RootFs, Arc<File>)>,
         lease: Lease,
     ) -> Result<Self> {
         let length = |file: &File| file.metadata().map(|found| found.len()).map_err(io("inspect", "a snapshot"));
-        let bad = |what: &str| Err(VmError::BadSnapshot { what: what.to_owned() });
+        let bad = |what: &str| Err(VmError::InvalidSnapshot { what: what.to_owned() });
         manifest.check_versions()?;
         if length(state.memory())? != manifest.plan.memory.as_bytes() {
             return bad("the size of its memory differs from its manifest");
@@ -290,7 +296,7 @@ impl VmSnapshot {
     }
 
     /// Returns the VM's memory and devices.
-    pub fn state(&self) -> &MachineState {
+    pub fn state(&self) -> &VmState {
         &self.0.state
     }
 
@@ -341,9 +347,9 @@ mod tests {
 
     fn origin() -> Origin {
         Origin {
-            monitor: "qemu".to_owned(),
+            vmm: "qemu".to_owned(),
             version: "7.2.22".to_owned(),
-            machine: "microvm x86_64".to_owned(),
+            vm_type: "microvm x86_64".to_owned(),
             accelerator: Accelerator::Tcg,
             processor: "Nehalem-v1".to_owned(),
             host: None,
@@ -377,9 +383,9 @@ mod tests {
         manifest.check_origin(&Origin { version: "7.2.99".to_owned(), ..origin() }).unwrap();
         manifest.check_origin(&Origin { ticks_per_millisecond: Some(2_610_000), ..origin() }).unwrap();
         for (here, says) in [
-            (Origin { monitor: "firecracker".to_owned(), ..origin() }, "VMM qemu"),
+            (Origin { vmm: "firecracker".to_owned(), ..origin() }, "VMM qemu"),
             (Origin { version: "8.0.0".to_owned(), ..origin() }, "version 7.2"),
-            (Origin { machine: "q35 x86_64".to_owned(), ..origin() }, "microvm"),
+            (Origin { vm_type: "q35 x86_64".to_owned(), ..origin() }, "microvm"),
             (Origin { accelerator: Accelerator::Kvm, ..origin() }, "tcg"),
             (Origin { processor: "EPYC-v1".to_owned(), ..origin() }, "Nehalem-v1"),
             (Origin { host: Some("AMD".to_owned()), ..origin() }, "AMD"),
@@ -413,7 +419,7 @@ mod tests {
                 .unwrap(),
         ] {
             let error = check(&other).unwrap_err();
-            assert!(matches!(error, VmError::Fixed { .. }), "{error}");
+            assert!(matches!(error, VmError::FixedProperty { .. }), "{error}");
         }
     }
 
@@ -437,9 +443,9 @@ mod tests {
     fn files_that_are_not_the_manifests_are_refused() {
         let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
         let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
-        let lease = || Budget::new(ByteSize::from_bytes(0)).take_most(0);
+        let lease = || Budget::new(ByteSize::from_bytes(0)).take_up_to(0);
         let of = |manifest: &SnapshotManifest, memory: u64, disk: Option<File>| {
-            let state = MachineState::new(sparse::blank(memory).unwrap(), sparse::blank(1).unwrap()).unwrap();
+            let state = VmState::new(sparse::blank(memory).unwrap(), sparse::blank(1).unwrap()).unwrap();
             VmSnapshot::new(manifest.clone(), state, disk, None, lease())
         };
         let memory = manifest.memory().as_bytes();
@@ -452,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_machines_come_from_is_counted_whole_and_once() {
+    fn snapshot_reserves_its_whole_memory_once() {
         let limits = cofferdam_contract::Limits { disk: None, ..Default::default() };
         let manifest = manifest(&Spec::builder().limits(limits).build().unwrap());
         let memory = manifest.memory().as_bytes();
@@ -460,7 +466,7 @@ mod tests {
             let budget = Budget::new(ByteSize::from_bytes(room));
             let devices = sparse::blank(0).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&devices, b"x", 0).unwrap();
-            let state = MachineState::new(sparse::blank(memory).unwrap(), devices).unwrap();
+            let state = VmState::new(sparse::blank(memory).unwrap(), devices).unwrap();
             let lease = budget.take(state.allocated().unwrap()).unwrap();
             let snapshot = VmSnapshot::new(manifest.clone(), state, None, None, lease).unwrap();
             assert_eq!(budget.left(), room - 4096);

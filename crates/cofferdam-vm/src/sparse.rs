@@ -214,14 +214,14 @@ mod tests {
         copy_part(&from, &into, 0..1 << 22, &mut Quota::new(u64::MAX)).unwrap();
         assert!(whole(&from) == whole(&into));
         assert_eq!(allocated(&into).unwrap(), 4 * PAGE as u64);
-        let place = tempfile::tempdir().unwrap();
-        let disk = tempfile::tempfile_in(place.path()).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let disk = tempfile::tempfile_in(temp.path()).unwrap();
         sample(&disk);
-        let copy = copy_disk(&disk, &place.path().join("new")).unwrap();
+        let copy = copy_disk(&disk, &temp.path().join("new")).unwrap();
         assert!(whole(&disk) == whole(&copy) && allocated(&copy).unwrap() <= allocated(&disk).unwrap());
-        let elsewhere = copy_disk(&from, place.path()).unwrap();
+        let elsewhere = copy_disk(&from, temp.path()).unwrap();
         assert!(whole(&elsewhere) == whole(&from));
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
     }
 
     #[test]

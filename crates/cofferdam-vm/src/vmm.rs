@@ -1,9 +1,9 @@
 //! The traits of virtual machine monitors (VMMs) and their VMs.
 //!
 //! ```text
-//! Machine --Vmm::start--> running --pause--> paused --resume--> running
-//!                            |                  '--snapshot--> MachineState --Vmm::restore--> paused, repeatable
-//!                            '--- kill, drop, guest's end ---> ended, with a reason; nothing left
+//! VmDescription --Vmm::start--> running --pause--> paused --resume--> running
+//!                                  |                  '--snapshot--> VmState --Vmm::restore--> paused, repeatable
+//!                                  '--- kill, drop, guest's end ---> ended, with a reason; nothing left
 //! ```
 //!
 //! A VMM knows nothing of sandboxes. It runs the VM that is described, connects one port of it with a pair of byte
@@ -22,6 +22,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{Result, io};
 use crate::sparse;
+
+/// The processor architecture of all VMs: QEMU's smallest VM type, and all kernel arguments, are for it.
+pub(crate) const ARCHITECTURE: &str = "x86_64";
+/// Maximum size of a device state. Actual states have some tens of kilobytes.
+pub(crate) const MAX_DEVICES: u64 = 16 << 20;
 
 /// The execution mode of a VM's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -90,12 +95,12 @@ pub struct Disk {
 
 /// A description of a VM to start.
 #[derive(Debug)]
-pub struct Machine {
+pub struct VmDescription {
     /// The kernel.
     pub kernel: PathBuf,
     /// The kernel's initial file system.
     pub initramfs: PathBuf,
-    /// Arguments for the kernel, besides those of [`Vmm::kernel_words`].
+    /// Arguments for the kernel, besides those of [`Vmm::kernel_arguments`].
     pub command_line: String,
     /// Its memory size.
     pub memory: ByteSize,
@@ -107,7 +112,7 @@ pub struct Machine {
     pub port: &'static str,
 }
 
-impl Machine {
+impl VmDescription {
     /// Splits it into the hardware and the boot files: kernel, initramfs, command line.
     pub fn into_parts(self) -> (Hardware, Boot) {
         let Self { kernel, initramfs, command_line, memory, processors, disks, port } = self;
@@ -135,19 +140,19 @@ pub struct Boot {
     pub kernel: PathBuf,
     /// The kernel's initial file system.
     pub initramfs: PathBuf,
-    /// Arguments for the kernel, besides those of [`Vmm::kernel_words`].
+    /// Arguments for the kernel, besides those of [`Vmm::kernel_arguments`].
     pub command_line: String,
 }
 
 /// The complete state of a paused VM, except its disks. Cheap to clone. It is in unnamed files, which are freed with
 /// the last clone and the last VM that was restored from it.
 #[derive(Debug, Clone)]
-pub struct MachineState {
+pub struct VmState {
     memory: Arc<File>,
     devices: Arc<File>,
 }
 
-impl MachineState {
+impl VmState {
     /// Creates it from files of `sparse::blank`, which it seals against changes.
     ///
     /// # Errors
@@ -181,11 +186,13 @@ impl MachineState {
 #[serde(deny_unknown_fields)]
 pub struct Origin {
     /// The VMM's name.
-    pub monitor: String,
+    #[serde(rename = "monitor")]
+    pub vmm: String,
     /// Its version.
     pub version: String,
     /// The VMM's name for the VM type, and the processor architecture.
-    pub machine: String,
+    #[serde(rename = "machine")]
+    pub vm_type: String,
     /// The accelerator.
     pub accelerator: Accelerator,
     /// The VMM's name for the CPU model.
@@ -231,25 +238,26 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     fn runs_with(&self) -> String;
 
     /// Returns the kernel arguments that are required under this VMM, with a console.
-    fn kernel_words(&self) -> String;
+    fn kernel_arguments(&self) -> String;
 
     /// Returns the name of a disk for the VM's init: `serial:NAME`, or the kernel's name for it.
-    fn disk_word(&self, disk: &Disk, place: usize) -> String;
+    fn disk_name(&self, disk: &Disk, index: usize) -> String;
 
     /// Returns the name of a port for the VM's init: its name, or `vsock:NUMBER`.
-    fn port_word(&self, port: &str) -> String;
+    fn port_name(&self, port: &str) -> String;
 
     /// Makes all choices that depend on the host, for a VM that is complete but for its command line. Must be awaited
     /// before the names above are requested.
     ///
     /// # Behavior
     /// - Fails if no such VM can be started, with the remedy.
-    async fn settle(&self, machine: &Machine) -> Result<()>;
+    async fn settle(&self, description: &VmDescription) -> Result<()>;
 
     /// Returns its version.
     ///
     /// # Behavior
-    /// - Fails with [`VmError::MissingTool`](crate::VmError) if it is not installed, with `OldTool` if it is too old.
+    /// - Fails with [`VmError::MissingTool`](crate::VmError) if it is not installed, with `OutdatedTool` if it is too
+    ///   old.
     /// - Starts no VM.
     async fn version(&self) -> Result<String>;
 
@@ -259,7 +267,7 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     /// - Returns as soon as the VM runs; the guest has not sent anything yet.
     /// - The VM ends with this process, however that ends.
     /// - The VMM has access only to those resources of the host that the VM is described with.
-    async fn start(&self, machine: Machine) -> Result<Started>;
+    async fn start(&self, description: VmDescription) -> Result<Started>;
 
     /// Returns the properties of the states that it saves now, and can restore.
     ///
@@ -277,7 +285,7 @@ pub trait Vmm: fmt::Debug + Send + Sync {
     ///   none changes it, and none sees the writes of another.
     /// - An invalid state is an error with its reason; nothing is left then.
     /// - The VMM's end and isolation are as in [`Self::start`].
-    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started>;
+    async fn restore(&self, hardware: Hardware, state: &VmState) -> Result<Started>;
 }
 
 /// A running VM. Dropping it kills it.
@@ -296,9 +304,9 @@ pub trait Vm: fmt::Debug + Send + Sync {
     /// - Fails if the VM is not paused.
     /// - The state of a restored VM is as complete as that of a booted VM.
     /// - Disks are flushed by the pause: a copy of them from before the resume belongs to the state.
-    /// - Memory that was never written to takes no space. More than `most` bytes of memory in use is an error.
+    /// - Memory that was never written to takes no space. More than `max` bytes of memory in use is an error.
     /// - VMM and VM may be hostile: their answers are bounded in size and time.
-    async fn snapshot(&self, most: ByteSize) -> Result<MachineState>;
+    async fn snapshot(&self, max: ByteSize) -> Result<VmState>;
 
     /// Waits until it has ended, and returns the reason.
     async fn ended(&self) -> Ended;
@@ -310,7 +318,7 @@ pub trait Vm: fmt::Debug + Send + Sync {
     fn console(&self) -> String;
 
     /// Returns the host resource limits of its VMM, as read back. A clause for display.
-    fn kept(&self) -> String;
+    fn vmm_limits(&self) -> String;
 
     /// Returns the CPU microseconds of its VMM, including the guest's, as the host's kernel counts them; `None` once it
     /// has ended.

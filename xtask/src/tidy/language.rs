@@ -25,8 +25,8 @@ const CLAUSES: &[&str] = &["What", "Who", "Whether", "How", "Where", "Which"];
 const QUOTING: &[&str] = &["docs/past-escapes.md", "docs/adr"];
 /// Lines that name a Unix user: a file, and a part of the line.
 const UNIX_USERS: &[(&str, &str)] = &[
-    ("cofferdam-debian/src/skeleton.rs", "etc/passwd"),
-    ("cofferdam-debian/tests/suite/real.rs", "getent passwd"),
+    ("cofferdam-image/src/debian/skeleton.rs", "etc/passwd"),
+    ("cofferdam-image/tests/debian/real.rs", "getent passwd"),
     ("cofferdam-process/src/launcher/template.rs", "etc/passwd"),
 ];
 
@@ -235,8 +235,8 @@ mod tests {
             assert_eq!(count("xtask/src/a.py", word), 0, "{word}");
         }
         let line = format!("(\"etc/passwd\", \"{}:x:65534\")", PRONOUNS[0]);
-        assert_eq!(count("crates/cofferdam-debian/src/skeleton.rs", &line), 0);
-        assert_eq!(count("crates/cofferdam-debian/src/tree.rs", &line), 1);
+        assert_eq!(count("crates/cofferdam-image/src/debian/skeleton.rs", &line), 0);
+        assert_eq!(count("crates/cofferdam-image/src/debian/tree.rs", &line), 1);
     }
 
     #[test]

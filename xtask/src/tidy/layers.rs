@@ -37,8 +37,8 @@ const LAYERS: &[Layer] = &[
         &[
             "cofferdam-archive",
             "cofferdam-contract",
-            "cofferdam-debian",
             "cofferdam-guest",
+            "cofferdam-image",
             "cofferdam-linux",
             "cofferdam-util",
         ],
@@ -48,7 +48,11 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-screen", &[], &[]),
     layer("cofferdam-simulated", &["cofferdam-contract", "cofferdam-conformance"], &[]),
     layer("cofferdam-wasm-supply", &["cofferdam-linux", "cofferdam-util"], &[]),
-    layer("cofferdam-debian", &["cofferdam-linux", "cofferdam-util"], &[]),
+    layer(
+        "cofferdam-image",
+        &["cofferdam-archive", "cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
+        &[],
+    ),
     layer(
         "cofferdam-wasm",
         &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-util", "cofferdam-wasm-supply"],

@@ -10,8 +10,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use cofferdam::registry::machines::{Images as Known, Machines};
 use cofferdam_archive::{WriteOptions, Writer};
 use cofferdam_contract::{Backend, ByteSize, Limits, Sandbox, Snapshot, Spec};
-use cofferdam_debian::{Cache, Recipe};
-use cofferdam_vm::image::{Images, RootSource, Source};
+use cofferdam_image::{Cache, Images, Recipe, RootSource, Source};
 use cofferdam_vm::qemu::QemuConfig;
 use cofferdam_vm::{MakePolicy, SnapshotSizes, VmBackend, VmConfig, VmSnapshot, sparse};
 use tempfile::TempDir;
@@ -86,7 +85,7 @@ impl Field {
         };
         println!("== the VM image");
         let (source, store) = (config.source.clone(), Images::new(images, Cache::new(&packages)));
-        let find = move || store.find(&source, MakePolicy::Missing, &mut |_| ());
+        let find = move || store.find_or_make(&source, &mut |_| ());
         let image = tokio::task::spawn_blocking(find).await?.context("no VM image: see `cofferdam doctor`")?;
         println!("== measure");
         let like = config.qemu.clone();
@@ -99,7 +98,7 @@ impl Field {
         let manifest = frozen(&snapshot)?.manifest();
         let origin = manifest.origin();
         let mut about = About {
-            vmm: format!("{} {}", origin.monitor, origin.version),
+            vmm: format!("{} {}", origin.vmm, origin.version),
             accelerator: origin.accelerator.as_str().to_owned(),
             processor: origin.processor.clone(),
             kernel: image.release.clone(),

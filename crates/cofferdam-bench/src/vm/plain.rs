@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cofferdam_debian::{Cache, Recipe, resolve};
+use cofferdam_image::{Cache, Recipe, resolve};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Accelerator, Vmm};
 use tokio::io::AsyncReadExt;
@@ -66,7 +66,7 @@ impl Plain {
     pub fn prepare(kernel: &Path, busybox: &Path, scratch: &Path, like: &QemuConfig, mebibytes: u64) -> Result<Self> {
         let initramfs = scratch.join("initramfs");
         fs::write(&initramfs, shell_archive(&fs::read(busybox)?)?)?;
-        let words = Qemu::new(like.clone())?.kernel_words();
+        let words = Qemu::new(like.clone())?.kernel_arguments();
         let (accelerator, processor) = (like.accelerator, like.processor.clone());
         Ok(Self { kernel: kernel.to_owned(), initramfs, accelerator, processor, mebibytes, words })
     }

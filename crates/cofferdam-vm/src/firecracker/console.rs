@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_the_last_is_kept_and_nobody_waits() {
+    async fn only_the_last_bytes_are_retained_without_blocking() {
         let (console, mut writer) = Console::new().unwrap();
         let written = tokio::task::spawn_blocking(move || {
             for _ in 0..100 {

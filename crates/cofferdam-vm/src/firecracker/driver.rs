@@ -14,6 +14,7 @@ use tokio::net::UnixStream;
 
 use super::channel::{self, Channel};
 use super::client::Deadlines;
+use super::confinement::{self, VmFile};
 use super::ids::DriveId;
 use super::jailer::{self, Jailer};
 use super::model::{BootSource, Drive, MachineConfig, SnapshotLoad, Vsock};
@@ -21,14 +22,15 @@ use super::process::Launch;
 use super::request::Request;
 use super::version::{self, Version};
 use super::vm::{Dumps, FirecrackerVm, MEMORY_OUT, RunState, STATE_OUT};
-use super::walls::{self, VmFile};
+use super::vmlinux;
 use super::{PROGRAM, broken};
-use crate::bounds::VmmLimits;
+use crate::bounds::{Sharing, VmmLimits};
 use crate::error::{Result, VmError, io};
-use crate::image::vmlinux;
-use crate::make::blocking;
-use crate::qemu::{self, PROCESSORS, Sharing};
-use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
+use crate::kvm;
+use crate::task::blocking;
+use crate::vmm::{
+    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Origin, Started, VmDescription, VmState, Vmm,
+};
 
 const MEBIBYTE: u64 = 1 << 20;
 /// Firecracker's maximum number of processors for a VM.
@@ -56,15 +58,15 @@ pub struct FirecrackerConfig {
     /// Use of Firecracker's own jailer.
     pub jailer: Jailer,
     /// Directory of the VMs' directories with sockets and links, created when it is first needed.
-    pub place: PathBuf,
+    pub directory: PathBuf,
     /// Deadline for an answer; twice as long where memory is read or written.
     pub timeout: Duration,
 }
 
 impl FirecrackerConfig {
     /// Creates a configuration without a program, with the default deadlines.
-    pub fn new(place: impl Into<PathBuf>) -> Self {
-        Self { program: None, jailer: Jailer::Off, place: place.into(), timeout: Duration::from_secs(30) }
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self { program: None, jailer: Jailer::Off, directory: directory.into(), timeout: Duration::from_secs(30) }
     }
 }
 
@@ -87,7 +89,7 @@ impl FirecrackerVmm {
     /// Returns Firecracker, and its jailer if that is to start it.
     fn programs(&self) -> Result<(PathBuf, Option<PathBuf>)> {
         let program = self.config.program.as_deref().ok_or(VmError::MissingTool { tool: PROGRAM })?;
-        let whole = walls::trusted_path(PROGRAM, program)?;
+        let whole = confinement::trusted_path(PROGRAM, program)?;
         let jailer = self.config.jailer.program(program)?;
         if jailer.is_some() {
             jailer::check(&whole)?;
@@ -97,8 +99,8 @@ impl FirecrackerVmm {
 
     /// Returns the version of the installed programs. They are queried again after they were replaced.
     async fn installed_version(&self) -> Result<Version> {
-        if std::env::consts::ARCH != PROCESSORS {
-            return Err(broken(format!("VMs run only on {PROCESSORS}")));
+        if std::env::consts::ARCH != ARCHITECTURE {
+            return Err(broken(format!("VMs run only on {ARCHITECTURE}")));
         }
         let (program, jailer) = self.programs()?;
         let stamps = [Some(&program), jailer.as_ref()].into_iter().flatten().map(|path| Stamp::of(path));
@@ -113,14 +115,14 @@ impl FirecrackerVmm {
         // With older versions, the agent never learns that a snapshot closed its connection.
         if !version.hears_after_resume() {
             let found = version.to_string();
-            return Err(VmError::OldTool { tool: PROGRAM, found, needed: OLDEST_TEXT });
+            return Err(VmError::OutdatedTool { tool: PROGRAM, found, needed: OLDEST_TEXT });
         }
         if let Some(jailer) = jailer {
             let jailer_version = version::of_program("probe", &jailer, VERSION_TIMEOUT).await?;
             if jailer_version != version {
                 let why = format!("it has version {jailer_version}, and Firecracker {version}");
                 let remedy = "install both from the same release";
-                return Err(VmError::NoJailer { why, remedy });
+                return Err(VmError::JailerUnusable { why, remedy });
             }
         }
         *known = Some((stamps, version));
@@ -155,11 +157,11 @@ impl FirecrackerVmm {
         all.push(VmFile::new(STATE_OUT, copy(&dumps.devices)?, Access::ReadWrite));
         all.push(VmFile::new(MEMORY_OUT, copy(&dumps.memory)?, Access::ReadWrite));
         let (base, shown_to, vmm_limits) =
-            (self.config.place.clone(), program.clone(), VmmLimits::of_firecracker(hardware, sharing));
+            (self.config.directory.clone(), program.clone(), VmmLimits::of_firecracker(hardware, sharing));
         let confined = blocking(move || {
-            let id = walls::prepare_base(&base)?;
+            let id = confinement::prepare_base(&base)?;
             let confined = match jailer {
-                None => walls::confine(&base, &id, &shown_to, all, &vmm_limits)?,
+                None => confinement::confine(&base, &id, &shown_to, all, &vmm_limits)?,
                 Some(jailer) => jailer::confine(&jailer, (&canonical(&base)?, &id), &shown_to, all, &vmm_limits)?,
             };
             Ok((confined, id))
@@ -284,8 +286,8 @@ fn check(processors: u32) -> Result<()> {
     if processors <= MAX_PROCESSORS {
         return Ok(());
     }
-    Err(VmError::Lacks {
-        monitor: PROGRAM,
+    Err(VmError::Unsupported {
+        vmm: PROGRAM,
         what: format!("supports at most {MAX_PROCESSORS} processors, not {processors}"),
         remedy: "lower --cpus, or use the driver qemu",
     })
@@ -305,35 +307,35 @@ impl Vmm for FirecrackerVmm {
         format!("Firecracker{jailed} has the processor run its instructions (kvm)")
     }
 
-    fn kernel_words(&self) -> String {
+    fn kernel_arguments(&self) -> String {
         // Firecracker has no power switch, and treats a restart by the keyboard controller as the end.
         "console=ttyS0 quiet panic=-1 reboot=k random.trust_cpu=on pci=off 8250.nr_uarts=1 i8042.noaux i8042.nomux \
          i8042.dumbkbd cryptomgr.notests rcupdate.rcu_expedited=1"
             .to_owned()
     }
 
-    fn disk_word(&self, _: &Disk, place: usize) -> String {
+    fn disk_name(&self, _: &Disk, index: usize) -> String {
         // Its disks have no configurable serial numbers; the kernel names them in the order of the requests.
-        let letter = u8::try_from(place).ok().and_then(|place| b'a'.checked_add(place)).unwrap_or(b'z');
+        let letter = u8::try_from(index).ok().and_then(|index| b'a'.checked_add(index)).unwrap_or(b'z');
         format!("vd{}", char::from(letter))
     }
 
-    fn port_word(&self, _: &str) -> String {
+    fn port_name(&self, _: &str) -> String {
         format!("vsock:{}", channel::PORT)
     }
 
-    async fn settle(&self, machine: &Machine) -> Result<()> {
-        check(machine.processors)
+    async fn settle(&self, description: &VmDescription) -> Result<()> {
+        check(description.processors)
     }
 
     async fn version(&self) -> Result<String> {
         self.installed_version().await.map(|version| version.to_string())
     }
 
-    async fn start(&self, machine: Machine) -> Result<Started> {
-        let (hardware, boot) = machine.into_parts();
+    async fn start(&self, description: VmDescription) -> Result<Started> {
+        let (hardware, boot) = description.into_parts();
         check(hardware.processors)?;
-        let requests = boot_requests(&hardware, &boot, &self.kernel_words())?;
+        let requests = boot_requests(&hardware, &boot, &self.kernel_arguments())?;
         let kernel = reopen(&*self.kernel(&boot.kernel).await?)?;
         let initramfs = File::open(&boot.initramfs).map_err(io("open", &boot.initramfs))?;
         let all =
@@ -344,23 +346,23 @@ impl Vmm for FirecrackerVmm {
 
     async fn origin(&self) -> Result<Origin> {
         Ok(Origin {
-            monitor: self.name().to_owned(),
+            vmm: self.name().to_owned(),
             version: self.version().await?,
-            machine: format!("{PROGRAM} {PROCESSORS}"),
+            vm_type: format!("{PROGRAM} {ARCHITECTURE}"),
             accelerator: Accelerator::Kvm,
             processor: "host".to_owned(),
-            host: Some(qemu::host_processor()),
+            host: Some(kvm::host_processor()),
             ticks_per_millisecond: None,
         })
     }
 
-    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+    async fn restore(&self, hardware: Hardware, state: &VmState) -> Result<Started> {
         check(hardware.processors)?;
         let (found, length) = (state.memory().metadata().map(|found| found.len()), memory_size(&hardware));
         let found = found.map_err(io("inspect", "the memory of a VM"))?;
         if found != length {
             let what = format!("the state has {found} bytes of memory, and the VM {length}");
-            return Err(VmError::BadSource { what });
+            return Err(VmError::Invalid { what });
         }
         let all = vec![
             VmFile::new(STATE_IN, reopen(state.devices())?, Access::ReadOnly),

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn jails_that_would_not_hold_are_refused() {
+    fn jailer_that_cannot_isolate_is_refused() {
         jail().check().expect("a valid jail");
         let changes: [fn(&mut Jail); 7] = [
             |jail| jail.user = 0,

@@ -30,13 +30,13 @@ use cofferdam_linux::mount::{self, attr};
 use cofferdam_linux::process::{self, Resource};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
 
+use super::confinement::{VmFile, grant};
 use super::ids::InstanceId;
 use super::process::{API_SOCKET, Confined, Remains, Running, Tie, View};
-use super::walls::{VmFile, grant};
 use super::{PROGRAM, broken};
 use crate::bounds::{Enclosure, VmmLimits};
 use crate::error::{Result, VmError, io};
-use crate::qemu;
+use crate::users;
 
 /// The jailer's program.
 pub(crate) const JAILER: &str = "jailer";
@@ -72,11 +72,14 @@ impl Jailer {
             Self::At(path) if path.is_absolute() => path.clone(),
             Self::At(path) => {
                 let why = format!("{} is not an absolute path", path.display());
-                return Err(VmError::NoJailer { why, remedy: "use an absolute path such as /usr/local/bin/jailer" });
+                return Err(VmError::JailerUnusable {
+                    why,
+                    remedy: "use an absolute path such as /usr/local/bin/jailer",
+                });
             }
             Self::Beside => firecracker.with_file_name(JAILER),
         };
-        super::walls::trusted_path(JAILER, &program).map(Some)
+        super::confinement::trusted_path(JAILER, &program).map(Some)
     }
 }
 
@@ -85,13 +88,13 @@ pub(super) fn check(firecracker: &Path) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         let remedy = "run as root, or disable it: `jailer` in [machines], or COFFERDAM_VM_JAILER; the default \
                       isolation needs no root";
-        return Err(VmError::NoJailer { why: "it needs root, and this user is not root".to_owned(), remedy });
+        return Err(VmError::JailerUnusable { why: "it needs root, and this user is not root".to_owned(), remedy });
     }
     if name(firecracker)?.to_str().is_some_and(|name| name.contains(PROGRAM)) {
         return Ok(());
     }
     let why = format!("it starts only programs with `{PROGRAM}` in their names, not {}", firecracker.display());
-    Err(VmError::NoJailer { why, remedy: "rename the program, or disable the jailer" })
+    Err(VmError::JailerUnusable { why, remedy: "rename the program, or disable the jailer" })
 }
 
 fn name(program: &Path) -> Result<&OsStr> {
@@ -168,7 +171,7 @@ pub(super) fn confine(
 /// Returns a user and a group that no host uses, for this VM alone. The jailer creates its own device node of KVM for
 /// this user.
 fn user() -> (u32, u32) {
-    let user = qemu::unused_id();
+    let user = users::unused_id();
     (user, user)
 }
 
@@ -181,7 +184,7 @@ fn tree(program: &Path) -> Result<OwnedFd> {
     let options = options.into_iter().collect::<Result<Vec<_>>>()?;
     let options: Vec<_> = options.iter().map(|(key, value)| (&**key, &**value)).collect();
     mount::new_filesystem(c"tmpfs", &options, attr::NOSUID).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => VmError::NoJailer {
+        io::ErrorKind::PermissionDenied => VmError::JailerUnusable {
             why: format!("this root user may not create a file system for a jail: {error}"),
             remedy: "run as root with all capabilities, or disable the jailer",
         },
@@ -255,15 +258,15 @@ mod tests {
     /// Promise (Virtual machines): `doctor` reports whether the configured jailer exists.
     #[test]
     fn a_jailer_is_found_or_missed_where_it_is_named() {
-        let place = tempfile::tempdir().unwrap();
-        let firecracker = place.path().join("firecracker");
+        let temp = tempfile::tempdir().unwrap();
+        let firecracker = temp.path().join("firecracker");
         assert_eq!(Jailer::Off.program(&firecracker).unwrap(), None);
-        for jailer in [Jailer::Beside, Jailer::At(place.path().join("other"))] {
+        for jailer in [Jailer::Beside, Jailer::At(temp.path().join("other"))] {
             let error = jailer.program(&firecracker).unwrap_err().into_error("create");
             assert!(error.message().contains("jailer is not installed"), "{error}");
             assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_JAILER")), "{error:?}");
         }
-        let beside = place.path().canonicalize().unwrap().join(JAILER);
+        let beside = temp.path().canonicalize().unwrap().join(JAILER);
         std::fs::write(&beside, "").unwrap();
         assert_eq!(Jailer::Beside.program(&firecracker).unwrap(), Some(beside));
         // A relative path is not executed, since it depends on the current directory.

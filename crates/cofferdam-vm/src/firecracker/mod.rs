@@ -8,13 +8,14 @@
 //!
 //! The files of a VM, and of its snapshots, are passed as descriptors. The VM's directory has a link for each, under
 //! names that are the same for all VMs, because a state contains the names of its disks. The isolation is Cofferdam's
-//! own (`walls`) or, if configured, that of Firecracker's jailer ([`Jailer`]).
+//! own (`confinement`) or, if configured, that of Firecracker's jailer ([`Jailer`]).
 //!
 //! Every answer is untrusted: a guest that broke out of its VM controls Firecracker. So each answer has a maximum
 //! length, a deadline and an expected status. No path of the API contains text from a guest.
 
 mod channel;
 mod client;
+mod confinement;
 mod console;
 mod driver;
 mod error;
@@ -27,8 +28,8 @@ mod request;
 mod socket;
 mod version;
 mod vm;
+mod vmlinux;
 pub mod vsock;
-mod walls;
 
 pub use client::{Client, Deadlines};
 pub use driver::{FirecrackerConfig, FirecrackerVmm};
@@ -44,5 +45,5 @@ pub(crate) const PROGRAM: &str = "firecracker";
 
 /// Returns an error for misbehaviour of Firecracker.
 fn broken(what: impl Into<String>) -> VmError {
-    VmError::Monitor { monitor: PROGRAM, what: what.into() }
+    VmError::Vmm { vmm: PROGRAM, what: what.into() }
 }

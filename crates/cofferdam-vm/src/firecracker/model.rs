@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_have_processors_and_whole_mebibytes() {
+    fn vms_have_processors_and_whole_mebibytes() {
         let size = ByteSize::from_mebibytes;
         for (vcpus, memory) in [(0, size(128)), (33, size(128)), (1, size(0)), (1, ByteSize::from_bytes(4096))] {
             assert!(MachineConfig::new(vcpus, memory).is_err(), "{vcpus} {memory}");

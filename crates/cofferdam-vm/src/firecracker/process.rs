@@ -92,11 +92,11 @@ fn not_started(program: &Path, tie: Tie, error: io::Error) -> Error {
     }
     match (error.kind(), tie) {
         (io::ErrorKind::PermissionDenied, Tie::Own) => {
-            VmError::Forbidden { program: program.to_owned(), source: error }.into_error("create")
+            VmError::NotExecutable { program: program.to_owned(), source: error }.into_error("create")
         }
         (io::ErrorKind::PermissionDenied, Tie::Namespace) => {
             let why = format!("this user lacks the necessary capabilities: {error}");
-            VmError::NoJailer { why, remedy: JAILER_REMEDY }.into_error("create")
+            VmError::JailerUnusable { why, remedy: JAILER_REMEDY }.into_error("create")
         }
         _ => os("start Firecracker", program, error),
     }
@@ -241,7 +241,7 @@ pub(super) struct Watched {
     pub directory: PathBuf,
     pub tree: Tree,
     /// Its host resource limits, for display.
-    pub kept: String,
+    pub vmm_limits: String,
     pub process: OwnedFd,
     pub end: watch::Receiver<Option<End>>,
 }
@@ -297,7 +297,7 @@ impl Firecracker {
         )]
         let process = AsyncFd::new(process).map_err(failed)?;
         let enclosure = running.remains.as_ref().and_then(|remains| remains.enclosure.as_ref());
-        let kept = enclosure.map_or_else(String::new, |enclosure| enclosure.shown.clone());
+        let vmm_limits = enclosure.map_or_else(String::new, |enclosure| enclosure.shown.clone());
         let (sender, end) = watch::channel(None);
         let output = console.clone();
         tokio::spawn(async move {
@@ -309,7 +309,7 @@ impl Firecracker {
             let lost = |_| End { status: None, left: Some("the task that reaps it was cancelled".to_owned()) };
             sender.send_replace(Some(reaped.unwrap_or_else(lost)));
         });
-        Ok(Watched { client, console, directory: view.outside, tree: view.tree, kept, process: killer, end })
+        Ok(Watched { client, console, directory: view.outside, tree: view.tree, vmm_limits, process: killer, end })
     }
 
     async fn become_ready(&mut self, id: &InstanceId, timeout: Duration) -> Result<Version> {

@@ -20,16 +20,15 @@ use tokio::sync::{Mutex, watch};
 use super::broken;
 use super::channel::Channel;
 use super::client::Client;
+use super::confinement;
 use super::console::Console;
 use super::model::{InstanceState, SnapshotCreate, VmState};
 use super::process::{End, Watched};
 use super::request::Request;
-use super::walls;
 use crate::error::{Result, VmError, io, shown_end};
-use crate::make::blocking;
-use crate::qemu::MAX_DEVICES;
 use crate::sparse;
-use crate::vmm::{Ended, MachineState, Vm};
+use crate::task::blocking;
+use crate::vmm::{Ended, MAX_DEVICES, Vm, VmState};
 
 /// Names of the files that states are written to, in the VM's directory.
 pub(super) const STATE_OUT: &str = "state.out";
@@ -62,7 +61,7 @@ pub(super) struct FirecrackerVm {
     process: OwnedFd,
     end: watch::Receiver<Option<End>>,
     console: Console,
-    kept: String,
+    vmm_limits: String,
     /// The directory of its sockets, if it is one of the host.
     directory: Option<PathBuf>,
     channel: Channel,
@@ -80,13 +79,13 @@ impl FirecrackerVm {
         state: RunState,
         attach_timeout: Duration,
     ) -> Self {
-        let Watched { client, console, kept, process, end, directory, tree } = watched;
+        let Watched { client, console, vmm_limits, process, end, directory, tree } = watched;
         Self {
             client,
             process,
             end,
             console,
-            kept,
+            vmm_limits,
             directory: tree.is_none().then_some(directory),
             channel,
             dumps: Arc::new(dumps),
@@ -104,7 +103,7 @@ impl FirecrackerVm {
     /// with a limited number of files.
     pub(super) async fn close_directory(&self) -> Result<()> {
         let Some(directory) = self.directory.clone() else { return Ok(()) };
-        blocking(move || walls::close(&directory).map_err(io("restrict", &directory))).await
+        blocking(move || confinement::close(&directory).map_err(io("restrict", &directory))).await
     }
 
     /// Kills it because of this error, and adds the end of the console output to the error.
@@ -130,9 +129,9 @@ impl Dumps {
         Ok(Self { devices: blank()?, memory: blank()? })
     }
 
-    /// Copies the untrusted files that Firecracker wrote: memory of so many bytes, of which at most `most` are in use,
+    /// Copies the untrusted files that Firecracker wrote: memory of so many bytes, of which at most `max` are in use,
     /// and devices.
-    fn copy(&self, length: u64, most: u64) -> Result<(File, File)> {
+    fn copy(&self, length: u64, max: u64) -> Result<(File, File)> {
         let length_of = |file: &File| file.metadata().map(|found| found.len()).map_err(io("inspect", STATE));
         let found = length_of(&self.devices)?;
         if !(1..=MAX_DEVICES).contains(&found) {
@@ -143,8 +142,8 @@ impl Dumps {
             return Err(broken(format!("it wrote {found} bytes of memory for a VM with {length}")));
         }
         let devices = sparse::copy_memory(&self.devices, MAX_DEVICES).map_err(io("copy", STATE))?;
-        let memory = sparse::copy_memory(&self.memory, most).map_err(|error| match error.kind() {
-            std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
+        let memory = sparse::copy_memory(&self.memory, max).map_err(|error| match error.kind() {
+            std::io::ErrorKind::QuotaExceeded => VmError::SnapshotMemoryExhausted { left: max },
             _ => io("copy", STATE)(error),
         })?;
         Ok((memory, devices))
@@ -159,8 +158,8 @@ impl Dumps {
 /// Adds the end of a process's output to an error.
 pub(super) fn with_console(error: VmError, output: &str) -> VmError {
     match error {
-        VmError::Api(error) if !output.trim().is_empty() => {
-            VmError::Api(Box::new(error.with_context("console", shown_end(output))))
+        VmError::Contract(error) if !output.trim().is_empty() => {
+            VmError::Contract(Box::new(error.with_context("console", shown_end(output))))
         }
         error => error,
     }
@@ -204,7 +203,7 @@ impl Vm for FirecrackerVm {
         Ok(())
     }
 
-    async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
+    async fn snapshot(&self, max: ByteSize) -> Result<VmState> {
         let mut state = self.state.lock().await;
         if *state == RunState::Running {
             return Err(broken("a running VM cannot be saved"));
@@ -217,15 +216,15 @@ impl Vm for FirecrackerVm {
         self.dumps.empty()?;
         let create = Request::CreateSnapshot(SnapshotCreate::new(STATE_OUT, MEMORY_OUT));
         let written = self.send("snapshot", &create).await;
-        let (dumps, length, most) = (Arc::clone(&self.dumps), self.memory, most.as_bytes());
+        let (dumps, length, max) = (Arc::clone(&self.dumps), self.memory, max.as_bytes());
         let copying = tokio::task::spawn_blocking(move || {
-            let copied = written.and_then(|()| dumps.copy(length, most));
+            let copied = written.and_then(|()| dumps.copy(length, max));
             // The files are emptied in any case, so that the state is not stored twice.
             dumps.empty().and(copied)
         });
         let copied = copying.await.map_err(|_| broken("the copy of its state was interrupted"))?;
         let (memory, devices) = copied?;
-        MachineState::new(memory, devices)
+        VmState::new(memory, devices)
     }
 
     async fn ended(&self) -> Ended {
@@ -247,8 +246,8 @@ impl Vm for FirecrackerVm {
         self.console.text()
     }
 
-    fn kept(&self) -> String {
-        self.kept.clone()
+    fn vmm_limits(&self) -> String {
+        self.vmm_limits.clone()
     }
 
     fn cpu_micros(&self) -> Option<u64> {

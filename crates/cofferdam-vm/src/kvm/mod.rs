@@ -23,6 +23,9 @@ const ATTEMPTS: u32 = 3;
 /// The only version of the interface.
 const API_VERSION: i32 = 12;
 
+/// The device of the host's hardware virtualisation.
+pub(crate) const DEVICE: &str = "/dev/kvm";
+
 /// The usability of `/dev/kvm`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -112,7 +115,7 @@ pub struct Probe {
 
 impl Default for Probe {
     fn default() -> Self {
-        Self { device: "/dev/kvm".into(), cache: None, limit: Duration::from_secs(5) }
+        Self { device: DEVICE.into(), cache: None, limit: Duration::from_secs(5) }
     }
 }
 
@@ -195,6 +198,16 @@ fn verdict_of(spin: io::Result<Spin>, limit: Duration) -> Result<Duration, Verdi
         Ok(Spin::Strange(how)) => Err(Verdict::Unfit { why: format!("the probe's guest ended unexpectedly ({how})") }),
         Err(error) => Err(Verdict::Unfit { why: format!("the probe's guest could not run ({error})") }),
     }
+}
+
+/// Returns vendor and model of the host's processor.
+pub(crate) fn host_processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let value = |key: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(found, _)| found.trim() == key).map_or("?", |(_, value)| value.trim()).to_owned()
+    };
+    ["vendor_id", "cpu family", "model", "stepping"].map(value).join(" ")
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub(crate) struct Descriptors {
 /// Returns arguments for the kernel: a console, and the end of the VM when its first process ends. Clocks of an
 /// emulated VM depend on the host's scheduling, so its kernel gets values that it would measure wrongly, or wait for in
 /// vain.
-pub(crate) fn kernel_words(accelerator: Accelerator, ticks_per_millisecond: Option<u64>) -> String {
+pub(crate) fn kernel_arguments(accelerator: Accelerator, ticks_per_millisecond: Option<u64>) -> String {
     // Missing devices are not probed, and self-tests are skipped, which saves a sixth of the boot time. The watchdog is
     // off, so that an idle kernel does not wake up: the supervisor enforces time limits.
     let mut arguments =
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_a_state_has_the_same_parts_and_memory_of_its_own() {
+    fn restored_vm_has_the_same_hardware_and_its_own_memory() {
         let (booted, restored) = (sample(), sample_of(&StartMode::State));
         for key in ["-M", "-accel", "-cpu", "-smp", "-m", "-device", "-global", "-chardev", "-blockdev"] {
             assert_eq!(after(&booted, key), after(&restored, key));
@@ -229,10 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_told_what_they_would_measure_wrongly() {
-        let arguments = kernel_words(Accelerator::Tcg, Some(2_000_000));
+    fn kernel_gets_the_tsc_frequency_only_under_tcg() {
+        let arguments = kernel_arguments(Accelerator::Tcg, Some(2_000_000));
         assert!(arguments.contains("tsc_early_khz=2000000") && arguments.contains("no_timer_check"), "{arguments}");
-        assert!(!kernel_words(Accelerator::Kvm, Some(1)).contains("tsc"));
-        assert!(!kernel_words(Accelerator::Tcg, None).contains("tsc"));
+        assert!(!kernel_arguments(Accelerator::Kvm, Some(1)).contains("tsc"));
+        assert!(!kernel_arguments(Accelerator::Tcg, None).contains("tsc"));
     }
 }

@@ -4,19 +4,11 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::pages::{self, Owner};
+use crate::bounds::Sharing;
 use crate::error::{Result, VmError, io};
 use crate::sparse::{self, Quota};
 
 const MEMORY: &str = "the memory of a VM";
-
-/// The owner of the memory file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    /// The VM: its writes change the file.
-    Own,
-    /// A state: the VM's writes are only in its VMM's process.
-    State,
-}
 
 /// The location of a VM's memory.
 #[derive(Debug, Clone)]
@@ -38,7 +30,7 @@ impl Memory {
         let found = file.metadata().map_err(io("inspect", MEMORY))?.len();
         if found != length {
             let what = format!("the state has {found} bytes of memory, and the VM {length}");
-            return Err(VmError::BadSource { what });
+            return Err(VmError::Invalid { what });
         }
         let file = Arc::new(file.try_clone().map_err(io("copy the descriptor of", MEMORY))?);
         Ok(Self { file, sharing: Sharing::State, length })
@@ -53,17 +45,17 @@ impl Memory {
     }
 
     /// Copies it, with a maximum of allocated bytes. The VM must be paused.
-    pub(crate) fn copy(&self, owner: Owner, most: u64) -> Result<File> {
+    pub(crate) fn copy(&self, owner: Owner, max: u64) -> Result<File> {
         let copied = match self.sharing {
-            Sharing::Own => sparse::copy_memory(&self.file, most),
+            Sharing::Own => sparse::copy_memory(&self.file, max),
             Sharing::State => sparse::blank(self.length).and_then(|into| {
-                pages::copy(owner, &self.file, &into, self.length, &mut Quota::new(most))?;
+                pages::copy(owner, &self.file, &into, self.length, &mut Quota::new(max))?;
                 Ok(into)
             }),
         };
         copied.map_err(|error| match error.kind() {
-            std::io::ErrorKind::QuotaExceeded => VmError::NoRoom { most },
-            std::io::ErrorKind::PermissionDenied => VmError::NoSight { source: error },
+            std::io::ErrorKind::QuotaExceeded => VmError::SnapshotMemoryExhausted { left: max },
+            std::io::ErrorKind::PermissionDenied => VmError::MemoryUnreadable { source: error },
             _ => io("copy", MEMORY)(error),
         })
     }

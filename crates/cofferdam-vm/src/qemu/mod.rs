@@ -22,7 +22,6 @@ mod vm;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream as Socket;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -30,6 +29,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
+use cofferdam_image::{ImageError, tool};
 use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use cofferdam_linux::programs;
@@ -38,22 +38,22 @@ use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
 use crate::bounds::{Enclosure, VmmLimits};
+use crate::console_tail::ConsoleTail;
 use crate::error::{Result, VmError, io};
+use crate::kvm;
 use crate::rules::{self, Opened};
-use crate::run;
-use crate::vmm::{Accelerator, Boot, Contents, Disk, Hardware, Machine, MachineState, Origin, Started, Vmm};
-use crate::words::OutputTail;
+use crate::users;
+use crate::vmm::{
+    ARCHITECTURE, Accelerator, Boot, Contents, Disk, Hardware, Origin, Started, VmDescription, VmState, Vmm,
+};
 use arguments::{Descriptors, LAYOUT, MACHINE, StartMode, arguments, memory_size};
 use memory::Memory;
-pub(crate) use memory::Sharing;
 use pages::Owner;
 use qmp::Qmp;
-pub(crate) use state::MAX_DEVICES;
 use vm::QemuVm;
 
-/// The VMM's program. Its smallest VM type, and all kernel arguments here, are for this architecture.
+/// The VMM's program, for [`ARCHITECTURE`].
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-pub(crate) const PROCESSORS: &str = "x86_64";
 /// Oldest supported version.
 const OLDEST: (u32, u32) = (7, 2);
 const OLDEST_TEXT: &str = "7.2";
@@ -62,10 +62,6 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Settings of glibc's allocator: a cache and an arena for each thread take half a mebibyte of each VMM, whose threads
 /// hardly compete for them. Other C libraries ignore them.
 const ALLOCATOR: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
-/// Range of user IDs that no host uses.
-const FIRST_USER: u32 = 0x7200_0000;
-const USERS: u32 = 0x00f0_0000;
-pub(crate) const KVM: &str = "/dev/kvm";
 
 /// Configuration of QEMU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,13 +106,13 @@ impl Qemu {
     ///
     /// # Errors
     ///
-    /// [`VmError::BadSource`] if the processor is not a single name, or one that differs between hosts.
+    /// [`VmError::Invalid`] if the processor is not a single name, or one that differs between hosts.
     pub fn new(config: QemuConfig) -> Result<Self> {
         let name = &config.processor;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || ["max", "host"].contains(&&**name) {
             let what = format!("{:?} is not the name of a CPU model that is the same on every host", name);
-            return Err(VmError::BadSource { what });
+            return Err(VmError::Invalid { what });
         }
         Ok(Self { config, known: OnceCell::new() })
     }
@@ -171,32 +167,32 @@ impl Vmm for Qemu {
         }
     }
 
-    fn kernel_words(&self) -> String {
-        arguments::kernel_words(self.config.accelerator, clock::ticks_per_millisecond())
+    fn kernel_arguments(&self) -> String {
+        arguments::kernel_arguments(self.config.accelerator, clock::ticks_per_millisecond())
     }
 
-    fn disk_word(&self, disk: &Disk, _: usize) -> String {
+    fn disk_name(&self, disk: &Disk, _: usize) -> String {
         format!("serial:{}", disk.name)
     }
 
-    fn port_word(&self, port: &str) -> String {
+    fn port_name(&self, port: &str) -> String {
         port.to_owned()
     }
 
-    async fn settle(&self, _: &Machine) -> Result<()> {
+    async fn settle(&self, _: &VmDescription) -> Result<()> {
         Ok(())
     }
 
     async fn version(&self) -> Result<String> {
-        if std::env::consts::ARCH != PROCESSORS {
+        if std::env::consts::ARCH != ARCHITECTURE {
             // QEMU would run, and boot an agent for another architecture.
-            return Err(broken(format!("VMs run only on {PROCESSORS}")));
+            return Err(broken(format!("VMs run only on {ARCHITECTURE}")));
         }
         Ok(self.known().await?.version.clone())
     }
 
-    async fn start(&self, machine: Machine) -> Result<Started> {
-        let (hardware, boot) = machine.into_parts();
+    async fn start(&self, description: VmDescription) -> Result<Started> {
+        let (hardware, boot) = description.into_parts();
         let memory = Memory::empty(memory_size(&hardware))?;
         let (vm, agent) = self.launch(&hardware, Some(&boot), memory).await?;
         Ok(started(vm, agent))
@@ -207,12 +203,12 @@ impl Vmm for Qemu {
         let QemuConfig { accelerator, processor, .. } = &self.config;
         let (host, ticks_per_millisecond) = match accelerator {
             Accelerator::Tcg => (None, clock::ticks_per_millisecond()),
-            Accelerator::Kvm => (Some(host_processor()), None),
+            Accelerator::Kvm => (Some(kvm::host_processor()), None),
         };
         Ok(Origin {
-            monitor: self.name().to_owned(),
+            vmm: self.name().to_owned(),
             version,
-            machine: format!("{MACHINE},{LAYOUT} {PROCESSORS}"),
+            vm_type: format!("{MACHINE},{LAYOUT} {ARCHITECTURE}"),
             accelerator: *accelerator,
             processor: processor.clone(),
             host,
@@ -220,7 +216,7 @@ impl Vmm for Qemu {
         })
     }
 
-    async fn restore(&self, hardware: Hardware, state: &MachineState) -> Result<Started> {
+    async fn restore(&self, hardware: Hardware, state: &VmState) -> Result<Started> {
         let memory = Memory::of_state(state.memory(), memory_size(&hardware))?;
         let (vm, agent) = self.launch(&hardware, None, memory).await?;
         vm.load(state.devices(), self.config.timeout).await?;
@@ -251,7 +247,7 @@ impl Qemu {
             Some(boot) => vec![open(&boot.kernel)?, open(&boot.initramfs)?],
             None => Vec::new(),
         };
-        let kernel_arguments = self.kernel_words();
+        let kernel_arguments = self.kernel_arguments();
         let mode = match (boot, &*opened) {
             (Some(boot), [kernel, initramfs]) => {
                 let [kernel, initramfs] = [take(copy(kernel)?.into()), take(copy(initramfs)?.into())];
@@ -281,8 +277,8 @@ impl Qemu {
         let read: Vec<&File> = opened.iter().collect();
         let opened = Opened { read: &read, ..Opened::default() };
         let rules = rules::of(self.program(), self.config.accelerator, &opened);
-        let rules = rules.map_err(|error| no_rules(self.program(), error))?;
-        let (user, vmm_limits) = (user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
+        let rules = rules.map_err(|error| rules::error(self.program(), error))?;
+        let (user, vmm_limits) = (users::user(self.config.accelerator), VmmLimits::of(hardware, memory.sharing()));
         let started = tokio::task::spawn_blocking(move || {
             let enclosure = Enclosure::make(&vmm_limits, user.is_some());
             let (groups, limits) = (enclosure.entrances()?, enclosure.limits.clone());
@@ -298,11 +294,11 @@ impl Qemu {
                 }
                 std::io::ErrorKind::NotFound => VmError::MissingTool { tool: PROGRAM },
                 std::io::ErrorKind::PermissionDenied => {
-                    VmError::Forbidden { program: self.program().to_owned(), source: error }
+                    VmError::NotExecutable { program: self.program().to_owned(), source: error }
                 }
                 _ => io("start", self.program())(error),
             })?;
-        let output = (OutputTail::default(), OutputTail::default());
+        let output = (ConsoleTail::default(), ConsoleTail::default());
         tokio::spawn(output.0.clone().collect(console));
         tokio::spawn(output.1.clone().collect(errors));
         let owner = Owner { pid: child.id(), user };
@@ -311,43 +307,6 @@ impl Qemu {
         vm.greet().await?;
         Ok((vm, agent))
     }
-}
-
-/// Returns the ID of a user that no host uses.
-pub(crate) fn unused_id() -> u32 {
-    FIRST_USER + fastrand::u32(..USERS)
-}
-
-/// Returns user and group of a VMM; `None` if it keeps the caller's.
-pub(crate) fn user(accelerator: Accelerator) -> Option<(u32, u32)> {
-    if !rustix::process::geteuid().is_root() {
-        return None;
-    }
-    let user = unused_id();
-    let group = match accelerator {
-        Accelerator::Tcg => None,
-        // The device's own group may open it, if it has one.
-        Accelerator::Kvm => std::fs::metadata(KVM).ok().map(|found| found.gid()).filter(|group| *group != 0),
-    };
-    Some((user, group.unwrap_or(user)))
-}
-
-/// Returns the error for Landlock rules that could not be created.
-pub(crate) fn no_rules(program: &Path, error: std::io::Error) -> VmError {
-    match error.kind() {
-        std::io::ErrorKind::Unsupported => VmError::NoWall { wall: "Landlock, which restricts its access to files" },
-        _ => io("confine", program)(error),
-    }
-}
-
-/// Returns vendor and model of the host's processor.
-pub(crate) fn host_processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let value = |key: &str| {
-        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
-        lines.find(|(found, _)| found.trim() == key).map_or("?", |(_, value)| value.trim()).to_owned()
-    };
-    ["vendor_id", "cpu family", "model", "stepping"].map(value).join(" ")
 }
 
 /// The connections of a VM: the supervisor's and the VMM's ends.
@@ -375,13 +334,17 @@ impl Channels {
 }
 
 pub(crate) fn broken(what: impl Into<String>) -> VmError {
-    VmError::Monitor { monitor: "qemu", what: what.into() }
+    VmError::Vmm { vmm: "qemu", what: what.into() }
 }
 
 /// Returns the version that a program prints.
 fn version_of(mut command: Command) -> Result<String> {
     command.arg("--version");
-    parse_version(&run::finish(command, PROGRAM, VERSION_TIMEOUT)?.said)
+    let finished = tool::finish(command, PROGRAM, VERSION_TIMEOUT).map_err(|error| match error {
+        ImageError::MissingTool { tool } => VmError::MissingTool { tool },
+        error => error.into(),
+    })?;
+    parse_version(&finished.output)
 }
 
 /// Parses the output of `--version`, and checks that the version is supported.
@@ -395,7 +358,7 @@ fn parse_version(output: &str) -> Result<String> {
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= OLDEST => Ok(version.to_owned()),
         (Some(Ok(_)), Some(Ok(_))) => {
-            Err(VmError::OldTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
+            Err(VmError::OutdatedTool { tool: PROGRAM, found: version.to_owned(), needed: OLDEST_TEXT })
         }
         _ => Err(broken(format!("it prints no version, but '{}'", crate::error::shown(line)))),
     }
@@ -410,7 +373,7 @@ mod tests {
         assert_eq!(parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2)\nCopyright").unwrap(), "7.2.22");
         assert_eq!(parse_version("QEMU emulator version 10.0.2\n").unwrap(), "10.0.2");
         let old = parse_version("QEMU emulator version 6.2.0\n").unwrap_err();
-        assert!(matches!(&old, VmError::OldTool { found, .. } if found == "6.2.0"), "{old}");
+        assert!(matches!(&old, VmError::OutdatedTool { found, .. } if found == "6.2.0"), "{old}");
         for odd in ["", "QEMU emulator version x.y", "GNU bash\u{1b}[2J"] {
             let error = parse_version(odd).unwrap_err().to_string();
             assert!(error.contains("no version") && !error.contains('\u{1b}'), "{error}");

@@ -14,9 +14,8 @@ use super::qmp::Qmp;
 use super::{PROGRAM, broken};
 use crate::error::{Result, io};
 use crate::sparse;
+use crate::vmm::MAX_DEVICES;
 
-/// Maximum size of a device state. Actual states have some tens of kilobytes.
-pub(crate) const MAX_DEVICES: u64 = 16 << 20;
 /// The descriptor set that a state is written to; disks have the first numbers.
 const SET: u64 = 1000;
 const NAME: &str = "state";

@@ -19,9 +19,9 @@ use super::pages::Owner;
 use super::qmp::Qmp;
 use super::{PROGRAM, broken, state};
 use crate::bounds::Enclosure;
+use crate::console_tail::ConsoleTail;
 use crate::error::{Result, VmError, io, shown_end};
-use crate::vmm::{Ended, MachineState, Vm};
-use crate::words::OutputTail;
+use crate::vmm::{Ended, Vm, VmState};
 
 /// Time until the end of a process is seen after its connection has ended.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -34,10 +34,10 @@ pub(crate) struct QemuVm {
     qmp: Arc<Qmp>,
     process: Arc<OwnedFd>,
     ended: watch::Receiver<Option<Ended>>,
-    console: OutputTail,
-    errors: OutputTail,
+    console: ConsoleTail,
+    errors: ConsoleTail,
     /// The host resource limits of the VMM.
-    kept: String,
+    vmm_limits: String,
     /// `None` once the VM has ended, so that its memory is freed.
     memory: Arc<Mutex<Option<Memory>>>,
     owner: Owner,
@@ -51,10 +51,10 @@ impl QemuVm {
     pub(crate) fn watch(
         (mut child, enclosure): (Child, Enclosure),
         qmp: Qmp,
-        (console, errors): (OutputTail, OutputTail),
+        (console, errors): (ConsoleTail, ConsoleTail),
         (memory, owner): (Memory, Owner),
     ) -> Result<Self> {
-        let kept = enclosure.shown.clone();
+        let vmm_limits = enclosure.shown.clone();
         #[expect(
             deprecated,
             reason = "an owned descriptor stays what it is, which its successor has its caller promise"
@@ -86,7 +86,7 @@ impl QemuVm {
             sender.send_replace(Some(end_of(connection.shutdown(), status.ok(), &output.text())));
         });
         let saving = tokio::sync::Mutex::default();
-        Ok(Self { qmp, process: Arc::new(killer), ended, console, errors, kept, memory, owner, saving })
+        Ok(Self { qmp, process: Arc::new(killer), ended, console, errors, vmm_limits, memory, owner, saving })
     }
 
     /// Waits for the VMM's greeting.
@@ -121,7 +121,7 @@ impl QemuVm {
     /// Adds the end of the process to an error, if it has ended: then that is the reason.
     async fn explained(&self, error: VmError) -> VmError {
         let may_have_ended = match &error {
-            VmError::Monitor { .. } => self.qmp.is_over() || self.is_gone(),
+            VmError::Vmm { .. } => self.qmp.is_over() || self.is_gone(),
             // When a process is killed, its memory is freed first, then its connections are closed, and then it ends.
             VmError::Io { .. } => true,
             _ => false,
@@ -142,25 +142,25 @@ impl QemuVm {
         }
     }
 
-    async fn save(&self, most: ByteSize) -> Result<MachineState> {
+    async fn save(&self, max: ByteSize) -> Result<VmState> {
         if state::is_running(&self.qmp).await? {
             return Err(broken("a running VM cannot be saved"));
         }
         let devices = state::save(&self.qmp).await?;
-        let memory = self.copied_memory(most).await?;
+        let memory = self.copied_memory(max).await?;
         // If the process was being killed, some memory may have been freed already. Then it does not answer.
         if state::is_running(&self.qmp).await? {
             return Err(broken("the VM was resumed while it was saved"));
         }
-        MachineState::new(memory, devices)
+        VmState::new(memory, devices)
     }
 
     /// Copies the memory of the paused VM.
-    async fn copied_memory(&self, most: ByteSize) -> Result<File> {
+    async fn copied_memory(&self, max: ByteSize) -> Result<File> {
         let gone = || broken("it ended while its memory was copied");
         let memory = self.memory.lock().clone().ok_or_else(gone)?;
         let owner = self.owner;
-        let copying = tokio::task::spawn_blocking(move || memory.copy(owner, most.as_bytes()));
+        let copying = tokio::task::spawn_blocking(move || memory.copy(owner, max.as_bytes()));
         let copied = copying.await.map_err(|_| gone())?;
         // If the process has ended, the data may belong to another process with its ID.
         if self.is_gone() { Err(gone()) } else { copied }
@@ -176,7 +176,7 @@ impl QemuVm {
 /// Returns the text of an error without the VMM's name.
 fn bare(error: &VmError) -> String {
     match error {
-        VmError::Monitor { what, .. } => what.clone(),
+        VmError::Vmm { what, .. } => what.clone(),
         error => error.to_string(),
     }
 }
@@ -205,9 +205,9 @@ impl Vm for QemuVm {
         self.command("cont").await
     }
 
-    async fn snapshot(&self, most: ByteSize) -> Result<MachineState> {
+    async fn snapshot(&self, max: ByteSize) -> Result<VmState> {
         let _turn = self.saving.lock().await;
-        match self.save(most).await {
+        match self.save(max).await {
             Ok(state) => Ok(state),
             Err(error) => Err(self.explained(error).await),
         }
@@ -230,8 +230,8 @@ impl Vm for QemuVm {
         self.console.text()
     }
 
-    fn kept(&self) -> String {
-        self.kept.clone()
+    fn vmm_limits(&self) -> String {
+        self.vmm_limits.clone()
     }
 
     fn cpu_micros(&self) -> Option<u64> {
@@ -242,8 +242,8 @@ impl Vm for QemuVm {
         process::kill_by_pidfd(self.process.as_fd()).map_err(io("kill", PROGRAM))?;
         match tokio::time::timeout(KILL_TIMEOUT, self.ended()).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(VmError::Monitor {
-                monitor: "qemu",
+            Err(_) => Err(VmError::Vmm {
+                vmm: "qemu",
                 what: format!("its process did not end within {KILL_TIMEOUT:?} after it was killed"),
             }),
         }

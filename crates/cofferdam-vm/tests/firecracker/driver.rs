@@ -9,11 +9,11 @@ use std::time::Duration;
 use cofferdam_contract::{ByteSize, Error, ErrorKind};
 use cofferdam_vm::VmError;
 use cofferdam_vm::firecracker::FirecrackerVmm;
-use cofferdam_vm::vmm::{MachineState, Started, Vmm};
+use cofferdam_vm::vmm::{Started, VmState, Vmm};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::machine::{MARK_AT, MEMORY, Stage, driver_in, machine_in, requests, told};
+use crate::stage::{MARK_AT, MEMORY, Stage, description_in, driver_in, reported, requests};
 
 pub(crate) const VERSION: &str = "1.16.2";
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -21,7 +21,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 /// Far longer than any deadline: anything later is a hang.
 const NO_HANG: Duration = Duration::from_secs(120);
-pub(crate) const MOST: ByteSize = ByteSize::from_mebibytes(64);
+pub(crate) const MAX_STATE: ByteSize = ByteSize::from_mebibytes(64);
 
 pub(crate) async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
@@ -59,7 +59,7 @@ fn process(started: &Started) -> u32 {
 
 /// Returns the name of a VM.
 fn name(started: &Started) -> String {
-    told(&started.vm.console(), "NAME").expect("it says so").to_owned()
+    reported(&started.vm.console(), "NAME").expect("it says so").to_owned()
 }
 
 /// Returns true if a process ends within a time limit.
@@ -93,21 +93,21 @@ fn processes_of(name: &str) -> Vec<u32> {
 /// Promise (Virtual machines): Firecracker runs with the isolation boundaries of QEMU, jailed or not, and leaves
 /// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
-    let test = "a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing";
+async fn vm_starts_confined_step_by_step_and_leaves_nothing() {
+    let test = "vm_starts_confined_step_by_step_and_leaves_nothing";
     if !can_be_confined(test) {
         return;
     }
     for stage in Stage::each(test, "", VERSION) {
         let driver = stage.driver(TIMEOUT);
         assert_eq!((driver.name(), &*driver.version().await.unwrap()), ("firecracker", VERSION));
-        let (machine, work) = stage.machine();
-        let words = [driver.disk_word(&machine.disks[0], 0), driver.disk_word(&machine.disks[1], 1)];
-        assert_eq!((words, driver.port_word("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
-        let mut started = promptly(driver.start(machine)).await.unwrap();
+        let (description, work) = stage.description();
+        let words = [driver.disk_name(&description.disks[0], 0), driver.disk_name(&description.disks[1], 1)];
+        assert_eq!((words, driver.port_name("dev.x")), (["vda".to_owned(), "vdb".to_owned()], "vsock:1024".to_owned()));
+        let mut started = promptly(driver.start(description)).await.unwrap();
         assert!(says_back(&mut started).await, "{}", started.vm.console());
         let console = started.vm.console();
-        let boot_args = format!("{} cofferdam.x=1", driver.kernel_words());
+        let boot_args = format!("{} cofferdam.x=1", driver.kernel_arguments());
         let drive = |at: usize, read_only| {
             json!({
                 "drive_id": format!("disk{at}"), "path_on_host": format!("disk{at}"), "is_root_device": false,
@@ -131,15 +131,19 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         assert_eq!(requests(&console), expected.map(|(request, body)| (request.to_owned(), body)));
         // The resources that it could access.
         let root = rustix::process::geteuid().is_root();
-        let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
+        let user: u32 = reported(&console, "USER").unwrap().parse().unwrap();
         // In a user namespace without a mapping, the kernel shows every user as this one.
         let overflow: u32 = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap().trim().parse().unwrap();
         assert!(if root { user != 0 } else { user == overflow }, "{console}");
-        assert_eq!(told(&console, "PRIVILEGES"), Some("1"));
-        assert_eq!((told(&console, "PASSWD"), told(&console, "CONNECTS")), (Some("false"), Some("true")), "{console}");
+        assert_eq!(reported(&console, "PRIVILEGES"), Some("1"));
+        assert_eq!(
+            (reported(&console, "PASSWD"), reported(&console, "CONNECTS")),
+            (Some("false"), Some("true")),
+            "{console}"
+        );
         let devices = std::fs::read_to_string(format!("/proc/{}/net/dev", process(&started))).unwrap();
         assert_eq!(devices.lines().filter(|line| line.contains(':')).count(), 1, "{devices}");
-        assert!(started.vm.kept().contains("VMM"), "{}", started.vm.kept());
+        assert!(started.vm.vmm_limits().contains("VMM"), "{}", started.vm.vmm_limits());
         match stage.is_jailed() {
             true => is_in_a_jail(&stage, &started, &driver),
             false => has_a_directory(&stage, &started),
@@ -157,7 +161,7 @@ async fn a_machine_is_made_step_by_step_behind_walls_and_leaves_nothing() {
         assert_eq!(processes_of(&name), Vec::<u32>::new(), "the process was gone when the kill returned");
         assert!(started.vm.is_ended().is_some_and(|ended| !ended.by_itself));
         assert_eq!(
-            std::fs::read_dir(stage.place()).unwrap().count(),
+            std::fs::read_dir(stage.base()).unwrap().count(),
             0,
             "the directory was gone when the kill returned"
         );
@@ -177,8 +181,8 @@ async fn makes_more(started: &mut Started) -> u32 {
 
 /// Its directory contains no information about the host, and only sockets can be created in it.
 fn has_a_directory(stage: &Stage, started: &Started) {
-    assert_eq!(told(&started.vm.console(), "MADE"), Some("false"));
-    let [directory] = &std::fs::read_dir(stage.place()).unwrap().flatten().collect::<Vec<_>>()[..] else {
+    assert_eq!(reported(&started.vm.console(), "MADE"), Some("false"));
+    let [directory] = &std::fs::read_dir(stage.base()).unwrap().flatten().collect::<Vec<_>>()[..] else {
         panic!("one machine, one directory");
     };
     for entry in std::fs::read_dir(directory.path()).unwrap().flatten() {
@@ -190,17 +194,18 @@ fn has_a_directory(stage: &Stage, started: &Started) {
 
 /// Its root is its own, and no other process sees anything of it: no file, no mount.
 fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 0, "it has a path on the host");
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 0, "it has a path on the host");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(stage.path().to_str().unwrap()), "{mounts}");
     assert!(driver.runs_with().contains("by its own jailer"), "{}", driver.runs_with());
     let console = started.vm.console();
     // Files that the program in place of Firecracker needs for itself are ignored.
     let libraries = ["bin", "lib", "lib64", "usr", "tmp"];
-    let root: Vec<_> = told(&console, "ROOT").unwrap().split(' ').filter(|name| !libraries.contains(name)).collect();
+    let root: Vec<_> =
+        reported(&console, "ROOT").unwrap().split(' ').filter(|name| !libraries.contains(name)).collect();
     let expected = "dev disk0 disk1 files firecracker firecracker.pid initramfs kernel memory.out run state.out";
     assert_eq!(root, expected.split(' ').collect::<Vec<_>>());
-    assert_eq!(told(&console, "GROUPS"), Some("0"));
+    assert_eq!(reported(&console, "GROUPS"), Some("0"));
     let process = process(started);
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
@@ -211,7 +216,7 @@ fn is_in_a_jail(stage: &Stage, started: &Started, driver: &FirecrackerVmm) {
     assert!(limits.lines().any(|line| line.starts_with("Max open files") && line.contains(" 128 ")), "{limits}");
     // The process that has its files open has a user of its own as well, no privileges, and none of this process's
     // memory.
-    let user: u32 = told(&console, "USER").unwrap().parse().unwrap();
+    let user: u32 = reported(&console, "USER").unwrap().parse().unwrap();
     let keeper = keeper_of(process);
     let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
     let value = |key: &str| status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned())).unwrap();
@@ -228,13 +233,13 @@ fn keeper_of(process: u32) -> u32 {
 
 /// Promise (Virtual machines): Firecracker VMs pause, and their snapshots resume again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn machines_pause_are_written_down_and_go_on_from_there() {
-    if !can_be_confined("machines_pause_are_written_down_and_go_on_from_there") {
+async fn vms_pause_are_saved_and_resume() {
+    if !can_be_confined("vms_pause_are_saved_and_resume") {
         return;
     }
-    for stage in Stage::each("machines_pause_are_written_down_and_go_on_from_there", "", VERSION) {
+    for stage in Stage::each("vms_pause_are_saved_and_resume", "", VERSION) {
         let driver = stage.driver(TIMEOUT);
-        let mut first = promptly(driver.start(stage.machine().0)).await.unwrap();
+        let mut first = promptly(driver.start(stage.description().0)).await.unwrap();
         assert_eq!(mark(&mut first).await, "booted");
         for _ in 0..3 {
             first.vm.pause().await.unwrap();
@@ -243,13 +248,13 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
             first.vm.resume().await.unwrap();
             assert!(says_back(&mut first).await, "the connection is still open");
         }
-        assert!(first.vm.snapshot(MOST).await.unwrap_err().to_string().contains("a running VM"));
-        let mut states: Vec<MachineState> = Vec::new();
+        assert!(first.vm.snapshot(MAX_STATE).await.unwrap_err().to_string().contains("a running VM"));
+        let mut states: Vec<VmState> = Vec::new();
         for _ in 0..2 {
             first.vm.pause().await.unwrap();
             let none = first.vm.snapshot(ByteSize::from_bytes(100)).await.unwrap_err();
-            assert!(matches!(none, VmError::NoRoom { most: 100 }), "{none}");
-            states.push(promptly(first.vm.snapshot(MOST)).await.unwrap());
+            assert!(matches!(none, VmError::SnapshotMemoryExhausted { left: 100 }), "{none}");
+            states.push(promptly(first.vm.snapshot(MAX_STATE)).await.unwrap());
             first.vm.resume().await.unwrap();
             assert!(says_back(&mut first).await, "another connection");
             first.writer.write_all(b"note").await.unwrap();
@@ -283,7 +288,7 @@ async fn machines_pause_are_written_down_and_go_on_from_there() {
             [("PUT /snapshot/load".to_owned(), load), ("PATCH /vm".to_owned(), json!({ "state": "Resumed" }))]
         );
         clones[2].vm.pause().await.unwrap();
-        let of_a_state = promptly(clones[2].vm.snapshot(MOST)).await.unwrap();
+        let of_a_state = promptly(clones[2].vm.snapshot(MAX_STATE)).await.unwrap();
         let mut again = promptly(driver.restore(stage.hardware(), &of_a_state)).await.unwrap();
         again.vm.resume().await.unwrap();
         assert_eq!(mark(&mut again).await, "booted!, restored, restored");
@@ -301,11 +306,11 @@ async fn a_state_goes_on_with_a_jailer_and_without() {
         return;
     }
     let stages = Stage::each(test, "", VERSION);
-    let [walled, jailed] = &stages[..] else { return };
-    for (from, to) in [(walled, jailed), (jailed, walled)] {
-        let source = promptly(from.driver(TIMEOUT).start(from.machine().0)).await.unwrap();
+    let [confined, jailed] = &stages[..] else { return };
+    for (from, to) in [(confined, jailed), (jailed, confined)] {
+        let source = promptly(from.driver(TIMEOUT).start(from.description().0)).await.unwrap();
         source.vm.pause().await.unwrap();
-        let state = promptly(source.vm.snapshot(MOST)).await.unwrap();
+        let state = promptly(source.vm.snapshot(MAX_STATE)).await.unwrap();
         // Concurrently, from one file.
         for stage in [to, from] {
             let mut clone = promptly(stage.driver(TIMEOUT).restore(stage.hardware(), &state)).await.unwrap();
@@ -330,12 +335,12 @@ async fn a_state_that_is_none_is_refused_and_leaves_nothing() {
             file.write_all_at(contents, 0).unwrap();
             file
         };
-        let state = |devices: &[u8], length| MachineState::new(file(b"", length), file(devices, 0)).unwrap();
+        let state = |devices: &[u8], length| VmState::new(file(b"", length), file(devices, 0)).unwrap();
         let error = promptly(driver.restore(stage.hardware(), &state(b"x", MEMORY.as_bytes()))).await.unwrap_err();
         let error = error.into_contract("restore");
         assert!(error.message().contains("is no state") && error.remedy().is_some(), "{error}");
         let short = driver.restore(stage.hardware(), &state(b"x", 4096)).await.unwrap_err();
-        assert!(matches!(short, VmError::BadSource { .. }), "{short}");
+        assert!(matches!(short, VmError::Invalid { .. }), "{short}");
         assert_eq!(stage.left(), Vec::<PathBuf>::new());
     }
 }
@@ -347,7 +352,7 @@ async fn failure(fault: &str, step: &str) -> Error {
 
 async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
     let driver = stage.driver(SHORT);
-    let start = promptly(driver.start(stage.machine().0)).await;
+    let start = promptly(driver.start(stage.description().0)).await;
     let error = match (step, start) {
         ("start", Err(error)) => error,
         ("start", Ok(_)) => panic!("{fault}: it started"),
@@ -362,7 +367,7 @@ async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
                 }
                 "snapshot" => {
                     started.vm.pause().await.unwrap();
-                    promptly(started.vm.snapshot(MOST)).await.unwrap_err()
+                    promptly(started.vm.snapshot(MAX_STATE)).await.unwrap_err()
                 }
                 other => panic!("{other}"),
             };
@@ -378,8 +383,8 @@ async fn failure_on(stage: Stage, fault: &str, step: &str) -> Error {
 /// Promise (Virtual machines): A Firecracker that dies, hangs, refuses or sends garbage at any step is an error, not a
 /// hang, and leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
-    if !can_be_confined("a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing") {
+async fn vmm_that_fails_at_any_step_is_reported_and_leaves_nothing() {
+    if !can_be_confined("vmm_that_fails_at_any_step_is_reported_and_leaves_nothing") {
         return;
     }
     for (request, step) in [
@@ -412,7 +417,7 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
         }
     }
     // The same in a jail, where the parent processes must be gone as well.
-    let test = "a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing";
+    let test = "vmm_that_fails_at_any_step_is_reported_and_leaves_nothing";
     for (fault, step) in [
         ("die GET /version", "start"),
         ("die PUT /drives/disk1", "start"),
@@ -438,14 +443,14 @@ async fn a_monitor_that_fails_at_any_step_is_told_and_leaves_nothing() {
 
 /// Promise (Virtual machines): A failed restore of a Firecracker VM leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_whose_restore_fails_leaves_nothing() {
-    if !can_be_confined("a_machine_whose_restore_fails_leaves_nothing") {
+async fn failed_restore_leaves_nothing() {
+    if !can_be_confined("failed_restore_leaves_nothing") {
         return;
     }
     let good = Stage::new("", VERSION);
-    let started = good.driver(TIMEOUT).start(good.machine().0).await.unwrap();
+    let started = good.driver(TIMEOUT).start(good.description().0).await.unwrap();
     started.vm.pause().await.unwrap();
-    let state = started.vm.snapshot(MOST).await.unwrap();
+    let state = started.vm.snapshot(MAX_STATE).await.unwrap();
     for kind in ["die", "hang", "refuse", "rubbish"] {
         let stage = Stage::new(&format!("{kind} PUT /snapshot/load"), VERSION);
         promptly(stage.driver(SHORT).restore(stage.hardware(), &state)).await.expect_err(kind);
@@ -462,7 +467,7 @@ async fn an_end_is_told_with_its_reason() {
     for stage in Stage::each("an_end_is_told_with_its_reason", "", VERSION) {
         let driver = stage.driver(TIMEOUT);
         for (word, by_itself, says) in [(b"exit", true, "restarted"), (b"fail", false, "exit status: 3")] {
-            let mut started = promptly(driver.start(stage.machine().0)).await.unwrap();
+            let mut started = promptly(driver.start(stage.description().0)).await.unwrap();
             assert!(says_back(&mut started).await);
             started.writer.write_all(word).await.unwrap();
             let ended = promptly(started.vm.ended()).await;
@@ -486,7 +491,7 @@ async fn starts_that_are_given_up_leave_nothing() {
     for stage in [each("mute"), each("hang PUT /actions")].into_iter().flatten() {
         for after in [0, 5, 20, 100, 400] {
             let driver = stage.driver(TIMEOUT);
-            let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.machine().0)).await;
+            let start = tokio::time::timeout(Duration::from_millis(after), driver.start(stage.description().0)).await;
             assert!(start.is_err(), "it never starts");
             assert_eq!(stage.left(), Vec::<PathBuf>::new(), "after {after} ms");
             // In a jail there are only processes, and these have the stage's program.
@@ -502,8 +507,8 @@ async fn starts_that_are_given_up_leave_nothing() {
 /// The process that is killed in the next test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn makes_one_and_waits() {
-    let Some(place) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
-    let started = driver_in(&place, TIMEOUT).start(machine_in(&place).0).await.unwrap();
+    let Some(temp) = std::env::var_os("COFFERDAM_TEST_DRIVER_KILLED").map(PathBuf::from) else { return };
+    let started = driver_in(&temp, TIMEOUT).start(description_in(&temp).0).await.unwrap();
     println!("STARTED {}", process(&started));
     std::future::pending::<()>().await;
 }
@@ -523,16 +528,16 @@ async fn a_killed_supervisor_leaves_no_process_and_a_directory_that_is_swept() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(supervisor.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let monitor: u32 = lines.find_map(|line| line.split_once("STARTED ")?.1.parse().ok()).expect("it starts one");
+    let vmm: u32 = lines.find_map(|line| line.split_once("STARTED ")?.1.parse().ok()).expect("it starts one");
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
-    assert!(is_gone(monitor));
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1);
-    let foreign = stage.place().join("foreign");
+    assert!(is_gone(vmm));
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 1);
+    let foreign = stage.base().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
-    let started = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap();
+    let started = stage.driver(TIMEOUT).start(stage.description().0).await.unwrap();
     std::fs::remove_dir(&foreign).expect("foreign directories are not touched");
-    assert_eq!(std::fs::read_dir(stage.place()).unwrap().count(), 1, "the dead supervisor's directory is gone");
+    assert_eq!(std::fs::read_dir(stage.base()).unwrap().count(), 1, "the dead supervisor's directory is gone");
     promptly(started.vm.kill()).await.unwrap();
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }

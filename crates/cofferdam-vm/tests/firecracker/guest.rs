@@ -9,11 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ExecRequest, Limits, collect};
-use cofferdam_debian::{Cache, Recipe};
 use cofferdam_guest::{Guest, Reseed, Settings, TAKEN};
-use cofferdam_vm::MakePolicy;
+use cofferdam_image::{Cache, Image, Images, Recipe, RootSource, Source};
 use cofferdam_vm::firecracker::vsock;
-use cofferdam_vm::image::{Image, Images, RootSource, Source};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::Vmm;
 use tempfile::TempDir;
@@ -30,12 +28,12 @@ pub(crate) const OPTIONS: &str = "cofferdam.root=vda \
                      cofferdam.user=4711:4712 cofferdam.port=vsock:1024 cofferdam.memory=134217728 cofferdam.tasks=65";
 
 /// Processes that end with the test.
-struct Machine {
-    place: TempDir,
+struct GuestVm {
+    temp: TempDir,
     processes: Vec<Child>,
 }
 
-impl Drop for Machine {
+impl Drop for GuestVm {
     fn drop(&mut self) {
         for process in &mut self.processes {
             let _ = process.kill();
@@ -44,21 +42,21 @@ impl Drop for Machine {
     }
 }
 
-impl Machine {
+impl GuestVm {
     fn start(image: &Image, device: &Path) -> Self {
-        let place = tempfile::tempdir().expect("a directory");
-        let path = |name: &str| place.path().join(name).display().to_string();
+        let temp = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| temp.path().join(name).display().to_string();
         let mut device = Command::new(device);
         let shape = format!("guest-cid=3,socket={},uds-path={}", path("vhost.sock"), path("v.sock"));
         device.args(["--vm", &shape]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut machine = Self { processes: vec![device.spawn().expect("the device")], place };
-        let path = |name: &str| machine.place.path().join(name).display().to_string();
+        let mut vm = Self { processes: vec![device.spawn().expect("the device")], temp };
+        let path = |name: &str| vm.temp.path().join(name).display().to_string();
         let begun = Instant::now();
         while !Path::new(&path("vhost.sock")).exists() {
             assert!(begun.elapsed() < NO_HANG, "the device opened no socket");
             std::thread::sleep(Duration::from_millis(10));
         }
-        let kernel_arguments = Qemu::new(QemuConfig::default()).expect("a driver").kernel_words();
+        let kernel_arguments = Qemu::new(QemuConfig::default()).expect("a driver").kernel_arguments();
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args("-nodefaults -no-user-config -no-reboot -display none -cpu Nehalem-v1 -m 256M -accel tcg".split(' '));
         qemu.args(["-M", "microvm,acpi=on,rtc=on,pit=on,pic=on,isa-serial=on,memory-backend=memory"]);
@@ -74,13 +72,13 @@ impl Machine {
         qemu.args(["-device", "virtio-blk-device,drive=root", "-device", "virtio-rng-device"]);
         qemu.args(["-chardev", &format!("socket,id=vsock,path={}", path("vhost.sock"))]);
         qemu.args(["-device", "vhost-user-vsock-device,chardev=vsock"]).stdin(Stdio::null()).stdout(Stdio::null());
-        machine.processes.push(qemu.spawn().expect("QEMU"));
-        machine
+        vm.processes.push(qemu.spawn().expect("QEMU"));
+        vm
     }
 
     /// Returns a connection that the agent accepted.
     async fn connected(&self) -> UnixStream {
-        let (begun, socket) = (Instant::now(), self.place.path().join("v.sock"));
+        let (begun, socket) = (Instant::now(), self.temp.path().join("v.sock"));
         loop {
             if let Ok(mut stream) = vsock::connect(&socket, 1024, TRY).await
                 && let Ok(Ok(TAKEN)) = tokio::time::timeout(TRY, stream.read_u8()).await
@@ -93,7 +91,7 @@ impl Machine {
     }
 
     fn console(&self) -> String {
-        std::fs::read_to_string(self.place.path().join("console")).unwrap_or_default()
+        std::fs::read_to_string(self.temp.path().join("console")).unwrap_or_default()
     }
 }
 
@@ -111,7 +109,7 @@ pub(crate) fn image(test: &str) -> Option<Image> {
     let cache = variable("COFFERDAM_TEST_CACHE").unwrap_or_else(|| home().expect("a home").join("cofferdam"));
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
-    Some(images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image"))
+    Some(images.find_or_make(&source, &mut |_| ()).expect("an image"))
 }
 
 /// Returns the image and the device, or prints the reason for skipping.
@@ -151,21 +149,21 @@ pub(crate) async fn said(guest: &Guest, line: &str) -> String {
 /// Promise (Virtual machines): A guest agent is reached through vsock, and through a new connection after each quiesce,
 /// where docs/vm.md names the device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() {
-    let Some((image, device)) = parts("an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held") else {
+async fn agent_is_reached_by_vsock_again_after_each_quiesce() {
+    let Some((image, device)) = parts("agent_is_reached_by_vsock_again_after_each_quiesce") else {
         return;
     };
-    let machine = Machine::start(&image, &device);
+    let vm = GuestVm::start(&image, &device);
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (connections, given) = mpsc::channel(1);
     tokio::spawn(pump(theirs, given));
     // A host that disconnected does not end the VM: the agent waits for another one.
-    drop(machine.connected().await);
-    connections.send(Some(machine.connected().await)).await.unwrap();
+    drop(vm.connected().await);
+    connections.send(Some(vm.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let settings = || Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let connecting = Guest::connect(reader, writer, settings(), Instant::now() + NO_HANG).await;
-    let (guest, evidence) = connecting.unwrap_or_else(|error| panic!("{error}; {}", machine.console()));
+    let (guest, evidence) = connecting.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
     assert_eq!(evidence.uids, vec![4711; 4]);
     assert!(evidence.seccomp_filtered && evidence.no_new_privileges, "{evidence:?}");
     assert_eq!(said(&guest, "echo $(id -u); cat /proc/1/comm").await, "4711\ncofferdam-agent");
@@ -179,7 +177,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
         guest.quiesce().await.unwrap();
         connections.send(None).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
-        connections.send(Some(machine.connected().await)).await.unwrap();
+        connections.send(Some(vm.connected().await)).await.unwrap();
         guest.release().await.unwrap();
         said(&guest, "sleep 0.3").await;
         let after: u64 = said(&guest, "cat /workspace/count").await.parse().unwrap();
@@ -191,7 +189,7 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     let (ours, theirs) = tokio::io::duplex(64 * 1024);
     let (other, given) = mpsc::channel(1);
     tokio::spawn(pump(theirs, given));
-    other.send(Some(machine.connected().await)).await.unwrap();
+    other.send(Some(vm.connected().await)).await.unwrap();
     let (reader, writer) = tokio::io::split(ours);
     let reseed = Reseed::new("another-machine").unwrap();
     let adopting = Guest::reattach(reader, writer, settings(), (record, None), reseed, Instant::now() + NO_HANG);
@@ -200,9 +198,9 @@ async fn an_agent_is_reached_by_a_vsock_and_again_after_each_time_it_was_held() 
     // The end of its host ends the VM, here by a restart.
     adopted.close().await;
     drop(other);
-    let (mut machine, begun) = (machine, Instant::now());
-    while machine.processes[1].try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < NO_HANG, "{}", machine.console());
+    let (mut vm, begun) = (vm, Instant::now());
+    while vm.processes[1].try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < NO_HANG, "{}", vm.console());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::ByteSize;
 use cofferdam_vm::vmm::{Started, Vmm};
 
-use crate::machine::{Stage, driver_in, machine_in};
+use crate::stage::{Stage, description_in, driver_in};
 use crate::support::NO_HANG;
 
 /// Stage directory of this program, if it is to be a supervisor.
@@ -28,7 +28,7 @@ const STAY: &str = "COFFERDAM_TEST_STAY";
 const SEED: &str = "COFFERDAM_TEST_SEED";
 const VERSION: &str = "1.16.2";
 const TIMEOUT: Duration = Duration::from_secs(20);
-const MOST: ByteSize = ByteSize::from_mebibytes(64);
+const MAX_STATE: ByteSize = ByteSize::from_mebibytes(64);
 /// The steps in order, each with the maximum delay of the kill in milliseconds, and the number of kills.
 const STEPS: [(&str, u64, usize); 8] = [
     ("begin", 2, 1),
@@ -53,11 +53,11 @@ fn stays_at(step: &str) -> bool {
 /// stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
-    let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
+    let Some(temp) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
     at("begin");
-    let driver = driver_in(&place, TIMEOUT);
+    let driver = driver_in(&temp, TIMEOUT);
     driver.version().await.unwrap();
-    let create = || async { driver.start(machine_in(&place).0).await.unwrap() };
+    let create = || async { driver.start(description_in(&temp).0).await.unwrap() };
     at("create");
     let Started { vm, .. } = create().await;
     while stays_at("create") {
@@ -71,13 +71,13 @@ async fn supervisor() {
         vm.pause().await.unwrap();
     }
     at("snapshot");
-    let mut state = vm.snapshot(MOST).await.unwrap();
+    let mut state = vm.snapshot(MAX_STATE).await.unwrap();
     while stays_at("snapshot") {
-        state = vm.snapshot(MOST).await.unwrap();
+        state = vm.snapshot(MAX_STATE).await.unwrap();
     }
     at("restore");
     let restore = || async {
-        let hardware = machine_in(&place).0.into_parts().0;
+        let hardware = description_in(&temp).0.into_parts().0;
         let restored = driver.restore(hardware, &state).await.unwrap();
         restored.vm.resume().await.unwrap();
         restored
@@ -106,11 +106,11 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn start(place: &Path, stay: &str) -> Self {
+    fn start(temp: &Path, stay: &str) -> Self {
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", "kill::supervisor", "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        command.env(PLACE, place).env(STAY, stay);
+        command.env(PLACE, temp).env(STAY, stay);
         let mut child = command.spawn().expect("setsid is of the same package as mount");
         let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         Self { child, lines }
@@ -145,20 +145,20 @@ impl Supervisor {
 /// other tests of this one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next() {
-    let Some(place) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
-    let started = driver_in(&place, TIMEOUT).start(machine_in(&place).0).await.unwrap();
+    let Some(temp) = std::env::var_os(NEXT).map(PathBuf::from) else { return };
+    let started = driver_in(&temp, TIMEOUT).start(description_in(&temp).0).await.unwrap();
     started.vm.kill().await.unwrap();
 }
 
-fn start_next(place: &Path) {
+fn start_next(temp: &Path) {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    let output = command.args(["--exact", "kill::next"]).env(NEXT, place).output().expect("it starts");
+    let output = command.args(["--exact", "kill::next"]).env(NEXT, temp).output().expect("it starts");
     assert!(output.status.success(), "{output:?}");
 }
 
 /// Returns mounts and sockets that contain the stage's name.
-fn of_stage(place: &Path) -> BTreeSet<String> {
-    let name = place.file_name().expect("a name").to_str().expect("text");
+fn of_stage(temp: &Path) -> BTreeSet<String> {
+    let name = temp.file_name().expect("a name").to_str().expect("text");
     let read = |file| std::fs::read_to_string(file).unwrap_or_default();
     let (mounts, sockets) = (read("/proc/self/mountinfo"), read("/proc/net/unix"));
     mounts.lines().chain(sockets.lines()).filter(|line| line.contains(name)).map(str::to_owned).collect()

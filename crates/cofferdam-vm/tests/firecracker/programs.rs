@@ -8,8 +8,8 @@ use cofferdam_contract::ErrorKind;
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
 use cofferdam_vm::vmm::Vmm;
 
-use crate::driver::{MOST, SHORT, TIMEOUT, VERSION, can_be_confined, promptly, says_back};
-use crate::machine::Stage;
+use crate::driver::{MAX_STATE, SHORT, TIMEOUT, VERSION, can_be_confined, promptly, says_back};
+use crate::stage::Stage;
 
 /// Promise (Virtual machines): A connection to a guest agent that breaks before the first message is opened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,11 +21,11 @@ async fn a_connection_that_is_lost_before_anything_was_said_is_made_again() {
     // The first connection is never confirmed; the second is that of the boot, and the third that after a snapshot.
     for lost in [2, 3] {
         let stage = Stage::new(&format!("lose {lost}"), VERSION);
-        let mut started = promptly(stage.driver(TIMEOUT).start(stage.machine().0)).await.unwrap();
+        let mut started = promptly(stage.driver(TIMEOUT).start(stage.description().0)).await.unwrap();
         if lost == 3 {
             assert!(says_back(&mut started).await);
             started.vm.pause().await.unwrap();
-            promptly(started.vm.snapshot(MOST)).await.unwrap();
+            promptly(started.vm.snapshot(MAX_STATE)).await.unwrap();
             started.vm.resume().await.unwrap();
         }
         // Time for it to be lost.
@@ -54,8 +54,8 @@ async fn a_program_that_was_replaced_is_asked_again() {
 
 /// Promise (Virtual machines): A Firecracker program without permission to execute is an error with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_may_not_be_executed_is_told_as_such() {
-    let test = "a_program_that_may_not_be_executed_is_told_as_such";
+async fn program_without_permission_to_execute_is_reported() {
+    let test = "program_without_permission_to_execute_is_reported";
     if !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: only root starts VMMs as another user");
         return;
@@ -65,7 +65,7 @@ async fn a_program_that_may_not_be_executed_is_told_as_such() {
     }
     let stage = Stage::new("", VERSION);
     std::fs::set_permissions(stage.path().join("bin"), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let error = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap_err();
+    let error = stage.driver(TIMEOUT).start(stage.description().0).await.unwrap_err();
     let error = error.into_contract("create");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(error.message().contains("may not execute") && error.message().contains("bin/firecracker"), "{error}");
@@ -89,7 +89,8 @@ async fn a_program_that_does_not_become_ready_is_reported_with_the_reason() {
         ("named vm-2", "another VM answers: 'vm-2'"),
     ] {
         let stage = Stage::new(fault, VERSION);
-        let error = promptly(stage.driver(SHORT).start(stage.machine().0)).await.unwrap_err().into_contract("create");
+        let error =
+            promptly(stage.driver(SHORT).start(stage.description().0)).await.unwrap_err().into_contract("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{fault}: {error}");
         let has_remedy = error.remedy().is_some() || error.message().ends_with("try again");
         assert!(error.message().contains(says) && has_remedy, "{fault}: {error:?}");
@@ -101,7 +102,7 @@ async fn a_program_that_does_not_become_ready_is_reported_with_the_reason() {
 async fn a_program_that_prints_no_version_is_refused() {
     let stage = Stage::new("", VERSION);
     for (program, says) in [("/bin/false", "it exited with"), ("/bin/true", "no version")] {
-        let base = FirecrackerConfig::new(stage.place());
+        let base = FirecrackerConfig::new(stage.base());
         let driver = FirecrackerVmm::new(FirecrackerConfig { program: Some(program.into()), ..base });
         let error = driver.version().await.unwrap_err().into_contract("create");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -115,12 +116,12 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     let stage = Stage::new("", VERSION);
     stage.write_jailer("1.16.3", ":");
     let refused = |jailer| {
-        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.place()));
+        let (program, base) = (Some(stage.program()), FirecrackerConfig::new(stage.base()));
         let driver = FirecrackerVmm::new(FirecrackerConfig { program, jailer, ..base });
-        let machine = stage.machine().0;
+        let description = stage.description().0;
         async move {
             assert!(driver.version().await.is_err());
-            driver.start(machine).await.unwrap_err().into_contract("create")
+            driver.start(description).await.unwrap_err().into_contract("create")
         }
     };
     let is_root = rustix::process::geteuid().is_root();
@@ -132,11 +133,11 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
     for error in [missing, other] {
         assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
     }
-    assert!(!stage.place().exists(), "something was created");
+    assert!(!stage.base().exists(), "something was created");
     // The jailer's error output is part of the error.
     let Some(stage) = Stage::jailed(test, "", VERSION) else { return };
     stage.write_jailer(VERSION, "fail 'there is no such thing here'");
-    let error = stage.driver(TIMEOUT).start(stage.machine().0).await.unwrap_err().into_contract("create");
+    let error = stage.driver(TIMEOUT).start(stage.description().0).await.unwrap_err().into_contract("create");
     assert!(error.message().contains("there is no such thing here"), "{error}");
     assert_eq!(stage.left(), Vec::<PathBuf>::new());
 }
@@ -146,7 +147,7 @@ async fn what_cannot_be_jailed_is_refused_before_anything_is_made() {
 async fn what_firecracker_cannot_do_is_refused() {
     let stage = Stage::new("", VERSION);
     let driver = stage.driver(TIMEOUT);
-    let many = cofferdam_vm::vmm::Machine { processors: 33, ..stage.machine().0 };
+    let many = cofferdam_vm::vmm::VmDescription { processors: 33, ..stage.description().0 };
     let error = driver.settle(&many).await.unwrap_err().into_contract("create");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("--cpus")), "{error:?}");
@@ -155,12 +156,12 @@ async fn what_firecracker_cannot_do_is_refused() {
         [("1.16.1", "1.16.2 or newer is needed"), ("1.10.0", "not supported"), ("2.0.0", "not supported")]
     {
         let old = Stage::new("", version);
-        let error = old.driver(TIMEOUT).start(old.machine().0).await.unwrap_err().into_contract("create");
+        let error = old.driver(TIMEOUT).start(old.description().0).await.unwrap_err().into_contract("create");
         assert!(error.message().contains(says) && error.remedy().is_some(), "{error}");
     }
-    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.place()));
-    let error = none.start(stage.machine().0).await.unwrap_err().into_contract("create");
+    let none = FirecrackerVmm::new(FirecrackerConfig::new(stage.base()));
+    let error = none.start(stage.description().0).await.unwrap_err().into_contract("create");
     assert!(error.message().contains("not installed"), "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("COFFERDAM_VM_FIRECRACKER")), "{error:?}");
-    assert!(!stage.place().exists(), "refused configurations create nothing");
+    assert!(!stage.base().exists(), "refused configurations create nothing");
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cofferdam_contract::{Access, ByteSize, ErrorKind};
 use cofferdam_guest::{Guest, Reseed, Settings};
 use cofferdam_vm::firecracker::{FirecrackerConfig, FirecrackerVmm, Jailer};
-use cofferdam_vm::vmm::{Contents, Disk, Hardware, Machine, MachineState, Vmm};
+use cofferdam_vm::vmm::{Contents, Disk, Hardware, VmDescription, VmState, Vmm};
 
 fn program(test: &str) -> Option<PathBuf> {
     let program = std::env::var_os("FIRECRACKER_BIN");
@@ -38,37 +38,37 @@ async fn the_real_jailer_starts_the_real_program_for_the_driver() {
         println!("SKIP {test}: only root can jail");
         return;
     }
-    makes_a_machine(test, program, jailer).await;
+    starts_a_vm(test, program, jailer).await;
 }
 
 /// Starts a VM with the driver: with the image of the tests if the processor runs ordinary guests, else with an invalid
 /// kernel and an invalid state, which the real program must refuse without leaving anything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_real_program_makes_a_machine_by_the_driver() {
-    let test = "the_real_program_makes_a_machine_by_the_driver";
+async fn real_firecracker_starts_a_vm() {
+    let test = "real_firecracker_starts_a_vm";
     let Some(program) = program(test) else { return };
-    makes_a_machine(test, program, Jailer::Off).await;
+    starts_a_vm(test, program, Jailer::Off).await;
 }
 
-async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
-    let place = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let monitors = place.path().join("monitors");
-    let config = FirecrackerConfig { program: Some(program), jailer, ..FirecrackerConfig::new(&monitors) };
+async fn starts_a_vm(test: &str, program: PathBuf, jailer: Jailer) {
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let directory = temp.path().join("monitors");
+    let config = FirecrackerConfig { program: Some(program), jailer, ..FirecrackerConfig::new(&directory) };
     let driver = FirecrackerVmm::new(config);
     if let Err(error) = driver.version().await {
         println!("SKIP {test}: {error}");
         return;
     }
-    let empty = || std::fs::read_dir(&monitors).unwrap().count() == 0;
+    let empty = || std::fs::read_dir(&directory).unwrap().count() == 0;
     let file = |name: &str, contents: &[u8]| {
-        let path = place.path().join(name);
+        let path = temp.path().join(name);
         std::fs::write(&path, contents).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
         path
     };
     let disk = |path| Disk { name: "root", contents: Contents::Shared(path), access: Access::ReadOnly };
-    let sample = || Machine {
+    let sample = || VmDescription {
         kernel: file("kernel", b"\x7fELF, and nothing behind it"),
         initramfs: file("initramfs", b"x"),
         command_line: String::new(),
@@ -85,7 +85,7 @@ async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
     let (memory, devices) = (cofferdam_vm::sparse::blank(hardware.memory.as_bytes()), cofferdam_vm::sparse::blank(0));
     let devices = devices.unwrap();
     devices.write_all_at(b"no state", 0).unwrap();
-    let state = MachineState::new(memory.unwrap(), devices).unwrap();
+    let state = VmState::new(memory.unwrap(), devices).unwrap();
     let error = driver.restore(hardware, &state).await.unwrap_err().into_contract("restore");
     assert!(error.message().contains("cannot restore the VM") && error.kind() != ErrorKind::Unsupported, "{error}");
     assert!(empty(), "something is left");
@@ -95,7 +95,7 @@ async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
         return;
     }
     let Some(image) = crate::guest::image(test) else { return };
-    let machine = Machine {
+    let description = VmDescription {
         kernel: image.kernel,
         initramfs: image.initramfs,
         command_line: crate::guest::OPTIONS.to_owned(),
@@ -104,8 +104,8 @@ async fn makes_a_machine(test: &str, program: PathBuf, jailer: Jailer) {
         disks: vec![disk(image.root)],
         port: "dev.x",
     };
-    let (_, again) = (machine.processors, machine.memory);
-    let started = driver.start(machine).await.unwrap();
+    let (_, again) = (description.processors, description.memory);
+    let started = driver.start(description).await.unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let (guest, _) = Guest::connect(started.reader, started.writer, Settings::default(), deadline).await.unwrap();
     assert_eq!(crate::guest::said(&guest, "echo hello").await, "hello");

@@ -36,8 +36,8 @@ async fn counted(sandbox: &Arc<dyn Sandbox>, beyond: u64) -> u64 {
 }
 
 /// Returns a backend with the same images, and other directories.
-fn elsewhere(place: &std::path::Path, snapshots: u64) -> VmBackend {
-    let disks = place.join("disks");
+fn elsewhere(temp: &std::path::Path, snapshots: u64) -> VmBackend {
+    let disks = temp.join("disks");
     VmBackend::new(VmConfig { disks, snapshots: ByteSize::from_mebibytes(snapshots), ..support::config() }).unwrap()
 }
 
@@ -61,7 +61,7 @@ impl Write for Full {
 async fn a_snapshot_travels_between_backends() {
     let Some(backend) = support::backend("a_snapshot_travels_between_backends") else { return };
     let before = support::census();
-    let place = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().unwrap();
     let limits = Limits { memory: Some(ByteSize::from_mebibytes(64)), cpu_time: None, ..Limits::default() };
     let spec = Spec::builder().limits(limits).build().unwrap();
     let source = promptly(backend.create(spec.clone())).await.unwrap();
@@ -90,10 +90,10 @@ async fn a_snapshot_travels_between_backends() {
         (&file).rewind().unwrap();
         file.try_clone().unwrap()
     };
-    let poor = elsewhere(place.path(), 8);
+    let poor = elsewhere(temp.path(), 8);
     let error = promptly(poor.load(input(), LoadOptions::default(), on)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
-    let there = elsewhere(place.path(), 512);
+    let there = elsewhere(temp.path(), 512);
     let error = promptly(there.load(input(), LoadOptions::default(), |_| ControlFlow::Break(()))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     // Refused loads have released their memory: there is space for each of many.
@@ -121,6 +121,6 @@ async fn a_snapshot_travels_between_backends() {
     }
     drop((there, poor));
     drop(file);
-    assert_eq!(std::fs::read_dir(place.path().join("disks")).map_or(0, Iterator::count), 0);
+    assert_eq!(std::fs::read_dir(temp.path().join("disks")).map_or(0, Iterator::count), 0);
     assert_eq!(support::left(&before).await, BTreeSet::new());
 }

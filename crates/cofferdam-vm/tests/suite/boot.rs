@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use cofferdam_contract::{Access, ByteSize, ExecRequest, Limits, collect};
 use cofferdam_guest::{Evidence, Guest, Settings};
-use cofferdam_vm::image::Image;
+use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
-use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vm, Vmm};
+use cofferdam_vm::vmm::{Contents, Disk, Started, Vm, VmDescription, Vmm};
 
 use crate::support::{self, NO_HANG};
 
@@ -15,8 +15,8 @@ pub(crate) const OPTIONS: &str = "cofferdam.root=serial:root cofferdam.workspace
                      cofferdam.shm=1048576:256 cofferdam.user=4711:4712 cofferdam.port=dev.cofferdam.agent \
                      cofferdam.memory=134217728 cofferdam.tasks=65 cofferdam.cpu=50000";
 
-pub(crate) fn machine(image: &Image, options: &str) -> Machine {
-    Machine {
+pub(crate) fn description(image: &Image, options: &str) -> VmDescription {
+    VmDescription {
         kernel: image.kernel.clone(),
         initramfs: image.initramfs.clone(),
         command_line: options.to_owned(),
@@ -28,7 +28,7 @@ pub(crate) fn machine(image: &Image, options: &str) -> Machine {
 }
 
 pub(crate) async fn start(image: &Image, options: &str) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(machine(image, options)).await.expect("a machine")
+    Qemu::new(QemuConfig::default()).unwrap().start(description(image, options)).await.expect("a machine")
 }
 
 async fn greeted(image: &Image) -> (Box<dyn Vm>, Guest, Evidence) {
@@ -45,8 +45,8 @@ pub(crate) async fn promptly<T>(work: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_boots_runs_a_command_and_leaves_nothing() {
-    let Some(image) = support::image("a_machine_boots_runs_a_command_and_leaves_nothing") else { return };
+async fn vm_boots_runs_a_command_and_leaves_nothing() {
+    let Some(image) = support::image("vm_boots_runs_a_command_and_leaves_nothing") else { return };
     let before = support::census();
     let begun = Instant::now();
     let (vm, guest, evidence) = greeted(&image).await;
@@ -82,8 +82,8 @@ async fn a_machine_boots_runs_a_command_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_init_does_not_understand_is_told_on_the_console() {
-    let Some(image) = support::image("what_the_init_does_not_understand_is_told_on_the_console") else { return };
+async fn options_unknown_to_the_init_are_reported_on_the_console() {
+    let Some(image) = support::image("options_unknown_to_the_init_are_reported_on_the_console") else { return };
     let before = support::census();
     for (options, says) in [
         (format!("{OPTIONS} cofferdam.nonsense=1"), "parse the command line at cofferdam.nonsense=1"),
@@ -101,8 +101,8 @@ async fn what_the_init_does_not_understand_is_told_on_the_console() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_is_paused_goes_on_and_is_killed() {
-    let Some(image) = support::image("a_machine_is_paused_goes_on_and_is_killed") else { return };
+async fn vm_is_paused_resumed_and_killed() {
+    let Some(image) = support::image("vm_is_paused_resumed_and_killed") else { return };
     let before = support::census();
     let (vm, guest, _) = greeted(&image).await;
     promptly(vm.pause()).await.unwrap();

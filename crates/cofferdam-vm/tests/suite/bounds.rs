@@ -12,7 +12,7 @@ use cofferdam_contract::{
     Access, Backend, ByteSize, ErrorKind, ExecRequest, LimitKind, Limits, Protection, Sandbox, Spec,
 };
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
-use cofferdam_vm::vmm::{Contents, Disk, Machine, Vmm};
+use cofferdam_vm::vmm::{Contents, Disk, VmDescription, Vmm};
 use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
 
 use crate::support::{self, NO_HANG};
@@ -48,8 +48,8 @@ pub(crate) fn groups_of(pid: u32) -> BTreeSet<PathBuf> {
 
 /// Returns true if this user can create control groups.
 async fn has_groups(test: &str) -> bool {
-    let place = tempfile::tempdir().unwrap();
-    let found = doctor(&VmConfig::new(place.path())).await;
+    let temp = tempfile::tempdir().unwrap();
+    let found = doctor(&VmConfig::new(temp.path())).await;
     let bounds = found.iter().find(|finding| finding.name == "VMM limits").expect("a finding");
     if bounds.state != FindingState::Ok {
         println!("SKIP {test}: {}", bounds.detail);
@@ -58,7 +58,7 @@ async fn has_groups(test: &str) -> bool {
     bounds.state == FindingState::Ok
 }
 
-fn monitor_with(memory: &str) -> u32 {
+fn vmm_with(memory: &str) -> u32 {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let ours = |pid: &u32| {
@@ -75,8 +75,8 @@ fn monitor_with(memory: &str) -> u32 {
 /// Promise (Virtual machines): A control group limits the memory, CPU and threads of a VMM where the user can create
 /// one, and ends with the VMM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
-    let test = "a_monitor_is_bounded_from_outside_and_its_group_goes_with_it";
+async fn vmm_is_bounded_by_a_group_that_ends_with_it() {
+    let test = "vmm_is_bounded_by_a_group_that_ends_with_it";
     let Some(backend) = support::backend(test) else { return };
     let limits = Limits { memory: Some(ByteSize::from_mebibytes(90)), ..Limits::default() };
     let spec = Spec::builder().limits(limits).build().unwrap();
@@ -85,7 +85,7 @@ async fn a_monitor_is_bounded_from_outside_and_its_group_goes_with_it() {
     let kernel = sandbox.posture().get(Protection::PidNamespace).unwrap().mechanism.clone();
     println!("{memory}\n{kernel}");
     assert!(kernel.contains("(tcg)") || kernel.contains("(kvm)"), "{kernel}");
-    let pid = monitor_with("189M");
+    let pid = vmm_with("189M");
     let limit = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let core = limit.lines().find(|line| line.starts_with("Max core")).unwrap();
     let files = limit.lines().find(|line| line.starts_with("Max open files")).unwrap();
@@ -139,11 +139,11 @@ pub(crate) fn are_swept(groups: &BTreeSet<PathBuf>) {
 }
 
 /// Returns a VM whose VMM starts, and nothing more.
-fn nothing(place: &Path) -> Machine {
-    let file = place.join("kernel");
+fn nothing(temp: &Path) -> VmDescription {
+    let file = temp.join("kernel");
     std::fs::write(&file, "no kernel").unwrap();
     std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-    Machine {
+    VmDescription {
         kernel: file.clone(),
         initramfs: file.clone(),
         command_line: String::new(),
@@ -154,9 +154,9 @@ fn nothing(place: &Path) -> Machine {
     }
 }
 
-/// The part of [`without_its_walls_no_monitor_is_started`] that runs without an isolation mechanism.
+/// The part of [`vmm_without_confinement_is_not_started`] that runs without an isolation mechanism.
 #[tokio::test]
-async fn walled() {
+async fn confined() {
     let wall = match std::env::var(PART).as_deref() {
         Ok("no-namespaces") => "namespaces",
         Ok("no-landlock") => {
@@ -165,14 +165,14 @@ async fn walled() {
         }
         _ => return,
     };
-    let place = tempfile::tempdir().unwrap();
-    let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(place.path())).await;
+    let temp = tempfile::tempdir().unwrap();
+    let started = Qemu::new(QemuConfig::default()).unwrap().start(nothing(temp.path())).await;
     let error = started.map(drop).expect_err("a VMM without isolation");
     let named = matches!(&error, VmError::NoWall { wall: found } if found.starts_with(wall));
     assert!(named, "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error:?}");
-    let findings = doctor(&VmConfig::new(place.path())).await;
+    let findings = doctor(&VmConfig::new(temp.path())).await;
     let name = if wall == "Landlock" { "VMM files" } else { "VMM network" };
     let found = findings.iter().find(|finding| finding.name == name).unwrap();
     assert!(found.state == FindingState::Missing && found.remedy.is_some(), "{found:?}");
@@ -202,46 +202,46 @@ fn was_refused(output: &Output, wall: &str) {
 ///
 /// Promise (Virtual machines): A VMM program without permission to execute is an error with that reason.
 #[tokio::test]
-async fn a_monitor_that_may_not_be_executed_is_told_as_such() {
-    let test = "a_monitor_that_may_not_be_executed_is_told_as_such";
-    if !support::has_monitor() || !rustix::process::geteuid().is_root() {
+async fn vmm_without_permission_to_execute_is_reported() {
+    let test = "vmm_without_permission_to_execute_is_reported";
+    if !support::has_vmm() || !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: it takes QEMU (package qemu-system-x86), and root");
         return;
     }
-    let place = tempfile::tempdir().unwrap();
-    let hidden = place.path().join("hidden");
+    let temp = tempfile::tempdir().unwrap();
+    let hidden = temp.path().join("hidden");
     std::fs::create_dir(&hidden).unwrap();
     std::fs::set_permissions(&hidden, Permissions::from_mode(0o700)).unwrap();
-    let found = ["/usr/bin", "/usr/local/bin"].map(|place| Path::new(place).join("qemu-system-x86_64"));
+    let found = ["/usr/bin", "/usr/local/bin"].map(|temp| Path::new(temp).join("qemu-system-x86_64"));
     let Some(found) = found.into_iter().find(|path| path.exists()) else {
         println!("SKIP {test}: QEMU is in no standard directory");
         return;
     };
     std::os::unix::fs::symlink(found, hidden.join("qemu")).unwrap();
     let qemu = Qemu::new(QemuConfig { program: Some(hidden.join("qemu")), ..QemuConfig::default() }).unwrap();
-    let error = qemu.start(nothing(place.path())).await.map(drop).expect_err("a VMM without execute permission");
-    assert!(matches!(error, VmError::Forbidden { .. }), "{error}");
+    let error = qemu.start(nothing(temp.path())).await.map(drop).expect_err("a VMM without execute permission");
+    assert!(matches!(error, VmError::NotExecutable { .. }), "{error}");
     let error = error.into_contract("create");
     assert!(error.kind() == ErrorKind::Denied && error.remedy().is_some(), "{error:?}");
 }
 
 /// Promise (Virtual machines): Without Landlock or namespaces no VMM starts, and `doctor` reports the reason.
 #[test]
-fn without_its_walls_no_monitor_is_started() {
-    let test = "without_its_walls_no_monitor_is_started";
-    if !support::has_monitor() {
+fn vmm_without_confinement_is_not_started() {
+    let test = "vmm_without_confinement_is_not_started";
+    if !support::has_vmm() {
         println!("SKIP {test}: no QEMU here (package qemu-system-x86)");
         return;
     }
-    was_refused(&again("bounds::walled", "no-landlock").output().expect("it starts"), "Landlock");
+    was_refused(&again("bounds::confined", "no-landlock").output().expect("it starts"), "Landlock");
     if !rustix::process::geteuid().is_root() {
         println!("SKIP {test}: only root can take user namespaces from an ordinary user");
         return;
     }
     // A user namespace that permits no further ones, and an ordinary user in it.
-    let place = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
-    let program = place.path().join("suite");
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), Permissions::from_mode(0o777)).unwrap();
+    let program = temp.path().join("suite");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let mut holder = Command::new("unshare").args(["--user", "sleep", "1000"]).spawn().expect("unshare starts");
     let of_holder = |name: &str| PathBuf::from(format!("/proc/{}/{name}", holder.id()));
@@ -264,8 +264,8 @@ fn without_its_walls_no_monitor_is_started() {
         "-c",
         line,
     ]);
-    command.arg(&program).args(["--exact", "bounds::walled", "--nocapture"]);
-    command.env(PART, "no-namespaces").env("TMPDIR", place.path()).current_dir("/");
+    command.arg(&program).args(["--exact", "bounds::confined", "--nocapture"]);
+    command.env(PART, "no-namespaces").env("TMPDIR", temp.path()).current_dir("/");
     let output = command.output();
     holder.kill().and_then(|()| holder.wait()).expect("it ends");
     was_refused(&output.expect("it starts"), "namespaces");

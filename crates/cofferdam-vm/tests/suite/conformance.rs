@@ -94,8 +94,8 @@ async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Repor
 
 /// Promise (Virtual machines): The conformance suite passes on VMs with emulation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kit_passes_on_translated_machines() {
-    let test = "the_kit_passes_on_translated_machines";
+async fn conformance_suite_passes_on_emulated_vms() {
+    let test = "conformance_suite_passes_on_emulated_vms";
     let Some(backend) = support::backend(test) else { return };
     let before = support::census();
     let root = tempfile::tempdir().unwrap();

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ExecRequest, Limits, collect};
 use cofferdam_guest::{Guest, Settings};
-use cofferdam_vm::image::Image;
+use cofferdam_image::Image;
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
-use cofferdam_vm::vmm::{Machine, Started, Vmm};
+use cofferdam_vm::vmm::{Started, VmDescription, Vmm};
 
-use crate::boot::{OPTIONS, machine, promptly};
+use crate::boot::{OPTIONS, description, promptly};
 use crate::bounds::again;
 use crate::support::{self, NO_HANG};
 
@@ -56,12 +56,12 @@ fn append(initramfs: &mut Vec<u8>, files: &[(&str, u32, Vec<u8>)]) {
 }
 
 /// Returns a VM of this image with these additional files in its initramfs.
-fn hostile(image: &Image, place: &Path, options: &str, files: &[(&str, u32, Vec<u8>)]) -> Machine {
+fn hostile(image: &Image, temp: &Path, options: &str, files: &[(&str, u32, Vec<u8>)]) -> VmDescription {
     let mut initramfs = std::fs::read(&image.initramfs).unwrap();
     append(&mut initramfs, files);
-    let path = place.join("initramfs");
+    let path = temp.join("initramfs");
     std::fs::write(&path, initramfs).unwrap();
-    Machine { initramfs: path, ..machine(image, options) }
+    VmDescription { initramfs: path, ..description(image, options) }
 }
 
 /// Returns programs of the image's packages, and the libraries that shells need.
@@ -73,12 +73,12 @@ fn programs(root: &Path, names: &[(&'static str, &'static str)]) -> Vec<(&'stati
     names.iter().map(|(name, from)| (*name, 0o755, read(from))).collect()
 }
 
-async fn started(machine: Machine) -> Started {
-    Qemu::new(QemuConfig::default()).unwrap().start(machine).await.expect("a machine")
+async fn started(description: VmDescription) -> Started {
+    Qemu::new(QemuConfig::default()).unwrap().start(description).await.expect("a machine")
 }
 
 /// Floods the serial console from the kernel's first program on; the VM must stay usable.
-async fn serial(image: &Image, root: &Path, place: &Path) {
+async fn serial(image: &Image, root: &Path, temp: &Path) {
     let mut files = programs(
         root,
         &[
@@ -90,7 +90,7 @@ async fn serial(image: &Image, root: &Path, place: &Path) {
     let script = format!("#!/bin/sh\n(while :; do echo '{LINE}'; done > /dev/console) &\nexec /init\n");
     files.push(("flood", 0o755, script.into_bytes()));
     let Started { vm, reader, writer } =
-        started(hostile(image, place, &format!("{OPTIONS} rdinit=/flood"), &files)).await;
+        started(hostile(image, temp, &format!("{OPTIONS} rdinit=/flood"), &files)).await;
     let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let connected = Guest::connect(reader, writer, settings, Instant::now() + NO_HANG).await;
     let (guest, _) = connected.unwrap_or_else(|error| panic!("{error}; {}", vm.console()));
@@ -109,9 +109,9 @@ async fn serial(image: &Image, root: &Path, place: &Path) {
 }
 
 /// Floods the agent's port by a program in place of the agent.
-async fn port(image: &Image, root: &Path, place: &Path) {
+async fn port(image: &Image, root: &Path, temp: &Path) {
     let agent = programs(root, &[("agent", "bin/yes")]);
-    let Started { vm, reader, writer } = started(hostile(image, place, OPTIONS, &agent)).await;
+    let Started { vm, reader, writer } = started(hostile(image, temp, OPTIONS, &agent)).await;
     let before = peak();
     let settings = Settings { answer_timeout: NO_HANG, ..Settings::default() };
     let refused = promptly(Guest::connect(reader, writer, settings, Instant::now() + NO_HANG)).await;
@@ -130,13 +130,13 @@ async fn port(image: &Image, root: &Path, place: &Path) {
 async fn flooded() {
     let Ok(part) = std::env::var("COFFERDAM_TEST_PART") else { return };
     let image = support::image("flooded").expect("an image");
-    let place = tempfile::tempdir().unwrap();
-    let root = place.path().join("root");
+    let temp = tempfile::tempdir().unwrap();
+    let root = temp.path().join("root");
     std::fs::create_dir(&root).unwrap();
     support::root(&root).expect("packages are cached");
     match part.as_str() {
-        "serial" => serial(&image, &root, place.path()).await,
-        "port" => port(&image, &root, place.path()).await,
+        "serial" => serial(&image, &root, temp.path()).await,
+        "port" => port(&image, &root, temp.path()).await,
         _ => return,
     }
     println!("borne: {part}");

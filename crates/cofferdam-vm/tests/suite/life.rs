@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecRequest, Limits, Sandbox, Spec};
-use cofferdam_vm::image::{KernelSource, RootSource};
+use cofferdam_image::{KernelSource, RootSource};
 use cofferdam_vm::qemu::QemuConfig;
 use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
 use rustix::process::{Pid, Signal, kill_process};
@@ -32,7 +32,7 @@ fn spec(mebibytes: u64) -> Spec {
 }
 
 /// Returns the VMMs whose parent is this process.
-fn monitors_of(parent: u32) -> BTreeSet<u32> {
+fn vmms_of(parent: u32) -> BTreeSet<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|pid| {
@@ -49,14 +49,14 @@ fn forever() -> ExecRequest {
 
 /// Promise (Virtual machines): The execs of a killed VM end with that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
-    let test = "a_machine_killed_behind_our_back_ends_its_execs_with_the_reason";
+async fn killed_vm_ends_its_execs_with_the_reason() {
+    let test = "killed_vm_ends_its_execs_with_the_reason";
     let Some(backend) = support::backend(test) else { return };
     let before = support::census();
     let sandbox: Arc<dyn Sandbox> = promptly(backend.create(spec(77))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
     // 77 MiB for guests, and the kernel's share.
-    let pid = support::monitor_with("176M");
+    let pid = support::vmm_with("176M");
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
     let error = promptly(handle.exit()).await.expect_err("the program did not end by itself");
     assert!(error.to_string().contains("its VMM ended") && error.remedy().is_some(), "{error:?}");
@@ -69,14 +69,14 @@ async fn a_machine_killed_behind_our_back_ends_its_execs_with_the_reason() {
 
 /// Promise (Virtual machines): A VMM has no capability, no network and no path of the host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
-    let test = "a_monitor_has_no_right_no_network_and_no_name_for_anything";
+async fn vmm_has_no_capability_no_network_and_no_path() {
+    let test = "vmm_has_no_capability_no_network_and_no_path";
     let Some(backend) = support::backend(test) else { return };
     // A descriptor that a shell left open for this process.
     let inherited = tempfile::NamedTempFile::new().unwrap();
     rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
     let sandbox = promptly(backend.create(spec(80))).await.unwrap();
-    let pid = support::monitor_with("179M");
+    let pid = support::vmm_with("179M");
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let open: Vec<_> = open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect();
     assert!(open.len() > 10 && !open.iter().any(|file| file == inherited.path()), "{open:?}");
@@ -111,7 +111,7 @@ async fn a_monitor_has_no_right_no_network_and_no_name_for_anything() {
     promptly(sandbox.close()).await.unwrap();
 }
 
-/// The process that [`a_killed_supervisor_leaves_no_machine`] kills; not a test of its own.
+/// The process that [`killed_supervisor_leaves_no_vm`] kills; not a test of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder() {
     if std::env::var_os(HOLDER).is_none() {
@@ -126,8 +126,8 @@ async fn holder() {
 
 /// Promise (Virtual machines): A killed supervisor leaves no VM.
 #[test]
-fn a_killed_supervisor_leaves_no_machine() {
-    if support::image("a_killed_supervisor_leaves_no_machine").is_none() {
+fn killed_supervisor_leaves_no_vm() {
+    if support::image("killed_supervisor_leaves_no_vm").is_none() {
         return;
     }
     let mut again = Command::new(std::env::current_exe().unwrap());
@@ -136,9 +136,9 @@ fn a_killed_supervisor_leaves_no_machine() {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let holds = lines.map_while(Result::ok).any(|line| line == HOLDS);
     assert!(holds, "it created no VM");
-    let machines = monitors_of(child.id());
-    assert_eq!(machines.len(), 1, "{machines:?}");
-    let groups = machines.iter().flat_map(|pid| bounds::groups_of(*pid)).collect();
+    let vmms = vmms_of(child.id());
+    assert_eq!(vmms.len(), 1, "{vmms:?}");
+    let groups = vmms.iter().flat_map(|pid| bounds::groups_of(*pid)).collect();
     child.kill().unwrap();
     child.wait().unwrap();
     let begun = Instant::now();
@@ -146,7 +146,7 @@ fn a_killed_supervisor_leaves_no_machine() {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.contains("qemu-system") && !stat.contains(") Z ")
     };
-    while machines.iter().any(runs) {
+    while vmms.iter().any(runs) {
         assert!(begun.elapsed() < NO_HANG, "the VM still runs");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -175,20 +175,20 @@ async fn what_nobody_waits_for_any_more_is_not_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_kernel_is_told_with_what_the_monitor_says() {
-    let test = "what_is_no_kernel_is_told_with_what_the_monitor_says";
+async fn invalid_kernel_is_reported_with_the_vmms_output() {
+    let test = "invalid_kernel_is_reported_with_the_vmms_output";
     if support::image(test).is_none() {
         return;
     }
     let before = support::census();
-    let place = tempfile::tempdir().unwrap();
-    let (image, root) = (place.path().join("kernel"), place.path().join("root"));
+    let temp = tempfile::tempdir().unwrap();
+    let (image, root) = (temp.path().join("kernel"), temp.path().join("root"));
     std::fs::write(&image, "this is no kernel").unwrap();
     std::fs::create_dir(&root).unwrap();
     let error = without(|config| {
         config.source.kernel = KernelSource::Files { image, modules: Vec::new() };
         config.source.root = RootSource::Directory(root);
-        config.images = place.path().join("images");
+        config.images = temp.path().join("images");
     });
     let error = error.await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -211,33 +211,33 @@ fn says(directory: &Path, text: &str) -> QemuConfig {
 }
 
 #[tokio::test]
-async fn a_monitor_that_will_not_do_is_named_with_what_to_do() {
-    if support::image("a_monitor_that_will_not_do_is_named_with_what_to_do").is_none() {
+async fn unusable_vmm_is_named_with_a_remedy() {
+    if support::image("unusable_vmm_is_named_with_a_remedy").is_none() {
         return;
     }
     let missing = QemuConfig { program: Some("/no/such/monitor".into()), ..QemuConfig::default() };
     let error = without(|config| config.qemu = missing).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.remedy().is_some_and(|remedy| remedy.contains("qemu-system-x86")), "{error:?}");
-    let place = tempfile::tempdir().unwrap();
-    let old = says(place.path(), "echo QEMU emulator version 6.2.0");
+    let temp = tempfile::tempdir().unwrap();
+    let old = says(temp.path(), "echo QEMU emulator version 6.2.0");
     let error = without(|config| config.qemu = old).await;
     assert!(error.to_string().contains("6.2.0 is too old: 7.2 or newer"), "{error}");
-    let odd = says(place.path(), "echo hello");
+    let odd = says(temp.path(), "echo hello");
     let error = without(|config| config.qemu = odd).await;
     assert!(error.to_string().contains("prints no version"), "{error}");
     // A program that exits immediately, with a reason.
     let ends = "case $1 in --version) echo QEMU emulator version 9.9.9;; *) echo no such machine >&2; exit 1;; esac";
-    let ends = says(place.path(), ends);
+    let ends = says(temp.path(), ends);
     let error = without(|config| config.qemu = ends).await;
     assert!(error.to_string().contains("no such machine"), "{error}");
 }
 
 #[tokio::test]
 async fn a_missing_image_is_an_error_that_says_how_to_get_it() {
-    let place = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().unwrap();
     let error = without(|config| {
-        config.images = place.path().join("none");
+        config.images = temp.path().join("none");
         config.make = MakePolicy::Never;
     });
     let error = error.await;
@@ -272,8 +272,8 @@ async fn is_gone(pid: Pid) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_that_cannot_go_on_is_ended() {
-    let test = "a_machine_that_cannot_go_on_is_ended";
+async fn vm_that_cannot_resume_is_killed() {
+    let test = "vm_that_cannot_resume_is_killed";
     if support::image(test).is_none() {
         return;
     }
@@ -282,7 +282,7 @@ async fn a_machine_that_cannot_go_on_is_ended() {
     let sandbox = promptly(backend.create(spec(83))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
     // 83 MiB for guests, and the kernel's share.
-    let pid = Pid::from_raw(support::monitor_with("182M").cast_signed()).unwrap();
+    let pid = Pid::from_raw(support::vmm_with("182M").cast_signed()).unwrap();
     promptly(sandbox.pause()).await.unwrap();
     // It is told to resume, and does not answer.
     kill_process(pid, Signal::STOP).unwrap();
@@ -294,8 +294,8 @@ async fn a_machine_that_cannot_go_on_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_ends_with_its_connection() {
-    let test = "a_machine_ends_with_its_connection";
+async fn vm_ends_with_its_connection() {
+    let test = "vm_ends_with_its_connection";
     if support::image(test).is_none() {
         return;
     }
@@ -304,7 +304,7 @@ async fn a_machine_ends_with_its_connection() {
     let sandbox = promptly(backend.create(spec(86))).await.unwrap();
     let handle = promptly(sandbox.start(forever())).await.unwrap();
     // 86 MiB for guests, and the kernel's share.
-    let pid = Pid::from_raw(support::monitor_with("185M").cast_signed()).unwrap();
+    let pid = Pid::from_raw(support::vmm_with("185M").cast_signed()).unwrap();
     // Its agent no longer answers, and the connection is closed. The client does not close the sandbox.
     kill_process(pid, Signal::STOP).unwrap();
     promptly(handle.exit()).await.expect_err("the program did not end by itself");
@@ -314,8 +314,8 @@ async fn a_machine_ends_with_its_connection() {
 
 /// Each copy of a VM repeats the background work of its kernel, and uses memory for the code translated for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kernel_of_an_idle_machine_looks_after_nothing_by_itself() {
-    let Some(backend) = support::backend("the_kernel_of_an_idle_machine_looks_after_nothing_by_itself") else { return };
+async fn kernel_of_an_idle_vm_polls_nothing() {
+    let Some(backend) = support::backend("kernel_of_an_idle_vm_polls_nothing") else { return };
     let before = support::census();
     let sandbox = promptly(backend.create(Spec::default())).await.unwrap();
     let read = async |line: &str| {

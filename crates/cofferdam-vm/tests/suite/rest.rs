@@ -126,8 +126,8 @@ async fn a_program_goes_on_over_three_generations() {
 /// Promise (Virtual machines): VMs from one snapshot differ in random numbers, name, machine id and boot id, and have
 /// the correct time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_clones_are_eight_machines() {
-    let Some(backend) = support::backend("eight_clones_are_eight_machines") else { return };
+async fn eight_clones_are_eight_vms() {
+    let Some(backend) = support::backend("eight_clones_are_eight_vms") else { return };
     let before = support::census();
     let source = create(&backend).await;
     let snapshot = promptly(source.snapshot()).await.unwrap();
@@ -182,8 +182,8 @@ except ImportError:
 
 /// Promise (Virtual machines): Twenty pauses lose no byte, and a paused VM can be saved as a snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down() {
-    let Some(backend) = support::backend("twenty_pauses_lose_no_byte_and_a_paused_machine_is_written_down") else {
+async fn twenty_pauses_lose_no_byte_and_a_paused_vm_is_saved() {
+    let Some(backend) = support::backend("twenty_pauses_lose_no_byte_and_a_paused_vm_is_saved") else {
         return;
     };
     let before = support::census();
@@ -278,7 +278,7 @@ async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
         let spec = Spec::builder().limits(limits).build().unwrap();
         let sandbox = promptly(backend.create(spec)).await.unwrap();
         // 91 MiB for guests, and the kernel's share.
-        let pid = Pid::from_raw(support::monitor_with("190M").cast_signed()).unwrap();
+        let pid = Pid::from_raw(support::vmm_with("190M").cast_signed()).unwrap();
         let (taken, ()) = tokio::join!(promptly(sandbox.snapshot()), async {
             tokio::time::sleep(Duration::from_millis(wait)).await;
             kill_process(pid, signal).unwrap();
@@ -293,8 +293,8 @@ async fn a_dead_or_hostile_guest_hangs_no_snapshot() {
 
 /// Promise (Virtual machines): Warm VMs come from one snapshot and differ.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn warm_machines_come_from_one_snapshot_and_differ() {
-    let Some(backend) = support::backend("warm_machines_come_from_one_snapshot_and_differ") else { return };
+async fn warm_vms_come_from_one_snapshot_and_differ() {
+    let Some(backend) = support::backend("warm_vms_come_from_one_snapshot_and_differ") else { return };
     let before = support::census();
     let mut identities = Vec::new();
     for turn in 0..3 {

@@ -6,9 +6,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use cofferdam_debian::{Cache, Recipe};
-use cofferdam_vm::image::{Image, Images, RootSource, Source};
-use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
+use cofferdam_image::{Cache, Image, Images, Recipe, RootSource, Source};
+use cofferdam_vm::{Deadlines, VmBackend, VmConfig};
 
 /// Anything longer is a hang: VMs are emulated, and other programs use the processors as well.
 pub(crate) const NO_HANG: Duration = Duration::from_secs(240);
@@ -37,7 +36,7 @@ fn has(program: &str) -> bool {
 }
 
 /// Returns true if VMs can run on this host.
-pub(crate) fn has_monitor() -> bool {
+pub(crate) fn has_vmm() -> bool {
     cfg!(target_arch = "x86_64") && has("qemu-system-x86_64")
 }
 
@@ -55,7 +54,7 @@ fn made() -> &'static Result<Image, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("the driver runs VMs on x86_64 only".to_owned());
         }
-        match images().find(&source(), MakePolicy::Missing, &mut |_| ()) {
+        match images().find_or_make(&source(), &mut |_| ()) {
             Ok(image) => Ok(image),
             Err(error) => panic!("cannot build the image: {error}"),
         }
@@ -75,7 +74,7 @@ pub(crate) fn image(test: &str) -> Option<Image> {
 
 /// Unpacks the root file system of that image into a directory.
 pub(crate) fn root(into: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let plan = cofferdam_debian::resolve(&Recipe::tiny(), &Cache::new(cache().join("debian")), &mut |_| ())?;
+    let plan = cofferdam_image::resolve(&Recipe::tiny(), &Cache::new(cache().join("debian")), &mut |_| ())?;
     let mut tar = tempfile::tempfile()?;
     plan.write_tar(&tar, &mut |_| ())?;
     std::io::Seek::rewind(&mut tar)?;
@@ -143,7 +142,7 @@ pub(crate) fn config() -> VmConfig {
 }
 
 /// Returns the VMM of this process whose VM has this much memory: concurrent tests have VMs, too.
-pub(crate) fn monitor_with(memory: &str) -> u32 {
+pub(crate) fn vmm_with(memory: &str) -> u32 {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let own = std::process::id().to_string();

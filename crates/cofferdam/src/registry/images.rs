@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cofferdam_container::{ContainerBackend, DEFAULT_IMAGE, PullEvent, PullProgress};
 use cofferdam_contract::{Error, ErrorKind, Result};
-use cofferdam_debian::{Cache, DebianError, Plan, Recipe};
+use cofferdam_image::{Cache, DebianError, Plan, Recipe};
 use serde::Serialize;
 
 use super::{Containers, ImageProgress, ImageStep, cache_directory};
@@ -128,8 +128,8 @@ impl Drop for Temporary {
 fn pack(recipe: &Recipe, directory: &Path, progress: &ImageProgress) -> Result<(Plan, Temporary)> {
     let cache = Cache::new(directory);
     let mut on_step =
-        |step: cofferdam_debian::Progress| progress(ImageStep { what: step.to_string(), bytes: step.bytes() });
-    let plan = cofferdam_debian::resolve(recipe, &cache, &mut on_step).map_err(failed)?;
+        |step: cofferdam_image::debian::Progress| progress(ImageStep { what: step.to_string(), bytes: step.bytes() });
+    let plan = cofferdam_image::resolve(recipe, &cache, &mut on_step).map_err(failed)?;
     let tar = Temporary(directory.join(format!("root-{}-{}.tar", &plan.key()[..16], std::process::id())));
     plan.write_file(&tar.0, &mut on_step).map_err(failed)?;
     // Failing to remove old packages does not affect this image.

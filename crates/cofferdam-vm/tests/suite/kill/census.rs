@@ -41,7 +41,7 @@ fn has_ended(pid: u32, state: &str) -> bool {
 }
 
 /// Returns the running VMMs that a process started.
-pub(super) fn monitors_of(parent: u32) -> BTreeSet<u32> {
+pub(super) fn vmms_of(parent: u32) -> BTreeSet<u32> {
     let is_one = |pid: &u32| {
         about(*pid).is_some_and(|(name, state, found, _)| {
             found == parent && name.contains("qemu-system") && !["Z", "X"].contains(&&*state) && is_a_machine(*pid)
@@ -80,17 +80,17 @@ fn groups_below(parent: &Path, depth: usize, pid: u32, found: &mut BTreeSet<Path
 }
 
 /// Returns all files below a directory, by relative path.
-pub(super) fn files(place: &Path) -> BTreeSet<PathBuf> {
+pub(super) fn files(temp: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
-    files_below(place, place, &mut found);
+    files_below(temp, temp, &mut found);
     found
 }
 
-fn files_below(place: &Path, directory: &Path, found: &mut BTreeSet<PathBuf>) {
+fn files_below(temp: &Path, directory: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        found.insert(entry.path().strip_prefix(place).unwrap_or(&entry.path()).to_owned());
+        found.insert(entry.path().strip_prefix(temp).unwrap_or(&entry.path()).to_owned());
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            files_below(place, &entry.path(), found);
+            files_below(temp, &entry.path(), found);
         }
     }
 }
@@ -111,8 +111,8 @@ pub(super) fn host() -> BTreeSet<String> {
             found.insert(format!("network device {name}"));
         }
     }
-    for place in TEMPORARY {
-        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+    for temp in TEMPORARY {
+        for entry in fs::read_dir(temp).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             // Concurrent tests and benchmarks have these prefixes.
             let is_of_tests = ["cofferdam-test-", "cofferdam-bench-"].iter().any(|begin| name.starts_with(begin));

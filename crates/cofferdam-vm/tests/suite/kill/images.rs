@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use cofferdam_debian::Cache;
-use cofferdam_vm::MakePolicy;
-use cofferdam_vm::image::{Images, KernelSource, Progress, RootSource, Source};
+use cofferdam_image::{Cache, Images, KernelSource, Progress, RootSource, Source};
 
 use super::{Place, Supervisor, at, census, millis, moments, place_of};
 
@@ -16,26 +14,26 @@ const PART: &str = "maker";
 const TEST: &str = "kill::images::maker";
 const NAME: &str = "mine";
 
-fn images(place: &Path) -> Images {
-    Images::new(place.join("images"), Cache::new(place.join("packages")))
+fn images(temp: &Path) -> Images {
+    Images::new(temp.join("images"), Cache::new(temp.join("packages")))
 }
 
-fn source(place: &Path, root: &str) -> Source {
-    let kernel = KernelSource::Files { image: place.join("kernel"), modules: Vec::new() };
-    Source { kernel, root: RootSource::Directory(place.join(root)), ..Source::default() }
+fn source(temp: &Path, root: &str) -> Source {
+    let kernel = KernelSource::Files { image: temp.join("kernel"), modules: Vec::new() };
+    Source { kernel, root: RootSource::Directory(temp.join(root)), ..Source::default() }
 }
 
-/// The process that [`an_image_whose_maker_is_killed_is_whole_or_not_there`] kills; not a test of its own.
+/// The process that [`image_whose_build_is_killed_is_complete_or_absent`] kills; not a test of its own.
 #[test]
 fn maker() {
-    let Some(place) = place_of(PART) else { return };
+    let Some(temp) = place_of(PART) else { return };
     let mut count = 0;
     let mut report = |step: Progress| {
         count += 1;
         at(&count.to_string());
         println!("{step}");
     };
-    images(&place).make_named(NAME, "a test", &source(&place, "root"), &mut report).unwrap();
+    images(&temp).make_named(NAME, "a test", &source(&temp, "root"), &mut report).unwrap();
     at("end");
     // The kill may be late.
     std::thread::sleep(Duration::from_secs(3600));
@@ -53,37 +51,37 @@ fn sample(root: &Path) {
 }
 
 /// Returns the cache's files after an undisturbed build, and its number of steps.
-fn undisturbed(place: &Place) -> (BTreeSet<PathBuf>, usize) {
+fn undisturbed(temp: &Place) -> (BTreeSet<PathBuf>, usize) {
     let mut steps = 0;
-    images(place.path()).make_named(NAME, "a test", &source(place.path(), "root"), &mut |_| steps += 1).unwrap();
-    (census::files(&place.path().join("images")), steps)
+    images(temp.path()).make_named(NAME, "a test", &source(temp.path(), "root"), &mut |_| steps += 1).unwrap();
+    (census::files(&temp.path().join("images")), steps)
 }
 
 /// Promise (Virtual machines): An image whose build is killed is complete or absent.
 #[test]
-fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
-    let test = "an_image_whose_maker_is_killed_is_whole_or_not_there";
+fn image_whose_build_is_killed_is_complete_or_absent() {
+    let test = "image_whose_build_is_killed_is_complete_or_absent";
     if Command::new("mkfs.ext4").arg("-V").output().is_err() && !Path::new("/usr/sbin/mkfs.ext4").exists() {
         println!("SKIP {test}: no mkfs.ext4 (package e2fsprogs)");
         return;
     }
     let mut random = moments(test);
-    let place = Place::new();
-    std::fs::write(place.path().join("kernel"), "no kernel").unwrap();
-    sample(&place.path().join("root"));
-    std::fs::create_dir(place.path().join("other")).unwrap();
-    let cache = place.path().join("images");
-    let (whole, steps) = undisturbed(&place);
+    let temp = Place::new();
+    std::fs::write(temp.path().join("kernel"), "no kernel").unwrap();
+    sample(&temp.path().join("root"));
+    std::fs::create_dir(temp.path().join("other")).unwrap();
+    let cache = temp.path().join("images");
+    let (whole, steps) = undisturbed(&temp);
     for step in 1..=steps {
         for within in [1, 40] {
             std::fs::remove_dir_all(&cache).unwrap();
-            let mut maker = Supervisor::start(TEST, PART, place.path(), "");
+            let mut maker = Supervisor::start(TEST, PART, temp.path(), "");
             maker.reach(&step.to_string());
             let after = millis(&mut random, within);
             println!("at step {step}, after {after:?}");
             maker.kill(after);
             let names = census::files(&cache);
-            match images(place.path()).named(NAME) {
+            match images(temp.path()).named(NAME) {
                 Ok(_) => assert_eq!(names, whole),
                 Err(error) => assert!(error.to_string().contains(NAME), "{error}"),
             }
@@ -91,16 +89,16 @@ fn an_image_whose_maker_is_killed_is_whole_or_not_there() {
             let names = census::files(&cache);
             let more: Vec<_> = names.difference(&whole).collect();
             assert!(more.is_empty(), "{} files are left: {:?}", more.len(), more[0]);
-            assert_eq!(census::files(&place.path().join("tmp")), BTreeSet::new());
-            images(place.path()).make_named(NAME, "a test", &source(place.path(), "root"), &mut |_| ()).unwrap();
+            assert_eq!(census::files(&temp.path().join("tmp")), BTreeSet::new());
+            images(temp.path()).make_named(NAME, "a test", &source(temp.path(), "root"), &mut |_| ()).unwrap();
             assert_eq!(census::files(&cache), whole);
         }
     }
     // A completed image needs no build, and temporary files of another are removed all the same.
-    let mut maker = Supervisor::start(TEST, PART, place.path(), "");
+    let mut maker = Supervisor::start(TEST, PART, temp.path(), "");
     maker.reach("end");
     maker.kill(Duration::ZERO);
-    let found = images(place.path()).find(&source(place.path(), "root"), MakePolicy::Never, &mut |_| ()).unwrap();
-    assert_eq!(found, images(place.path()).named(NAME).unwrap());
+    let found = images(temp.path()).find(&source(temp.path(), "root"), &mut |_| ()).unwrap();
+    assert_eq!(found, images(temp.path()).named(NAME).unwrap());
     assert_eq!(census::files(&cache), whole);
 }

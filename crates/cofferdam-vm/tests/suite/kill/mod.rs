@@ -9,8 +9,8 @@
 
 mod census;
 mod images;
-mod monitor;
 mod supervisor;
+mod vmm;
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::{Path, PathBuf};
@@ -63,11 +63,11 @@ struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        let place = tempfile::tempdir().expect("a directory");
+        let temp = tempfile::tempdir().expect("a directory");
         for name in ["disks", "probes", "tmp"] {
-            std::fs::create_dir(place.path().join(name)).expect("a directory");
+            std::fs::create_dir(temp.path().join(name)).expect("a directory");
         }
-        Self(place)
+        Self(temp)
     }
 
     fn path(&self) -> &Path {
@@ -83,8 +83,8 @@ impl Place {
 }
 
 /// Returns the configuration of a supervisor with this directory, and the images of all tests.
-fn config(place: &Path) -> VmConfig {
-    VmConfig { disks: place.join("disks"), probes: Some(place.join("probes")), ..support::config() }
+fn config(temp: &Path) -> VmConfig {
+    VmConfig { disks: temp.join("disks"), probes: Some(temp.join("probes")), ..support::config() }
 }
 
 /// A running supervisor.
@@ -95,11 +95,11 @@ struct Supervisor {
 
 impl Supervisor {
     /// Starts the test of this name in a session of its own, which identifies all processes that it starts.
-    fn start(test: &str, part: &str, place: &Path, stay: &str) -> Self {
+    fn start(test: &str, part: &str, temp: &Path, stay: &str) -> Self {
         let mut command = Command::new("setsid");
         command.arg(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", test, "--nocapture"]).stdin(Stdio::null()).stdout(Stdio::piped());
-        command.env(PART, part).env(PLACE, place).env(STAY, stay).env("TMPDIR", place.join("tmp"));
+        command.env(PART, part).env(PLACE, temp).env(STAY, stay).env("TMPDIR", temp.join("tmp"));
         let mut child = command.spawn().expect("setsid is of the same package as mount");
         let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         Self { child, lines }
@@ -113,9 +113,9 @@ impl Supervisor {
     }
 
     /// Waits until it has started a VMM.
-    fn has_monitor(&self) {
+    fn has_vmm(&self) {
         let begun = Instant::now();
-        while census::monitors_of(self.child.id()).is_empty() {
+        while census::vmms_of(self.child.id()).is_empty() {
             assert!(begun.elapsed() < NO_HANG, "the supervisor starts no VMM");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -164,14 +164,14 @@ impl Zombie {
 /// The next start, which sweeps; not a test of its own.
 #[tokio::test]
 async fn next() {
-    let Some(place) = place_of("next") else { return };
-    doctor(&config(&place)).await;
+    let Some(temp) = place_of("next") else { return };
+    doctor(&config(&temp)).await;
 }
 
 /// Starts another supervisor with the same directories, which only starts.
-fn start_next(place: &Path) {
+fn start_next(temp: &Path) {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.args(["--exact", "kill::next"]).env(PART, "next").env(PLACE, place).env("TMPDIR", place.join("tmp"));
+    command.args(["--exact", "kill::next"]).env(PART, "next").env(PLACE, temp).env("TMPDIR", temp.join("tmp"));
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{output:?}");
 }

@@ -35,9 +35,9 @@ async fn begin(sandbox: &Arc<dyn Sandbox>) -> cofferdam_contract::ExecHandle {
 /// all steps, and repeats the one that it is to stay at.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supervisor() {
-    let Some(place) = place_of(PART) else { return };
+    let Some(temp) = place_of(PART) else { return };
     at("create");
-    let backend = VmBackend::new(config(&place)).unwrap();
+    let backend = VmBackend::new(config(&temp)).unwrap();
     let sandbox = backend.create(spec()).await.unwrap();
     at("exec");
     let handle = begin(&sandbox).await;
@@ -70,7 +70,7 @@ async fn supervisor() {
         forks = vec![sandbox.fork().await.unwrap(), sandbox.fork().await.unwrap()];
     }
     at("save");
-    let out = || tempfile::tempfile_in(place.join("tmp")).unwrap();
+    let out = || tempfile::tempfile_in(temp.join("tmp")).unwrap();
     while stays_at("save") {
         let snapshot = VmSnapshot::of(&snapshot).unwrap();
         snapshot.save(out(), SaveOptions::default(), |_| std::ops::ControlFlow::Continue(())).await.unwrap();
@@ -140,12 +140,12 @@ fn steps() -> Vec<(Moment, usize)> {
 }
 
 /// Checks that nothing is left but the cached findings about this host.
-fn is_clean(place: &Place, pid: u32, before: &BTreeSet<String>) {
-    start_next(place.path());
+fn is_clean(temp: &Place, pid: u32, before: &BTreeSet<String>) {
+    start_next(temp.path());
     assert_eq!(census::groups_of(pid), BTreeSet::new());
     let directories = ["disks", "probes", "tmp"].map(PathBuf::from);
     let expected: BTreeSet<_> = directories.into_iter().chain([Path::new("probes").join("kvm.json")]).collect();
-    let found = census::files(place.path());
+    let found = census::files(temp.path());
     assert!(found.is_subset(&expected), "{found:?}");
     assert_eq!(census::host_left(before), BTreeSet::new());
 }
@@ -160,26 +160,26 @@ fn a_supervisor_killed_at_any_step_leaves_nothing() {
     }
     let mut random = moments(test);
     let before = census::host();
-    let place = Place::new();
+    let temp = Place::new();
     for (moment, times) in steps() {
         for _ in 0..times {
             if let For::Finding = moment.wait {
-                place.forget();
+                temp.forget();
             }
-            let mut supervisor = Supervisor::start(TEST, PART, place.path(), moment.stay);
+            let mut supervisor = Supervisor::start(TEST, PART, temp.path(), moment.stay);
             supervisor.reach(moment.step);
             if let For::Monitor = moment.wait {
-                supervisor.has_monitor();
+                supervisor.has_vmm();
             }
             let after = millis(&mut random, moment.within);
             println!("at {}{}, after {after:?}", moment.step, if moment.stay.is_empty() { "" } else { " and again" });
             let killed = supervisor.kill_unreaped(after);
             if let For::Unreaped = moment.wait {
-                is_clean(&place, killed.pid(), &before);
+                is_clean(&temp, killed.pid(), &before);
                 killed.reap();
                 continue;
             }
-            is_clean(&place, killed.reap(), &before);
+            is_clean(&temp, killed.reap(), &before);
         }
     }
 }

@@ -66,9 +66,9 @@ fn about(machine: &SnapshotInfo) -> String {
         format!("image {image}"),
         format!(
             "{} {}, {}, {}, {}{on}",
-            origin.monitor,
+            origin.vmm,
             origin.version,
-            origin.machine,
+            origin.vm_type,
             origin.accelerator.as_str(),
             origin.processor
         ),

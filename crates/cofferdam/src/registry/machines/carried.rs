@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter};
 use std::path::Path;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
-use cofferdam_vm::image::{ExportOptions, Exported, ImportOptions, Taken};
+use cofferdam_image::{ExportOptions, Exported, ImportOptions, Taken};
 use serde::Serialize;
 
 use super::archives::{PIECE, open};
@@ -78,7 +78,7 @@ impl Images {
         };
         let read = move || {
             let key = key.as_ref().map(ArchiveKey::get);
-            let options = ImportOptions { key, most, name: name.as_deref(), taken };
+            let options = ImportOptions { key, max_size: most, name: name.as_deref(), taken };
             let mut progress = |step| (watch.progress)(shown(&step));
             store.import(input, options, &mut progress, &mut |step| watch.report("reading the image", step))
         };

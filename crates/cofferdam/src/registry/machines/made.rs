@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
-use cofferdam_debian::{Cache, Recipe};
+use cofferdam_image::{
+    Cache, ImageError, Images as Store, Inventory, KernelSource, Listed, Progress, Recipe, RootSource, Source, Unnamed,
+};
 use cofferdam_vm::firecracker::Jailer as Jail;
-use cofferdam_vm::image::{Images as Store, Inventory, KernelSource, RootSource, Source};
 use cofferdam_vm::vmm::{Acceleration as Wish, Driver as Monitor};
-use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig, VmError};
+use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig};
 use serde::Serialize;
 
 use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Jailer, Machines};
@@ -78,9 +79,9 @@ pub(in crate::registry) fn backend(machines: &Machines, progress: ImageProgress)
     VmBackend::with_progress(machines.config()?, Arc::new(move |step| progress(shown(&step))))
 }
 
-pub(super) fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
+pub(super) fn shown(step: &Progress) -> ImageStep {
     let bytes = match step {
-        cofferdam_vm::image::Progress::Packages(step) => step.bytes(),
+        Progress::Packages(step) => step.bytes(),
         _ => None,
     };
     ImageStep { what: step.to_string(), bytes }
@@ -145,7 +146,7 @@ pub struct Recipes {
 }
 
 impl Recipes {
-    fn source(&self) -> Result<(Source, String), VmError> {
+    fn source(&self) -> Result<(Source, String), ImageError> {
         let default = Source::default();
         let (root, root_shown) = match &self.from {
             Some(path) => {
@@ -177,7 +178,7 @@ impl Recipes {
             }
             (None, None) => (default.kernel, String::new()),
         };
-        let source = Source { kernel, root, most: self.most.unwrap_or(default.most), recorded: None };
+        let source = Source { kernel, root, max_size: self.most.unwrap_or(default.max_size), recorded: None };
         Ok((source, format!("{root_shown}{kernel_shown}")))
     }
 }
@@ -249,12 +250,8 @@ impl Images {
     /// Lists the contents of the store, without reading the images.
     pub fn list(&self) -> MachineImages {
         let Inventory { named, unnamed, nameless } = self.store.inventory();
-        let other = |found: cofferdam_vm::image::Unnamed| UnnamedImage {
-            key: found.key,
-            kernel: found.release,
-            size: found.bytes,
-        };
-        let image = |listed: cofferdam_vm::image::Listed| MachineImage {
+        let other = |found: Unnamed| UnnamedImage { key: found.key, kernel: found.release, size: found.bytes };
+        let image = |listed: Listed| MachineImage {
             name: listed.name,
             about: listed.about,
             key: listed.key,
@@ -294,7 +291,7 @@ impl Images {
             if existing == Existing::Keep
                 && let Some(other) = store.about(&given).filter(|other| *other != about)
             {
-                return Err(VmError::NameTaken { name: given.clone(), about: other, asked: about });
+                return Err(ImageError::NameTaken { name: given.clone(), about: other, asked: about });
             }
             store.make_named(&given, &about, &source, &mut |step| progress(shown(&step)))
         };
@@ -322,7 +319,7 @@ const OPERATION: &str = "build image";
 
 pub(super) async fn blocking<T: Send + 'static>(
     operation: &'static str,
-    work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
+    work: impl FnOnce() -> Result<T, ImageError> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     let done =

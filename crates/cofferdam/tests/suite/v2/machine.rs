@@ -8,11 +8,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use cofferdam_contract::{Access, ByteSize};
-use cofferdam_debian::{Cache, Recipe};
-use cofferdam_vm::MakePolicy;
-use cofferdam_vm::image::{Image, Images, RootSource, Source};
+use cofferdam_image::{Cache, Image, Images, Recipe, RootSource, Source};
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
-use cofferdam_vm::vmm::{Contents, Disk, Machine, Started, Vmm};
+use cofferdam_vm::vmm::{Contents, Disk, Started, VmDescription, Vmm};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::cli::machines;
@@ -61,7 +59,7 @@ fn image() -> Image {
     let cache = machines::cache();
     let images = Images::new(cache.join("vm"), Cache::new(cache.join("debian")));
     let source = Source { root: RootSource::Debian(Recipe::tiny()), ..Source::default() };
-    images.find(&source, MakePolicy::Missing, &mut |_| ()).expect("an image")
+    images.find_or_make(&source, &mut |_| ()).expect("an image")
 }
 
 fn boot() -> String {
@@ -70,7 +68,7 @@ fn boot() -> String {
     let initramfs = place.path().join("initramfs");
     fs::write(&initramfs, [fs::read(&image.initramfs).expect("an initramfs"), archive(place.path())].concat())
         .expect("a file");
-    let machine = Machine {
+    let description = VmDescription {
         kernel: image.kernel.clone(),
         initramfs,
         command_line: format!("rdinit=/{PLACE}/init"),
@@ -82,7 +80,7 @@ fn boot() -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let qemu = Qemu::new(QemuConfig::default()).expect("a usual processor");
-        let Started { vm, reader, writer: _writer } = qemu.start(machine).await.expect("a machine");
+        let Started { vm, reader, writer: _writer } = qemu.start(description).await.expect("a machine");
         let printed = tokio::time::timeout(DEADLINE, read(reader)).await;
         let console = vm.console();
         vm.kill().await.expect("it can be killed");
