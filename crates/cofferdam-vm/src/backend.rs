@@ -90,7 +90,7 @@ impl Backend for VmBackend {
         Ok(Arc::new(self.restored(&snapshot, spec).await?))
     }
 
-    async fn warm(&self, spec: Spec) -> Result<Box<dyn Warm>> {
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Ok(Box::new(PreparedVm::create(&self.state, spec).await?))
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
-use cofferdam_guest::{Termination, Evidence, Guest, Meter, Reason, Record, Reseed, Settings};
+use cofferdam_guest::{Evidence, Guest, Meter, Reason, Record, Reseed, Settings, Termination};
 use cofferdam_image::{Image, ext4};
 use cofferdam_util::private;
 use parking_lot::Mutex;

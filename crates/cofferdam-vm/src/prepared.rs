@@ -85,8 +85,8 @@ async fn take_template(backend: &Arc<BackendState>, template: &Spec) -> Result<V
 }
 
 #[async_trait]
-impl Warm for PreparedVm {
-    fn made_for(&self) -> &Spec {
+impl PreparedSandbox for PreparedVm {
+    fn template(&self) -> &Spec {
         &self.template
     }
 
@@ -100,7 +100,7 @@ impl Warm for PreparedVm {
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         Plan::of(&spec, &self.backend.config)?;
-        if !self.fits(&spec) {
+        if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
         let died = || {

@@ -217,13 +217,13 @@ impl Keeper {
     async fn prepared(&mut self) {
         let before = vmms();
         let boot = millis(&mut self.random, 600);
-        let warmed = killed(Whose::New(&before), boot, self.backend.warm(spec())).await;
+        let warmed = killed(Whose::New(&before), boot, self.backend.prepare(spec())).await;
         assert!(is_reported("the first warm one", warmed));
         // The next call creates the template that could not be created.
         let mut warm = prompt(self.backend.prepare(spec())).await.unwrap();
         for after in self.moments(150) {
             let there = vmms();
-            let warmed = killed(Whose::New(&there), after, self.backend.warm(spec())).await;
+            let warmed = killed(Whose::New(&there), after, self.backend.prepare(spec())).await;
             if !is_reported("another warm one", warmed.as_ref().map(drop).map_err(Clone::clone)) {
                 prompt(warmed.unwrap().close()).await.unwrap();
             }
@@ -238,7 +238,7 @@ impl Keeper {
         })
         .await;
         assert!(is_reported("claim", prompt(warm.claim(spec())).await.map(drop)));
-        warm = prompt(self.backend.warm(spec())).await.unwrap();
+        warm = prompt(self.backend.prepare(spec())).await.unwrap();
         let pid = *vmms().difference(&before).next().unwrap();
         // The claim may not detect the death; then the first exec does.
         kill(pid);
