@@ -140,7 +140,7 @@ fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) ->
 }
 
 fn image(config: &VmConfig) -> Finding {
-    let images = Images::new(&config.images, cofferdam_debian::Cache::new(&config.packages));
+    let images = Images::new(&config.images, cofferdam_image::Cache::new(&config.packages));
     let inventory = images.inventory();
     let named = |name: &str| inventory.named.iter().find(|listed| listed.name == name && listed.bytes.is_some());
     let shown = |listed: &crate::image::Listed| {

@@ -25,7 +25,6 @@
 #![forbid(unsafe_code)]
 
 // The earlier name of the crate, by which `doctor.rs` refers to it.
-extern crate cofferdam_image as cofferdam_debian;
 
 mod archive;
 mod backend;
