@@ -221,7 +221,7 @@ impl HostDescriptor for Host {
 
     fn symlink_at(&mut self, handle: Resource<Opened>, target: String, path: String) -> Answer {
         let directory = self.writable_directory(&handle)?;
-        self.change(|tree, now| tree.make_symlink(directory.base(), &path, &target, now))
+        self.change(|tree, now| tree.make_guest_symlink(directory.base(), &path, &target, now))
     }
 
     fn unlink_file_at(&mut self, handle: Resource<Opened>, path: String) -> Answer {

@@ -300,6 +300,19 @@ fn a_deep_tree_is_made_and_removed_without_recursion() {
 }
 
 #[test]
+fn guests_create_absolute_links_only_where_they_can_be_followed() {
+    let mut tree = small(1 << 20);
+    let nameless = Base { name: None, ..BASE };
+    for target in ["/", "/workspace/x"] {
+        assert_eq!(tree.make_guest_symlink(nameless, "link", target, 0), Err(FsError::NotPermitted));
+    }
+    tree.make_guest_symlink(nameless, "relative", "x/y", 0).unwrap();
+    let workspace = Base { name: Some("/workspace"), ..BASE };
+    tree.make_guest_symlink(workspace, "link", "/workspace/x", 0).unwrap();
+    assert_eq!(tree.lookup(workspace, "link", LastLink::Follow), Err(FsError::NotFound));
+}
+
+#[test]
 fn links_are_followed_only_so_far() {
     let mut tree = small(1 << 20);
     tree.make_symlink(BASE, "a", "b", 0).unwrap();

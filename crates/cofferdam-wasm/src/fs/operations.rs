@@ -140,6 +140,15 @@ impl Tree {
         self.make(parent, &name, Body::Symlink(target.into()), now).map(drop)
     }
 
+    /// Creates a symlink for a guest. An absolute target cannot be followed in a directory without an absolute name, and
+    /// is refused there as by other WASI implementations.
+    pub(crate) fn make_guest_symlink(&mut self, base: Base<'_>, path: &str, target: &str, now: u64) -> FsResult<()> {
+        if target.starts_with('/') && base.name.is_none() {
+            return Err(FsError::NotPermitted);
+        }
+        self.make_symlink(base, path, target, now)
+    }
+
     pub(crate) fn read_link(&self, base: Base<'_>, path: &str) -> FsResult<Arc<str>> {
         match &self.node(self.find(base, path, LastLink::Keep)?)?.body {
             Body::Symlink(target) => Ok(Arc::clone(target)),

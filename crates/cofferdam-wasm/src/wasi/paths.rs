@@ -185,7 +185,7 @@ impl Call<'_> {
     pub(super) fn path_symlink(&mut self, target: u32, target_length: u32, fd: u32, path: u32, length: u32) -> Answer {
         let target = self.memory.text(target, target_length)?;
         let (directory, path) = self.writable(fd, path, length)?;
-        self.change(|tree, now| tree.make_symlink(directory.base(), &path, &target, now))
+        self.change(|tree, now| tree.make_guest_symlink(directory.base(), &path, &target, now))
     }
 
     pub(super) fn path_unlink_file(&mut self, fd: u32, path: u32, length: u32) -> Answer {
