@@ -50,6 +50,11 @@ impl Facts {
         if self.podman { "podman" } else { "docker" }
     }
 
+    /// Returns true if a container's memory limit does not include swap. Only version 1 can count memory alone.
+    pub(crate) fn has_uncounted_swap(&self) -> bool {
+        self.cgroup_version == "1" && !self.swap_limit
+    }
+
     /// Returns true if containers can have their own control group namespace. Podman has none on cgroup v1.
     pub(crate) fn has_cgroup_namespaces(&self) -> bool {
         self.api >= CGROUP_NAMESPACES && !(self.podman && self.cgroup_version == "1")

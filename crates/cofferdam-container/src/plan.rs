@@ -30,6 +30,7 @@ const MASKED: &[&str] = &[
     "/proc/diskstats",
     "/proc/fs",
     "/proc/interrupts",
+    "/proc/irq",
     "/proc/kallsyms",
     "/proc/kcore",
     "/proc/key-users",
@@ -44,6 +45,10 @@ const MASKED: &[&str] = &[
     "/proc/scsi",
     "/proc/softirqs",
     "/proc/swaps",
+    "/proc/sys/fs/dentry-state",
+    "/proc/sys/fs/file-nr",
+    "/proc/sys/fs/inode-nr",
+    "/proc/sys/fs/inode-state",
     "/proc/sys/kernel/random/boot_id",
     "/proc/timer_list",
     "/proc/timer_stats",
@@ -225,6 +230,8 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         init: Some(false),
         memory,
         memory_swap: memory,
+        // Where the kernel does not count swap, the container uses none.
+        memory_swappiness: plan.facts.has_uncounted_swap().then_some(0),
         // Includes the agent.
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),

@@ -251,7 +251,8 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     let bytes = asked.as_bytes();
     if let Some(group) = measured.group {
         let holds = close_to(group.memory, bytes) && measured.evidence.members > 0;
-        let swap = if measured.facts.cgroup_counts.0 { "swap counted" } else { "swap not counted by this kernel" };
+        let swap =
+            if measured.facts.cgroup_counts.0 { "swap counted" } else { "swap not counted by this kernel, nor used" };
         let mechanism = format!("{} memory limit {} bytes, {swap}", group.version, group.memory.unwrap_or(0));
         return with_sockets(row(Protection::Memory, holds, mechanism), measured, group, bytes);
     }

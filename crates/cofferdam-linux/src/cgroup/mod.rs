@@ -434,9 +434,12 @@ impl Hierarchy {
 }
 
 /// Writes the limit on memory, and that on memory with swap if the kernel counts it. The first may never exceed the
-/// second, so their order depends on the current values.
+/// second, so their order depends on the current values. If the kernel does not count swap, the group uses none.
 fn bound_memory_v1(dir: BorrowedFd<'_>, bytes: Option<u64>) -> io::Result<()> {
     let text = bytes.map_or_else(|| "-1".to_owned(), |bytes| bytes.to_string());
+    if bytes.is_some() && read(dir, "memory.memsw.limit_in_bytes").is_err() {
+        write_text(dir, "memory.swappiness", "0")?;
+    }
     if write_text(dir, "memory.limit_in_bytes", &text).is_ok() {
         return write_if_present(dir, "memory.memsw.limit_in_bytes", &text);
     }

@@ -356,6 +356,10 @@ pub(super) const SETSOCKOPT_WITHOUT_BUFFERS: Verdict = allow_except(&[
     case(EPERM, &[one_of(1, &[SOL_SOCKET]), one_of(2, &[SO_ZEROCOPY])]),
 ]);
 
+/// The bits of sizes of 128 bytes and more. The kernel keeps an access control list of any size, and charges none.
+const LARGE_ATTRIBUTE: u32 = !0x7f;
+pub(super) const SETXATTR: Verdict = allow_except(&[case(EOPNOTSUPP, &[any_bit(3, LARGE_ATTRIBUTE)])]);
+
 // Memory.
 const MAP_TYPE: u32 = 0x0f;
 const MAP_SHARED: u32 = 0x01;

@@ -11,6 +11,7 @@
 mod create;
 mod evidence;
 mod init;
+mod masked;
 mod namespace_pool;
 mod network;
 mod start;

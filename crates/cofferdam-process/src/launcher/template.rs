@@ -14,6 +14,7 @@ use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::{named, namespace};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
+use super::masked::{MASKED_DIRS, MASKED_FILES};
 use super::{Identity, Named, Step};
 use host_files::{python_settings, read_once};
 
@@ -53,36 +54,6 @@ const ETC_FILES: &[&str] = &[
 ];
 /// Directories of `/etc` that programs need and that hold no secret.
 const ETC_DIRS: &[&str] = &["alternatives", "ssl/certs"];
-/// Files of `/proc` that are covered: those that container runtimes cover, and others that identify the host or reveal
-/// its activity. Files that only the host's root may read are not repeated here, because no sandbox runs as that user.
-/// Files that programs need stay visible: `cpuinfo`, `meminfo`, `stat`, `loadavg`, `uptime`, `version`, `cgroups`,
-/// `filesystems`. So do files that only name hardware and drivers, because each cover takes time.
-const MASKED_FILES: &[&str] = &[
-    "buddyinfo",
-    "cmdline",
-    "config.gz",
-    "diskstats",
-    "interrupts",
-    "kallsyms",
-    "kcore",
-    "key-users",
-    "keys",
-    "latency_stats",
-    "locks",
-    "modules",
-    "partitions",
-    "sched_debug",
-    "schedstat",
-    "softirqs",
-    "swaps",
-    "sys/kernel/random/boot_id",
-    "timer_list",
-    "timer_stats",
-    "vmstat",
-    "zoneinfo",
-];
-/// Directories of `/proc` that are covered.
-const MASKED_DIRS: &[&str] = &["acpi", "asound", "fs", "pressure", "scsi"];
 /// Device nodes, with their numbers.
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];

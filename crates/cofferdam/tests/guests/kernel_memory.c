@@ -19,6 +19,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/xattr.h>
 #include <linux/filter.h>
 #include <linux/landlock.h>
 #include <linux/netlink.h>
@@ -457,6 +458,24 @@ static long socket_options(void)
     return held;
 }
 
+/* Access control lists of files, as large as the kernel allows: one user, named again and again. */
+static long access_lists(void)
+{
+    static struct { uint32_t version; struct { uint16_t tag, rights; uint32_t id; } entries[8180]; } list = {.version = 2};
+    static long number;
+    char name[64];
+    uint32_t last = sizeof list.entries / sizeof *list.entries - 1;
+    for (uint32_t i = 0; i <= last; i++) {
+        list.entries[i].tag = i == 0 ? 1 : i == last - 2 ? 4 : i == last - 1 ? 0x10 : i == last ? 0x20 : 2;
+        list.entries[i].rights = 6;
+        list.entries[i].id = list.entries[i].tag == 2 ? getuid() : (uint32_t)-1;
+    }
+    snprintf(name, sizeof name, "/tmp/list-%d-%ld", getpid(), number++);
+    if (mknod(name, S_IFREG | 0600, 0) != 0)
+        return 0;
+    return setxattr(name, "system.posix_acl_access", &list, sizeof list, 0) == 0 ? 64 * KIB : 0;
+}
+
 /* One lock for each time that a file is opened. */
 static long whole_file_locks(void)
 {
@@ -520,7 +539,7 @@ static long once(void)
         {"filters", filters},         {"lent-pages", lent_pages},   {"sent-pages", sent_pages},
         {"memberships", memberships}, {"names", names},             {"read-only", read_only},
         {"pipes", pipes},             {"hidden", read_only},        {"closed", closed},
-        {"flock", whole_file_locks},  {"host-files", host_files},
+        {"flock", whole_file_locks},  {"host-files", host_files},   {"access-lists", access_lists},
         {"socket-filters", socket_filters}, {"socket-options", socket_options}, {"landlock", landlock_rules},
     };
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
@@ -546,7 +565,7 @@ static long goal, hold;
 static void *work(void *unused)
 {
     long held = 0, more;
-    double end = seconds_now() + (strstr(form, "locks") ? 10 : 3);
+    double end = seconds_now() + (strstr(form, "locks") || strstr(form, "lists") ? 10 : 3);
     while (held < goal && seconds_now() < end && (more = once()) > 0)
         held += more;
     dprintf(1, "%ld MiB as %s\n", held / MIB, form);

@@ -52,11 +52,13 @@ int main(void)
                            "/proc/cmdline", "/proc/config.gz", "/proc/diskstats", "/proc/partitions", "/proc/swaps",
                            "/proc/locks", "/proc/key-users", "/proc/keys", "/proc/modules", "/proc/softirqs",
                            "/proc/schedstat", "/proc/vmstat", "/proc/zoneinfo", "/proc/buddyinfo",
-                           "/proc/sys/kernel/random/boot_id",
+                           "/proc/sys/kernel/random/boot_id", "/proc/sys/fs/dentry-state", "/proc/sys/fs/file-nr",
+                           "/proc/sys/fs/inode-nr", "/proc/sys/fs/inode-state",
                            "/sys/kernel/vmcoreinfo", "/sys/kernel/notes", "/sys/class/dmi/id/product_uuid",
                            "/sys/kernel/debug/sched/debug", "/sys/kernel/security/lsm"};
     const char *directories[] = {"/proc/acpi", "/proc/scsi", "/proc/asound", "/sys/firmware", "/sys/kernel/debug",
-                                 "/sys/kernel/tracing", "/sys/devices/virtual/powercap", "/proc/fs", "/proc/pressure"};
+                                 "/sys/kernel/tracing", "/sys/devices/virtual/powercap", "/proc/fs", "/proc/irq",
+                                 "/proc/pressure"};
     const char *logs[] = {"/proc/kmsg", "/dev/kmsg", "/dev/mem", "/dev/kmem", "/dev/port"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         must_be_empty(files[i]);

@@ -455,6 +455,12 @@ fn kernel_memory_outside_every_limit_is_refused() {
     }
     default("setsockopt", &[3, 41, 32], EPERM);
     default("setsockopt", &[3, 17, 1], PRETEND);
+    for name in ["setxattr", "lsetxattr", "fsetxattr"] {
+        for (size, expected) in [(0, ALLOW), (20, ALLOW), (127, ALLOW), (128, EOPNOTSUPP), (65_536, EOPNOTSUPP)] {
+            default(name, &[3, 0, 0, size, 0], expected);
+        }
+    }
+    default("setxattrat", &[], ENOSYS);
     for option in [26, 50, 51, 52] {
         default("setsockopt", &[3, 1, option], ENOMEM);
         check(&Options { deny_large_buffers: true, ..Options::default() }, "setsockopt", &[3, 1, option], ENOMEM);

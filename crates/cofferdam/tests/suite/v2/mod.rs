@@ -144,6 +144,7 @@ fn objects_of_the_kernel_are_charged_to_groups_of_version_2() {
             "socket-options",
             "flock",
             "landlock",
+            "access-lists",
         ] {
             let run = case(&format!("delegated object {form}"));
             let document = run.document();

@@ -61,6 +61,7 @@ pub fn rows() -> Vec<Row> {
         "kernel memory: closed TCP connections": "closed" "8",
         "kernel memory: filters of sockets": "socket-filters" "8",
         "kernel memory: options of sockets": "socket-options" "36",
+        "kernel memory: access control lists of files": "access-lists" "8",
         "kernel memory: locks of whole files": "flock" "16",
         "kernel memory: rules of Landlock": "landlock" "8",
         "kernel memory: names and pages of the host's files": "host-files" "8",
