@@ -48,6 +48,6 @@ mod warm;
 
 pub use backend::DockerBackend;
 pub use config::{DEFAULT_IMAGE, Deadlines, DockerConfig, EngineName, PullPolicy};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;
 pub use image::{Image, Imported, PullEvent, PullProgress};
 pub use snapshot::ContainerSnapshot;

@@ -9,11 +9,13 @@
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
+//! - Findings about a host: `doctor.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
 //! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
+mod doctor;
 mod error;
 mod exec;
 mod exit;
@@ -29,6 +31,7 @@ mod units;
 mod warm;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, MAX_SKIPPED, Sandbox, SandboxUsage, collect};
+pub use doctor::{Finding, FindingState};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,

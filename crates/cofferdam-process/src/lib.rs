@@ -120,4 +120,4 @@ mod warm;
 
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;

@@ -58,7 +58,7 @@ mod words;
 pub use archive::{LoadOptions, SaveOptions, Travelled};
 pub use backend::{NAME, VmBackend};
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;
 pub use error::{Result, VmError};
 pub use make::MakeProgress;
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};

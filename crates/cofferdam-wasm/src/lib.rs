@@ -62,7 +62,7 @@ pub use backend::WasmBackend;
 pub use cofferdam_wasm_supply::{Interpreter, Language, Step};
 pub use config::WasmConfig;
 pub use direct::{Call, Loaded, Runner};
-pub use doctor::{Finding, doctor};
+pub use doctor::doctor;
 pub use languages::{Preparing, obtain};
 #[cfg(feature = "programs")]
 pub use programs::WasmPrograms;

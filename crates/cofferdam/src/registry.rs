@@ -14,7 +14,7 @@ pub use cofferdam_code::MODULE_INTERPRETER;
 use cofferdam_conformance::{Target, UnixPrograms};
 #[cfg(feature = "container")]
 use cofferdam_container::{DockerBackend, DockerConfig, PullPolicy};
-use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Spec};
+use cofferdam_contract::{Backend, Error, ErrorKind, Finding, FindingState, Level, Result, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 pub use cofferdam_process::ForkedLauncher;
 use cofferdam_process::{LauncherStart, ProcessBackend, ProcessConfig};
@@ -428,31 +428,6 @@ pub async fn install(language: &str, progress: impl Fn(String) + Clone + Send + 
     Ok(Installed { language: name, version, module, sha256, licence })
 }
 
-/// State of one requirement of a backend on this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FindingState {
-    /// Available and sufficient.
-    Ok,
-    /// Available, but enforces less than it could.
-    Weaker,
-    /// Not available.
-    Missing,
-}
-
-/// One requirement of a backend and its state on this host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The name of the requirement, such as `user namespaces`.
-    pub name: String,
-    /// Its state.
-    pub state: FindingState,
-    /// The observation.
-    pub detail: String,
-    /// The remedy, if the state is not ok and a remedy is known.
-    pub remedy: Option<String>,
-}
-
 /// A report on a backend on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorReport {
@@ -492,61 +467,29 @@ pub async fn doctor(name: &str, setup: &Setup) -> Result<DoctorReport> {
 )]
 async fn examine(info: &BackendInfo, setup: &Setup) -> Vec<Finding> {
     match info.name {
-        "process" => cofferdam_process::doctor().await.into_iter().map(Finding::from).collect(),
+        "process" => cofferdam_process::doctor().await,
         #[cfg(feature = "container")]
-        CONTAINER_BACKEND => {
-            let config = setup.containers.config();
-            cofferdam_container::doctor(&config).await.into_iter().map(Finding::from).collect()
-        }
+        CONTAINER_BACKEND => cofferdam_container::doctor(&setup.containers.config()).await,
         #[cfg(feature = "wasm")]
-        MODULE_BACKEND => cofferdam_wasm::doctor(wasm_cache()).await.into_iter().map(Finding::from).collect(),
+        MODULE_BACKEND => cofferdam_wasm::doctor(wasm_cache()).await,
         #[cfg(feature = "vm")]
         MACHINE_BACKEND => machines::examine(&setup.machines).await,
         _ => Vec::new(),
     }
 }
 
-impl From<cofferdam_process::Finding> for Finding {
-    fn from(finding: cofferdam_process::Finding) -> Self {
-        let state = match finding.state {
-            cofferdam_process::FindingState::Ok => FindingState::Ok,
-            cofferdam_process::FindingState::Weaker => FindingState::Weaker,
-            cofferdam_process::FindingState::Missing => FindingState::Missing,
-        };
-        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
-    }
-}
-
-#[cfg(feature = "container")]
-impl From<cofferdam_container::Finding> for Finding {
-    fn from(finding: cofferdam_container::Finding) -> Self {
-        let state = match finding.state {
-            cofferdam_container::FindingState::Ok => FindingState::Ok,
-            cofferdam_container::FindingState::Weaker => FindingState::Weaker,
-            cofferdam_container::FindingState::Missing => FindingState::Missing,
-        };
-        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
-    }
-}
-
-#[cfg(feature = "wasm")]
-impl From<cofferdam_wasm::Finding> for Finding {
-    fn from(finding: cofferdam_wasm::Finding) -> Self {
-        let state = if finding.holds { FindingState::Ok } else { FindingState::Missing };
-        Self { name: finding.name.to_owned(), state, detail: finding.detail, remedy: finding.remedy }
-    }
-}
+/// The name of the finding about a sandbox that was created as a test.
+const TRIAL: &str = "a sandbox";
 
 async fn trial(name: &str, setup: &Setup) -> Finding {
     let attempt = async {
         let sandbox = backend_with(name, setup)?.create(Spec::default()).await?;
         sandbox.close().await
     };
-    let (state, detail, remedy) = match attempt.await {
-        Ok(()) => (FindingState::Ok, "created and closed with the default limits".to_owned(), None),
-        Err(error) => (FindingState::Missing, error.to_string(), error.remedy().map(str::to_owned)),
-    };
-    Finding { name: "a sandbox".to_owned(), state, detail, remedy }
+    match attempt.await {
+        Ok(()) => Finding::new(TRIAL, FindingState::Ok, "created and closed with the default limits", None),
+        Err(error) => Finding::missing(TRIAL, &error),
+    }
 }
 
 fn names<'a>(infos: impl Iterator<Item = &'a BackendInfo>) -> String {

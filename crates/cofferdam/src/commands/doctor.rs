@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use cofferdam::registry::{self, DoctorReport, FindingState};
-use cofferdam::{Level, Result};
+use cofferdam::registry::{self, DoctorReport};
+use cofferdam::{FindingState, Level, Result};
 use serde_json::json;
 
 use super::block_on;
@@ -97,7 +97,7 @@ fn table(report: &DoctorReport, style: Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam::registry::Finding;
+    use cofferdam::Finding;
 
     #[test]
     fn the_table_shows_findings_with_their_remedies() {

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam::registry::FindingState;
 use cofferdam::{Backend, Error, ErrorKind, Level, Result, Spec, registry};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Finding, Result};
 use cofferdam_debian::{Cache, Recipe};
 use cofferdam_vm::firecracker::Jailer as Jail;
 use cofferdam_vm::image::{Images as Store, Inventory, KernelSource, RootSource, Source};
@@ -13,7 +13,7 @@ use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig, VmError};
 use serde::Serialize;
 
 use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Jailer, Machines};
-use crate::registry::{Finding, FindingState, ImageProgress, ImageStep, cache_directory};
+use crate::registry::{ImageProgress, ImageStep, cache_directory};
 
 impl Machines {
     fn config(&self) -> Result<VmConfig> {
@@ -88,32 +88,16 @@ pub(super) fn shown(step: &cofferdam_vm::image::Progress) -> ImageStep {
 
 /// Examines this host without starting a VM.
 pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
-    let config = match machines.config() {
-        Ok(config) => config,
-        Err(error) => {
-            let remedy = error.remedy().map(str::to_owned);
-            let (name, state) = ("configuration".to_owned(), FindingState::Missing);
-            return vec![Finding { name, state, detail: error.to_string(), remedy }];
-        }
-    };
-    cofferdam_vm::doctor(&config).await.into_iter().map(Finding::from).collect()
+    match machines.config() {
+        Ok(config) => cofferdam_vm::doctor(&config).await,
+        Err(error) => vec![Finding::missing("configuration", &error)],
+    }
 }
 
 /// Finds a program in the user's PATH.
 fn program(name: &str) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     std::env::split_paths(&directories).map(|path| path.join(name)).find(|path| path.is_absolute() && path.is_file())
-}
-
-impl From<cofferdam_vm::Finding> for Finding {
-    fn from(finding: cofferdam_vm::Finding) -> Self {
-        let state = match finding.state {
-            cofferdam_vm::FindingState::Ok => FindingState::Ok,
-            cofferdam_vm::FindingState::Weaker => FindingState::Weaker,
-            cofferdam_vm::FindingState::Missing => FindingState::Missing,
-        };
-        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
-    }
 }
 
 /// Treatment of another image with the same name.
