@@ -12,7 +12,8 @@
 //!
 //! # Where to look
 //!
-//! - Settings of a container: `create.rs`, which is pure.
+//! - Settings of a container: `create.rs`, which is pure. Settings of the backend from a file, the environment or
+//!   options: `settings.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
@@ -37,6 +38,7 @@ mod posture;
 mod posture_tests;
 mod reference;
 mod sandbox;
+mod settings;
 mod snapshot;
 mod stored;
 mod stream;
@@ -50,4 +52,5 @@ pub use backend::DockerBackend;
 pub use config::{DEFAULT_IMAGE, Deadlines, DockerConfig, EngineName, PullPolicy};
 pub use doctor::doctor;
 pub use image::{Image, Imported, PullEvent, PullProgress};
+pub use settings::ContainerSettings;
 pub use snapshot::ContainerSnapshot;

@@ -9,12 +9,13 @@
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `warm.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
-//! - Findings about a host: `doctor.rs`.
+//! - Findings about a host: `doctor.rs`. Parts of a backend's settings: `configuration.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
 //! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod configuration;
 mod doctor;
 mod error;
 mod exec;

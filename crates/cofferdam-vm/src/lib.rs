@@ -11,6 +11,7 @@
 //!
 //! # Where to look
 //!
+//! - Settings from a file, the environment or options: `settings.rs`.
 //! - From a spec to a VM: `plan.rs`, which is pure. The VMM trait: `vmm.rs`. The choice of VMM and accelerator:
 //!   `choice.rs`.
 //! - Kernel command line: `kernel_words` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot arguments:
@@ -49,6 +50,7 @@ mod ready;
 mod rules;
 mod run;
 mod sandbox;
+mod settings;
 mod snapshot;
 pub mod sparse;
 pub mod vmm;
@@ -61,4 +63,5 @@ pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
 pub use doctor::doctor;
 pub use error::{Result, VmError};
 pub use make::MakeProgress;
+pub use settings::{DEFAULT_IMAGE, HostPaths, VmSettings};
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};

@@ -11,6 +11,7 @@
 //!
 //! # Where to look
 //!
+//! - Settings from a file, the environment or options: `settings.rs`.
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
 //! - Checks before compilation: `screen.rs`, `component/screen.rs` and `component/types.rs`.
 //! - Files in memory: `fs/mod.rs`, which knows nothing of WASI. A host directory as a copy: `import.rs`.
@@ -50,6 +51,7 @@ mod programs;
 mod sandbox;
 mod screen;
 mod session;
+mod settings;
 mod snapshot;
 #[cfg(test)]
 mod snapshot_tests;
@@ -67,6 +69,7 @@ pub use languages::{Preparing, obtain};
 #[cfg(feature = "programs")]
 pub use programs::WasmPrograms;
 pub use session::{Session, SessionKind};
+pub use settings::{Seed, WasmSettings};
 pub use snapshot::SessionSnapshot;
 
 /// The interpreter name of a [`Script`](cofferdam_contract::Script) whose content is a module.

@@ -20,7 +20,6 @@ use tokio::sync::oneshot;
 
 use super::block_on;
 use crate::args::{DaemonArgs, DaemonCommand, RunArgs};
-use crate::bound::Bound;
 use crate::config::ConfigDaemon;
 use crate::interrupts::Interrupts;
 use crate::report::{self, FAILED, Form};
@@ -28,6 +27,7 @@ use crate::resident;
 use crate::settings::{Environment, Settings};
 use crate::style::Tone;
 use crate::terminal::one_line;
+use cofferdam::configuration::Bound;
 
 /// Beginning of the message of a daemon that listens.
 const READY: &str = "the daemon listens on";
@@ -108,7 +108,7 @@ fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<D
     };
     let on_demand = Bound::Of(ON_DEMAND_IDLE_TIMEOUT);
     let idle = args.idle_exit.or(file.idle_exit).unwrap_or(if args.on_demand { on_demand } else { Bound::None });
-    let base = DaemonConfig::new(resident::build(), resident::surroundings(settings));
+    let base = DaemonConfig::new(resident::build(), resident::surroundings(settings)?);
     Ok(DaemonConfig {
         template: template.build()?,
         pool,

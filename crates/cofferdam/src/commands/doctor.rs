@@ -31,10 +31,8 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
         Some(name) => Chosen::named(name)?,
         None => backend(None, None, &environment, &file)?,
     };
-    let mut setup = setup(&environment, &file);
-    setup.containers.runtime = default.runtime;
-    setup.machines.driver = default.driver.unwrap_or(setup.machines.driver);
-    let default = default.info;
+    let Chosen { info: default, setup: named } = default;
+    let setup = named.or(setup(&environment, &file));
     let names: Vec<&str> = match &args.backend {
         Some(_) => vec![default.name],
         None => {

@@ -185,8 +185,8 @@ fn token(file: Option<&Path>) -> Result<Option<Token>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bound::Human;
     use cofferdam::ByteSize;
+    use cofferdam::configuration::Human;
 
     #[test]
     fn options_come_before_the_file_and_messages_hold_files() {
