@@ -12,7 +12,7 @@
 //!
 //! # Where to look
 //!
-//! - Settings of a container: `create.rs`, which is pure. Settings of the backend from a file, the environment or
+//! - From a spec to a container: `plan.rs`, then `create.rs`, which are pure. Settings of the backend from a file, the environment or
 //!   options: `settings.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
@@ -33,6 +33,7 @@ mod image;
 mod labels;
 mod make;
 mod outside;
+mod plan;
 mod posture;
 #[cfg(test)]
 mod posture_tests;

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::host::{Found, Host};
 use crate::image;
 use crate::outside;
+use crate::plan::SpecPlan;
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
 use crate::user::{self, MountedDirectory};
@@ -45,7 +46,7 @@ pub(crate) struct PendingSandbox {
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
     pub(crate) async fn make(host: &Arc<Host>, spec: &Spec) -> Result<Self> {
-        create::check(spec)?;
+        SpecPlan::of(spec)?;
         let (host, spec) = (Arc::clone(host), spec.clone());
         let making = tokio::spawn(async move { make(&host, &spec).await });
         making.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the creation was interrupted")))

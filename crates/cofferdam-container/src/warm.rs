@@ -7,21 +7,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, SpecParts, Warm, Workspace};
+use cofferdam_contract::{Error, ErrorKind, Limits, Result, Retry, Sandbox, Spec, Warm};
 
-use crate::create::check;
 use crate::host::Host;
 use crate::make::PendingSandbox;
+use crate::plan::{Changeable, SpecPlan};
 use crate::sandbox::ContainerSandbox;
-
-/// The properties of a created container that can be changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Changeable {
-    /// True for limits that the engine enforces by control groups that are visible inside.
-    bounds: bool,
-    /// True if a control group counts CPU time, instead of the agent.
-    cpu_time: bool,
-}
 
 /// A prepared container.
 #[derive(Debug)]
@@ -58,7 +49,7 @@ impl Warm for PreparedContainer {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        check(&spec)?;
+        SpecPlan::of(&spec)?;
         if !self.fits(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
@@ -91,41 +82,17 @@ fn same_bounds(made: &Limits, asked: &Limits) -> bool {
 
 /// Returns true if a container of `template` can be changed to match `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Permissions only: the template's have no effect on the container.
-    let _ = allow_weaker;
-    // This backend has no attributes, and ignores those of other backends.
-    let _ = attributes;
-    matches!(workspace, Workspace::Private { .. })
-        && workspace == template.workspace()
-        && root == template.root()
-        && directories == template.directories()
-        && network == template.network()
-        && tenant == template.tenant()
-        && labels == template.labels()
-        && limits_are_compatible(template.limits(), limits, changeable)
-}
-
-fn limits_are_compatible(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // A timer of the supervisor.
-    let _ = wall_time;
-    // An existing limit can be changed, but none can be added or removed.
-    let bound = |same: bool, both: bool| same || (changeable.bounds && both);
-    disk == &template.disk
-        && (cpu_time == &template.cpu_time || changeable.cpu_time)
-        && bound(memory == &template.memory, memory.is_some() && template.memory.is_some())
-        && bound(pids == &template.pids, pids.is_some() && template.pids.is_some())
-        && processes == &template.processes
-        && bound(cpus == &template.cpus, cpus.is_some() && template.cpus.is_some())
+    match (SpecPlan::of(template), SpecPlan::of(spec)) {
+        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, changeable),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use cofferdam_contract::{Access, ByteSize, RootFs, TenantId};
+    use cofferdam_contract::{Access, ByteSize, RootFs, TenantId, Workspace};
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The backend: checks specs, manages launchers and requests sandboxes from them.
+//! The backend: manages launchers and requests sandboxes from them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, Limits, NetworkPolicy, Posture, Result, RootFs, Sandbox, Snapshot, Spec, SpecParts, Warm,
-    Workspace,
+    ExecRequest, Level, Posture, Result, RootFs, Sandbox, Snapshot, Spec, Warm, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
@@ -17,6 +16,7 @@ use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::error;
 use crate::interpreters::{self, Found};
+use crate::plan::SpecPlan;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
 use crate::sandbox::{ProcessSandbox, SandboxInputs};
 use crate::warm::PreparedSandbox;
@@ -108,26 +108,23 @@ impl ProcessBackend {
 
     /// Checks a spec and converts it to a request for a launcher.
     async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, SandboxInputs)> {
-        check(&spec)?;
+        let SpecPlan { built_in, adjustable } = SpecPlan::of(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
         let launcher = self.launcher(&spec).await?;
-        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = spec.limits();
-        // The supervisor's timer.
-        let _ = wall_time;
         let create = Create {
             serial: launcher.next_serial(),
             workspace,
-            read_only: spec.workspace().access() == Access::ReadOnly,
-            disk: disk.map(ByteSize::as_bytes),
-            memory: memory.map(ByteSize::as_bytes),
-            tasks: pids.map(u64::from),
-            processes: processes.map(u64::from),
-            cpu_millis: cpus.map(|cpus| u64::from(cpus.as_millis())),
-            cpu_micros: cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+            read_only: built_in.workspace.access() == Access::ReadOnly,
+            disk: adjustable.disk.map(ByteSize::as_bytes),
+            memory: adjustable.memory.map(ByteSize::as_bytes),
+            tasks: adjustable.pids.map(u64::from),
+            processes: built_in.processes.map(u64::from),
+            cpu_millis: built_in.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: adjustable.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             probe: false,
             expected: None,
         };
-        let path = self.path_inside(spec.root());
+        let path = self.path_inside(built_in.root);
         Ok((launcher, create, SandboxInputs { spec, path, directory }))
     }
 
@@ -194,33 +191,6 @@ impl Backend for ProcessBackend {
         let (launcher, create, inputs) = self.plan(spec).await?;
         Ok(Box::new(PreparedSandbox::prepare(launcher, create, inputs).await?))
     }
-}
-
-/// Refuses settings that this backend does not support. Names each field of the spec: a new one must be decided on here.
-pub(crate) fn check(spec: &Spec) -> Result<()> {
-    spec.validate()?;
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Opened and compared by the plan, which takes the limits apart.
-    let (_, _, _, _) = (workspace, root, limits, directories);
-    // Names for the caller, and compared with the posture.
-    let (_, _, _) = (tenant, labels, allow_weaker);
-    match network {
-        NetworkPolicy::None => {}
-        _ => {
-            return Err(Error::unsupported(
-                "create",
-                "the process backend supports no network except a sandbox's own loopback",
-            )
-            .with_remedy("use --net none"));
-        }
-    }
-    let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
-    if let Some(key) = own {
-        return Err(Error::invalid("create", format!("the process backend has no attribute '{}'", key.escape_debug()))
-            .with_remedy("remove it: this backend takes no attributes"));
-    }
-    Ok(())
 }
 
 /// Opens the workspace's directory. From here on, this descriptor is used.

@@ -47,7 +47,7 @@
 //!
 //! # A create, step by step
 //!
-//! 1. `backend.rs` checks the spec and refuses settings that it does not have. Host directories are resolved here and
+//! 1. `plan.rs` checks the spec and refuses settings that this backend does not have. Host directories are resolved here and
 //!    named by path, device and inode.
 //! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
 //!    copy, which closes once nothing of the sandbox is left.
@@ -89,6 +89,7 @@
 //!
 //! # Where to look
 //!
+//! - From a spec to a sandbox: `plan.rs`, which is pure.
 //! - Isolation, step by step: `launcher/create.rs`, `build` first. What every sandbox sees: `launcher/template.rs`.
 //! - Measurements: `launcher/evidence.rs`. Their evaluation: `posture.rs`, which is pure.
 //! - The program of process 1: `init/`, `init/serve.rs` first.
@@ -108,6 +109,7 @@ mod files;
 mod forked;
 mod interpreters;
 mod launcher;
+mod plan;
 mod posture;
 mod protocol;
 mod raw;
