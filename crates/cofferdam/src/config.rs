@@ -67,8 +67,7 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Returns the settings of backends.
     pub fn setup(&self) -> Setup {
-        let Self { containers, machines, wasm, .. } = self.clone();
-        Setup { containers, machines, wasm }
+        Setup { containers: self.containers.clone(), machines: self.machines.clone(), wasm: self.wasm.clone() }
     }
 }
 

@@ -195,8 +195,9 @@ pub fn backend_forked(
 
 fn create(name: &str, creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
     let named = Named::find(name)?;
-    let setup = named.setup().or(creation.setup.clone());
-    (named.implementation.create)(Creation { setup: &setup, ..creation })
+    let Creation { is_single, launcher, setup, progress } = creation;
+    let setup = named.setup().or(setup.clone());
+    (named.implementation.create)(Creation { is_single, launcher, setup: &setup, progress })
 }
 
 fn silent() -> ImageProgress {
@@ -264,14 +265,12 @@ async fn trial(name: &str, setup: &Setup) -> Finding {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "container", feature = "vm", feature = "wasm"))]
 mod tests {
-    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     use cofferdam_contract::ErrorKind;
 
     use super::*;
 
-    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn names_are_found_or_explained() {
         use machines::Driver;
@@ -299,7 +298,6 @@ mod tests {
         assert_eq!(error.remedy(), Some(&*use_one_of()));
     }
 
-    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
     #[test]
     fn a_level_is_a_floor() {
         assert_eq!(for_level(Level::Simulated).unwrap().name, "process");
