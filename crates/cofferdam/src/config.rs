@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::configuration::{Bound, Human, from_text};
+use cofferdam::daemon::DaemonSettings;
 use cofferdam::registry::{ContainerSettings, Setup, VmSettings, WasmSettings};
 use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, Protection, Result, TenantId};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
@@ -53,7 +54,7 @@ pub struct ConfigFile {
     /// The use of a daemon by runs.
     pub use_daemon: Option<DaemonUse>,
     /// Settings of the daemon.
-    pub daemon: ConfigDaemon,
+    pub daemon: DaemonSettings,
     /// Settings of the container backend.
     pub containers: ContainerSettings,
     /// Settings of the VM backend.
@@ -121,28 +122,6 @@ pub struct ConfigLimits {
     pub processes: Option<Bound<u32>>,
     /// Maximum number of CPUs in use.
     pub cpus: Option<Bound<Cpus>>,
-}
-
-/// The table `[daemon]`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConfigDaemon {
-    /// Time without a run after which the daemon exits.
-    pub idle_exit: Option<Bound<Duration>>,
-    /// Time that runs may continue after a stop request.
-    pub drain: Option<Human<Duration>>,
-    /// Maximum number of concurrent runs.
-    pub connections: Option<usize>,
-    /// Number of prepared sandboxes.
-    pub warm: Option<usize>,
-    /// Number of prepared Python interpreters.
-    pub python: Option<usize>,
-    /// Modules that prepared Python interpreters have imported.
-    pub python_modules: Vec<String>,
-    /// Number of prepared Node interpreters.
-    pub node: Option<usize>,
-    /// Modules that prepared Node interpreters have loaded.
-    pub node_modules: Vec<String>,
 }
 
 /// Reads the named file, or the user's own if it exists.
