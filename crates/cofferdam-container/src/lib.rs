@@ -12,8 +12,8 @@
 //!
 //! # Where to look
 //!
-//! - From a spec to a container: `plan.rs`, then `create.rs`, which are pure. Settings of the backend from a file, the environment or
-//!   options: `settings.rs`.
+//! - From a spec to a container: `plan.rs`, then `create.rs`, which are pure.
+//! - Settings of the backend from a file, the environment or options: `settings.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.

@@ -1,5 +1,5 @@
-//! The meaning of a spec for this backend, or its refusal. Creation and the comparison with a prepared container use the
-//! same function. Pure.
+//! The meaning of a spec for this backend, or its refusal. Creation and the comparison with a prepared container use
+//! the same function. Pure.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -47,8 +47,8 @@
 //!
 //! # A create, step by step
 //!
-//! 1. `plan.rs` checks the spec and refuses settings that this backend does not have. Host directories are resolved here and
-//!    named by path, device and inode.
+//! 1. `plan.rs` checks the spec and refuses settings that this backend does not have. `backend.rs` resolves host
+//!    directories and names them by path, device and inode.
 //! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
 //!    copy, which closes once nothing of the sandbox is left.
 //! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the
