@@ -27,5 +27,5 @@ fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
 }
 
 fn examine(setup: &Setup) -> Examination<'_> {
-    Box::pin(async { cofferdam_container::doctor(&setup.containers.config()).await })
+    Box::pin(async move { cofferdam_container::doctor(&setup.containers.config()).await })
 }

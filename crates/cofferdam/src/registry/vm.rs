@@ -33,7 +33,7 @@ fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
 }
 
 fn examine(setup: &Setup) -> Examination<'_> {
-    Box::pin(async {
+    Box::pin(async move {
         match machines::config(&setup.machines) {
             Ok(config) => cofferdam_vm::doctor(&config).await,
             Err(error) => vec![Finding::missing("configuration", &error)],
