@@ -242,7 +242,7 @@ impl Images {
     fn find_exported(&self, which: &str) -> Result<Found> {
         let none = || ImageError::UnknownName { name: which.to_owned() };
         match names::read(&self.store, which) {
-            Ok(named) => self.found(named)?.ok_or_else(none),
+            Ok(named) => self.find_named(named)?.ok_or_else(none),
             Err(_) => self.with_key(which)?.ok_or_else(none),
         }
     }
@@ -253,7 +253,7 @@ impl Images {
             return Ok(None);
         }
         let named = names::all(&self.store).into_iter().map(|(_, named)| named).find(|named| named.key() == key);
-        let found = named.map_or(Ok(None), |named| self.found(named))?;
+        let found = named.map_or(Ok(None), |named| self.find_named(named))?;
         if found.is_some() {
             return Ok(found);
         }
@@ -261,14 +261,14 @@ impl Images {
         let pairs = self.pairs().into_iter().map(|pair| Named { imported: false, ..nameless(pair) });
         let all = pairs.filter(|named| named.key() == key).chain([Named::imported(key, "", 0)]);
         for named in all {
-            if let Some(found) = self.found(named)? {
+            if let Some(found) = self.find_named(named)? {
                 return Ok(Some(found));
             }
         }
         Ok(None)
     }
 
-    fn found(&self, named: Named) -> Result<Option<Found>> {
+    fn find_named(&self, named: Named) -> Result<Option<Found>> {
         let image = match self.opened("", &named) {
             Ok(image) => image,
             Err(ImageError::UnknownName { .. }) => return Ok(None),

@@ -22,7 +22,7 @@ use super::channel::Channel;
 use super::client::Client;
 use super::confinement;
 use super::console::Console;
-use super::model::{InstanceState, SnapshotCreate, VmState};
+use super::model::{self, InstanceState, SnapshotCreate};
 use super::process::{End, Watched};
 use super::request::Request;
 use crate::error::{Result, VmError, io, shown_end};
@@ -184,7 +184,7 @@ impl Vm for FirecrackerVm {
         if *state != RunState::Running {
             return Ok(());
         }
-        self.send("pause", &Request::Change(VmState::Paused)).await?;
+        self.send("pause", &Request::Change(model::VmState::Paused)).await?;
         *state = RunState::Paused { connected: true };
         match self.drain_devices("pause").await? {
             InstanceState::Paused => Ok(()),
@@ -195,7 +195,7 @@ impl Vm for FirecrackerVm {
     async fn resume(&self) -> Result<()> {
         let mut state = self.state.lock().await;
         let RunState::Paused { connected } = *state else { return Ok(()) };
-        self.send("resume", &Request::Change(VmState::Resumed)).await?;
+        self.send("resume", &Request::Change(model::VmState::Resumed)).await?;
         if !connected {
             self.channel.attach(self.attach_timeout).await?;
         }
