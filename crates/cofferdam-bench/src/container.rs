@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cofferdam::registry::images::{BASE_IMAGE, BaseImage, Images};
-use cofferdam::registry::{self, CONTAINER_BACKEND, Containers};
+use cofferdam::registry::{self, CONTAINER_BACKEND, ContainerSettings, Setup};
 use cofferdam_contract::{Backend, Sandbox, Spec};
 use cofferdam_engine::{PoolConfig, PooledBackend};
 use serde_json::{Value, json};
@@ -113,7 +113,7 @@ impl Field {
     async fn prepare(options: &ContainerOptions) -> Result<Self> {
         let host = options.host.clone().or_else(|| std::env::var("DOCKER_HOST").ok());
         let host = host.or_else(|| std::env::var("COFFERDAM_TEST_DOCKER").ok());
-        let containers = Containers { host, ..Containers::from_environment() };
+        let containers = ContainerSettings { host, ..Setup::from_environment()?.containers };
         let socket = containers.host.clone().unwrap_or_else(|| "/var/run/docker.sock".to_owned());
         let images = Images::new(&containers)?;
         if !images.list().await?.iter().any(|image| image.names.iter().any(|name| name == BASE_IMAGE)) {

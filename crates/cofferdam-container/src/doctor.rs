@@ -1,57 +1,25 @@
 //! Diagnosis of a container engine: its features, and remedies for missing ones.
 
-use cofferdam_contract::Error;
+use cofferdam_contract::{Finding, FindingState};
 
 use crate::config::{Checked, ContainerConfig};
 use crate::engine::{Engine, Facts};
 use crate::image;
 
-/// The state of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FindingState {
-    /// The feature is complete.
-    Ok,
-    /// The feature works, but a better configuration exists.
-    Weaker,
-    /// The feature is missing.
-    Missing,
-}
-
-/// A result of the diagnosis.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// The feature.
-    pub name: String,
-    /// The state of the feature.
-    pub state: FindingState,
-    /// The details.
-    pub detail: String,
-    /// The remedy.
-    pub remedy: Option<String>,
-}
-
-fn finding(name: &str, state: FindingState, detail: impl Into<String>, remedy: Option<&str>) -> Finding {
-    Finding { name: name.to_owned(), state, detail: detail.into(), remedy: remedy.map(str::to_owned) }
-}
-
-fn failure(name: &str, error: &Error) -> Finding {
-    finding(name, FindingState::Missing, error.to_string(), error.remedy())
-}
-
 /// Inspects the engine, within the deadline for connecting. Creates no container.
 pub async fn doctor(config: &ContainerConfig) -> Vec<Finding> {
     let checked = match config.check() {
         Ok(checked) => checked,
-        Err(error) => return vec![failure("configuration", &error)],
+        Err(error) => return vec![Finding::missing("configuration", &error)],
     };
     let engine = match Engine::connect(&checked).await {
         Ok(engine) => engine,
-        Err(error) => return vec![failure("engine", &error)],
+        Err(error) => return vec![Finding::missing("engine", &error)],
     };
     let mut findings = about(&engine.facts, &engine.address.to_string());
     findings.push(match engine.check_runtime(checked.runtime.as_deref()) {
         Ok(()) => runtimes(&engine.facts, checked.runtime.as_deref()),
-        Err(error) => failure("runtimes", &error),
+        Err(error) => Finding::missing("runtimes", &error),
     });
     findings.push(default_image(&engine, &checked).await);
     findings
@@ -62,28 +30,33 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
     use FindingState::{Missing, Ok, Weaker};
     let (name, version) = (facts.name(), &facts.version);
     let mode = if facts.rootless { ", without root" } else { "" };
-    let engine = finding("engine", Ok, format!("{name} {version} at {address}{mode}"), None);
-    let api = finding("api", Ok, format!("{}.{}", facts.api.0, facts.api.1), None);
-    let storage = finding("storage", Ok, format!("{} on Linux {}", facts.storage_driver, facts.kernel), None);
+    let engine = Finding::new("engine", Ok, format!("{name} {version} at {address}{mode}"), None);
+    let api = Finding::new("api", Ok, format!("{}.{}", facts.api.0, facts.api.1), None);
+    let storage = Finding::new("storage", Ok, format!("{} on Linux {}", facts.storage_driver, facts.kernel), None);
     let cgroups = match (facts.cgroup_version.as_str(), facts.pids_limit || facts.podman) {
-        ("", _) => finding("cgroups", Weaker, "the engine does not report the version", None),
-        (_, false) => finding(
+        ("", _) => Finding::new("cgroups", Weaker, "the engine does not report the version", None),
+        (_, false) => Finding::new(
             "cgroups",
             Missing,
             "the engine cannot limit processes",
             Some("enable the pids controller; a rootless engine needs delegated control groups"),
         ),
-        (version, true) => finding("cgroups", Ok, format!("version {version}"), None),
+        (version, true) => Finding::new("cgroups", Ok, format!("version {version}"), None),
     };
     let swap = if facts.swap_limit || facts.podman {
-        finding("swap", Ok, "counts as memory", None)
+        Finding::new("swap", Ok, "counts as memory", None)
     } else {
-        finding("swap", Weaker, "this kernel does not count swap", Some("boot with swapaccount=1, or without swap"))
+        Finding::new(
+            "swap",
+            Weaker,
+            "this kernel does not count swap",
+            Some("boot with swapaccount=1, or without swap"),
+        )
     };
     let filter = if facts.seccomp {
-        finding("seccomp", Ok, "the engine's own filter, and Cofferdam's on top", None)
+        Finding::new("seccomp", Ok, "the engine's own filter, and Cofferdam's on top", None)
     } else {
-        finding(
+        Finding::new(
             "seccomp",
             Weaker,
             "the engine has no system call filter; only Cofferdam's applies",
@@ -91,9 +64,9 @@ fn about(facts: &Facts, address: &str) -> Vec<Finding> {
         )
     };
     let root = if facts.rootless || facts.remapped {
-        finding("user namespaces", Ok, "root inside is an ordinary user outside", None)
+        Finding::new("user namespaces", Ok, "root inside is an ordinary user outside", None)
     } else {
-        finding(
+        Finding::new(
             "user namespaces",
             Weaker,
             "ids inside are ids of the host (sandboxes never run as root)",
@@ -110,16 +83,16 @@ fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
     let used = asked.unwrap_or(default);
     let known =
         if facts.runtimes.is_empty() { String::new() } else { format!("; it has {}", facts.runtimes.join(", ")) };
-    finding("runtimes", FindingState::Ok, format!("{used} is used{known}"), None)
+    Finding::new("runtimes", FindingState::Ok, format!("{used} is used{known}"), None)
 }
 
 async fn default_image(engine: &Engine, config: &Checked) -> Finding {
     match image::find_default(engine, config).await {
         Ok(facts) => {
             let id: String = facts.id.chars().take(19).collect();
-            finding("image", FindingState::Ok, format!("{} is {id}", config.image), None)
+            Finding::new("image", FindingState::Ok, format!("{} is {id}", config.image), None)
         }
-        Err(error) => failure("image", &error),
+        Err(error) => Finding::missing("image", &error),
     }
 }
 

@@ -12,7 +12,8 @@
 //!
 //! # Where to look
 //!
-//! - Settings of a container: `plan.rs`, which is pure; creation of a sandbox: `pending.rs`.
+//! - From a spec to a container: `spec_plan.rs`, then `plan.rs`, which are pure; creation of a sandbox: `pending.rs`.
+//! - Settings of the backend from a file, the environment or options: `settings.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
@@ -38,7 +39,9 @@ mod prepared;
 mod reference;
 mod removal;
 mod sandbox;
+mod settings;
 mod snapshot;
+mod spec_plan;
 mod state;
 mod stored;
 mod stream;
@@ -49,8 +52,9 @@ mod volume;
 
 pub use backend::ContainerBackend;
 pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPolicy};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;
 pub use image::{Image, Imported, PullEvent, PullProgress};
+pub use settings::ContainerSettings;
 pub use snapshot::ContainerSnapshot;
 
 /// The backend's name in options and configuration.

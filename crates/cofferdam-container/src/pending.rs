@@ -19,6 +19,7 @@ use crate::outside;
 use crate::plan::{self, AGENT_DIRECTORY, AGENT_FILE, DirectorySizes, ImageFacts, Plan};
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
+use crate::spec_plan::SpecPlan;
 use crate::state::{BackendState, ConnectedEngine};
 use crate::user::{self, MountedDirectory};
 use crate::volume::AgentVolume;
@@ -45,7 +46,7 @@ pub(crate) struct PendingSandbox {
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
     pub(crate) async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<Self> {
-        plan::check(spec)?;
+        SpecPlan::of(spec)?;
         let (state, spec) = (Arc::clone(state), spec.clone());
         let creation = tokio::spawn(async move { create(&state, &spec).await });
         creation

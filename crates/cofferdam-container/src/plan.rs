@@ -8,13 +8,12 @@ use bollard::models::{
     MountBindOptions, MountBindOptionsPropagationEnum, MountType, MountVolumeOptions, ResourcesUlimits,
 };
 use cofferdam_contract::{
-    Access, ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, SandboxId, Spec, SpecParts,
-    WORKSPACE_PATH, Workspace,
+    Access, ByteSize, Cpus, Error, ErrorKind, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
 
-use crate::NAME;
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
+use crate::spec_plan::{Adjustable, BuiltIn, SpecPlan};
 
 /// The directory of the agent inside.
 pub(crate) const AGENT_DIRECTORY: &str = "/.cofferdam";
@@ -72,10 +71,6 @@ const KERNEL_TASKS: i64 = 256;
 pub(crate) const CPU_PERIOD: i64 = 100_000;
 /// The kernel's minimum quota in a period.
 const MIN_CPU_QUOTA: i64 = 1000;
-/// The minimum disk limit: space for the entries that every sandbox has in its directories.
-const MIN_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
-/// The minimum memory limit. Engines refuse less, and no program could start.
-const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
 
 /// The properties of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,68 +121,14 @@ impl DirectorySizes {
     }
 }
 
-/// Fails if this backend does not support a field of the spec. Destructures the spec, so that a new field causes a
-/// compile error here.
-pub(crate) fn check(spec: &Spec) -> Result<()> {
-    spec.validate()?;
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Set as labels, or compared with the posture.
-    let (_, _, _, _) = (workspace, tenant, labels, allow_weaker);
-    // Compared when the directory is opened.
-    let _ = directories;
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    // Supported, or reported as missing by the posture.
-    let (_, _, _, _, _) = (cpu_time, wall_time, pids, processes, cpus);
-    match network {
-        NetworkPolicy::None => {}
-        _ => {
-            let what = "the docker backend has no network except the sandbox's own loopback";
-            return Err(Error::unsupported("create", what).with_remedy("use --net none"));
-        }
-    }
-    match root {
-        // The policy decides which images are allowed.
-        RootFs::Default | RootFs::Image { .. } => {}
-        RootFs::Directory { path } => {
-            return Err(Error::unsupported("create", "the docker backend cannot use a directory as root file system")
-                .with_context("path", path.display().to_string())
-                .with_remedy("import it with `cofferdam image import DIR NAME`, and use the image with --image"));
-        }
-    }
-    if memory.is_some_and(|memory| memory < MIN_MEMORY) {
-        return Err(Error::invalid(
-            "create",
-            format!("the memory limit is below {MIN_MEMORY}, the minimum of container engines"),
-        )
-        .with_remedy("raise --memory, or use the process backend"));
-    }
-    if disk.is_some_and(|disk| disk < MIN_DISK) {
-        return Err(Error::invalid(
-            "create",
-            format!("the disk limit is below {MIN_DISK}, the minimum of a container"),
-        )
-        .with_remedy("raise --disk, or use the process backend"));
-    }
-    let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
-    if let Some(key) = own {
-        return Err(Error::invalid("create", format!("the docker backend has no attribute '{}'", key.escape_debug()))
-            .with_remedy("remove it: this backend takes no attributes"));
-    }
-    Ok(())
-}
-
 /// Returns the request to the engine.
 pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
     let (uid, gid) = plan.user;
     if uid == 0 || gid == 0 {
         return Err(Error::new(ErrorKind::Internal, "create", "a sandbox must not run as root"));
     }
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        plan.spec.parts();
-    // Handled by `check`, resolved to an image's id, or compared with the posture.
-    let (_, _, _, _) = (root, network, allow_weaker, attributes);
-    let _ = directories;
+    let spec_plan = SpecPlan::of(plan.spec)?;
+    let BuiltIn { tenant, labels, .. } = spec_plan.built_in;
     Ok(ContainerCreateBody {
         hostname: Some(HOST_NAME.to_owned()),
         user: Some(format!("{uid}:{gid}")),
@@ -205,17 +146,16 @@ pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
         healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
         image: Some(plan.image.id.clone()),
         labels: Some(labels::of(plan.id, tenant, plan.owner, labels)),
-        host_config: Some(host_config(plan, workspace, limits)?),
+        host_config: Some(host_config(plan, &spec_plan)?),
         ..ContainerCreateBody::default()
     })
 }
 
-fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Result<HostConfig> {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-    // Enforced by the supervisor and the agent, or refused.
-    let (_, _, _) = (cpu_time, wall_time, processes);
-    let sizes = DirectorySizes::of(*disk, workspace);
-    let memory = memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
+fn host_config(plan: &Plan<'_>, spec_plan: &SpecPlan<'_>) -> Result<HostConfig> {
+    let BuiltIn { workspace, disk, .. } = spec_plan.built_in;
+    let Adjustable { memory: max_memory, pids, cpus, .. } = spec_plan.adjustable;
+    let sizes = DirectorySizes::of(disk, workspace);
+    let memory = max_memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
     Ok(HostConfig {
         privileged: Some(false),
         cap_drop: Some(vec!["ALL".to_owned()]),
@@ -236,7 +176,7 @@ fn host_config(plan: &Plan<'_>, workspace: &Workspace, limits: &Limits) -> Resul
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
-        ulimits: Some(ulimits(plan.facts, limits)),
+        ulimits: Some(ulimits(plan.facts, disk, max_memory)),
         sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts)),
         tmpfs: Some(tmpfs(plan, workspace, sizes)?),
         mounts: Some(mounts(plan, workspace)),
@@ -269,14 +209,14 @@ fn network_settings(facts: &Facts) -> HashMap<String, String> {
 }
 
 /// Returns the limits of each process.
-fn ulimits(facts: &Facts, limits: &Limits) -> Vec<ResourcesUlimits> {
+fn ulimits(facts: &Facts, disk: Option<ByteSize>, memory: Option<ByteSize>) -> Vec<ResourcesUlimits> {
     let limit =
         |name: &str, soft, hard| ResourcesUlimits { name: Some(name.to_owned()), soft: Some(soft), hard: Some(hard) };
     // The agent polls several descriptors for each exec.
     let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
-    if let Some(disk) = limits.disk {
+    if let Some(disk) = disk {
         // Includes holes, since the sizes of the directories bound the stored bytes. Memory files count as files.
-        let max = disk.max(limits.memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
+        let max = disk.max(memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         all.push(limit("fsize", max, max));
     }

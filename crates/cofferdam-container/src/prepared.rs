@@ -7,23 +7,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Error, ErrorKind, Limits, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
-};
+use cofferdam_contract::{Error, ErrorKind, Limits, PreparedSandbox, Result, Retry, Sandbox, Spec};
 
 use crate::pending::PendingSandbox;
-use crate::plan::check;
 use crate::sandbox::ContainerSandbox;
+use crate::spec_plan::{Changeable, SpecPlan};
 use crate::state::BackendState;
-
-/// The properties of a created container that can be changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Changeable {
-    /// True for limits that the engine enforces by control groups that are visible inside.
-    bounds: bool,
-    /// True if a control group counts CPU time, instead of the agent.
-    cpu_time: bool,
-}
 
 /// A prepared container.
 #[derive(Debug)]
@@ -60,7 +49,7 @@ impl PreparedSandbox for PreparedContainer {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        check(&spec)?;
+        SpecPlan::of(&spec)?;
         if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
@@ -93,41 +82,17 @@ fn same_bounds(template: &Limits, asked: &Limits) -> bool {
 
 /// Returns true if a container of `template` can be changed to match `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Permissions only: the template's have no effect on the container.
-    let _ = allow_weaker;
-    // This backend has no attributes, and ignores those of other backends.
-    let _ = attributes;
-    matches!(workspace, Workspace::Private { .. })
-        && workspace == template.workspace()
-        && root == template.root()
-        && directories == template.directories()
-        && network == template.network()
-        && tenant == template.tenant()
-        && labels == template.labels()
-        && limits_are_compatible(template.limits(), limits, changeable)
-}
-
-fn limits_are_compatible(template: &Limits, asked: &Limits, changeable: Changeable) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // A timer of the supervisor.
-    let _ = wall_time;
-    // An existing limit can be changed, but none can be added or removed.
-    let bound = |same: bool, both: bool| same || (changeable.bounds && both);
-    disk == &template.disk
-        && (cpu_time == &template.cpu_time || changeable.cpu_time)
-        && bound(memory == &template.memory, memory.is_some() && template.memory.is_some())
-        && bound(pids == &template.pids, pids.is_some() && template.pids.is_some())
-        && processes == &template.processes
-        && bound(cpus == &template.cpus, cpus.is_some() && template.cpus.is_some())
+    match (SpecPlan::of(template), SpecPlan::of(spec)) {
+        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, changeable),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use cofferdam_contract::{Access, ByteSize, RootFs, TenantId};
+    use cofferdam_contract::{Access, ByteSize, RootFs, TenantId, Workspace};
 
     use super::*;
 

@@ -9,11 +9,14 @@
 //!
 //! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `prepared.rs` for prepared sandboxes, `handle.rs` for execs.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
+//! - Findings about a host: `doctor.rs`. Parts of a backend's settings: `configuration.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
 //! - Termination of an exec and its exit, as pure functions: `supervise.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
+pub mod configuration;
+mod doctor;
 mod error;
 mod exec;
 mod exit;
@@ -29,6 +32,7 @@ pub mod supervise;
 mod units;
 
 pub use backend::{Backend, Capabilities, Capability, Completed, Level, MAX_SKIPPED, Sandbox, SandboxUsage, collect};
+pub use doctor::{Finding, FindingState};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
 pub use exec::{
     Command, DEFAULT_MAX_OUTPUT, EnvDelta, ExecRequest, ExecRequestBuilder, MAX_ARGUMENT_BYTES, Script, Stdin,

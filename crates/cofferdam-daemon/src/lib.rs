@@ -12,6 +12,7 @@
 //!
 //! # Where to look
 //!
+//! - Settings from a file or options: `settings.rs`.
 //! - Messages: `message.rs` and `frame.rs`. Access: `place.rs` and `peer.rs`.
 //! - Connections of the server: `server/conversation.rs` and `server/visit.rs`.
 #![forbid(unsafe_code)]
@@ -25,9 +26,11 @@ mod message;
 mod peer;
 mod place;
 mod server;
+mod settings;
 
 pub use client::{Asked, Connection, DaemonBackend, Refusal};
 pub use config::{DaemonConfig, Surroundings};
 pub use message::Status;
 pub use place::{Candidates, Place};
 pub use server::Server;
+pub use settings::DaemonSettings;

@@ -1,4 +1,4 @@
-//! The backend: checks specs, manages launchers and requests sandboxes from them.
+//! The backend: manages launchers and requests sandboxes from them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, Limits, Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
+    ExecRequest, Level, Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
@@ -17,9 +17,9 @@ use crate::client::Launcher;
 use crate::config::{ControlGroups, ProcessConfig};
 use crate::interpreters::{self, Found};
 use crate::pending::SandboxInputs;
+use crate::plan::SpecPlan;
 use crate::prepared::PreparedProcessSandbox;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::supported::check;
 use crate::{creation, error};
 
 /// The maximum of launchers at the same time.
@@ -107,26 +107,23 @@ impl ProcessBackend {
 
     /// Checks a spec and converts it to a request for a launcher.
     async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, SandboxInputs)> {
-        check(&spec)?;
+        let SpecPlan { built_in, adjustable } = SpecPlan::of(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
         let launcher = self.launcher(&spec).await?;
-        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = spec.limits();
-        // The supervisor's timer.
-        let _ = wall_time;
         let create = Create {
             serial: launcher.next_serial(),
             workspace,
-            read_only: spec.workspace().access() == Access::ReadOnly,
-            disk: disk.map(ByteSize::as_bytes),
-            memory: memory.map(ByteSize::as_bytes),
-            tasks: pids.map(u64::from),
-            processes: processes.map(u64::from),
-            cpu_millis: cpus.map(|cpus| u64::from(cpus.as_millis())),
-            cpu_micros: cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+            read_only: built_in.workspace.access() == Access::ReadOnly,
+            disk: adjustable.disk.map(ByteSize::as_bytes),
+            memory: adjustable.memory.map(ByteSize::as_bytes),
+            tasks: adjustable.pids.map(u64::from),
+            processes: built_in.processes.map(u64::from),
+            cpu_millis: built_in.cpus.map(|cpus| u64::from(cpus.as_millis())),
+            cpu_micros: adjustable.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
             probe: false,
             expected: None,
         };
-        let path = self.path_inside(spec.root());
+        let path = self.path_inside(built_in.root);
         Ok((launcher, create, SandboxInputs { spec, path, directory }))
     }
 

@@ -48,8 +48,8 @@
 //!
 //! # A create, step by step
 //!
-//! 1. `supported.rs` refuses settings that the backend does not have. `backend.rs` resolves host directories and names
-//!    them by path, device and inode.
+//! 1. `plan.rs` checks the spec and refuses settings that the backend does not have. `backend.rs` resolves host
+//!    directories and names them by path, device and inode.
 //! 2. The launcher starts if this root has none. The request carries a socket for the new init. The launcher keeps a
 //!    copy, which closes once nothing of the sandbox is left.
 //! 3. The launcher opens the workspace as a detached mount, takes prepared namespaces and a control group with the
@@ -90,6 +90,7 @@
 //!
 //! # Where to look
 //!
+//! - From a spec to a sandbox: `plan.rs`, which is pure.
 //! - Isolation, step by step: `launcher/create.rs`, `build` first. What every sandbox sees: `launcher/template.rs`.
 //! - Measurements: `launcher/evidence.rs`. Their evaluation: `posture.rs`, which is pure.
 //! - The program of process 1: `init/`, `init/serve.rs` first.
@@ -112,19 +113,19 @@ mod forked;
 mod interpreters;
 mod launcher;
 mod pending;
+mod plan;
 mod posture;
 mod prepared;
 mod protocol;
 mod sandbox;
 mod stdio;
 mod stored;
-mod supported;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
 
 pub use backend::ProcessBackend;
 pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;
 
 /// The backend's name in options and configuration.
 pub const NAME: &str = "process";

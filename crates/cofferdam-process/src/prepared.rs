@@ -8,14 +8,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Error, ErrorKind, Limits, Posture, PreparedSandbox, Result, Retry, Sandbox, Spec, SpecParts, Workspace,
-};
+use cofferdam_contract::{Error, ErrorKind, Posture, PreparedSandbox, Result, Retry, Sandbox, Spec};
 
 use crate::client::Launcher;
 use crate::pending::{PendingSandbox, SandboxInputs};
+use crate::plan::SpecPlan;
 use crate::protocol::Create;
-use crate::supported::check;
 
 /// A prepared process sandbox.
 #[derive(Debug)]
@@ -58,7 +56,7 @@ impl PreparedSandbox for PreparedProcessSandbox {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        check(&spec)?;
+        SpecPlan::of(&spec)?;
         if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the template in a fixed setting")
                 .with_remedy("create the sandbox on request"));
@@ -89,49 +87,16 @@ impl PreparedSandbox for PreparedProcessSandbox {
 
 /// Returns true if a sandbox prepared for `template` can be used for `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, has_groups: bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Names and permissions do not affect the prepared sandbox.
-    let (_, _, _) = (tenant, labels, allow_weaker);
-    // This backend has no attributes of its own, and ignores those of others.
-    let _ = attributes;
-    matches!(workspace, Workspace::Private { .. })
-        && workspace == template.workspace()
-        && root == template.root()
-        && directories == template.directories()
-        && network == template.network()
-        && are_limits_compatible(template.limits(), limits, has_groups)
-}
-
-fn are_limits_compatible(template: &Limits, asked: &Limits, has_groups: bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // The owner enforces it.
-    let _ = wall_time;
-    // An existing limit can be lowered. The maximum file size was set for the template, and cannot be raised.
-    let is_disk_compatible = match (template.disk, disk) {
-        (Some(prepared), Some(asked)) => *asked <= prepared,
-        (prepared, asked) => prepared == *asked,
-    };
-    // A process inherits its limit from the template: it must not take effect before the requested limit.
-    let is_cpu_time_compatible = match (template.cpu_time, cpu_time) {
-        (None, None) => true,
-        (None, Some(_)) => has_groups,
-        (Some(prepared), Some(asked)) => prepared == *asked || has_groups && prepared > *asked,
-        (Some(_), None) => false,
-    };
-    let are_groups_compatible = has_groups || (memory == &template.memory && pids == &template.pids);
-    // The filter that reports each new process is part of the template or not.
-    is_disk_compatible
-        && is_cpu_time_compatible
-        && are_groups_compatible
-        && *cpus == template.cpus
-        && *processes == template.processes
+    match (SpecPlan::of(template), SpecPlan::of(spec)) {
+        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, has_groups),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam_contract::{Access, ByteSize, TenantId};
+    use cofferdam_contract::{Access, ByteSize, Limits, TenantId, Workspace};
     use std::time::Duration;
 
     fn with(change: impl FnOnce(&mut Limits)) -> Spec {

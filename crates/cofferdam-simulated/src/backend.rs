@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, PreparedSandbox, Result, RootFs,
-    Sandbox, SandboxId, Snapshot, Spec, SpecParts, Workspace,
+    Backend, Capabilities, Capability, Error, ErrorKind, Level, PreparedSandbox, Result, Sandbox, SandboxId, Snapshot,
+    Spec,
 };
 
 use crate::fault::FaultPoint;
 use crate::host::Host;
+use crate::plan::SpecPlan;
 use crate::posture::posture;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
@@ -50,16 +51,16 @@ impl SimulatedBackend {
         self.host.living().clone()
     }
 
-    fn share(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Shared> {
-        check(&spec)?;
+    fn share(&self, spec: Spec, tree: impl FnOnce(&SpecPlan<'_>) -> Result<Tree>) -> Result<Shared> {
+        let plan = SpecPlan::of(&spec)?;
         let posture = posture(&spec, &self.host.config);
         posture.require(spec.allow_weaker())?;
-        let tree = tree(&spec)?;
+        let tree = tree(&plan)?;
         let id = SandboxId::new(format!("{NAME}-{}", self.made.fetch_add(1, Ordering::Relaxed) + 1));
         Ok(Shared::new(id, spec, posture, tree, Arc::clone(&self.host)))
     }
 
-    fn make(&self, spec: Spec, tree: impl FnOnce(&Spec) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
+    fn make(&self, spec: Spec, tree: impl FnOnce(&SpecPlan<'_>) -> Result<Tree>) -> Result<Arc<dyn Sandbox>> {
         let shared = Arc::new(self.share(spec, tree)?);
         Ok(Arc::new(SimulatedSandbox::new(shared, Arc::new(ForkContext::new(Arc::clone(&self.host))))))
     }
@@ -104,7 +105,7 @@ impl Backend for SimulatedBackend {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         self.host.faults.pass(FaultPoint::Create).await?;
-        self.make(spec, |spec| Ok(Tree::new(disk_limit(spec))))
+        self.make(spec, |plan| Ok(Tree::new(plan.disk_limit())))
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -114,8 +115,8 @@ impl Backend for SimulatedBackend {
         self.host.faults.pass(FaultPoint::Restore).await?;
         let frozen = snapshot.payload::<Frozen>().filter(|_| snapshot.backend() == NAME);
         let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot belongs to another backend"))?;
-        self.make(spec, |spec| {
-            frozen.0.with_limit(disk_limit(spec)).ok_or_else(|| {
+        self.make(spec, |plan| {
+            frozen.0.with_limit(plan.disk_limit()).ok_or_else(|| {
                 Error::new(ErrorKind::ResourceExhausted, "restore", "the snapshot is larger than the disk limit")
             })
         })
@@ -126,34 +127,7 @@ impl Backend for SimulatedBackend {
             return Err(Error::unsupported("warm", "this backend does not support prepared sandboxes"));
         }
         let nth = self.host.faults.pass(FaultPoint::Warm).await?;
-        let shared = self.share(spec, |spec| Ok(Tree::new(disk_limit(spec))))?;
+        let shared = self.share(spec, |plan| Ok(Tree::new(plan.disk_limit())))?;
         Ok(Box::new(SimulatedWarm::new(shared, self.host.faults.death(nth))))
-    }
-}
-
-pub(crate) fn disk_limit(spec: &Spec) -> Option<u64> {
-    spec.limits().disk.map(|limit| limit.as_bytes())
-}
-
-/// Refuses a spec that is malformed or not supported by the simulation.
-pub(crate) fn check(spec: &Spec) -> Result<()> {
-    spec.validate()?;
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // Each limit is simulated; only mounts have directories to compare; the rest are names, or compared with the posture.
-    let (_, _, _, _, _) = (limits, directories, tenant, labels, allow_weaker);
-    if matches!(workspace, Workspace::HostDir { .. }) {
-        return Err(Error::unsupported("create", "a simulated sandbox cannot mount a host directory"));
-    }
-    if *root != RootFs::Default {
-        return Err(Error::unsupported("create", "a simulated sandbox has no root file system"));
-    }
-    if *network != NetworkPolicy::None {
-        return Err(Error::unsupported("create", "a simulated sandbox has no network"));
-    }
-    match attributes.keys().find(|key| key.split('.').next() == Some(NAME)) {
-        Some(key) => Err(Error::invalid("create", "the simulated backend has no options")
-            .with_context("attribute", key.escape_debug().to_string())),
-        None => Ok(()),
     }
 }

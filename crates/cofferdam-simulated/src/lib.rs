@@ -8,6 +8,7 @@
 //!
 //! # Where to look
 //!
+//! - From a spec to a sandbox: `plan.rs`, which is pure.
 //! - Guest programs: `program.rs`; their interpreter: `interpreter.rs`. Faults: `fault.rs`.
 //! - Programs for the conformance suite: `programs.rs`.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod exec;
 mod fault;
 mod host;
 mod interpreter;
+mod plan;
 mod posture;
 mod program;
 #[cfg(feature = "programs")]

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cofferdam_contract::{
-    Error, ErrorKind, Limits, PreparedSandbox, Protection, Result, Sandbox, Spec, SpecParts, Workspace,
-};
+use cofferdam_contract::{Error, ErrorKind, PreparedSandbox, Protection, Result, Sandbox, Spec};
 use tokio::time::Instant;
 
-use crate::backend::{ForkContext, check, disk_limit};
+use crate::backend::ForkContext;
 use crate::fault::FaultPoint;
+use crate::plan::SpecPlan;
 use crate::posture::posture;
 use crate::sandbox::SimulatedSandbox;
 use crate::state::Shared;
@@ -48,7 +47,10 @@ impl PreparedSandbox for SimulatedWarm {
 
     fn is_compatible(&self, spec: &Spec) -> bool {
         let fixed = |protection| self.shared.as_ref().is_none_or(|it| fixed(it, protection));
-        fits(&self.template, spec, fixed)
+        match (SpecPlan::of(&self.template), SpecPlan::of(spec)) {
+            (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, fixed),
+            _ => false,
+        }
     }
 
     fn is_alive(&self) -> bool {
@@ -56,7 +58,7 @@ impl PreparedSandbox for SimulatedWarm {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        check(&spec)?;
+        let disk = SpecPlan::of(&spec)?.disk_limit();
         if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs in a setting that is fixed in a prepared sandbox"));
         }
@@ -69,7 +71,7 @@ impl PreparedSandbox for SimulatedWarm {
         let posture = posture(&spec, &host.config);
         posture.require(spec.allow_weaker())?;
         let Some(mut shared) = self.shared.take() else { return Err(Error::closed("claim")) };
-        shared.apply_claim(posture, disk_limit(&spec), spec);
+        shared.apply_claim(posture, disk, spec);
         let forks = ForkContext::new(host);
         Ok(Arc::new(SimulatedSandbox::new(Arc::new(*shared), Arc::new(forks))))
     }
@@ -83,34 +85,4 @@ impl PreparedSandbox for SimulatedWarm {
 
 fn fixed(shared: &Shared, protection: Protection) -> bool {
     shared.host.config.fixed_when_warm.contains(&protection)
-}
-
-/// Returns true if a sandbox prepared for `template` can be changed to match `spec`.
-fn fits(template: &Spec, spec: &Spec, fixed: impl Fn(Protection) -> bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // These are names and permissions, from which nothing was created.
-    let (_, _, _) = (tenant, labels, allow_weaker);
-    // The backend has no attributes of its own, and ignores those of others.
-    let _ = attributes;
-    matches!(workspace, Workspace::Private { .. })
-        && (workspace.access() == template.workspace().access() || !fixed(Protection::Workspace))
-        && root == template.root()
-        && directories == template.directories()
-        && network == template.network()
-        && limits_fit(template.limits(), limits, fixed)
-}
-
-fn limits_fit(template: &Limits, asked: &Limits, fixed: impl Fn(Protection) -> bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    [
-        (Protection::CpuTime, *cpu_time == template.cpu_time),
-        (Protection::Memory, *memory == template.memory),
-        (Protection::Disk, *disk == template.disk),
-        (Protection::WallTime, *wall_time == template.wall_time),
-        (Protection::Processes, *pids == template.pids && *processes == template.processes),
-        (Protection::Cpus, *cpus == template.cpus),
-    ]
-    .into_iter()
-    .all(|(protection, same)| same || !fixed(protection))
 }

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cofferdam_contract::{ByteSize, Error, Result};
+use cofferdam_image::Source;
 
 use crate::firecracker::FirecrackerConfig;
-use crate::image::Source;
 use crate::qemu::QemuConfig;
 use crate::vmm::{Acceleration, Driver};
 

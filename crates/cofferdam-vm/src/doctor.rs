@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use cofferdam_contract::Error;
+use cofferdam_contract::Finding;
+use cofferdam_contract::FindingState::{Missing, Ok as Good, Weaker};
+use cofferdam_image::{Cache, Images, Listed, ext4};
 use cofferdam_linux::child::{self, Seclusion, Start};
 use cofferdam_linux::{landlock, programs};
 
@@ -12,59 +14,24 @@ use crate::choice::{self, Known};
 use crate::config::{MakePolicy, RootChoice, VmConfig};
 use crate::error::VmError;
 use crate::firecracker::{self, FirecrackerVmm, Jailer};
-use crate::image::{Images, ext4};
 use crate::kvm::record::KernelTrial;
 use crate::qemu::Qemu;
 use crate::vmm::{Acceleration, Driver, Vmm};
 
-/// State of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FindingState {
-    /// As it should be.
-    Ok,
-    /// Usable, with a limitation.
-    Weaker,
-    /// Missing.
-    Missing,
-}
-
-/// A finding about this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// Subject of the finding.
-    pub name: String,
-    /// State of the subject.
-    pub state: FindingState,
-    /// Description of the finding.
-    pub detail: String,
-    /// Proposed change, if the state is not [`Ok`](Self::state).
-    pub remedy: Option<String>,
-}
-
-use FindingState::{Missing, Ok as Good, Weaker};
-
-fn finding(name: &str, state: FindingState, detail: impl Into<String>, remedy: Option<&str>) -> Finding {
-    Finding { name: name.to_owned(), state, detail: detail.into(), remedy: remedy.map(str::to_owned) }
-}
-
-fn failure(name: &str, error: &Error) -> Finding {
-    finding(name, Missing, error.to_string(), error.remedy())
-}
-
 fn missing(name: &str, error: VmError) -> Finding {
-    failure(name, &error.into_error("probe"))
+    Finding::missing(name, &error.into_error("probe"))
 }
 
 /// Runs all checks. Needs a tokio runtime with time and IO.
 pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
     if let Err(error) = config.check() {
-        return vec![failure("configuration", &error)];
+        return vec![Finding::missing("configuration", &error)];
     }
     let mut findings = vec![qemu(config).await];
     let asked = config.clone();
     let known = tokio::task::spawn_blocking(move || choice::known(asked.probes.clone())).await;
     let Ok(known) = known else {
-        findings.push(finding("accelerator", Missing, "the check was interrupted", None));
+        findings.push(Finding::new("accelerator", Missing, "the check was interrupted", None));
         return findings;
     };
     findings.push(firecracker_driver(config, &known).await);
@@ -81,7 +48,7 @@ pub async fn doctor(config: &VmConfig) -> Vec<Finding> {
     });
     match others.await {
         Ok(others) => findings.extend(others),
-        Err(_) => findings.push(finding("host", Missing, "the check was interrupted", None)),
+        Err(_) => findings.push(Finding::new("host", Missing, "the check was interrupted", None)),
     }
     findings
 }
@@ -95,10 +62,10 @@ async fn qemu(config: &VmConfig) -> Finding {
         Ok(version) => {
             let program =
                 config.qemu.program.as_deref().unwrap_or(Path::new(crate::qemu::PROGRAM)).display().to_string();
-            finding("qemu", Good, format!("{version} ({program}), CPU model {}", config.qemu.processor), None)
+            Finding::new("qemu", Good, format!("{version} ({program}), CPU model {}", config.qemu.processor), None)
         }
         Err(error) if config.driver == Driver::Firecracker => {
-            finding("qemu", Good, format!("{error}, and not used: the driver is firecracker"), None)
+            Finding::new("qemu", Good, format!("{error}, and not used: the driver is firecracker"), None)
         }
         Err(error) => missing("qemu", error),
     }
@@ -110,7 +77,12 @@ fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) ->
     let (acceleration, trial) = match (driver, acceleration) {
         (Driver::Firecracker, Acceleration::Tcg) => {
             let what = "tcg is configured, and Firecracker translates nothing";
-            return finding("accelerator", Missing, what, Some("use the driver qemu, or the accelerator auto or kvm"));
+            return Finding::new(
+                "accelerator",
+                Missing,
+                what,
+                Some("use the driver qemu, or the accelerator auto or kvm"),
+            );
         }
         (Driver::Firecracker, _) => (Acceleration::Kvm, firecracker),
         (Driver::Auto | Driver::Qemu, acceleration) => (acceleration, trial),
@@ -127,10 +99,10 @@ fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) ->
     let usable = verdict.is_usable() && trial.as_ref().is_none_or(|trial| trial.outcome.is_ok());
     let remedy = Some(verdict.remedy()).filter(|_| !verdict.is_usable());
     match (acceleration, usable) {
-        (Acceleration::Tcg, _) => finding("accelerator", Good, format!("tcg, as configured; {found}"), None),
-        (_, true) => finding("accelerator", Good, format!("kvm: {found}"), None),
-        (Acceleration::Auto, false) => finding("accelerator", Weaker, format!("{slow}; {found}"), remedy),
-        (Acceleration::Kvm, false) => finding(
+        (Acceleration::Tcg, _) => Finding::new("accelerator", Good, format!("tcg, as configured; {found}"), None),
+        (_, true) => Finding::new("accelerator", Good, format!("kvm: {found}"), None),
+        (Acceleration::Auto, false) => Finding::new("accelerator", Weaker, format!("{slow}; {found}"), remedy),
+        (Acceleration::Kvm, false) => Finding::new(
             "accelerator",
             Missing,
             format!("kvm is required; {found}"),
@@ -140,12 +112,12 @@ fn accelerator((driver, acceleration): (Driver, Acceleration), known: &Known) ->
 }
 
 fn image(config: &VmConfig) -> Finding {
-    let images = Images::new(&config.images, cofferdam_image::Cache::new(&config.packages));
+    let images = Images::new(&config.images, Cache::new(&config.packages));
     let inventory = images.inventory();
     let named = |name: &str| inventory.named.iter().find(|listed| listed.name == name && listed.bytes.is_some());
-    let shown = |listed: &crate::image::Listed| {
+    let shown = |listed: &Listed| {
         let release = if listed.release.is_empty() { String::new() } else { format!(", Linux {}", listed.release) };
-        finding("image", Good, format!("'{}'{release}: {}", listed.name, listed.about), None)
+        Finding::new("image", Good, format!("'{}'{release}: {}", listed.name, listed.about), None)
     };
     let by_source = || images.seems_made(&config.source);
     let name = match &config.root {
@@ -157,23 +129,25 @@ fn image(config: &VmConfig) -> Finding {
     }
     let must = matches!(config.root, RootChoice::Made(_));
     if !must && by_source() {
-        return finding("image", Good, "built from the configured packages", None);
+        return Finding::new("image", Good, "built from the configured packages", None);
     }
     let remedy = Some("cofferdam vm build-image");
     match (must, config.make, name) {
         (true, _, name) => {
             let name = name.map_or("", String::as_str);
-            finding("image", Missing, format!("there is no image '{}'", name.escape_debug()), remedy)
+            Finding::new("image", Missing, format!("there is no image '{}'", name.escape_debug()), remedy)
         }
-        (false, MakePolicy::Missing, _) => finding("image", Weaker, "not built yet: the first VM builds it", remedy),
-        (false, MakePolicy::Never, _) => finding("image", Missing, "not built yet", remedy),
+        (false, MakePolicy::Missing, _) => {
+            Finding::new("image", Weaker, "not built yet: the first VM builds it", remedy)
+        }
+        (false, MakePolicy::Never, _) => Finding::new("image", Missing, "not built yet", remedy),
     }
 }
 
 fn disks() -> Finding {
     match ext4::version() {
-        Ok(version) => finding("disks", Good, version, None),
-        Err(error) => missing("disks", error),
+        Ok(version) => Finding::new("disks", Good, version, None),
+        Err(error) => missing("disks", error.into()),
     }
 }
 
@@ -181,7 +155,7 @@ fn disks() -> Finding {
 fn confinement() -> Finding {
     match landlock::abi() {
         0 => missing("VMM files", VmError::NoWall { wall: "Landlock, which restricts its access to files" }),
-        abi => finding("VMM files", Good, format!("Landlock ABI {abi} permits only its own program"), None),
+        abi => Finding::new("VMM files", Good, format!("Landlock ABI {abi} permits only its own program"), None),
     }
 }
 
@@ -191,16 +165,21 @@ fn seclusion() -> Finding {
     let mut command = match programs::command("true") {
         Ok(command) => command,
         Err(distrust) if distrust.is_missing() => {
-            return finding(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"));
+            return Finding::new(
+                name,
+                Weaker,
+                "could not be tested: program `true` not found",
+                Some("install coreutils"),
+            );
         }
         Err(distrust) => return missing(name, distrust.into()),
     };
     command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let tried = child::start(command, Start { seclusion: Seclusion::Apart, ..Start::default() });
     match tried.and_then(|mut child| child.wait()) {
-        Ok(_) => finding(name, Good, "none: the VMM has its own namespaces", None),
+        Ok(_) => Finding::new(name, Good, "none: the VMM has its own namespaces", None),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            finding(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"))
+            Finding::new(name, Weaker, "could not be tested: program `true` not found", Some("install coreutils"))
         }
         Err(_) => missing(name, VmError::NoWall { wall: "namespaces of its own, which isolate it from the network" }),
     }
@@ -211,9 +190,9 @@ fn bounded() -> Finding {
         Ok(version) => {
             let detail =
                 format!("{}: its memory, without swap, its processors and threads are limited", version.as_str());
-            finding("VMM limits", Good, detail, None)
+            Finding::new("VMM limits", Good, detail, None)
         }
-        Err(why) => finding(
+        Err(why) => Finding::new(
             "VMM limits",
             Weaker,
             format!("its memory and processor time are bounded only by resource limits ({why})"),
@@ -235,13 +214,15 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
     let place = format!("{place}{jailed}");
     match (config.driver, vmm.version().await) {
         (Driver::Auto, Ok(version)) if config.acceleration == Acceleration::Tcg => {
-            finding(NAME, Good, format!("{version} ({place}), not used: the accelerator is tcg"), None)
+            Finding::new(NAME, Good, format!("{version} ({place}), not used: the accelerator is tcg"), None)
         }
         (Driver::Qemu, Ok(version)) => {
-            finding(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
+            Finding::new(NAME, Good, format!("{version} ({place}), not used: the driver is qemu"), None)
         }
-        (Driver::Qemu, Err(error)) => finding(NAME, Good, format!("{error}; not used: the driver is qemu"), None),
-        (Driver::Firecracker, Ok(version)) => finding(NAME, Good, format!("{version} ({place}), as configured"), None),
+        (Driver::Qemu, Err(error)) => Finding::new(NAME, Good, format!("{error}; not used: the driver is qemu"), None),
+        (Driver::Firecracker, Ok(version)) => {
+            Finding::new(NAME, Good, format!("{version} ({place}), as configured"), None)
+        }
         (Driver::Firecracker, Err(error)) => missing(NAME, error),
         (Driver::Auto, Ok(version)) => {
             let (state, then) = match (&known.firecracker, known.verdict.is_usable()) {
@@ -252,14 +233,14 @@ async fn firecracker_driver(config: &VmConfig, known: &Known) -> Finding {
                     (Weaker, format!("not used: a kernel did not boot: {why}"))
                 }
             };
-            finding(NAME, state, format!("{version} ({place}), {then}"), None)
+            Finding::new(NAME, state, format!("{version} ({place}), {then}"), None)
         }
         (Driver::Auto, Err(VmError::MissingTool { .. })) => {
-            finding(NAME, Good, "not found, and not needed: QEMU runs the VMs", None)
+            Finding::new(NAME, Good, "not found, and not needed: QEMU runs the VMs", None)
         }
         (Driver::Auto, Err(error)) => {
             let error = error.into_error("probe");
-            finding(NAME, Weaker, format!("{place}: {}; QEMU runs the VMs", error.message()), error.remedy())
+            Finding::new(NAME, Weaker, format!("{place}: {}; QEMU runs the VMs", error.message()), error.remedy())
         }
     }
 }

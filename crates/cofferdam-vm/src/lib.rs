@@ -11,6 +11,7 @@
 //!
 //! # Where to look
 //!
+//! - Settings from a file, the environment or options: `settings.rs`.
 //! - From a spec to a VM: `plan.rs`, which is pure, and `create.rs`. The state that all sandboxes share: `state.rs`.
 //! - The VMM trait: `vmm.rs`. The choice of VMM and accelerator: `choice.rs`.
 //! - Kernel command line: `kernel_arguments` in `qemu/arguments.rs` and `firecracker/driver.rs`. Our own boot
@@ -24,8 +25,6 @@
 //!   resumes: `archive.rs`. Prepared VMs: `prepared.rs`, and the snapshots for them: `templates.rs`.
 #![forbid(unsafe_code)]
 
-// The earlier name of the crate, by which `doctor.rs` refers to it.
-
 mod archive;
 mod backend;
 mod bounds;
@@ -37,7 +36,6 @@ mod create;
 mod doctor;
 mod error;
 pub mod firecracker;
-mod image;
 pub mod kvm;
 mod plan;
 mod posture;
@@ -45,6 +43,7 @@ mod prepared;
 pub mod qemu;
 mod rules;
 mod sandbox;
+mod settings;
 mod snapshot;
 pub mod sparse;
 mod state;
@@ -56,8 +55,9 @@ pub mod vmm;
 pub use archive::{LoadOptions, SaveOptions, Travelled};
 pub use backend::VmBackend;
 pub use config::{Deadlines, MakePolicy, RootChoice, VmConfig};
-pub use doctor::{Finding, FindingState, doctor};
+pub use doctor::doctor;
 pub use error::{Result, VmError};
+pub use settings::{DEFAULT_IMAGE, HostPaths, VmSettings};
 pub use snapshot::{SnapshotManifest, SnapshotSizes, VmSnapshot};
 pub use state::BuildProgress;
 

@@ -3,8 +3,13 @@
 //! The disk limit is divided: most of it is the workspace's own disk, the rest are `/tmp` and `/dev/shm`, which are in
 //! memory and count as such. The memory limit is a control group's inside the VM; the VM has some more, for its kernel.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
 use cofferdam_contract::{
-    ByteSize, Cpus, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, WORKSPACE_PATH, Workspace,
+    ByteSize, Cpus, DirectoryId, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts,
+    WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Settings, usual_rules};
 use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
@@ -87,29 +92,38 @@ pub(crate) fn max_files_on_disk(bytes: u64) -> u64 {
     (bytes / (4 * PAGE)).clamp(64, 1 << 20)
 }
 
-/// The size of a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Plan {
-    pub memory: ByteSize,
-    pub processors: u32,
-    pub shares: Shares,
-    /// Memory limit of agent and guests.
-    bound: Option<u64>,
-    tasks: Option<u64>,
-    quota: Option<u64>,
+/// The meaning of a spec for this backend. Creation and the comparison with a prepared VM use it alike.
+#[derive(Debug)]
+pub(crate) struct SpecPlan<'a> {
+    built_in: BuiltIn<'a>,
+    /// Enforced by the supervisor.
+    cpu_time: Option<Duration>,
 }
 
-impl Plan {
-    /// Plans a VM for a spec, or refuses a spec that this backend cannot satisfy. Destructures the spec: a new field
-    /// must be handled here.
-    pub(crate) fn of(spec: &Spec, config: &VmConfig) -> Result<Self> {
+/// Settings that are fixed once a VM runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct BuiltIn<'a> {
+    workspace: &'a Workspace,
+    /// An image is looked up by its name when the VM is created.
+    root: &'a RootFs,
+    /// Compared when a directory is opened.
+    directories: &'a BTreeMap<PathBuf, DirectoryId>,
+    memory: Option<ByteSize>,
+    disk: Option<ByteSize>,
+    pids: Option<u32>,
+    cpus: Option<Cpus>,
+}
+
+impl<'a> SpecPlan<'a> {
+    /// Plans a sandbox, or refuses a spec that this backend cannot satisfy. Destructures the spec: a new field must be
+    /// handled here.
+    pub(crate) fn of(spec: &'a Spec) -> Result<Self> {
         spec.validate()?;
         let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
             spec.parts();
         // VMs share nothing between tenants; labels belong to the client; the posture is checked against
-        // `allow_weaker`. The recorded directories are compared when a directory is opened.
-        let (_, _, _, _) = (tenant, labels, allow_weaker, directories);
+        // `allow_weaker`.
+        let (_, _, _) = (tenant, labels, allow_weaker);
         match network {
             NetworkPolicy::None => {}
             _ => {
@@ -118,7 +132,6 @@ impl Plan {
             }
         }
         match root {
-            // An image is looked up by its name when the VM is created.
             RootFs::Default | RootFs::Directory { .. } | RootFs::Image { .. } => {}
         }
         match workspace {
@@ -134,30 +147,57 @@ impl Plan {
             return Err(Error::invalid("create", format!("the vm backend has no attribute '{}'", key.escape_debug()))
                 .with_remedy("remove it: this backend takes no attributes"));
         }
-        Self::of_limits(limits, config)
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
+        // Enforced by the supervisor, or refused.
+        let (_, _) = (wall_time, processes);
+        limits.refuse_processes(NAME)?;
+        check_sizes(memory, disk)?;
+        Ok(Self { built_in: BuiltIn { workspace, root, directories, memory, disk, pids, cpus }, cpu_time })
     }
 
-    fn of_limits(limits: &Limits, config: &VmConfig) -> Result<Self> {
-        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
-        // Enforced by the supervisor, or refused.
-        let (_, _, _) = (cpu_time, wall_time, processes);
-        limits.refuse_processes("vm")?;
-        let small = |what: String, remedy: &str| Err(Error::invalid("create", what).with_remedy(remedy.to_owned()));
-        if memory.is_some_and(|memory| memory < MIN_MEMORY) {
-            return small(format!("a VM needs a memory limit of at least {MIN_MEMORY}"), "raise --memory");
-        }
-        if disk.is_some_and(|disk| disk < MIN_DISK) {
-            return small(format!("a VM needs a disk limit of at least {MIN_DISK}"), "raise --disk");
-        }
+    /// Returns true if a VM that was prepared by this plan can become a sandbox of another one.
+    pub(crate) fn can_become(&self, asked: &Self, counts_cpu: bool) -> bool {
+        self.built_in == asked.built_in && (self.cpu_time == asked.cpu_time || counts_cpu)
+    }
+}
+
+fn check_sizes(memory: Option<ByteSize>, disk: Option<ByteSize>) -> Result<()> {
+    let small = |what: String, remedy: &str| Err(Error::invalid("create", what).with_remedy(remedy.to_owned()));
+    if memory.is_some_and(|memory| memory < MIN_MEMORY) {
+        return small(format!("a VM needs a memory limit of at least {MIN_MEMORY}"), "raise --memory");
+    }
+    if disk.is_some_and(|disk| disk < MIN_DISK) {
+        return small(format!("a VM needs a disk limit of at least {MIN_DISK}"), "raise --disk");
+    }
+    Ok(())
+}
+
+/// The size of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Plan {
+    pub memory: ByteSize,
+    pub processors: u32,
+    pub shares: Shares,
+    /// Memory limit of agent and guests.
+    bound: Option<u64>,
+    tasks: Option<u64>,
+    quota: Option<u64>,
+}
+
+impl Plan {
+    /// Plans a VM for a spec, or refuses a spec that this backend cannot satisfy.
+    pub(crate) fn of(spec: &Spec, config: &VmConfig) -> Result<Self> {
+        let BuiltIn { memory, disk, pids, cpus, .. } = SpecPlan::of(spec)?.built_in;
         let guests = memory.unwrap_or(config.memory).as_bytes();
         let max = u64::MAX / 4;
         if guests > max {
-            return small("the memory limit is too large".to_owned(), "lower --memory");
+            return Err(Error::invalid("create", "the memory limit is too large").with_remedy("lower --memory"));
         }
         Ok(Self {
             memory: ByteSize::from_bytes((guests + guests / KERNEL_SHARE + KERNEL_MEMORY).next_multiple_of(MEBIBYTE)),
             processors: cpus.map_or(config.processors, processors),
-            shares: Shares::of(*disk, guests),
+            shares: Shares::of(disk, guests),
             bound: memory.map(|memory| memory.as_bytes()),
             // Includes the agent.
             tasks: pids.map(|pids| u64::from(pids) + 1),

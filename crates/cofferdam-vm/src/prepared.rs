@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Error, ErrorKind, ExecRequest, Limits, PreparedSandbox, Result, Retry, RootFs, Sandbox, Spec, SpecParts, Workspace,
-    after_close,
+    Error, ErrorKind, ExecRequest, Limits, PreparedSandbox, Result, Retry, RootFs, Sandbox, Spec, after_close,
 };
 
 use crate::create::PendingSandbox;
-use crate::plan::Plan;
+use crate::plan::{Plan, SpecPlan};
 use crate::sandbox::VmSandbox;
 use crate::snapshot::VmSnapshot;
 use crate::state::BackendState;
@@ -122,35 +121,15 @@ impl PreparedSandbox for PreparedVm {
 
 /// Returns true if a VM that was prepared for `template` can become a sandbox for `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, counts_cpu: bool) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-        spec.parts();
-    // The client's labels and permissions do not affect the VM.
-    let (_, _, _) = (tenant, labels, allow_weaker);
-    // This backend has no attributes: a claim with any of its own is refused, and those of other backends are ignored.
-    let _ = attributes;
-    matches!(workspace, Workspace::Private { .. })
-        && workspace == template.workspace()
-        && root == template.root()
-        && directories == template.directories()
-        && network == template.network()
-        && limits_are_compatible(template.limits(), limits, counts_cpu)
-}
-
-fn limits_are_compatible(template: &Limits, asked: &Limits, counts_cpu: bool) -> bool {
-    let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
-    // Enforced by the supervisor.
-    let _ = wall_time;
-    (cpu_time == &template.cpu_time || counts_cpu)
-        && memory == &template.memory
-        && disk == &template.disk
-        && pids == &template.pids
-        && processes == &template.processes
-        && cpus == &template.cpus
+    match (SpecPlan::of(template), SpecPlan::of(spec)) {
+        (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, counts_cpu),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_contract::{Access, ByteSize, TenantId};
+    use cofferdam_contract::{Access, ByteSize, TenantId, Workspace};
 
     use super::*;
 

@@ -3,31 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, ByteSize, Command, Completed, ExecRequest, LimitKind, Limits, Result, Script, Spec};
-
+use cofferdam_contract::{
+    Backend, ByteSize, Command, Completed, ExecRequest, Finding, FindingState, LimitKind, Limits, Result, Script, Spec,
+};
 use cofferdam_wasm_supply::{Language, Supply};
 
-use crate::ending::SIGSEGV;
 use crate::languages::names;
+use crate::termination::SIGSEGV;
 use crate::{INTERPRETER, WasmBackend};
 
 const LOOP: &str = r#"(module (func (export "_start") (loop (br 0))))"#;
 const GROW: &str = r#"(module (memory 1)
   (func (export "_start") (if (i32.ne (memory.grow (i32.const 1024)) (i32.const -1)) (then (loop (br 0))))))"#;
 const RECURSE: &str = r#"(module (func $deeper (export "_start") (call $deeper)))"#;
-
-/// The result of one test.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// The name of the test.
-    pub name: &'static str,
-    /// True if the claim holds.
-    pub holds: bool,
-    /// The observed behaviour.
-    pub detail: String,
-    /// The remedy.
-    pub remedy: Option<String>,
-}
 
 /// Runs small modules that misbehave, and reports the results.
 pub async fn doctor(cache: Option<PathBuf>) -> Vec<Finding> {
@@ -63,15 +51,19 @@ fn installed(cache: Option<&Path>, language: Language) -> Finding {
         Some(Err(error)) => (false, error.to_string()),
         None => (false, "no cache directory is configured".to_owned()),
     };
-    Finding { name, holds, detail, remedy: (!holds).then(|| format!("cofferdam setup {word}")) }
+    match holds {
+        true => Finding::new(name, FindingState::Ok, detail, None),
+        false => Finding::new(name, FindingState::Missing, detail, Some(&format!("cofferdam setup {word}"))),
+    }
 }
 
-fn finding(name: &'static str, good: &str, seen: Result<Completed>, holds: impl FnOnce(&Completed) -> bool) -> Finding {
-    match seen {
-        Err(error) => Finding { name, holds: false, detail: error.to_string(), remedy: None },
-        Ok(done) if holds(&done) => Finding { name, holds: true, detail: good.to_owned(), remedy: None },
-        Ok(done) => Finding { name, holds: false, detail: format!("unexpected exit: {:?}", done.exit), remedy: None },
-    }
+fn finding(name: &str, good: &str, seen: Result<Completed>, holds: impl FnOnce(&Completed) -> bool) -> Finding {
+    let (state, detail) = match seen {
+        Err(error) => (FindingState::Missing, error.to_string()),
+        Ok(done) if holds(&done) => (FindingState::Ok, good.to_owned()),
+        Ok(done) => (FindingState::Missing, format!("unexpected exit: {:?}", done.exit)),
+    };
+    Finding::new(name, state, detail, None)
 }
 
 async fn trial(text: &str, limits: Limits) -> Result<Completed> {
@@ -85,10 +77,13 @@ async fn trial(text: &str, limits: Limits) -> Result<Completed> {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_contract::FindingState;
+
     #[tokio::test]
     async fn everything_holds() {
         let findings = super::doctor(None).await;
-        assert!(findings[..4].iter().all(|finding| finding.holds), "{findings:?}");
-        assert!(findings[4..].iter().all(|finding| !finding.holds && finding.remedy.is_some()), "{findings:?}");
+        assert!(findings[..4].iter().all(|finding| finding.state == FindingState::Ok), "{findings:?}");
+        let absent = |state, remedy: &Option<String>| state == FindingState::Missing && remedy.is_some();
+        assert!(findings[4..].iter().all(|finding| absent(finding.state, &finding.remedy)), "{findings:?}");
     }
 }

@@ -11,6 +11,7 @@
 //!
 //! # Where to look
 //!
+//! - Settings from a file, the environment or options: `settings.rs`.
 //! - The ways to run a program: `run/mod.rs`. Compilation and its cache: `loader.rs`, above `engine.rs`. One instance
 //!   in its store: `guest.rs`. Files and directories of a sandbox: `files.rs`.
 //! - Functions for modules: `wasi/link.rs` first. Functions for components: `component/resources.rs` first.
@@ -53,23 +54,22 @@ mod program;
 mod programs;
 mod run;
 mod sandbox;
+mod settings;
 mod state;
 mod sys;
 mod termination;
 mod time;
 mod wasi;
 
-// The former name, which `doctor.rs` still uses.
-use termination as ending;
-
 pub use backend::WasmBackend;
 pub use cofferdam_wasm_supply::{Interpreter, Language, Step};
 pub use config::WasmConfig;
-pub use doctor::{Finding, doctor};
+pub use doctor::doctor;
 pub use languages::{Preparing, obtain};
 #[cfg(feature = "programs")]
 pub use programs::WasmPrograms;
 pub use run::{Call, Loaded, Runner, Session, SessionKind, SessionSnapshot};
+pub use settings::{Seed, WasmSettings};
 
 /// The backend's name in options and configuration.
 pub const NAME: &str = "wasm";

@@ -1,6 +1,6 @@
 //! This backend's options and limits of a spec, validated.
 
-use cofferdam_contract::{Access, Error, Result, RootFs, Spec, SpecParts, Workspace};
+use cofferdam_contract::{Access, Error, Limits, Result, RootFs, Spec, SpecParts, Workspace};
 use serde_json::Value;
 
 use crate::network::Rules;
@@ -26,8 +26,13 @@ impl Policy {
         spec.validate()?;
         let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
             spec.parts();
-        // Limits become the posture; tenant, labels and permissions do not affect the sandbox.
-        let (_, _, _, _) = (limits, tenant, labels, allow_weaker);
+        // Tenant, labels and permissions do not affect the sandbox.
+        let (_, _, _) = (tenant, labels, allow_weaker);
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;
+        // Each exec takes its times from the spec, and the sandbox its accounts of memory and disk.
+        let (_, _, _, _) = (cpu_time, wall_time, memory, disk);
+        // A guest is one thread, so these bound the number of execs. The posture reports them.
+        let (_, _, _) = (pids, processes, cpus);
         // Checked when the directory is opened.
         let _ = directories;
         if matches!(workspace, Workspace::HostDir { access: Access::ReadWrite, .. }) {

@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use cofferdam::registry::Pull;
-use cofferdam::registry::machines::Build;
+use cofferdam::configuration::{Bound, parse_bound};
+use cofferdam::registry::{MakePolicy, PullPolicy};
 use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
 
 pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
@@ -31,7 +31,6 @@ pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
-use crate::bound::{Bound, parse_bound};
 use crate::resident::DaemonUse;
 use crate::values::{parse_env, parse_label, parse_network, parse_secret};
 
@@ -284,12 +283,12 @@ pub struct SandboxArgs {
     pub image: Option<String>,
 
     /// Pull the container image: never, or if it is missing [default: never]
-    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<Pull>())]
-    pub pull: Option<Pull>,
+    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<PullPolicy>())]
+    pub pull: Option<PullPolicy>,
 
     /// Build the VM image: never, or if it is missing [default: never]
-    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<Build>())]
-    pub build: Option<Build>,
+    #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<MakePolicy>())]
+    pub build: Option<MakePolicy>,
 
     /// Derive clocks and random bytes of WebAssembly from a seed, so that runs repeat exactly; level wasm only
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "0")]

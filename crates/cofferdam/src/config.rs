@@ -4,22 +4,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
-use cofferdam::registry::Pull;
-use cofferdam::registry::machines::{Acceleration, Build, Driver, Jailer};
+use cofferdam::configuration::{Bound, Human, from_text};
+use cofferdam::daemon::DaemonSettings;
+use cofferdam::registry::{ContainerSettings, Setup, VmSettings, WasmSettings};
 use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, Protection, Result, TenantId};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer};
 
-use crate::bound::{Bound, Human, Seed};
 use crate::resident::DaemonUse;
 
 /// Maximum size of a configuration file.
@@ -32,7 +29,7 @@ pub struct ConfigFile {
     /// The backend of sandboxes.
     pub backend: Option<String>,
     /// The minimum isolation level.
-    #[serde(deserialize_with = "parsed")]
+    #[serde(deserialize_with = "level")]
     pub level: Option<Level>,
     /// The tenant of all runs.
     pub tenant: Option<TenantId>,
@@ -57,15 +54,26 @@ pub struct ConfigFile {
     /// The use of a daemon by runs.
     pub use_daemon: Option<DaemonUse>,
     /// Settings of the daemon.
-    pub daemon: ConfigDaemon,
+    pub daemon: DaemonSettings,
     /// Settings of the container backend.
-    pub containers: ConfigContainers,
+    pub containers: ContainerSettings,
     /// Settings of the VM backend.
-    pub machines: ConfigMachines,
+    pub machines: VmSettings,
     /// Settings of the WebAssembly backend.
-    pub wasm: ConfigWasm,
+    pub wasm: WasmSettings,
     /// Settings of the MCP server.
     pub mcp: ConfigMcp,
+}
+
+impl ConfigFile {
+    /// Returns the settings of backends.
+    pub fn setup(&self) -> Setup {
+        Setup { containers: self.containers.clone(), machines: self.machines.clone(), wasm: self.wasm.clone() }
+    }
+}
+
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Level>, D::Error> {
+    from_text(deserializer).map(Some)
 }
 
 /// The table `[mcp]`.
@@ -96,63 +104,6 @@ pub struct ConfigMcp {
     pub max_message: Option<Human<ByteSize>>,
 }
 
-/// The table `[machines]`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConfigMachines {
-    /// Directory of the images.
-    pub images: Option<PathBuf>,
-    /// The default image.
-    pub image: Option<String>,
-    /// The policy for building a missing image.
-    #[serde(deserialize_with = "parsed")]
-    pub build: Option<Build>,
-    /// Memory of a VM without a memory limit.
-    pub memory: Option<Human<ByteSize>>,
-    /// CPUs of a VM without a CPU limit.
-    pub processors: Option<u32>,
-    /// The VMM.
-    #[serde(deserialize_with = "parsed")]
-    pub driver: Option<Driver>,
-    /// Path of Firecracker's program.
-    pub firecracker: Option<PathBuf>,
-    /// The use of Firecracker's jailer.
-    #[serde(deserialize_with = "parsed")]
-    pub jailer: Option<Jailer>,
-    /// Path of QEMU's program.
-    pub qemu: Option<PathBuf>,
-    /// The accelerator.
-    #[serde(deserialize_with = "parsed")]
-    pub accelerator: Option<Acceleration>,
-    /// The CPU model of VMs.
-    pub processor: Option<String>,
-}
-
-/// The table `[wasm]`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConfigWasm {
-    /// Seed of deterministic clocks and random bytes.
-    pub deterministic: Option<Human<Seed>>,
-    /// Maximum number of steps of each exec.
-    pub fuel: Option<Bound<NonZeroU64>>,
-}
-
-/// The table `[containers]`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConfigContainers {
-    /// Address of the engine.
-    pub host: Option<String>,
-    /// The default image.
-    pub image: Option<String>,
-    /// The policy for pulling a missing image.
-    #[serde(deserialize_with = "parsed")]
-    pub pull: Option<Pull>,
-    /// The only images that may be named.
-    pub images_allowed: Option<Vec<String>>,
-}
-
 /// The table `[limits]`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -171,32 +122,6 @@ pub struct ConfigLimits {
     pub processes: Option<Bound<u32>>,
     /// Maximum number of CPUs in use.
     pub cpus: Option<Bound<Cpus>>,
-}
-
-/// The table `[daemon]`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConfigDaemon {
-    /// Time without a run after which the daemon exits.
-    pub idle_exit: Option<Bound<Duration>>,
-    /// Time that runs may continue after a stop request.
-    pub drain: Option<Human<Duration>>,
-    /// Maximum number of concurrent runs.
-    pub connections: Option<usize>,
-    /// Number of prepared sandboxes.
-    pub warm: Option<usize>,
-    /// Number of prepared Python interpreters.
-    pub python: Option<usize>,
-    /// Modules that prepared Python interpreters have imported.
-    pub python_modules: Vec<String>,
-    /// Number of prepared Node interpreters.
-    pub node: Option<usize>,
-    /// Modules that prepared Node interpreters have loaded.
-    pub node_modules: Vec<String>,
-}
-
-fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
 /// Reads the named file, or the user's own if it exists.
@@ -282,6 +207,12 @@ fn location(text: &str, offset: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "wasm")]
+    use std::num::NonZeroU64;
+
+    #[cfg(feature = "vm")]
+    use cofferdam::registry::machines::{Acceleration, Jailer};
+
     use super::*;
 
     fn error(text: &str) -> String {
@@ -296,12 +227,18 @@ mod tests {
         assert_eq!(config.backend.as_deref(), Some("process"));
         assert_eq!(config.level, Some(Level::Process));
         assert_eq!(config.limits.memory, Some(Bound::Of(ByteSize::from_mebibytes(256))));
-        assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
-        assert_eq!(config.machines.jailer, Some(Jailer::Off));
-        assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
+        #[cfg(feature = "vm")]
+        {
+            assert_eq!(config.machines.accelerator, Some(Acceleration::Auto));
+            assert_eq!(config.machines.jailer, Some(Jailer::Off));
+            assert_eq!(config.machines.memory, Some(Human(ByteSize::from_mebibytes(512))));
+        }
         assert_eq!(config.limits.cpu_time, Some(Bound::None));
-        assert_eq!(config.wasm.deterministic, Some(Human(Seed("a seed".to_owned()))));
-        assert_eq!(config.wasm.fuel, NonZeroU64::new(1_000_000_000).map(Bound::Of));
+        #[cfg(feature = "wasm")]
+        {
+            assert_eq!(config.wasm.deterministic.as_ref().map(|seed| seed.0.0.as_str()), Some("a seed"));
+            assert_eq!(config.wasm.fuel, NonZeroU64::new(1_000_000_000).map(Bound::Of));
+        }
         assert_eq!(config.limits.wall_time, Some(Human(Duration::from_secs(20))));
         assert!(config.languages.contains_key("ruby"));
         cofferdam::code::Languages::new(&config.languages, config.languages_allowed.as_ref()).unwrap();
@@ -326,11 +263,27 @@ mod tests {
         let message = error("[limits]\n\nmemory = \"lots\"\n");
         assert!(message.starts_with("/c.toml:3: memory: 'lots' is not a size"), "{message}");
         assert!(error("allow_weaker = [\"all\"]").starts_with("/c.toml:1: allow_weaker: unknown variant `all`"));
+        assert!(error("backend = ").starts_with("/c.toml:1"));
+    }
+
+    #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
+    #[test]
+    fn errors_in_settings_of_backends_name_file_line_and_key() {
         let message = error("[wasm]\nfuel = 0\n");
         assert!(message.starts_with("/c.toml:2: fuel: '0' is not a whole number above 0"), "{message}");
         let message = error("[machines]\naccelerator = \"hvf\"\n");
         assert!(message.starts_with("/c.toml:2: accelerator: 'hvf' is not an accelerator"), "{message}");
-        assert!(error("backend = ").starts_with("/c.toml:1"));
+        let message = error("[containers]\n\npull = \"always\"\n");
+        assert!(message.starts_with("/c.toml:3: pull: 'always' is not a pull policy"), "{message}");
+        let message = error("[containers]\nruntime = \"runsc\"\n");
+        assert!(message.starts_with("/c.toml:2: runtime: unknown field `runtime`, expected one of"), "{message}");
+    }
+
+    #[test]
+    fn tables_of_all_backends_are_known_to_every_build() {
+        let all = "[containers]\npull = \"never\"\n[machines]\nbuild = \"never\"\n[wasm]\nfuel = \"none\"\n";
+        parse(Path::new("/c.toml"), all).unwrap();
+        assert!(error("wasm = 1\n").starts_with("/c.toml:1: wasm"));
     }
 
     #[test]

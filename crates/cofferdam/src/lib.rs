@@ -6,7 +6,8 @@
 //!
 //! # Where to look
 //!
-//! - Backends by name: `registry.rs`.
+//! - Backends by name: `registry.rs`; the table of backends: `registry/table.rs`. Settings of all backends:
+//!   `registry/setup.rs`.
 //! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`. Commands: `commands/mod.rs`.
 //! - Use of a daemon by a run: `resident.rs`.
 //!

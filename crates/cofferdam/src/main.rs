@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod bound;
 mod commands;
 mod config;
 mod encode;

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use cofferdam::registry::MODULE_BACKEND;
+use cofferdam::registry::{self, MODULE_BACKEND};
 use cofferdam::{
     Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Result, RootFs, Script, Spec, Stdin, TerminalSize,
     WORKSPACE_PATH, Workspace,
@@ -154,11 +154,8 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     for (key, value) in &args.sandbox.label {
         builder = builder.label(key, value);
     }
-    if let Some(seed) = &settings.wasm.seed {
-        builder = builder.attribute("wasm.deterministic", seed.clone());
-    }
-    if let Some(fuel) = settings.wasm.fuel {
-        builder = builder.attribute("wasm.fuel", fuel.get());
+    for (name, value) in registry::attributes(settings.backend.name, &settings.setup)? {
+        builder = builder.attribute(name, value);
     }
     for protection in &settings.allow_weaker {
         builder = builder.allow_weaker(*protection);

@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
-use cofferdam::registry::machines::Driver;
-use cofferdam::registry::{CONTAINER_BACKEND, MACHINE_BACKEND};
+use cofferdam::registry::{self, CONTAINER_BACKEND, MACHINE_BACKEND};
 use cofferdam::{Backend, Error, ErrorKind, Result};
 use serde::Deserialize;
 
@@ -66,10 +65,10 @@ pub fn build() -> String {
 }
 
 /// Returns the variables that locate interpreters, and the fingerprint of the backend's settings.
-pub fn surroundings(settings: &Settings) -> Surroundings {
+pub fn surroundings(settings: &Settings) -> Result<Surroundings> {
     let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-    let containers = settings.setup.fingerprint(settings.backend.name);
-    Surroundings { search_path: text("PATH"), home: text("HOME"), containers }
+    let containers = registry::fingerprint(settings.backend.name, &settings.setup)?;
+    Ok(Surroundings { search_path: text("PATH"), home: text("HOME"), containers })
 }
 
 /// Returns the daemon for this run as a backend, or `None` for a local run.
@@ -78,7 +77,7 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
         return Ok(None);
     }
     let asked =
-        Asked { build: build(), surroundings: surroundings(settings), backend: settings.backend.name.to_owned() };
+        Asked { build: build(), surroundings: surroundings(settings)?, backend: settings.backend.name.to_owned() };
     let mut found = find(&asked);
     if settings.daemon == DaemonUse::Start && matches!(found, Ok(Err(Refusal::None))) {
         let messages = start(args, settings, config);
@@ -147,12 +146,8 @@ fn is_for_daemon(variable: &str, backend: &str) -> bool {
 /// Starts a daemon, waits until it listens and returns its messages. The daemon outlives the run, so it inherits only
 /// the environment variables that it reads, and no secrets of the run.
 fn start(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Vec<String> {
-    let (name, driver) = (settings.backend.name, settings.setup.machines.driver);
-    let backend = match &settings.setup.containers.runtime {
-        _ if name == MACHINE_BACKEND && driver != Driver::Auto => format!("{name}:{}", driver.as_str()),
-        Some(runtime) => format!("{name}:{runtime}"),
-        None => name.to_owned(),
-    };
+    let name = settings.backend.name;
+    let backend = registry::qualified_name(name, &settings.setup).unwrap_or_else(|_| name.to_owned());
     let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
     let mut command = Command::new(program);
     command.args(["daemon", "--detach", "--on-demand", "--backend", &backend]);

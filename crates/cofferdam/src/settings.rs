@@ -3,23 +3,19 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fmt::Display;
-use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::time::Duration;
 
 use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE, Warn};
-use cofferdam::registry::machines::{Build, Driver, Machines};
-use cofferdam::registry::{self, BackendInfo, Containers, Setup};
+use cofferdam::configuration::{Bound, Variables};
+use cofferdam::registry::{self, BackendInfo, BackendOptions, Setup};
 use cofferdam::{
     ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, Protection, Result, TenantId,
     parse_duration,
 };
 
-use crate::args::{LimitArgs, RunArgs};
-use crate::bound::{Bound, Human, Seed};
-use crate::config::{ConfigFile, ConfigLimits, ConfigMachines, ConfigWasm};
+use crate::args::{LimitArgs, RunArgs, SandboxArgs};
+use crate::config::{ConfigFile, ConfigLimits};
 use crate::plan::STANDARD_INPUT;
 use crate::report;
 use crate::resident::DaemonUse;
@@ -34,36 +30,19 @@ pub struct Environment {
     pub timeout: Option<Duration>,
     /// `COFFERDAM_DAEMON`: the use of a daemon.
     pub daemon: Option<DaemonUse>,
-    /// `DOCKER_HOST`: the container engine's address.
-    pub docker_host: Option<String>,
-    /// `XDG_RUNTIME_DIR`: the directory with the sockets of rootless engines.
-    pub runtime_dir: Option<PathBuf>,
-    /// `COFFERDAM_VM_…`: settings of the VM backend.
-    pub machines: ConfigMachines,
-    /// `COFFERDAM_WASM_…`: settings of the WebAssembly backend.
-    pub wasm: ConfigWasm,
+    /// `DOCKER_HOST`, `XDG_RUNTIME_DIR`, `COFFERDAM_VM_…` and `COFFERDAM_WASM_…`: settings of backends.
+    pub setup: Setup,
 }
 
 impl Environment {
     /// Reads the variables through `variable`. Ignores empty ones.
     pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let text = |name: &str| variable(name).map(|value| value.to_string_lossy().trim().to_owned());
-        let timeout = match text("SANDBOX_TIMEOUT_SEC").filter(|text| !text.is_empty()) {
-            None => None,
-            Some(text) => Some(seconds(&text)?),
-        };
-        let daemon = match text("COFFERDAM_DAEMON").filter(|text| !text.is_empty()) {
-            None => None,
-            Some(text) => Some(daemon(&text)?),
-        };
+        let variables = Variables::new(&variable);
         Ok(Self {
-            backend: text("SANDBOX_TYPE").filter(|text| !text.is_empty()).map(|text| backend_name(&text)),
-            timeout,
-            daemon,
-            docker_host: text("DOCKER_HOST").filter(|text| !text.is_empty()),
-            runtime_dir: variable("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()).map(PathBuf::from),
-            machines: machine_variables(|name| text(name).filter(|text| !text.is_empty()))?,
-            wasm: wasm_variables(|name| text(name).filter(|text| !text.is_empty()))?,
+            backend: variables.text("SANDBOX_TYPE").map(|text| backend_name(&text)),
+            timeout: variables.text("SANDBOX_TIMEOUT_SEC").map(|text| seconds(&text)).transpose()?,
+            daemon: variables.text("COFFERDAM_DAEMON").map(|text| daemon(&text)).transpose()?,
+            setup: Setup::from_variables(variables)?,
         })
     }
 }
@@ -77,40 +56,6 @@ fn backend_name(text: &str) -> String {
         }
         _ => text.to_ascii_lowercase(),
     }
-}
-
-fn machine_variables(set: impl Fn(&str) -> Option<String>) -> Result<ConfigMachines> {
-    Ok(ConfigMachines {
-        images: set("COFFERDAM_VM_IMAGES").map(PathBuf::from),
-        image: set("COFFERDAM_VM_IMAGE"),
-        build: value(&set, "COFFERDAM_VM_BUILD")?,
-        memory: value(&set, "COFFERDAM_VM_MEMORY")?.map(Human),
-        processors: value(&set, "COFFERDAM_VM_PROCESSORS")?,
-        driver: value(&set, "COFFERDAM_VM_DRIVER")?,
-        firecracker: set("COFFERDAM_VM_FIRECRACKER").map(PathBuf::from),
-        jailer: value(&set, "COFFERDAM_VM_JAILER")?,
-        qemu: set("COFFERDAM_VM_QEMU").map(PathBuf::from),
-        accelerator: value(&set, "COFFERDAM_VM_ACCELERATOR")?,
-        processor: set("COFFERDAM_VM_PROCESSOR"),
-    })
-}
-
-fn wasm_variables(set: impl Fn(&str) -> Option<String>) -> Result<ConfigWasm> {
-    Ok(ConfigWasm {
-        deterministic: set("COFFERDAM_WASM_DETERMINISTIC").map(|seed| Human(Seed(seed))),
-        fuel: value(&set, "COFFERDAM_WASM_FUEL")?,
-    })
-}
-
-/// Parses the value of a variable. Errors name the variable.
-fn value<T: FromStr<Err: Display>>(set: impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<T>> {
-    let parse = |text: String| {
-        text.parse().map_err(|error| {
-            Error::invalid("read environment", format!("{name} is '{}': {error}", text.escape_debug()))
-                .with_remedy("correct or unset it; docs/configuration.md lists its values")
-        })
-    };
-    set(name).map(parse).transpose()
 }
 
 fn seconds(text: &str) -> Result<Duration> {
@@ -149,19 +94,8 @@ pub struct Settings {
     pub watched: bool,
     /// The use of a daemon.
     pub daemon: DaemonUse,
-    /// Settings of the container and VM backends.
+    /// Settings of backends.
     pub setup: Setup,
-    /// Settings of the WebAssembly backend; unset for other backends.
-    pub wasm: WasmSettings,
-}
-
-/// Settings of the WebAssembly backend.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WasmSettings {
-    /// Seed of deterministic clocks and random bytes.
-    pub seed: Option<String>,
-    /// Maximum number of steps of each exec.
-    pub fuel: Option<NonZeroU64>,
 }
 
 impl Settings {
@@ -177,21 +111,8 @@ impl Settings {
         check_option(flags.sandbox.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
         check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
         check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
-        let machines = machines(flags.sandbox.build, environment, file);
-        let wasm = match backend.info.name == registry::MODULE_BACKEND {
-            true => wasm(flags, environment, file),
-            false => WasmSettings::default(),
-        };
         Ok(Self {
-            wasm,
-            setup: Setup {
-                containers: Containers {
-                    runtime: backend.runtime,
-                    pull: flags.sandbox.pull.or(file.containers.pull).unwrap_or_default(),
-                    ..containers(environment, file)
-                },
-                machines: Machines { driver: backend.driver.unwrap_or(machines.driver), ..machines },
-            },
+            setup: options(flags).or(backend.setup).or(setup(environment, file)),
             backend: backend.info,
             limits: limits(&flags.limits, environment, &file.limits)?,
             max_output: flags.limits.max_output.or(file.max_output.map(|size| size.0)).unwrap_or(DEFAULT_MAX_OUTPUT),
@@ -229,50 +150,15 @@ fn check_option(given: bool, option: &str, of: &str, chosen: &Chosen) -> Result<
     Err(Error::invalid("select backend", message).with_remedy(format!("leave it out, or add --backend {of}")))
 }
 
-/// Returns the settings of the container backend without options.
-pub fn containers(environment: &Environment, file: &ConfigFile) -> Containers {
-    let file = &file.containers;
-    Containers {
-        host: environment.docker_host.clone().or_else(|| file.host.clone()),
-        runtime_dir: environment.runtime_dir.clone(),
-        runtime: None,
-        image: file.image.clone(),
-        pull: file.pull.unwrap_or_default(),
-        images_allowed: file.images_allowed.clone(),
-    }
-}
-
-/// Returns the settings of the VM backend. `build` is the value of an option.
-pub fn machines(build: Option<Build>, environment: &Environment, file: &ConfigFile) -> Machines {
-    let (first, second) = (environment.machines.clone(), file.machines.clone());
-    Machines {
-        images: first.images.or(second.images),
-        image: first.image.or(second.image),
-        build: build.or(first.build).or(second.build).unwrap_or_default(),
-        memory: first.memory.or(second.memory).map(|size| size.0),
-        processors: first.processors.or(second.processors),
-        driver: first.driver.or(second.driver).unwrap_or_default(),
-        firecracker: first.firecracker.or(second.firecracker),
-        jailer: first.jailer.or(second.jailer).unwrap_or_default(),
-        qemu: first.qemu.or(second.qemu),
-        accelerator: first.accelerator.or(second.accelerator).unwrap_or_default(),
-        processor: first.processor.or(second.processor),
-    }
-}
-
-/// Merges the settings of the WebAssembly backend from options, environment and file, in this order of precedence.
-fn wasm(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> WasmSettings {
-    let (sandbox, first, second) = (&flags.sandbox, &environment.wasm, &file.wasm);
-    let configured = first.deterministic.as_ref().or(second.deterministic.as_ref()).map(|Human(Seed(seed))| seed);
-    WasmSettings {
-        seed: sandbox.deterministic.as_ref().or(configured).cloned(),
-        fuel: sandbox.fuel.or(first.fuel).or(second.fuel).and_then(Bound::into_option),
-    }
+/// Returns the settings of backends in options.
+fn options(flags: &RunArgs) -> Setup {
+    let SandboxArgs { pull, build, deterministic, fuel, .. } = &flags.sandbox;
+    BackendOptions { pull: *pull, build: *build, deterministic: deterministic.clone(), fuel: *fuel }.into()
 }
 
 /// Returns the settings of all backends without options.
 pub fn setup(environment: &Environment, file: &ConfigFile) -> Setup {
-    Setup { containers: containers(environment, file), machines: machines(None, environment, file) }
+    environment.setup.clone().or(file.setup())
 }
 
 /// A selected backend.
@@ -280,23 +166,20 @@ pub fn setup(environment: &Environment, file: &ConfigFile) -> Setup {
 pub struct Chosen {
     /// Static information about it.
     pub info: &'static BackendInfo,
-    /// The OCI runtime in its name.
-    pub runtime: Option<String>,
-    /// The VMM in its name.
-    pub driver: Option<Driver>,
+    /// The settings in its name, such as an OCI runtime or a VMM.
+    pub setup: Setup,
 }
 
 impl Chosen {
     /// Selects the backend of this name.
     pub fn named(name: &str) -> Result<Self> {
-        let (runtime, driver) = (registry::runtime(name).map(str::to_owned), registry::driver(name));
-        Ok(Self { info: registry::find(name)?, runtime, driver })
+        Ok(Self { info: registry::find(name)?, setup: registry::setup_of(name)? })
     }
 }
 
 impl From<&'static BackendInfo> for Chosen {
     fn from(info: &'static BackendInfo) -> Self {
-        Self { info, runtime: None, driver: None }
+        Self { info, setup: Setup::default() }
     }
 }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use cofferdam::registry::machines::{Build, Machines};
-use cofferdam::registry::{self, Containers, MACHINE_BACKEND, Setup};
+use cofferdam::registry::{self, ContainerSettings, MACHINE_BACKEND, MakePolicy, Setup, VmSettings};
 use cofferdam_code::{CodeConfig, CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam_contract::{Backend, Limits, Sandbox, Spec};
 
@@ -37,10 +36,10 @@ pub struct Field {
 impl Field {
     /// Creates the backends. Sandboxes are created on demand.
     pub async fn prepare(options: &CodeOptions) -> Result<Self> {
-        let mut setup = Setup::from_environment();
+        let mut setup = Setup::from_environment()?;
         let host = options.host.clone().or_else(|| std::env::var("COFFERDAM_TEST_DOCKER").ok());
-        setup.containers = Containers { host: host.or(setup.containers.host), ..setup.containers };
-        setup.machines = Machines { build: Build::Missing, ..setup.machines };
+        setup.containers = ContainerSettings { host: host.or(setup.containers.host), ..setup.containers };
+        setup.machines = VmSettings { build: Some(MakePolicy::Missing), ..setup.machines };
         let executor = Executor::new(CodeConfig::default())?;
         let mut backends = Vec::new();
         for name in BACKENDS {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use cofferdam::registry::machines::{Images as Known, Machines};
+use cofferdam::registry::VmSettings;
+use cofferdam::registry::machines::Images as Known;
 use cofferdam_archive::{WriteOptions, Writer};
 use cofferdam_contract::{Backend, ByteSize, Limits, Sandbox, Snapshot, Spec};
 use cofferdam_image::{Cache, Images, Recipe, RootSource, Source};
@@ -236,7 +237,7 @@ fn caches(options: &VmOptions) -> Result<(PathBuf, PathBuf)> {
     if let Some(cache) = &options.cache {
         return Ok((cache.join("vm"), cache.join("debian")));
     }
-    let images = Known::new(&Machines::default())?.list().directory;
+    let images = Known::new(&VmSettings::default())?.list().directory;
     let packages = images.with_file_name("debian");
     Ok((images, packages))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cofferdam_contract::{Cpus, TenantId};
+use cofferdam_contract::{Limits, NetworkPolicy, RootFs, TenantId};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -212,11 +212,11 @@ fn unsupported_specs_are_refused() {
         (Spec::builder().limits(small).build().unwrap(), ErrorKind::InvalidInput),
         (Spec::builder().limits(narrow).build().unwrap(), ErrorKind::InvalidInput),
     ] {
-        let error = check(&spec).unwrap_err();
+        let error = SpecPlan::of(&spec).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.remedy().is_some(), "{error}");
     }
-    assert!(check(&spec(|spec| spec.attribute("process.x", true))).is_ok());
+    assert!(SpecPlan::of(&spec(|spec| spec.attribute("process.x", true))).is_ok());
 }
 
 #[test]

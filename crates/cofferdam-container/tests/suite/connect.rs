@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cofferdam_container::{Deadlines, doctor};
-use cofferdam_contract::{Error, ErrorKind};
+use cofferdam_contract::{Error, ErrorKind, FindingState};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
 
@@ -136,10 +136,7 @@ async fn doctor_reports_present_and_missing_features() {
         let findings = doctor(&engine.config()).await;
         for name in ["engine", "api", "storage", "cgroups", "runtimes", "image"] {
             let found = findings.iter().find(|finding| finding.name == name);
-            assert!(
-                found.is_some_and(|found| found.state == cofferdam_container::FindingState::Ok),
-                "{name}: {findings:?}"
-            );
+            assert!(found.is_some_and(|found| found.state == FindingState::Ok), "{name}: {findings:?}");
         }
         let unknown = cofferdam_container::ContainerConfig { image: "no/such:image".to_owned(), ..engine.config() };
         let findings = doctor(&unknown).await;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    Access, Backend, ByteSize, ErrorKind, ExecRequest, LimitKind, Limits, Protection, Sandbox, Spec,
+    Access, Backend, ByteSize, ErrorKind, ExecRequest, FindingState, LimitKind, Limits, Protection, Sandbox, Spec,
 };
 use cofferdam_vm::qemu::{Qemu, QemuConfig};
 use cofferdam_vm::vmm::{Contents, Disk, VmDescription, Vmm};
-use cofferdam_vm::{FindingState, VmConfig, VmError, doctor};
+use cofferdam_vm::{VmConfig, VmError, doctor};
 
 use crate::support::{self, NO_HANG};
 

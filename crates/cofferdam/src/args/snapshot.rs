@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use cofferdam::{ByteSize, TenantId, parse_duration};
 
 use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs, StartArgs};
-use crate::bound::Bound;
+use cofferdam::configuration::Bound;
 
 const SNAPSHOT_HELP: &str = "\
 Examples:

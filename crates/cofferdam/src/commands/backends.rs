@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use cofferdam::registry::{DEFAULT_BACKEND, KNOWN};
+use cofferdam::registry::{DEFAULT_BACKEND, known};
 use serde_json::json;
 
 use crate::args::BackendsArgs;
@@ -10,14 +10,18 @@ use crate::report::{document, print, printed};
 
 /// Lists the backends.
 pub fn main(args: &BackendsArgs) -> u8 {
-    let result =
-        if args.json { document(&json!({"default": DEFAULT_BACKEND, "backends": KNOWN})) } else { print(&table()) };
+    let result = if args.json {
+        let all: Vec<_> = known().collect();
+        document(&json!({"default": DEFAULT_BACKEND, "backends": all}))
+    } else {
+        print(&table())
+    };
     printed(result, 0)
 }
 
 fn table() -> String {
     let mut out = String::new();
-    for info in KNOWN {
+    for info in known() {
         let state = match info.built_in {
             _ if info.name == DEFAULT_BACKEND => "default",
             true => "available",

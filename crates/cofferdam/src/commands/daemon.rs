@@ -12,16 +12,15 @@ use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cofferdam::daemon::{Connection, DaemonConfig, Place, Refusal, Server, Status};
-use cofferdam::engine::{InterpreterConfig, InterpretersConfig, PoolConfig, PreparedInterpreter};
+use cofferdam::configuration::{Bound, Human};
+use cofferdam::daemon::{Connection, DaemonConfig, DaemonSettings, Place, Refusal, Server, Status};
+use cofferdam::engine::{InterpreterConfig, InterpretersConfig, PreparedInterpreter};
 use cofferdam::{Error, ErrorKind, Level, Result, Spec, registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::oneshot;
 
 use super::block_on;
 use crate::args::{DaemonArgs, DaemonCommand, RunArgs};
-use crate::bound::Bound;
-use crate::config::ConfigDaemon;
 use crate::interrupts::Interrupts;
 use crate::report::{self, FAILED, Form};
 use crate::resident;
@@ -58,14 +57,14 @@ pub fn main(args: &DaemonArgs, config: Option<PathBuf>) -> u8 {
     outcome.unwrap_or_else(|error| report::error(&error, form))
 }
 
-fn settings(args: &DaemonArgs, config: Option<PathBuf>) -> Result<(Settings, ConfigDaemon)> {
+fn settings(args: &DaemonArgs, config: Option<PathBuf>) -> Result<(Settings, DaemonSettings)> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
     let run = RunArgs { backend: args.backend.clone(), ..RunArgs::default() };
     Ok((Settings::resolve(&run, &Environment::read(variable)?, &file)?, file.daemon))
 }
 
-fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Option<u8>) -> Result<u8> {
+fn serve(args: &DaemonArgs, settings: &Settings, file: &DaemonSettings, stage: Option<u8>) -> Result<u8> {
     let config = plan(args, settings, file)?;
     let directory = resident::candidates().directory();
     block_on(async {
@@ -93,38 +92,43 @@ fn serve(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon, stage: Opt
 }
 
 /// Merges options, file and defaults, in this order of precedence.
-fn plan(args: &DaemonArgs, settings: &Settings, file: &ConfigDaemon) -> Result<DaemonConfig> {
+fn plan(args: &DaemonArgs, settings: &Settings, file: &DaemonSettings) -> Result<DaemonConfig> {
     let mut template = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
     for protection in &settings.allow_weaker {
         template = template.allow_weaker(*protection);
     }
-    let default = PoolConfig::default();
-    let warm = args.warm.or(file.warm).unwrap_or(default.min_warm);
-    let pool = PoolConfig {
-        min_warm: warm,
-        max_warm: if warm == 0 { 0 } else { default.max_warm.max(warm) },
-        max: default.max.max(warm),
-        ..default
-    };
-    let on_demand = Bound::Of(ON_DEMAND_IDLE_TIMEOUT);
-    let idle = args.idle_exit.or(file.idle_exit).unwrap_or(if args.on_demand { on_demand } else { Bound::None });
-    let base = DaemonConfig::new(resident::build(), resident::surroundings(settings));
+    let merged = options(args).or(file.clone()).or(defaults(args));
+    let base = DaemonConfig::new(resident::build(), resident::surroundings(settings)?);
     Ok(DaemonConfig {
         template: template.build()?,
-        pool,
-        interpreters: InterpretersConfig::new(prepared_interpreters(args, settings, file)?),
-        connections: args.connections.or(file.connections).unwrap_or(base.connections),
-        idle_exit: idle.into_option(),
-        drain: args.drain.or(file.drain.map(|time| time.0)).unwrap_or(base.drain),
-        ..base
+        interpreters: InterpretersConfig::new(prepared_interpreters(args, settings, merged.clone())?),
+        ..merged.apply(base)
     })
+}
+
+fn options(args: &DaemonArgs) -> DaemonSettings {
+    DaemonSettings {
+        idle_exit: args.idle_exit,
+        drain: args.drain.map(Human),
+        connections: args.connections,
+        warm: args.warm,
+        python: args.python,
+        python_modules: args.python_modules.clone(),
+        node: args.node,
+        node_modules: args.node_modules.clone(),
+    }
+}
+
+fn defaults(args: &DaemonArgs) -> DaemonSettings {
+    let idle_exit = args.on_demand.then_some(Bound::Of(ON_DEMAND_IDLE_TIMEOUT));
+    DaemonSettings { idle_exit, ..DaemonSettings::default() }
 }
 
 /// Returns the interpreters to prepare: those of allowed languages, started as the configuration describes.
 fn prepared_interpreters(
     args: &DaemonArgs,
     settings: &Settings,
-    file: &ConfigDaemon,
+    merged: DaemonSettings,
 ) -> Result<Vec<PreparedInterpreter>> {
     // Prepared interpreters are processes. The interpreters of level wasm start from a snapshot without preparation.
     if settings.backend.level == Level::Wasm {
@@ -137,20 +141,9 @@ fn prepared_interpreters(
         }
         return Ok(Vec::new());
     }
-    let modules = |option: &[String], file: &[String]| if option.is_empty() { file.to_vec() } else { option.to_vec() };
     let kinds = [
-        (
-            "python",
-            InterpreterConfig::python(),
-            args.python.or(file.python),
-            modules(&args.python_modules, &file.python_modules),
-        ),
-        (
-            "javascript",
-            InterpreterConfig::node(),
-            args.node.or(file.node),
-            modules(&args.node_modules, &file.node_modules),
-        ),
+        ("python", InterpreterConfig::python(), merged.python, merged.python_modules),
+        ("javascript", InterpreterConfig::node(), merged.node, merged.node_modules),
     ];
     let prepared = kinds.into_iter().filter_map(|(name, interpreter, ready, modules)| {
         let command = settings.code.languages.by_name(name).ok()?.interpreter.clone();

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use cofferdam::registry::{self, DoctorReport, FindingState};
-use cofferdam::{Level, Result};
+use cofferdam::registry::{self, DoctorReport};
+use cofferdam::{FindingState, Level, Result};
 use serde_json::json;
 
 use super::block_on;
@@ -31,10 +31,8 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
         Some(name) => Chosen::named(name)?,
         None => backend(None, None, &environment, &file)?,
     };
-    let mut setup = setup(&environment, &file);
-    setup.containers.runtime = default.runtime;
-    setup.machines.driver = default.driver.unwrap_or(setup.machines.driver);
-    let default = default.info;
+    let Chosen { info: default, setup: named } = default;
+    let setup = named.or(setup(&environment, &file));
     let names: Vec<&str> = match &args.backend {
         Some(_) => vec![default.name],
         None => {
@@ -97,7 +95,7 @@ fn table(report: &DoctorReport, style: Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam::registry::Finding;
+    use cofferdam::Finding;
 
     #[test]
     fn the_table_shows_findings_with_their_remedies() {

@@ -12,7 +12,7 @@ use super::block_on;
 use crate::args::{ImageArgs, ImageCommand};
 use crate::progress::Progress;
 use crate::report::{self, Form};
-use crate::settings::{Environment, containers};
+use crate::settings::{Environment, setup};
 use crate::style::Tone;
 
 /// Runs the command. The exit status is 0 on success.
@@ -24,7 +24,7 @@ pub fn main(args: &ImageArgs, config: Option<PathBuf>) -> u8 {
 fn carry_out(args: &ImageArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let images = Images::new(&containers(&Environment::read(variable)?, &file))?;
+    let images = Images::new(&setup(&Environment::read(variable)?, &file).containers)?;
     let progress = Arc::new(Progress::new());
     let shown = Arc::clone(&progress);
     let on_step = Arc::new(move |step| shown.report(step));

@@ -16,7 +16,7 @@ use super::block_on;
 use crate::args::{BuildImageArgs, MachineArgs, MachineCommand};
 use crate::progress::Progress;
 use crate::report::{self, Form};
-use crate::settings::{Environment, machines};
+use crate::settings::{Environment, setup};
 use crate::terminal::one_line;
 
 /// Runs the command. The exit status is 0 on success.
@@ -28,12 +28,12 @@ pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
 fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let machines = machines(None, &Environment::read(variable)?, &file);
+    let machines = setup(&Environment::read(variable)?, &file).machines;
     let images = Images::new(&machines)?;
     let printed = match &args.command {
         MachineCommand::BuildImage(args) => built(&build(&images, args)?, form),
         MachineCommand::ExportImage(args) => {
-            let default = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
+            let default = machines.default_image();
             return block_on(carry::export(&images, args, default, form));
         }
         MachineCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),

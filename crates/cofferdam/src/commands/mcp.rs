@@ -4,8 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cofferdam::registry::FindingState;
-use cofferdam::{Backend, Error, ErrorKind, Level, Result, Spec, registry};
+use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, Spec, registry};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
@@ -186,8 +185,8 @@ fn token(file: Option<&Path>) -> Result<Option<Token>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bound::Human;
     use cofferdam::ByteSize;
+    use cofferdam::configuration::Human;
 
     #[test]
     fn options_come_before_the_file_and_messages_hold_files() {

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_container::{ContainerBackend, DEFAULT_IMAGE, PullEvent, PullProgress};
+use cofferdam_container::{ContainerBackend, ContainerSettings, DEFAULT_IMAGE, PullEvent, PullProgress};
 use cofferdam_contract::{Error, ErrorKind, Result};
 use cofferdam_image::{Cache, DebianError, Plan, Recipe};
 use serde::Serialize;
 
-use super::{Containers, ImageProgress, ImageStep, cache_directory};
+use super::{ImageProgress, ImageStep, cache_directory};
 
 /// The default name of the image of [`Images::build_base`], which is also the image of specs that name none.
 pub const BASE_IMAGE: &str = DEFAULT_IMAGE;
@@ -59,7 +59,7 @@ pub struct Images {
 
 impl Images {
     /// Creates a client for the images of the container backend's engine.
-    pub fn new(containers: &Containers) -> Result<Self> {
+    pub fn new(containers: &ContainerSettings) -> Result<Self> {
         Ok(Self { backend: ContainerBackend::new(&containers.config())? })
     }
 

@@ -2,8 +2,13 @@
 
 use super::*;
 use crate::args::{self, Command};
+use cofferdam::configuration::Human;
 #[cfg(feature = "vm")]
 use cofferdam::registry::machines::{Acceleration, Jailer};
+#[cfg(feature = "container")]
+use cofferdam::registry::{ContainerSettings, PullPolicy};
+#[cfg(feature = "vm")]
+use cofferdam::registry::{MakePolicy, VmSettings};
 
 fn flags(line: &str) -> RunArgs {
     let raw: Vec<_> = ["cofferdam", "run"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
@@ -145,28 +150,29 @@ fn a_module_gets_its_backend_unless_more_is_asked_for() {
 fn containers_are_made_as_options_environment_and_file_say() {
     let set = environment(&[("DOCKER_HOST", "unix:///e.sock"), ("SANDBOX_TYPE", "docker:runsc")]).unwrap();
     let file = ConfigFile {
-        containers: crate::config::ConfigContainers {
+        containers: ContainerSettings {
             host: Some("unix:///f.sock".to_owned()),
             image: Some("own".to_owned()),
-            pull: Some(registry::Pull::Missing),
+            pull: Some(PullPolicy::Missing),
             images_allowed: Some(vec!["own".to_owned()]),
+            ..ContainerSettings::default()
         },
         ..ConfigFile::default()
     };
     let settings = Settings::resolve(&flags("--pull never x.py"), &set, &file).unwrap();
     assert_eq!(settings.backend.name, "docker");
-    let expected = Containers {
+    let expected = ContainerSettings {
         host: Some("unix:///e.sock".to_owned()),
         runtime_dir: None,
         runtime: Some("runsc".to_owned()),
         image: Some("own".to_owned()),
-        pull: registry::Pull::Never,
+        pull: Some(PullPolicy::Never),
         images_allowed: Some(vec!["own".to_owned()]),
     };
     assert_eq!(settings.setup.containers, expected);
     let settings = Settings::resolve(&flags("--backend docker x.py"), &Environment::default(), &file).unwrap();
     assert_eq!(settings.setup.containers.host.as_deref(), Some("unix:///f.sock"));
-    assert_eq!((settings.setup.containers.pull, settings.setup.containers.runtime), (registry::Pull::Missing, None));
+    assert_eq!((settings.setup.containers.pull, settings.setup.containers.runtime), (Some(PullPolicy::Missing), None));
 }
 
 #[cfg(feature = "vm")]
@@ -181,28 +187,29 @@ fn machines_are_made_as_options_environment_and_file_say() {
     ]);
     let set = set.unwrap();
     let file = ConfigFile {
-        machines: ConfigMachines {
+        machines: VmSettings {
             image: Some("other".to_owned()),
-            build: Some(Build::Missing),
+            build: Some(MakePolicy::Missing),
             processors: Some(2),
             images: Some("/images".into()),
-            jailer: Some(Jailer::On),
-            ..ConfigMachines::default()
+            jailer: Some(Jailer::Beside),
+            ..VmSettings::default()
         },
         ..ConfigFile::default()
     };
     let settings = Settings::resolve(&flags("x.py"), &set, &file).unwrap();
     assert_eq!(settings.backend.name, "vm");
     let machines = settings.setup.machines;
-    assert_eq!((machines.image.as_deref(), machines.build), (Some("mine"), Build::Missing));
-    assert_eq!((machines.memory, machines.processors), (Some(ByteSize::from_mebibytes(1024)), Some(2)));
-    assert_eq!((machines.accelerator, machines.images), (Acceleration::Tcg, Some("/images".into())));
-    assert_eq!(machines.jailer, Jailer::At("/opt/jailer".into()));
+    assert_eq!((machines.image.as_deref(), machines.build), (Some("mine"), Some(MakePolicy::Missing)));
+    assert_eq!((machines.memory, machines.processors), (Some(Human(ByteSize::from_mebibytes(1024))), Some(2)));
+    assert_eq!((machines.accelerator, machines.images), (Some(Acceleration::Tcg), Some("/images".into())));
+    assert_eq!(machines.jailer, Some(Jailer::At("/opt/jailer".into())));
+    assert_eq!(machines.driver, Some(cofferdam::registry::machines::Driver::Qemu));
     let settings = Settings::resolve(&flags("x.py"), &Environment::default(), &file).unwrap();
-    assert_eq!(settings.setup.machines.jailer, Jailer::On);
-    assert_eq!(Machines::default().jailer, Jailer::Off);
+    assert_eq!(settings.setup.machines.jailer, Some(Jailer::Beside));
+    assert_eq!(Jailer::default(), Jailer::Off);
     let settings = Settings::resolve(&flags("--build never x.py"), &set, &file).unwrap();
-    assert_eq!(settings.setup.machines.build, Build::Never);
+    assert_eq!(settings.setup.machines.build, Some(MakePolicy::Never));
     for (name, value) in [("ACCELERATOR", "hvf"), ("MEMORY", "lots"), ("PROCESSORS", "-1"), ("BUILD", "always")] {
         let name = format!("COFFERDAM_VM_{name}");
         let error = environment(&[(&name, value)]).unwrap_err();
@@ -229,8 +236,6 @@ fn webassembly_repeats_and_is_bounded_as_options_environment_and_file_say() {
     ] {
         let flags = flags(line);
         let settings = Settings::resolve(&flags, environment, file).unwrap();
-        assert_eq!(settings.wasm.seed.as_deref(), seed, "{line}");
-        assert_eq!(settings.wasm.fuel.map(NonZeroU64::get), fuel, "{line}");
         // The spec of the sandboxes of `cofferdam mcp`.
         let spec = crate::plan::sandbox(&flags, &settings).unwrap();
         let attribute = |name: &str| spec.attributes().get(name).cloned();

@@ -199,13 +199,13 @@ fn tenants_of_a_pool_share_nothing() {
 #[cfg(feature = "container")]
 #[test]
 fn tenants_of_a_pool_of_containers_share_nothing() {
-    use cofferdam::registry::{Containers, Setup};
+    use cofferdam::registry::{ContainerSettings, Setup};
     for variable in ["COFFERDAM_TEST_DOCKER", "COFFERDAM_TEST_PODMAN"] {
         let Ok(socket) = std::env::var(variable) else {
             println!("SKIP tenants_of_a_pool_of_containers_share_nothing: {variable} names no engine");
             continue;
         };
-        let containers = Containers { host: Some(format!("unix://{socket}")), ..Containers::default() };
+        let containers = ContainerSettings { host: Some(format!("unix://{socket}")), ..ContainerSettings::default() };
         let setup = Setup { containers, ..Setup::default() };
         leaving_nothing(async {
             let backend = registry::backend_with("docker", &setup).expect("a backend");
@@ -238,7 +238,7 @@ for at in /workspace /tmp /dev/shm; do echo $MINE > $at/$MINE; done; (sleep 1000
 #[cfg(feature = "vm")]
 #[test]
 fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
-    use cofferdam::registry::{Setup, machines::Machines};
+    use cofferdam::registry::{Setup, VmSettings};
     use std::collections::BTreeSet;
 
     use crate::cli::machines::{cache, with_machines};
@@ -248,8 +248,11 @@ fn machines_of_a_pool_serve_one_lease_each_and_snapshots_one_tenant() {
         return;
     }
     leaving_nothing(async {
-        let machines =
-            Machines { images: Some(cache().join("vm")), image: Some("cli-tests".to_owned()), ..Machines::default() };
+        let machines = VmSettings {
+            images: Some(cache().join("vm")),
+            image: Some("cli-tests".to_owned()),
+            ..VmSettings::default()
+        };
         let setup = Setup { machines, ..Setup::default() };
         let backend = registry::backend_with("vm", &setup).expect("the backend is built in");
         let config = PoolConfig { min_warm: 2, max: 4, ..PoolConfig::default() };

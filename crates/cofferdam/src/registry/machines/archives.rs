@@ -13,10 +13,9 @@ use cofferdam_contract::{
     Backend, ByteSize, Error, ErrorKind, ExecHandle, ExecId, Limits, Result, Sandbox, Snapshot, Spec,
 };
 use cofferdam_linux::trust::{self, Secrecy};
-use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSnapshot};
+use cofferdam_vm::{LoadOptions, SaveOptions, SnapshotManifest, Travelled, VmBackend, VmError, VmSettings, VmSnapshot};
 use serde::Serialize;
 
-use super::Machines;
 use crate::registry::{ImageProgress, ImageStep};
 
 /// Size of read and write buffers.
@@ -154,8 +153,8 @@ pub struct MachineSnapshots {
 
 impl MachineSnapshots {
     /// Creates the backend. Nothing is examined or started before the first use.
-    pub fn new(machines: &Machines, progress: ImageProgress) -> Result<Self> {
-        Ok(Self { backend: Arc::new(super::backend(machines, progress)?) })
+    pub fn new(settings: &VmSettings, progress: ImageProgress) -> Result<Self> {
+        Ok(Self { backend: Arc::new(super::backend(settings, progress)?) })
     }
 
     /// Returns the backend of the snapshots.

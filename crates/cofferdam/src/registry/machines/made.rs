@@ -1,4 +1,4 @@
-//! Creation of the VM backend and of VM images from [`Machines`].
+//! Creation of the VM backend and of VM images from [`VmSettings`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,75 +8,19 @@ use cofferdam_contract::{ByteSize, Error, ErrorKind, Result};
 use cofferdam_image::{
     Cache, ImageError, Images as Store, Inventory, KernelSource, Listed, Progress, Recipe, RootSource, Source, Unnamed,
 };
-use cofferdam_vm::firecracker::Jailer as Jail;
-use cofferdam_vm::vmm::{Acceleration as Wish, Driver as Monitor};
-use cofferdam_vm::{MakePolicy, RootChoice, VmBackend, VmConfig};
+use cofferdam_vm::{HostPaths, VmBackend, VmConfig, VmSettings};
 use serde::Serialize;
 
-use super::{Acceleration, Build, DEFAULT_IMAGE, Driver, Jailer, Machines};
-use crate::registry::{Finding, FindingState, ImageProgress, ImageStep, cache_directory};
+use crate::registry::{ImageProgress, ImageStep, cache};
 
-impl Machines {
-    fn config(&self) -> Result<VmConfig> {
-        let Self {
-            images,
-            image,
-            build,
-            memory,
-            processors,
-            driver,
-            firecracker,
-            jailer,
-            qemu,
-            accelerator,
-            processor,
-        } = self.clone();
-        let no_cache = || {
-            Error::new(ErrorKind::Unavailable, "configure", "this user has no cache directory for VM images")
-                .with_remedy("set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file")
-        };
-        let images = images.or_else(|| cache_directory("vm")).ok_or_else(no_cache)?;
-        // Without a cache directory, everything is stored below the image directory.
-        let packages = cache_directory("debian").unwrap_or_else(|| images.join("packages"));
-        let mut base = VmConfig::new(cache_directory("machines").unwrap_or_else(|| images.join("machines")));
-        base.qemu.program = qemu;
-        base.firecracker.program = firecracker.or_else(|| program("firecracker"));
-        base.firecracker.jailer = match jailer {
-            Jailer::Off => Jail::Off,
-            Jailer::On => Jail::Beside,
-            Jailer::At(program) => Jail::At(program),
-        };
-        if let Some(processor) = processor {
-            base.qemu.processor = processor;
-        }
-        Ok(VmConfig {
-            images,
-            packages,
-            root: image.map_or_else(|| RootChoice::MadeOrSource(DEFAULT_IMAGE.to_owned()), RootChoice::Made),
-            make: match build {
-                Build::Never => MakePolicy::Never,
-                Build::Missing => MakePolicy::Missing,
-            },
-            memory: memory.unwrap_or(base.memory),
-            processors: processors.unwrap_or(base.processors),
-            driver: match driver {
-                Driver::Auto => Monitor::Auto,
-                Driver::Qemu => Monitor::Qemu,
-                Driver::Firecracker => Monitor::Firecracker,
-            },
-            acceleration: match accelerator {
-                Acceleration::Auto => Wish::Auto,
-                Acceleration::Tcg => Wish::Tcg,
-                Acceleration::Kvm => Wish::Kvm,
-            },
-            ..base
-        })
-    }
+/// Returns the configuration of the backend.
+pub(in crate::registry) fn config(settings: &VmSettings) -> Result<VmConfig> {
+    settings.config(&HostPaths { cache: cache(), search_path: std::env::var_os("PATH") })
 }
 
 /// Creates the backend. Nothing is examined or started before the first sandbox.
-pub(in crate::registry) fn backend(machines: &Machines, progress: ImageProgress) -> Result<VmBackend> {
-    VmBackend::with_progress(machines.config()?, Arc::new(move |step| progress(shown(&step))))
+pub(in crate::registry) fn backend(settings: &VmSettings, progress: ImageProgress) -> Result<VmBackend> {
+    VmBackend::with_progress(config(settings)?, Arc::new(move |step| progress(shown(&step))))
 }
 
 pub(super) fn shown(step: &Progress) -> ImageStep {
@@ -85,36 +29,6 @@ pub(super) fn shown(step: &Progress) -> ImageStep {
         _ => None,
     };
     ImageStep { what: step.to_string(), bytes }
-}
-
-/// Examines this host without starting a VM.
-pub(in crate::registry) async fn examine(machines: &Machines) -> Vec<Finding> {
-    let config = match machines.config() {
-        Ok(config) => config,
-        Err(error) => {
-            let remedy = error.remedy().map(str::to_owned);
-            let (name, state) = ("configuration".to_owned(), FindingState::Missing);
-            return vec![Finding { name, state, detail: error.to_string(), remedy }];
-        }
-    };
-    cofferdam_vm::doctor(&config).await.into_iter().map(Finding::from).collect()
-}
-
-/// Finds a program in the user's PATH.
-fn program(name: &str) -> Option<PathBuf> {
-    let directories = std::env::var_os("PATH")?;
-    std::env::split_paths(&directories).map(|path| path.join(name)).find(|path| path.is_absolute() && path.is_file())
-}
-
-impl From<cofferdam_vm::Finding> for Finding {
-    fn from(finding: cofferdam_vm::Finding) -> Self {
-        let state = match finding.state {
-            cofferdam_vm::FindingState::Ok => FindingState::Ok,
-            cofferdam_vm::FindingState::Weaker => FindingState::Weaker,
-            cofferdam_vm::FindingState::Missing => FindingState::Missing,
-        };
-        Self { name: finding.name, state, detail: finding.detail, remedy: finding.remedy }
-    }
 }
 
 /// Treatment of another image with the same name.
@@ -242,8 +156,8 @@ pub struct Images {
 
 impl Images {
     /// Opens the store of the VM backend.
-    pub fn new(machines: &Machines) -> Result<Self> {
-        let config = machines.config()?;
+    pub fn new(settings: &VmSettings) -> Result<Self> {
+        let config = config(settings)?;
         Ok(Self { store: Store::new(&config.images, Cache::new(&config.packages)), directory: config.images })
     }
 
@@ -267,9 +181,8 @@ impl Images {
     }
 
     /// Returns the current key of the default image, if it exists.
-    pub(in crate::registry) fn usual_key(machines: &Machines) -> Option<String> {
-        let name = machines.image.as_deref().unwrap_or(DEFAULT_IMAGE);
-        Self::new(machines).ok()?.store.key_of(name)
+    pub(in crate::registry) fn usual_key(settings: &VmSettings) -> Option<String> {
+        Self::new(settings).ok()?.store.key_of(settings.default_image())
     }
 
     /// Builds an image under this name. With [`Existing::Keep`], refuses a name of an image that was built from other
@@ -330,50 +243,21 @@ pub(super) async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{MACHINE_BACKEND, Setup};
-
-    #[test]
-    fn settings_reach_the_backend() {
-        let machines = Machines {
-            images: Some("/i".into()),
-            image: Some("mine".to_owned()),
-            memory: Some(ByteSize::from_mebibytes(256)),
-            processors: Some(3),
-            driver: Driver::Firecracker,
-            firecracker: Some("/f".into()),
-            jailer: Jailer::At("/j".into()),
-            qemu: Some("/q".into()),
-            accelerator: Acceleration::Kvm,
-            processor: Some("Haswell-v1".to_owned()),
-            build: Build::Missing,
-        };
-        let config = machines.config().unwrap();
-        assert_eq!((config.images, config.root), ("/i".into(), RootChoice::Made("mine".to_owned())));
-        assert_eq!(
-            (config.memory, config.processors, config.make),
-            (ByteSize::from_mebibytes(256), 3, MakePolicy::Missing)
-        );
-        assert_eq!((config.qemu.program, config.acceleration), (Some("/q".into()), Wish::Kvm));
-        assert_eq!(config.qemu.processor, "Haswell-v1");
-        assert_eq!((config.driver, config.firecracker.program), (Monitor::Firecracker, Some("/f".into())));
-        assert_eq!(config.firecracker.jailer, Jail::At("/j".into()));
-        let on = Machines { jailer: Jailer::On, ..machines.clone() };
-        assert_eq!(on.config().unwrap().firecracker.jailer, Jail::Beside);
-        assert_ne!(machines.fingerprint(), Machines::default().fingerprint());
-    }
+    use crate::registry::machines::DEFAULT_IMAGE;
+    use crate::registry::{MACHINE_BACKEND, Setup, fingerprint};
 
     #[test]
     fn an_image_that_was_made_anew_makes_other_machines() {
         let place = tempfile::tempdir().unwrap();
         let setup = |image: Option<&str>| Setup {
-            machines: Machines {
+            machines: VmSettings {
                 images: Some(place.path().to_owned()),
                 image: image.map(str::to_owned),
-                ..Machines::default()
+                ..VmSettings::default()
             },
             ..Setup::default()
         };
-        let print = |image| setup(image).fingerprint(MACHINE_BACKEND).unwrap();
+        let print = |image| fingerprint(MACHINE_BACKEND, &setup(image)).unwrap().unwrap();
         let name = |name: &str, root: char| {
             let (kernel, root) = ("0".repeat(64), root.to_string().repeat(64));
             let text = format!(r#"{{"kernel":"{kernel}","root":"{root}","about":""}}"#);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam::registry::{self, CONTAINER_BACKEND, Containers};
+use cofferdam::registry::{self, CONTAINER_BACKEND, ContainerSettings};
 use cofferdam_contract::{Backend, Protection, Spec};
 
 use super::guests::Guests;
@@ -18,7 +18,7 @@ pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
         return None;
     };
     let name = runtime.map_or_else(|| CONTAINER_BACKEND.to_owned(), |runtime| format!("{CONTAINER_BACKEND}:{runtime}"));
-    let containers = Containers { host: Some(socket), ..Containers::default() };
+    let containers = ContainerSettings { host: Some(socket), ..ContainerSettings::default() };
     Some(registry::backend_with(&name, &containers.into()).expect("the name and the socket are valid"))
 }
 

@@ -1,13 +1,18 @@
-//! Text form of limits in options and configuration: a number with a unit, or `none`.
+//! Building blocks of a backend's settings: values with a text form, and environment variables.
+//!
+//! A frontend owns the sources: it opens the configuration file and looks up variables. A backend owns the names and
+//! the meaning of its settings.
 
-use std::fmt;
+use std::ffi::OsString;
+use std::fmt::{self, Display};
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
-use cofferdam::{ByteSize, Cpus, parse_duration};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
+
+use crate::{ByteSize, Cpus, Error, parse_duration};
 
 /// A bound, or an explicit request for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,16 +66,6 @@ impl HumanValue for u32 {
 impl HumanValue for NonZeroU64 {
     fn parse(text: &str) -> Result<Self, String> {
         text.trim().parse().map_err(|_| format!("'{text}' is not a whole number above 0"))
-    }
-}
-
-/// A seed: any text, or a whole number.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seed(pub String);
-
-impl HumanValue for Seed {
-    fn parse(text: &str) -> Result<Self, String> {
-        if text.is_empty() { Err("a seed is a text or a whole number".to_owned()) } else { Ok(Self(text.to_owned())) }
     }
 }
 
@@ -133,6 +128,56 @@ impl<T, F: Fn(&str) -> Result<T, String>> Visitor<'_> for TextOrNumber<F, T> {
     }
 }
 
+/// Deserializes a value from text by its parser. Errors have the parser's words.
+pub fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+}
+
+/// The environment variables that settings are read from. Empty variables count as unset.
+#[derive(Clone, Copy)]
+pub struct Variables<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl<'a> Variables<'a> {
+    /// Creates variables that are looked up by this function.
+    pub fn new(lookup: &'a dyn Fn(&str) -> Option<OsString>) -> Self {
+        Self { lookup }
+    }
+
+    /// Returns the value of a variable as it is, such as a path.
+    pub fn raw(&self, name: &str) -> Option<OsString> {
+        (self.lookup)(name).filter(|value| !value.is_empty())
+    }
+
+    /// Returns the value of a variable as text, without the space around it.
+    pub fn text(&self, name: &str) -> Option<String> {
+        let text = (self.lookup)(name)?.to_string_lossy().trim().to_owned();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// Parses the value of a variable.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the variable if its value is invalid.
+    pub fn parsed<T: FromStr<Err: Display>>(&self, name: &str) -> crate::Result<Option<T>> {
+        let parse = |text: String| {
+            text.parse().map_err(|error| {
+                Error::invalid("read environment", format!("{name} is '{}': {error}", text.escape_debug()))
+                    .with_remedy("correct or unset it; docs/configuration.md lists its values")
+            })
+        };
+        self.text(name).map(parse).transpose()
+    }
+}
+
+impl fmt::Debug for Variables<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Variables").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,5 +216,21 @@ mod tests {
         for text in ["a = -1", "a = true", "a = [1]"] {
             assert!(toml::from_str::<Sample>(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn empty_variables_are_unset_and_invalid_ones_are_named() {
+        let lookup = |name: &str| match name {
+            "EMPTY" => Some(OsString::new()),
+            "SPACE" => Some(" ".into()),
+            "SIZE" => Some(" 1K ".into()),
+            _ => None,
+        };
+        let variables = Variables::new(&lookup);
+        assert_eq!((variables.raw("EMPTY"), variables.text("SPACE"), variables.text("UNSET")), (None, None, None));
+        assert_eq!(variables.raw("SIZE"), Some(" 1K ".into()));
+        assert_eq!(variables.parsed::<ByteSize>("SIZE").unwrap(), Some(ByteSize::from_bytes(1024)));
+        let error = variables.parsed::<u32>("SIZE").unwrap_err();
+        assert!(error.message().starts_with("SIZE is '1K'") && error.remedy().is_some(), "{error}");
     }
 }

@@ -1,0 +1,48 @@
+//! Settings of backends that this build lacks.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use cofferdam_contract::Result;
+use cofferdam_contract::configuration::Variables;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+
+/// The settings of a backend that this build lacks. They have no effect, so they are not checked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct AbsentSettings;
+
+impl AbsentSettings {
+    /// Ignores the environment.
+    pub fn from_environment(_: Variables<'_>) -> Result<Self> {
+        Ok(Self)
+    }
+
+    /// Returns these settings.
+    pub fn or(self, _: Self) -> Self {
+        self
+    }
+}
+
+/// Ignores the values of options.
+pub(super) fn ignored<T>(_: T) -> AbsentSettings {
+    AbsentSettings
+}
+
+impl<'de> Deserialize<'de> for AbsentSettings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        BTreeMap::<String, IgnoredAny>::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+/// The value of an option of a backend that this build lacks. There is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AbsentValue {}
+
+impl FromStr for AbsentValue {
+    type Err = String;
+
+    fn from_str(_: &str) -> Result<Self, String> {
+        Err("this build lacks the backend of this option; `cofferdam backends` lists those that it has".to_owned())
+    }
+}

@@ -1,0 +1,92 @@
+//! Settings of all backends.
+
+use std::num::NonZeroU64;
+
+use cofferdam_contract::Result;
+use cofferdam_contract::configuration::{Bound, Variables};
+
+#[cfg(not(feature = "container"))]
+use super::absent::ignored as containers;
+#[cfg(not(feature = "vm"))]
+use super::absent::ignored as machines;
+#[cfg(not(feature = "wasm"))]
+use super::absent::ignored as wasm;
+#[cfg(feature = "container")]
+use super::container::settings as containers;
+#[cfg(feature = "vm")]
+use super::vm::settings as machines;
+#[cfg(feature = "wasm")]
+use super::wasm::settings as wasm;
+use super::{ContainerSettings, MakePolicy, PullPolicy, VmSettings, WasmSettings};
+
+/// The settings of all backends that are not in a spec, as one source or several sources have them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Setup {
+    /// Settings of the container backend.
+    pub containers: ContainerSettings,
+    /// Settings of the VM backend.
+    pub machines: VmSettings,
+    /// Settings of the WebAssembly backend, which become attributes of a spec.
+    pub wasm: WasmSettings,
+}
+
+/// The values of command-line options of single backends.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BackendOptions {
+    /// The policy for a missing image of containers.
+    pub pull: Option<PullPolicy>,
+    /// The policy for a missing image of VMs.
+    pub build: Option<MakePolicy>,
+    /// Seed of deterministic clocks and random bytes of WebAssembly.
+    pub deterministic: Option<String>,
+    /// Maximum number of steps of each WebAssembly exec.
+    pub fuel: Option<Bound<NonZeroU64>>,
+}
+
+impl Setup {
+    /// Reads the environment variables that other programs use too.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names a variable with an invalid value.
+    pub fn from_environment() -> Result<Self> {
+        let lookup = |name: &str| std::env::var_os(name);
+        Ok(Self { containers: ContainerSettings::from_environment(Variables::new(&lookup))?, ..Self::default() })
+    }
+
+    /// Reads all environment variables with settings of backends.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names a variable with an invalid value.
+    pub fn from_variables(variables: Variables<'_>) -> Result<Self> {
+        Ok(Self {
+            containers: ContainerSettings::from_environment(variables)?,
+            machines: VmSettings::from_environment(variables)?,
+            wasm: WasmSettings::from_environment(variables)?,
+        })
+    }
+
+    /// Returns these settings, and those of the next source where this one has none.
+    pub fn or(self, next: Self) -> Self {
+        let Self { containers, machines, wasm } = self;
+        Self {
+            containers: containers.or(next.containers),
+            machines: machines.or(next.machines),
+            wasm: wasm.or(next.wasm),
+        }
+    }
+}
+
+impl From<BackendOptions> for Setup {
+    fn from(options: BackendOptions) -> Self {
+        let BackendOptions { pull, build, deterministic, fuel } = options;
+        Self { containers: containers(pull), machines: machines(build), wasm: wasm((deterministic, fuel)) }
+    }
+}
+
+impl From<ContainerSettings> for Setup {
+    fn from(containers: ContainerSettings) -> Self {
+        Self { containers, ..Self::default() }
+    }
+}
