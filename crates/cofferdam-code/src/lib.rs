@@ -50,4 +50,4 @@ pub use restore::{Origin, Restoring};
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};
 pub use rich::{RichKind, RichResult};
 pub use screening::{ScreeningConfig, ScreeningMode};
-pub use session::{Admitted, CodeSession, SessionBounds, Sessions};
+pub use session::{CodeSession, SessionBounds, Sessions};
