@@ -3,7 +3,7 @@
 //! ```text
 //! begin: bounds -> audit record -> static analysis -> exec request
 //! prepare: version of the interpreter -> scan of the workspace
-//! start: Sandbox::start, by the caller or by `execute`
+//! start: Sandbox::start
 //! finish: results from the guest -> second scan -> audit record -> CodeResult
 //! ```
 
@@ -11,16 +11,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use cofferdam_audit::Program;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
-    ExecRequest, Exit, Level, OutputEvent, OutputStream, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
-    after_close,
+    ExecRequest, Exit, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin, after_close,
 };
 
 use crate::audit::{Audit, Entry};
 use crate::bootstrap::{self, Parameters};
+use crate::execution::OutputPrefix;
 use crate::files::{self, OwnFile, OwnFiles, Scan};
 use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
@@ -140,7 +140,7 @@ impl Executor {
         if let Err(error) = call.prepare(sandbox).await {
             return Err(call.not_started(error).await);
         }
-        let handle = match sandbox.start(call.request().clone()).await {
+        let handle = match sandbox.start(call.exec.clone()).await {
             Ok(handle) => handle,
             Err(error) => return Err(call.not_started(error).await),
         };
@@ -169,9 +169,8 @@ impl Executor {
         Ok(version.map(|version| version.to_string()))
     }
 
-    /// Performs all steps before the start, for callers that create the sandbox, start the exec and follow it
-    /// themselves: checks, static analysis, audit record.
-    pub async fn begin(&self, place: &Place, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
+    /// Performs all steps before the start: bounds, audit record, static analysis.
+    pub(crate) async fn begin(&self, place: &Place, spec: &Spec, mut request: CodeRequest) -> Result<Call> {
         let Inner { config, .. } = &*self.0;
         let language = config.languages.by_name(&request.language)?.clone();
         config.bounds.code(&request.code)?;
@@ -207,16 +206,21 @@ impl Executor {
         })
     }
 
-    /// Analyzes code like [`Self::begin`], for callers that run it by other means. It applies no bounds and writes no
-    /// audit record.
-    pub async fn look_at(&self, language: &str, code: &str) -> Result<Option<Screened>> {
+    /// Analyzes code like [`Self::begin`]. Applies no bounds and writes no audit record.
+    pub(crate) async fn analyze(&self, language: &str, code: &str) -> Result<Option<Screened>> {
         let known = self.0.config.languages.by_name(language)?;
         self.screen(&mut None, known, code).await
     }
 
     /// Performs the steps of [`Self::begin`] for a command that is not code: there is no static analysis, and the only
     /// result is its exit. Values of variables in `secrets` are removed from artifacts.
-    pub async fn begin_command(&self, place: &Place, spec: &Spec, exec: ExecRequest, secrets: Secrets) -> Result<Call> {
+    pub(crate) async fn begin_command(
+        &self,
+        place: &Place,
+        spec: &Spec,
+        exec: ExecRequest,
+        secrets: Secrets,
+    ) -> Result<Call> {
         let words: Vec<&[u8]> = match exec.command() {
             Command::Argv(argv) => argv.iter().map(String::as_bytes).collect(),
             Command::Shell(line) => vec![line.as_bytes()],
@@ -281,7 +285,7 @@ impl Executor {
 }
 
 /// Code that is ready to start. If it is dropped, its audit record ends as cancelled.
-pub struct Call {
+pub(crate) struct Call {
     executor: Executor,
     place: Place,
     id: String,
@@ -290,9 +294,9 @@ pub struct Call {
     version: Option<String>,
     files: Want,
     contents: Contents,
-    exec: ExecRequest,
+    pub(crate) exec: ExecRequest,
     entry: Option<Entry>,
-    screened: Option<Screened>,
+    pub(crate) screened: Option<Screened>,
     channel: Option<Channel>,
     before: Option<Scan>,
     timeout: Duration,
@@ -306,39 +310,28 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
-    /// Returns the exec request. The caller may change its input and environment, but not its command, unless no
-    /// results were requested.
-    pub fn request(&self) -> &ExecRequest {
-        &self.exec
-    }
-
-    /// Returns the findings of the static analysis, if the code was analyzed.
-    pub fn screened(&self) -> Option<&Screened> {
-        self.screened.as_ref()
-    }
-
-    /// Returns the execution's id.
-    pub fn id(&self) -> &str {
-        &self.id
+    /// Returns true if the result lists changed files, which [`Self::prepare`] requires.
+    pub(crate) fn lists_files(&self) -> bool {
+        self.files == Want::Yes
     }
 
     /// Queries the sandbox before the start: the interpreter's version, if the interpreter does not report it itself,
     /// and the contents of the workspace. Without this call, a result lists no files.
-    pub async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
+    pub(crate) async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
         let self_reported = self.language.results() != Results::None && self.language.least_version.is_none();
         if self.version.is_none() && !self_reported && self.place.level != Level::Wasm {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
             self.version = asked.map(|version| version.to_string());
         }
-        if self.files == Want::Yes {
+        if self.lists_files() {
             self.before = Some(files::scan(sandbox, &inner.config.bounds, &inner.own_files).await);
         }
         Ok(())
     }
 
     /// Records that the code could not be started. Returns the error for the caller.
-    pub async fn not_started(mut self, error: Error) -> Error {
+    pub(crate) async fn not_started(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take()
             && let Err(problem) = entry.never_started(format!("not started: {}", error.kind().as_str())).await
         {
@@ -351,7 +344,7 @@ impl Call {
     }
 
     /// Records that the sandbox failed during the execution. Returns the error for the caller.
-    pub async fn failed(mut self, error: Error) -> Error {
+    pub(crate) async fn failed(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take() {
             entry.failed(error.kind()).await;
         }
@@ -359,7 +352,7 @@ impl Call {
     }
 
     /// Collects the results after the exec has ended.
-    pub async fn finish(mut self, sandbox: &dyn Sandbox, completed: Completed) -> Result<CodeResult> {
+    pub(crate) async fn finish(mut self, sandbox: &dyn Sandbox, completed: Completed) -> Result<CodeResult> {
         let config = &self.executor.0.config;
         let Completed { exit, stdout, stderr } = completed;
         let taken = match &self.channel {
@@ -485,28 +478,16 @@ fn exec_request(
 
 /// Collects output up to the maximum, and passes all events to `on_event`.
 async fn collect(handle: ExecHandle, max: ByteSize, on_event: OnEvent<'_>) -> Result<Completed> {
-    let mut output = handle.output();
-    let (mut stdout, mut stderr) = (BytesMut::new(), BytesMut::new());
-    let (mut left, mut cut) = (usize::try_from(max.as_bytes()).unwrap_or(usize::MAX), false);
+    let (mut output, mut kept) = (handle.output(), OutputPrefix::new(max.as_bytes()));
     while let Some(event) = output.next().await {
         on_event(&event);
-        match event {
-            OutputEvent::Chunk(chunk) => {
-                let kept = &chunk.data[..left.min(chunk.data.len())];
-                (left, cut) = (left - kept.len(), cut || kept.len() < chunk.data.len());
-                match chunk.stream {
-                    OutputStream::Stdout => stdout.extend_from_slice(kept),
-                    OutputStream::Stderr => stderr.extend_from_slice(kept),
-                }
-            }
-            OutputEvent::Lost { .. } => cut = true,
-        }
+        kept.put(&event);
         // A program that never stops writing must not starve other tasks.
         tokio::task::consume_budget().await;
     }
     let mut exit = handle.exit().await?;
-    exit.truncated |= cut;
-    Ok(Completed { exit, stdout: stdout.freeze(), stderr: stderr.freeze() })
+    exit.truncated |= kept.cut;
+    Ok(kept.completed(exit))
 }
 
 /// The path of results out of the sandbox: a file in the workspace, or else a temporary file that another exec prints.

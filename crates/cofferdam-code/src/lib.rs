@@ -11,7 +11,7 @@
 //!
 //! # Where to look
 //!
-//! - One execution: `executor.rs`. Bounds of a call: `bounds.rs`.
+//! - One execution: `executor.rs`. Executions that the caller follows: `execution.rs`. Bounds of a call: `bounds.rs`.
 //! - The wrapper around the code in the sandbox: `bootstrap/`. The parser of its results: `rich.rs`, which is pure.
 //! - Changed files: `files.rs`.
 //! - Sessions: `session/mod.rs`; detection of the end of a call: `session/wire.rs`, which is pure.
@@ -25,6 +25,7 @@ mod bounds;
 mod config;
 mod ends;
 mod error;
+mod execution;
 mod executor;
 mod files;
 mod language;
@@ -42,12 +43,13 @@ pub use bash::{BashConfig, BashTool};
 pub use bounds::Bounds;
 pub use config::{CodeConfig, Warn};
 pub use ends::Ends;
-pub use executor::{Call, Executor, OnOutput, Place};
+pub use execution::{Execution, ExecutionOutput, Job, OnScreened, Oversight, Started};
+pub use executor::{Executor, OnOutput, Place};
 pub use language::{Language, Languages, MODULE, MODULE_INTERPRETER, Results};
 pub use line::Line;
 pub use request::{CodeRequest, Contents, Secret, Secrets, Want};
-pub use restore::{Origin, Restoring};
+pub use restore::Origin;
 pub use result::{CodeResult, Data, FileChange, Files, Meta, Runtime, Screened, SessionState, Touched, posture_digest};
 pub use rich::{RichKind, RichResult};
 pub use screening::{ScreeningConfig, ScreeningMode};
-pub use session::{Admitted, CodeSession, SessionBounds, Sessions};
+pub use session::{CodeSession, SessionBounds, Sessions};

@@ -1,12 +1,13 @@
 //! An audit record for each sandbox that is created from the state of another one. Programs started in it later are
 //! analyzed and logged like any other. Programs that resume in it cannot be; the record states that there may be some.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cofferdam_audit::{Digest, Program, ProgramKind};
-use cofferdam_contract::{Error, Level, Result, Sandbox, SandboxId, Snapshot, Spec};
+use cofferdam_contract::{Level, Result, Sandbox, SandboxId, Snapshot, Spec};
 
-use crate::audit::{Entry, Made};
+use crate::audit::Made;
 use crate::result::{posture_digest, random_id};
 use crate::{CodeRequest, Executor, Place};
 
@@ -38,52 +39,46 @@ impl Origin {
     }
 }
 
-/// A sandbox that is being created from the state of another one. If it is dropped, its audit record ends as cancelled.
-#[derive(Debug)]
-pub struct Restoring {
-    entry: Option<Entry>,
-    origin: Origin,
-    place: Place,
-    begun: Instant,
-}
-
 impl Executor {
-    /// Records in the audit log that a sandbox is about to be created from the state of another one.
+    /// Creates a sandbox from the state of another one, with a record in the audit log. `create` returns the sandbox
+    /// and any other value. Dropping the future ends the record as cancelled.
     ///
     /// # Errors
-    /// - `Unavailable` if the log is mandatory and cannot be written. The caller must not create the sandbox.
-    pub async fn begin_restore(&self, place: &Place, spec: &Spec, origin: Origin) -> Result<Restoring> {
+    /// - Those of `create`. Programs of the state may have run for a moment.
+    /// - `Unavailable` if the log is mandatory and cannot be written. The sandbox is then not created, or closed.
+    pub async fn restore<T>(
+        &self,
+        place: &Place,
+        spec: &Spec,
+        origin: Origin,
+        create: impl Future<Output = Result<(Arc<dyn Sandbox>, T)>>,
+    ) -> Result<(Arc<dyn Sandbox>, T)> {
         let program = Program { of: ProgramKind::Snapshot, sha256: origin.digest, bytes: 0 };
         let request = CodeRequest::new("", "").timeout(spec.limits().wall_time);
         let entry = self.entry(&random_id()?, place, spec, &request, program, None).await?;
-        Ok(Restoring { entry, origin, place: place.clone(), begun: Instant::now() })
-    }
-}
-
-impl Restoring {
-    /// Records that the sandbox was created.
-    ///
-    /// # Errors
-    /// - `Unavailable` if the log is mandatory and cannot be written. The caller must close the sandbox.
-    pub async fn made(mut self, sandbox: &dyn Sandbox) -> Result<()> {
-        let Some(entry) = self.entry.take() else { return Ok(()) };
+        let begun = Instant::now();
+        let created = create.await;
+        let Some(entry) = entry else { return created };
+        let (sandbox, other) = match created {
+            Ok(created) => created,
+            Err(error) => {
+                entry.failed(error.kind()).await;
+                return Err(error);
+            }
+        };
         let made = Made {
             sandbox: sandbox.id().clone(),
-            from: self.origin.from.clone(),
+            from: origin.from,
             // Only the state of a VM contains running programs.
-            programs: self.place.level == Level::Vm,
+            programs: place.level == Level::Vm,
             posture: posture_digest(sandbox.posture()),
-            duration: self.begun.elapsed(),
+            duration: begun.elapsed(),
         };
-        entry.made(made).await
-    }
-
-    /// Records that the sandbox could not be created, although programs of the state may have run for a moment. Returns
-    /// the error for the caller.
-    pub async fn failed(mut self, error: Error) -> Error {
-        if let Some(entry) = self.entry.take() {
-            entry.failed(error.kind()).await;
+        if let Err(error) = entry.made(made).await {
+            // The error of the log takes precedence over one of closing.
+            let _ = sandbox.close().await;
+            return Err(error);
         }
-        error
+        Ok((sandbox, other))
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! # Where to look
 //!
-//! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `prepared.rs` for prepared sandboxes, `handle.rs` for execs.
+//! - Traits: `backend.rs` for [`Backend`] and [`Sandbox`], `prepared.rs` for prepared sandboxes, `handle.rs` for execs,
+//!   `layer.rs` for a layer around a sandbox.
 //! - Values: one file each, such as `spec.rs`, `exec.rs`, `limits.rs`, `posture.rs`, `exit.rs`, `error.rs`.
 //! - Findings about a host: `doctor.rs`. Parts of a backend's settings: `configuration.rs`.
 //! - Bounded ring buffers for output: `output.rs`.
@@ -22,6 +23,7 @@ mod exec;
 mod exit;
 mod files;
 mod handle;
+mod layer;
 mod limits;
 mod output;
 mod posture;
@@ -41,6 +43,7 @@ pub use exec::{
 pub use exit::{Exit, Usage};
 pub use files::{DirEntry, EntryKind, FileReader, SandboxPath};
 pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
+pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level, Posture,
-    PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Backend, Capabilities, Capability, Error, LayeredSandbox, Level, PreparedSandbox, Result, Sandbox, SandboxLayer,
+    Snapshot, Spec,
 };
 use parking_lot::Mutex;
 
@@ -36,7 +36,7 @@ impl PooledBackend {
     }
 
     fn wrap(&self, lease: Lease) -> Arc<dyn Sandbox> {
-        PooledSandbox::of(lease, self.pool.origin())
+        Leased::wrap(lease, self.pool.origin())
     }
 }
 
@@ -76,84 +76,33 @@ impl Backend for PooledBackend {
     }
 }
 
-/// A leased sandbox that frees its slot when it is closed or dropped.
+/// A layer that frees the slot of a leased sandbox when it is closed or dropped, and puts forks into slots of the same
+/// pool.
 #[derive(Debug)]
-struct PooledSandbox {
-    sandbox: Arc<dyn Sandbox>,
+struct Leased {
     lease: Mutex<Option<Lease>>,
     origin: Origin,
 }
 
-impl PooledSandbox {
-    fn of(lease: Lease, origin: Origin) -> Arc<dyn Sandbox> {
-        Arc::new(Self { sandbox: Arc::clone(lease.sandbox()), lease: Mutex::new(Some(lease)), origin })
+impl Leased {
+    fn wrap(lease: Lease, origin: Origin) -> Arc<dyn Sandbox> {
+        let sandbox = Arc::clone(lease.sandbox());
+        Arc::new(LayeredSandbox::new(sandbox, Self { lease: Mutex::new(Some(lease)), origin }))
     }
 }
 
 #[async_trait]
-impl Sandbox for PooledSandbox {
-    fn id(&self) -> &SandboxId {
-        self.sandbox.id()
+impl SandboxLayer for Leased {
+    async fn fork(&self, inner: &Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
+        let fork = self.origin.fork(Arc::clone(inner)).await?;
+        Ok(Self::wrap(fork, self.origin.clone()))
     }
 
-    fn spec(&self) -> &Spec {
-        self.sandbox.spec()
-    }
-
-    fn posture(&self) -> &Posture {
-        self.sandbox.posture()
-    }
-
-    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        self.sandbox.start(request).await
-    }
-
-    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
-        self.sandbox.read_file(path).await
-    }
-
-    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
-        self.sandbox.read_file_from(path, offset).await
-    }
-
-    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        self.sandbox.write_file(path, contents).await
-    }
-
-    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        self.sandbox.list_dir(path).await
-    }
-
-    async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.sandbox.remove(path).await
-    }
-
-    async fn snapshot(&self) -> Result<Snapshot> {
-        self.sandbox.snapshot().await
-    }
-
-    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        let fork = self.origin.fork(Arc::clone(&self.sandbox)).await?;
-        Ok(Self::of(fork, self.origin.clone()))
-    }
-
-    async fn pause(&self) -> Result<()> {
-        self.sandbox.pause().await
-    }
-
-    async fn resume(&self) -> Result<()> {
-        self.sandbox.resume().await
-    }
-
-    async fn usage(&self) -> Result<SandboxUsage> {
-        self.sandbox.usage().await
-    }
-
-    async fn close(&self) -> Result<()> {
+    async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
         let lease = self.lease.lock().take();
         match lease {
             Some(lease) => lease.close().await,
-            None => self.sandbox.close().await,
+            None => inner.close().await,
         }
     }
 }

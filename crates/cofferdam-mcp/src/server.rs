@@ -203,26 +203,20 @@ async fn create(backend: &dyn Backend, executor: &Executor, place: &Place, sourc
 /// written.
 async fn resume(backend: &dyn Backend, executor: &Executor, place: &Place, state: State) -> Result<Arc<dyn Sandbox>> {
     let (spec, origin) = match &state {
-        State::Snapshot(frozen, spec) => (&**spec, Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from)),
-        State::Fork(sandbox) => (sandbox.spec(), Origin::sandbox(Sandbox::id(&***sandbox))),
-    };
-    let restoring = executor.begin_restore(place, spec, origin).await?;
-    let resumed = match state {
-        State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
-        State::Fork(sandbox) => sandbox.fork().await,
-    };
-    let sandbox = match resumed {
-        Ok(sandbox) => sandbox,
-        Err(error) => return Err(restoring.failed(error).await),
-    };
-    match restoring.made(&*sandbox).await {
-        Ok(()) => Ok(sandbox),
-        Err(error) => {
-            // A sandbox that cannot be logged does not resume.
-            let _ = sandbox.close().await;
-            Err(error)
+        State::Snapshot(frozen, spec) => {
+            ((**spec).clone(), Origin::snapshot(&frozen.snapshot, &frozen.name).of(&frozen.from))
         }
-    }
+        State::Fork(sandbox) => (sandbox.spec().clone(), Origin::sandbox(Sandbox::id(&***sandbox))),
+    };
+    let create = async {
+        let sandbox = match state {
+            State::Snapshot(frozen, spec) => backend.restore(frozen.snapshot, *spec).await,
+            State::Fork(sandbox) => sandbox.fork().await,
+        };
+        sandbox.map(|sandbox| (sandbox, ()))
+    };
+    let (sandbox, ()) = executor.restore(place, &spec, origin, create).await?;
+    Ok(sandbox)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{Error, ErrorKind, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
+use cofferdam_contract::{Error, ErrorKind, LayeredSandbox, Result, Sandbox, SandboxId, SandboxPath, Snapshot, Spec};
 use cofferdam_util::hex;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
@@ -278,7 +278,7 @@ impl Store {
         let id = random_id("sb");
         let owner = reserved.account.owner;
         let shared = Arc::new(Shared {
-            sandbox: Arc::new(Steady::new(sandbox)),
+            sandbox: Arc::new(LayeredSandbox::new(sandbox, Steady::default())),
             usage: Mutex::new(Usage { calls: 0, last: Instant::now() }),
             working_dir: Mutex::default(),
             interpreters: Interpreters::default(),

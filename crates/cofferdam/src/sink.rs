@@ -2,7 +2,6 @@
 
 use std::io;
 
-use bytes::Bytes;
 use cofferdam::{Chunk, OutputEvent, OutputStream};
 use serde_json::{Value, json};
 
@@ -130,11 +129,6 @@ impl Collected {
         }
     }
 
-    /// Returns the collected standard output and standard error.
-    pub fn output(&self) -> (Bytes, Bytes) {
-        (self.stdout.clone().into(), self.stderr.clone().into())
-    }
-
     /// Converts to members of the JSON document.
     pub fn into_json(self) -> [(&'static str, Value); 3] {
         [
@@ -142,34 +136,6 @@ impl Collected {
             ("stderr", into_text_or_base64(self.stderr)),
             ("lost_bytes", self.lost.into()),
         ]
-    }
-}
-
-/// A copy of the beginning of output.
-#[derive(Debug, Default)]
-pub struct Record {
-    left: usize,
-    collected: Collected,
-}
-
-impl Record {
-    /// Creates a record of at most `max_bytes` bytes.
-    pub fn new(max_bytes: u64) -> Self {
-        Self { left: usize::try_from(max_bytes).unwrap_or(usize::MAX), collected: Collected::default() }
-    }
-
-    /// Records one event, up to the remaining capacity.
-    pub fn put(&mut self, event: &OutputEvent) {
-        if let OutputEvent::Chunk(Chunk { stream, data }) = event {
-            let data = data.slice(..data.len().min(self.left));
-            self.left -= data.len();
-            self.collected.put(OutputEvent::Chunk(Chunk { stream: *stream, data }));
-        }
-    }
-
-    /// Returns the recorded standard output and standard error.
-    pub fn output(&self) -> (Bytes, Bytes) {
-        self.collected.output()
     }
 }
 

@@ -2,18 +2,19 @@
 //! is started for code that may not run.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_audit::Program;
 use cofferdam_contract::{ByteSize, Error, Result, Spec};
 
-use super::check;
+use super::{CodeSession, check};
 use crate::audit::Entry;
 use crate::result::random_id;
-use crate::{CodeRequest, Executor, Place, Screened};
+use crate::{CodeRequest, CodeResult, Ends, Executor, OnOutput, Place, Screened};
 
 /// A call of a session that is ready to start. If it is dropped, its audit record ends as cancelled.
-pub struct Admitted {
+pub(super) struct Admitted {
     pub(super) id: String,
     pub(super) request: CodeRequest,
     pub(super) entry: Option<Entry>,
@@ -30,7 +31,7 @@ impl fmt::Debug for Admitted {
 
 impl Admitted {
     /// Records that there is no session for the call. Returns the error for the caller.
-    pub async fn not_started(mut self, error: Error) -> Error {
+    pub(super) async fn not_started(mut self, error: Error) -> Error {
         if let Some(entry) = self.entry.take()
             && let Err(problem) = entry.never_started(format!("not started: {}", error.kind().as_str())).await
         {
@@ -41,14 +42,28 @@ impl Admitted {
 }
 
 impl Executor {
-    /// Performs the steps before the first call of a session that is not open yet, for a sandbox with this spec.
+    /// Runs the first call of a session, like [`CodeSession::call_ends`]. `open` opens the session, in a sandbox with
+    /// this spec. It is polled only if the code may run, so that no interpreter starts for refused code.
     ///
     /// # Errors
-    /// - Those of [`Self::execute`] before anything is started.
-    pub async fn admit_first(&self, place: &Place, spec: &Spec, request: CodeRequest) -> Result<Admitted> {
+    /// - Those of `open`.
+    /// - Those of [`CodeSession::call_ends`].
+    pub async fn call_first(
+        &self,
+        place: &Place,
+        spec: &Spec,
+        request: CodeRequest,
+        open: impl Future<Output = Result<Arc<CodeSession>>>,
+        keep: usize,
+        on_output: OnOutput<'_>,
+    ) -> Result<(CodeResult, [Ends; 2])> {
         check(&request)?;
         let version = self.0.versions.known(place, spec, &request.language).map(|version| version.to_string());
-        self.admit(place, spec, request, version.as_deref()).await
+        let admitted = self.admit(place, spec, request, version.as_deref()).await?;
+        match open.await {
+            Ok(session) => session.call_admitted(admitted, keep, on_output).await,
+            Err(error) => Err(admitted.not_started(error).await),
+        }
     }
 
     pub(super) async fn admit(

@@ -34,7 +34,7 @@ use crate::line::EndsCollector;
 use crate::result::random_id;
 use crate::{CodeRequest, CodeResult, Executor, Place, Results, SessionState, Want, files, rich, runtime};
 
-pub use admitted::Admitted;
+use admitted::Admitted;
 pub use config::SessionBounds;
 use live::{Answer, End, Live, OnSession};
 use wire::Report;
@@ -284,7 +284,7 @@ impl CodeSession {
     }
 
     /// Runs code like [`Self::call_ends`], for a call that was admitted before the session was opened.
-    pub async fn call_admitted(
+    async fn call_admitted(
         &self,
         admitted: Admitted,
         keep: usize,

@@ -1,16 +1,18 @@
 //! Tests of the audit records: one for each execution, without secrets.
 
+use std::future::pending;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_audit::{End, Expect, Filter, Record, Verdict, query, verify};
 use cofferdam_code::{
-    AuditConfig, AuditSync, CodeConfig, CodeRequest, Executor, ScreeningConfig, ScreeningMode, Secret, Sessions, Want,
-    Warn,
+    AuditConfig, AuditSync, CodeConfig, CodeRequest, Executor, Job, Oversight, ScreeningConfig, ScreeningMode, Secret,
+    Secrets, Sessions, Want, Warn,
 };
-use cofferdam_contract::ErrorKind;
+use cofferdam_contract::{ErrorKind, ExecRequest};
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::support::{World, spec};
 
@@ -154,8 +156,25 @@ fn a_line_ends_though_the_runtime_does() {
     for _ in 0..20 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let request = CodeRequest::new("python", "1");
-            drop(world.executor.begin(&world.place, world.sandbox.spec(), request).await.expect("it may begin"));
+            let (sender, begun) = oneshot::channel();
+            let create = async move {
+                sender.send(()).expect("the test waits");
+                pending().await
+            };
+            let job = Job {
+                exec: ExecRequest::argv(["true"]).build().expect("valid"),
+                code: Some(CodeRequest::new("python", "1")),
+                secrets: Secrets::default(),
+                oversight: Oversight::Full,
+                checked_version: None,
+                on_screened: &|_| {},
+            };
+            tokio::select! {
+                started = world.executor.start_in(&world.place, world.sandbox.spec(), job, pending::<()>(), create) => {
+                    panic!("no sandbox is created: {started:?}")
+                }
+                begun = begun => begun.expect("it may begin"),
+            }
         });
         runtime.shutdown_timeout(Duration::from_secs(10));
     }

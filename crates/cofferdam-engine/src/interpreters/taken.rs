@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, ExecHandle, ExecRequest, FileReader, Posture, PostureItem, Protection, ProtectionState, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    ExecHandle, ExecRequest, LayeredSandbox, Posture, PostureItem, Protection, ProtectionState, Result, Sandbox,
+    SandboxLayer, Spec,
 };
 use cofferdam_interpreter::WarmInterpreter;
 
@@ -31,7 +30,7 @@ impl Taken {
         match self.interpreter.start(self.request).await {
             Ok(handle) => {
                 let posture = posture(sandbox.posture(), sandbox.spec(), &self.spec);
-                Ok((handle, Arc::new(Named { sandbox, spec: self.spec, posture })))
+                Ok((handle, Arc::new(LayeredSandbox::new(sandbox, Named { spec: self.spec, posture }))))
             }
             Err(error) => Err(error.with_failed_close(sandbox.close().await)),
         }
@@ -54,73 +53,19 @@ fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
     }))
 }
 
-/// A sandbox with the spec and posture of another request.
+/// A layer with the spec and posture of the request.
 #[derive(Debug)]
 struct Named {
-    sandbox: Arc<dyn Sandbox>,
     spec: Spec,
     posture: Posture,
 }
 
-#[async_trait]
-impl Sandbox for Named {
-    fn id(&self) -> &SandboxId {
-        self.sandbox.id()
-    }
-
-    fn spec(&self) -> &Spec {
+impl SandboxLayer for Named {
+    fn spec<'a>(&'a self, _inner: &'a dyn Sandbox) -> &'a Spec {
         &self.spec
     }
 
-    fn posture(&self) -> &Posture {
+    fn posture<'a>(&'a self, _inner: &'a dyn Sandbox) -> &'a Posture {
         &self.posture
-    }
-
-    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        self.sandbox.start(request).await
-    }
-
-    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
-        self.sandbox.read_file(path).await
-    }
-
-    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
-        self.sandbox.read_file_from(path, offset).await
-    }
-
-    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        self.sandbox.write_file(path, contents).await
-    }
-
-    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        self.sandbox.list_dir(path).await
-    }
-
-    async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.sandbox.remove(path).await
-    }
-
-    async fn snapshot(&self) -> Result<Snapshot> {
-        self.sandbox.snapshot().await
-    }
-
-    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        self.sandbox.fork().await
-    }
-
-    async fn pause(&self) -> Result<()> {
-        self.sandbox.pause().await
-    }
-
-    async fn resume(&self) -> Result<()> {
-        self.sandbox.resume().await
-    }
-
-    async fn usage(&self) -> Result<SandboxUsage> {
-        self.sandbox.usage().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.sandbox.close().await
     }
 }

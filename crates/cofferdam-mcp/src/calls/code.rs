@@ -1,5 +1,7 @@
 //! Calls that run code.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use cofferdam_code::{CodeRequest, CodeResult, Contents, Ends, RichKind, RichResult, Screened};
 use cofferdam_contract::{ByteSize, Chunk, Result, SandboxPath};
@@ -52,22 +54,19 @@ impl Caller<'_> {
                 session.call_ends(request, max_output, &on_output).await.map_err(|error| name.gone(&session, error))?
             }
             Entered::New(opening) => {
-                let language = request.language.clone();
-                // Refused code starts no interpreter.
-                let admitted = server.executor.admit_first(&server.place, found.sandbox.spec(), request).await?;
-                let opened = match server.store.reserve_interpreter(self.account()) {
-                    Ok(reservation) => {
-                        let (place, reservation) = (&server.place, Box::new(reservation));
-                        server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await
-                    }
-                    Err(error) => Err(error),
+                let (place, spec, language) = (&server.place, found.sandbox.spec(), request.language.clone());
+                let mut opened = None;
+                let open = async {
+                    let reservation = Box::new(server.store.reserve_interpreter(self.account())?);
+                    let session =
+                        server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await?;
+                    Ok(Arc::clone(opened.insert(opening.done(session))))
                 };
-                let session = match opened {
-                    Ok(session) => opening.done(session),
-                    Err(error) => return Err(admitted.not_started(error).await),
-                };
-                let called = session.call_admitted(admitted, max_output, &on_output).await;
-                called.map_err(|error| name.gone(&session, error))?
+                let called = server.executor.call_first(place, spec, request, open, max_output, &on_output).await;
+                called.map_err(|error| match &opened {
+                    Some(session) => name.gone(session, error),
+                    None => error,
+                })?
             }
         };
         answer(result, ends, max_output, Some(&name), found.place.clone())

@@ -188,7 +188,7 @@ impl Repl<'_> {
     }
 
     fn print(&self, result: &CodeResult) -> State {
-        warn_of(result.screening.as_ref());
+        result.screening.iter().for_each(warn_of);
         for rich in &result.results {
             let output = Output::default();
             let text = match (rich.data.get("text/plain").and_then(|text| text.as_str()), rich.data.get("image/png")) {

@@ -6,21 +6,22 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Bounds, Call, CodeConfig, CodeResult, Executor, Place, Screened, Want};
+use cofferdam::code::{
+    CodeConfig, CodeRequest, CodeResult, Execution, Executor, Job, OnScreened, Oversight, Screened, Started, Want,
+};
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
-use cofferdam::{Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
-use parking_lot::Mutex;
+use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
 use super::block_on;
 use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
-use crate::plan::Plan;
+use crate::plan::{Code, Plan};
 use crate::progress::Progress;
 use crate::report::{self, Form, READER_GONE};
 use crate::resident::{self, DaemonUse};
 use crate::settings::{Environment, Settings};
-use crate::sink::{Collected, Events, Live, Raw, Record, Sink, merge};
+use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
 use crate::style::Tone;
 use crate::tty::{self, RawTerminal};
 
@@ -52,10 +53,7 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let called = wants_code(&plan, form, watched);
         let about = Value::Null;
-        let artifact = code.audit.as_ref().and_then(|audit| audit.artifact_bytes).filter(|_| called);
-        let record = Mutex::new(Record::new(artifact.unwrap_or_default()));
-        let run =
-            Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned, record };
+        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -87,8 +85,6 @@ pub(super) struct Run<'a> {
     called: bool,
     /// The language, if a minimum version is required.
     versioned: Option<String>,
-    /// The output so far, for the artifact of the audit log.
-    record: Mutex<Record>,
 }
 
 /// Returns the language if it requires a minimum version: an older interpreter would report misleading errors.
@@ -98,26 +94,36 @@ fn versioned(plan: &Plan, config: &CodeConfig) -> Option<String> {
     known.least_version.as_ref().map(|_| name.clone())
 }
 
-/// Creates an executor that neither logs nor bounds: the output of a run may exceed the memory that a call may use.
-fn unlogged(config: &CodeConfig) -> Result<Executor> {
-    Executor::new(CodeConfig { audit: None, bounds: Bounds::default(), ..config.clone() })
+/// Creates the executor of a run. Without full oversight it neither logs nor bounds: the output of a run may exceed the
+/// memory that a call may use.
+pub(super) fn executor(config: &CodeConfig, oversight: Oversight) -> Result<Executor> {
+    let (config, base) = (config.clone(), CodeConfig::default());
+    Executor::new(match oversight {
+        Oversight::Full => config,
+        Oversight::Analysis => CodeConfig { audit: None, bounds: base.bounds, sessions: base.sessions, ..config },
+    })
 }
 
-/// Reports syntax errors before anything is started, for runs that are no calls.
-pub(super) async fn check_code(config: &CodeConfig, plan: &Plan) -> Result<()> {
-    match &plan.code {
-        Some(code) => {
-            let screened = unlogged(config)?.look_at(&code.request.language, &code.request.code).await?;
-            warn_of(screened.as_ref());
-            Ok(())
-        }
-        None => Ok(()),
+/// Returns the checks of a run: all, if it is a call.
+pub(super) fn oversight(called: bool) -> Oversight {
+    if called { Oversight::Full } else { Oversight::Analysis }
+}
+
+/// Returns the planned run as a job, without results besides the exit.
+pub(super) fn job<'a>(plan: &Plan, oversight: Oversight, on_screened: OnScreened<'a>) -> Job<'a> {
+    let of_code = |code: &Code| CodeRequest { files: Want::No, results: Want::No, ..code.request.clone() };
+    Job {
+        exec: plan.request.clone(),
+        code: plan.code.as_ref().map(of_code),
+        secrets: plan.secrets.clone(),
+        oversight,
+        checked_version: None,
+        on_screened,
     }
 }
 
 /// Prints the findings of screening for code that runs despite them.
-pub(super) fn warn_of(screened: Option<&Screened>) {
-    let Some(Screened { findings, truncated, not_screened }) = screened else { return };
+pub(super) fn warn_of(Screened { findings, truncated, not_screened }: &Screened) {
     for finding in findings {
         report::remark(&format!("screening: {finding}"), Tone::Warning);
     }
@@ -161,7 +167,6 @@ impl<'a> Run<'a> {
             code,
             called: false,
             versioned: None,
-            record: Mutex::default(),
         }
     }
 
@@ -178,100 +183,61 @@ impl<'a> Run<'a> {
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, on_step)?
             }
         };
-        let mut call = match self.begin(&*backend).await? {
-            None => None,
-            Some((call, request)) => {
-                self.plan.request = request;
-                Some(call)
+        let oversight = oversight(self.called);
+        let executor = executor(&self.code, oversight)?;
+        let on_screened = |screened: &Screened| {
+            if !(self.called && self.args.output.quiet) {
+                warn_of(screened);
             }
         };
-        let started = start(&mut call, &mut interrupts, async |call| self.start(&*backend, call).await).await?;
-        let (sandbox, handle) = match started {
-            Started::Running(parts) => parts,
-            Started::Interrupted(number) => return Ok(signal_status(number)),
+        let job = self.job(oversight, &on_screened);
+        let execution = match executor.start(&*backend, &self.plan.spec, job, interrupts.next()).await? {
+            Started::Running(execution) => *execution,
+            Started::Cancelled(number) => return Ok(signal_status(number)),
         };
         progress.iter().for_each(Progress::finish);
-        let outcome = self.follow(&*backend, &*sandbox, handle, &mut interrupts, call).await;
+        let sandbox = Arc::clone(execution.sandbox());
+        let outcome = self.follow(&*backend, execution, &mut interrupts).await;
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
         outcome
     }
 
-    /// Begins a call before the sandbox is created, if code is screened or logged, or its full result is requested.
-    async fn begin(&self, backend: &dyn Backend) -> Result<Option<(Call, ExecRequest)>> {
-        if !self.called {
-            check_code(&self.code, &self.plan).await?;
-            return Ok(None);
+    /// Returns the job of this run. It has a full result in one JSON document only.
+    fn job<'b>(&self, oversight: Oversight, on_screened: OnScreened<'b>) -> Job<'b> {
+        let mut job = Job { checked_version: self.versioned.clone(), ..job(&self.plan, oversight, on_screened) };
+        if let (Form::Json, Some(code), Some(plan)) = (self.form, &mut job.code, &self.plan.code) {
+            code.files = Want::Yes;
+            code.results = if plan.in_place { Want::No } else { Want::Yes };
         }
-        let json = self.form == Form::Json;
-        let in_place = self.plan.code.as_ref().is_some_and(|code| code.in_place);
-        let files = if json { Want::Yes } else { Want::No };
-        let results = if json && !in_place { Want::Yes } else { Want::No };
-        let (call, request) = admit(&self.code, backend, &self.plan, files, results).await?;
-        warn_of(call.screened().filter(|_| !self.args.output.quiet));
-        Ok(Some((call, request)))
-    }
-
-    async fn start(&self, backend: &dyn Backend, call: Option<&mut Call>) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
-        let request = self.plan.request.clone();
-        let (Some(call), Form::Json, Some(code)) = (call, self.form, &self.plan.code) else {
-            return self.start_plain(backend, request).await;
-        };
-        let sandbox = backend.create(self.plan.spec.clone()).await?;
-        let request = match code.in_place {
-            true => request,
-            false => call.request().to_builder().stdin(request.stdin().clone()).build()?,
-        };
-        let started = match call.prepare(&*sandbox).await {
-            Ok(()) => sandbox.start(request).await,
-            Err(error) => Err(error),
-        };
-        with_sandbox(sandbox, started).await
-    }
-
-    async fn start_plain(&self, backend: &dyn Backend, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
-        let Some(name) = &self.versioned else {
-            return backend.start_one(self.plan.spec.clone(), request).await;
-        };
-        let executor = unlogged(&self.code)?;
-        let sandbox = backend.create(self.plan.spec.clone()).await?;
-        let started = match executor.detect(&Place::of(backend), &*sandbox, name).await {
-            Ok(_) => sandbox.start(request).await,
-            Err(error) => Err(error),
-        };
-        with_sandbox(sandbox, started).await
+        job
     }
 
     pub(super) async fn follow(
         &self,
         backend: &dyn Backend,
-        sandbox: &dyn Sandbox,
-        handle: ExecHandle,
+        execution: Execution,
         interrupts: &mut Interrupts,
-        call: Option<Call>,
     ) -> Result<u8> {
         let mut sink = self.sink();
         if let Sink::Events(events) = &mut sink {
-            let mut line = json!({"type": "started", "exec": handle.id()});
-            merge(&mut line, identity(backend, sandbox));
+            let mut line = json!({"type": "started", "exec": execution.handle().id()});
+            merge(&mut line, identity(backend, &**execution.sandbox()));
             if let Err(error) = events.line(&line).await {
-                abandon(call).await;
+                execution.abandon().await;
                 return self.unwritable(&error);
             }
         }
-        match self.watch(&handle, &mut sink, interrupts).await {
-            Ok(end) => self.conclude(end, sink, backend, sandbox, call).await,
-            Err(error) => match call {
-                Some(call) => Err(call.failed(error).await),
-                None => Err(error),
-            },
+        match self.watch(&execution, &mut sink, interrupts).await {
+            Ok(end) => self.conclude(end, sink, backend, execution).await,
+            Err(error) => Err(execution.failed(error).await),
         }
     }
 
-    async fn watch(&self, handle: &ExecHandle, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
+    async fn watch(&self, execution: &Execution, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
         let raw = if self.args.output.tty { Some(RawTerminal::enter()?) } else { None };
-        let end = self.drive(handle, sink, interrupts).await;
+        let end = self.drive(execution, sink, interrupts).await;
         drop(raw);
         end
     }
@@ -286,10 +252,11 @@ impl<'a> Run<'a> {
     }
 
     /// Forwards output, input, terminal sizes and signals until the exec has ended.
-    async fn drive(&self, handle: &ExecHandle, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
+    async fn drive(&self, execution: &Execution, sink: &mut Sink, interrupts: &mut Interrupts) -> Result<End> {
+        let handle = execution.handle();
         let mut resizes = if self.args.output.tty { Resizes::listen().map_err(no_signals)? } else { Resizes::none() };
-        let mut output = pin!(self.pump(handle, sink));
-        let mut input = pin!(forward(handle, self.plan.request.stdin()));
+        let mut output = pin!(self.pump(execution, sink));
+        let mut input = pin!(forward(handle, execution.request().stdin()));
         let (mut input_ended, mut interrupted) = (false, None);
         loop {
             tokio::select! {
@@ -321,11 +288,10 @@ impl<'a> Run<'a> {
     }
 
     /// Forwards output until it ends. Cancels the exec if the output cannot be written.
-    async fn pump(&self, handle: &ExecHandle, sink: &mut Sink) -> Result<(Exit, Option<io::Error>)> {
-        let mut output = handle.output();
+    async fn pump(&self, execution: &Execution, sink: &mut Sink) -> Result<(Exit, Option<io::Error>)> {
+        let (handle, mut output) = (execution.handle(), execution.output());
         let mut write_error = None;
         while let Some(event) = output.next().await {
-            self.record.lock().put(&event);
             if let Err(error) = sink.put(event).await {
                 handle.request_cancel(self.grace);
                 write_error = Some(error);
@@ -341,18 +307,9 @@ impl<'a> Run<'a> {
         Ok((exit, write_error))
     }
 
-    async fn conclude(
-        &self,
-        end: End,
-        sink: Sink,
-        backend: &dyn Backend,
-        sandbox: &dyn Sandbox,
-        call: Option<Call>,
-    ) -> Result<u8> {
-        let result = match call {
-            Some(call) => Some(call.finish(sandbox, self.completed(&end, &sink)).await?),
-            None => None,
-        };
+    async fn conclude(&self, end: End, sink: Sink, backend: &dyn Backend, execution: Execution) -> Result<u8> {
+        let (sandbox, request) = (Arc::clone(execution.sandbox()), execution.request().clone());
+        let result = execution.result().await?;
         if let Some(error) = &end.write_error {
             return self.unwritable(error);
         }
@@ -362,7 +319,7 @@ impl<'a> Run<'a> {
                 "exit": end.exit, "status": status, "usage": end.exit.usage, "posture": sandbox.posture(),
                 "limits": sandbox.spec().limits(),
             });
-            merge(&mut document, identity(backend, sandbox));
+            merge(&mut document, identity(backend, &*sandbox));
             merge(&mut document, self.about.clone());
             if self.plan.code.is_some() {
                 merge(&mut document, result.as_ref().map(|result| of_code(result, self.form)).unwrap_or_default());
@@ -371,7 +328,7 @@ impl<'a> Run<'a> {
         };
         match sink {
             Sink::Live(live) => {
-                self.report(&end, live.lost);
+                self.report(&end, &request, live.lost);
                 Ok(status)
             }
             Sink::Collect(collected) => {
@@ -390,28 +347,18 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn report(&self, end: &End, lost: u64) {
+    fn report(&self, end: &End, request: &ExecRequest, lost: u64) {
         if self.args.output.quiet {
             return;
         }
         if let Some(number) = end.interrupted {
             report::remark(&format!("interrupted by signal {number}; the run was cancelled"), Tone::Warning);
         }
-        let max_output = self.plan.request.max_output();
         let mut limits = self.plan.spec.limits().clone();
-        limits.wall_time = self.plan.request.timeout().unwrap_or(limits.wall_time);
-        for text in report::remarks(&end.exit, &limits, max_output, lost) {
+        limits.wall_time = request.timeout().unwrap_or(limits.wall_time);
+        for text in report::remarks(&end.exit, &limits, request.max_output(), lost) {
             report::remark(&text, Tone::Warning);
         }
-    }
-
-    /// Returns the ended exec with its recorded output.
-    fn completed(&self, end: &End, sink: &Sink) -> Completed {
-        let (stdout, stderr) = match sink {
-            Sink::Collect(collected) => collected.output(),
-            _ => self.record.lock().output(),
-        };
-        Completed { exit: end.exit.clone(), stdout, stderr }
     }
 
     /// Returns the status of a closed output, or the error of any other failed write.
@@ -435,92 +382,6 @@ fn of_code(result: &CodeResult, form: Form) -> Value {
         }
     }
     value
-}
-
-/// Screens the planned code and logs its start in the audit log. Returns the planned request within the bounds of the
-/// call, which its line in the log states.
-pub(super) async fn admit(
-    config: &CodeConfig,
-    backend: &dyn Backend,
-    plan: &Plan,
-    files: Want,
-    results: Want,
-) -> Result<(Call, ExecRequest)> {
-    let executor = Executor::new(config.clone())?;
-    let place = Place::of(backend);
-    let call = match &plan.code {
-        None => {
-            let secrets = plan.secrets.clone();
-            executor.begin_command(&place, &plan.spec, plan.request.clone(), secrets).await?
-        }
-        Some(code) => {
-            let mut request = code.request.clone();
-            (request.files, request.results) = (files, results);
-            executor.begin(&place, &plan.spec, request).await?
-        }
-    };
-    match bounded(&plan.request, call.request()) {
-        Ok(request) => Ok((call, request)),
-        Err(error) => Err(call.not_started(error).await),
-    }
-}
-
-fn bounded(planned: &ExecRequest, bounds: &ExecRequest) -> Result<ExecRequest> {
-    let max_output = bounds.max_output();
-    let mut builder =
-        planned.to_builder().max_output(max_output).output_buffer(planned.output_buffer().min(max_output));
-    if let Some(time) = bounds.timeout() {
-        builder = builder.timeout(time);
-    }
-    builder.build()
-}
-
-/// Returns the started exec with its sandbox. Closes the sandbox if the start failed.
-async fn with_sandbox(
-    sandbox: Arc<dyn Sandbox>,
-    started: Result<ExecHandle>,
-) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
-    match started {
-        Ok(handle) => Ok((sandbox, handle)),
-        Err(error) => Err(error.with_failed_close(sandbox.close().await)),
-    }
-}
-
-/// The result of starting a call.
-pub(super) enum Started<T> {
-    Running(T),
-    /// The signal that cancelled the start. The call is abandoned.
-    Interrupted(i32),
-}
-
-/// Starts a call, unless a signal arrives first. A call that does not start gets its last line in the audit log.
-pub(super) async fn start<T>(
-    call: &mut Option<Call>,
-    interrupts: &mut Interrupts,
-    work: impl AsyncFnOnce(Option<&mut Call>) -> Result<T>,
-) -> Result<Started<T>> {
-    let started = tokio::select! {
-        started = work(call.as_mut()) => started,
-        number = interrupts.next() => {
-            abandon(call.take()).await;
-            return Ok(Started::Interrupted(number));
-        }
-    };
-    match started {
-        Ok(started) => Ok(Started::Running(started)),
-        Err(error) => Err(match call.take() {
-            Some(call) => call.not_started(error).await,
-            None => error,
-        }),
-    }
-}
-
-/// Logs the end of an abandoned call. It is unknown whether the call had started.
-pub(super) async fn abandon(call: Option<Call>) {
-    if let Some(call) = call {
-        // The caller reports the reason.
-        let _ = call.failed(Error::new(ErrorKind::Closed, "run", "the call was abandoned before it ended")).await;
-    }
 }
 
 /// Forwards standard input of this process if the request streams it.

@@ -4,15 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, Executor, Origin, Place, Restoring, Want};
+use cofferdam::code::{Executor, Origin, Place, Screened, Started};
 use cofferdam::registry::machines::{LARGEST_WORKSPACE, MachineSnapshots, SnapshotInfo};
-use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecId, OutputEvent, Result, Sandbox, Spec, SpecBuilder};
+use cofferdam::{
+    Backend, Error, ErrorKind, ExecHandle, ExecId, OutputEvent, Result, Sandbox, Snapshot, Spec, SpecBuilder,
+};
 use serde_json::{Value, json};
 
 use super::{Outcome, Work, key};
 use crate::args::{RestoreArgs, RunArgs};
 use crate::commands::block_on;
-use crate::commands::run::{Run, Started, abandon, admit, check_code, identity, no_signals, signal_status, start};
+use crate::commands::run::{Run, executor, identity, job, no_signals, oversight, signal_status, warn_of};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -51,73 +53,29 @@ async fn session(args: &RestoreArgs, run: &RunArgs, form: Form, plan: Option<Pla
     let spec = spec_of(spec, &about, &settings)?;
     let main = if args.attach { Some(main_of(&about)?) } else { None };
     let backend = snapshots.backend();
-    let plan = plan.map(|plan| Plan { spec: spec.clone(), ..plan });
-    let origin = Origin::snapshot(&snapshot, &args.file.to_string_lossy());
-    let (restoring, mut call, plan) = begin(&*backend, &spec, origin, plan, &settings).await?;
-    // If interrupted, the log records the restore as cancelled.
-    let restored = async |_: Option<&mut Call>| log_restored(snapshots.restore(&snapshot, spec).await, restoring).await;
-    let (sandbox, mut execs) = match start(&mut call, &mut interrupts, restored).await? {
-        Started::Running(sandbox) => sandbox,
-        Started::Interrupted(number) => return Ok(signal_status(number)),
+    let oversight = oversight(settings.watched);
+    let restore = Restore {
+        args,
+        run,
+        form,
+        about,
+        backend: &*backend,
+        executor: executor(&settings.code, oversight)?,
+        snapshots: &snapshots,
+        snapshot,
+        spec,
     };
-    if form == Form::Text && !args.answer.quiet {
-        let about = running(&*sandbox, &about).await;
-        report::remark(&format!("restored as {}: {about}", sandbox.id()), Tone::Good);
-    }
-    // The handles of the other execs stay alive here: dropping a handle ends its exec.
-    let main = main.and_then(|main| execs.iter().position(|exec| exec.id() == main)).map(|at| execs.swap_remove(at));
-    let inside = Inside { args, run, form, about };
-    let outcome = match main {
-        Some(main) => inside.attach(&*backend, &*sandbox, main, &settings, &mut interrupts).await,
-        None => inside.run_command(&*backend, &*sandbox, (plan, call), settings, &mut interrupts).await,
+    let mut restored = None;
+    let outcome = match plan {
+        Some(plan) => restore.run_command(plan, settings, &mut restored, &mut interrupts).await,
+        None => restore.resume(main, &settings, &mut restored, &mut interrupts).await,
     };
-    if let Err(error) = sandbox.close().await {
+    if let Some((sandbox, _)) = restored
+        && let Err(error) = sandbox.close().await
+    {
         report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
     }
     outcome
-}
-
-/// Begins a restore: logs it in the audit log, and screens and logs the command like any other, if the configuration
-/// requires that.
-async fn begin(
-    backend: &dyn Backend,
-    spec: &Spec,
-    origin: Origin,
-    plan: Option<Plan>,
-    settings: &Settings,
-) -> Result<(Option<Restoring>, Option<Call>, Option<Plan>)> {
-    if !settings.watched {
-        if let Some(plan) = &plan {
-            check_code(&settings.code, plan).await?;
-        }
-        return Ok((None, None, plan));
-    }
-    let executor = Executor::new(settings.code.clone())?;
-    let place = Place::of(backend);
-    let Some(mut plan) = plan else {
-        return Ok((Some(executor.begin_restore(&place, spec, origin).await?), None, None));
-    };
-    let (call, request) = admit(&settings.code, backend, &plan, Want::No, Want::No).await?;
-    plan.request = request;
-    match executor.begin_restore(&place, spec, origin).await {
-        Ok(restoring) => Ok((Some(restoring), Some(call), Some(plan))),
-        Err(error) => Err(call.not_started(error).await),
-    }
-}
-
-/// Logs a restored VM and returns it. Closes the VM if it must be logged and cannot be.
-async fn log_restored(restored: Result<Restored>, restoring: Option<Restoring>) -> Result<Restored> {
-    let Some(restoring) = restoring else { return restored };
-    let (sandbox, execs) = match restored {
-        Ok(restored) => restored,
-        Err(error) => return Err(restoring.failed(error).await),
-    };
-    if let Err(error) = restoring.made(&*sandbox).await {
-        // The logging error takes precedence over one of closing.
-        let _ = sandbox.close().await;
-        return Err(error);
-    }
-    Ok((sandbox, execs))
 }
 
 /// Returns the saved spec under the caller's limits: the tighter limit of both applies. Limits that are fixed in the VM
@@ -148,19 +106,98 @@ async fn running(sandbox: &dyn Sandbox, about: &SnapshotInfo) -> String {
     format!("{}{which}{processes}", super::inspect::running(about))
 }
 
-/// The work in a restored VM.
-struct Inside<'a> {
+/// A restore, and the work in the restored VM.
+struct Restore<'a> {
     args: &'a RestoreArgs,
     run: &'a RunArgs,
     form: Form,
     about: SnapshotInfo,
+    backend: &'a dyn Backend,
+    executor: Executor,
+    snapshots: &'a MachineSnapshots,
+    snapshot: Snapshot,
+    spec: Spec,
 }
 
-impl Inside<'_> {
+impl Restore<'_> {
+    /// Restores the VM, and logs that if the configuration requires it. If interrupted, the log records the restore as
+    /// cancelled. The caller closes the VM, and keeps the handles of its execs: dropping a handle ends its exec.
+    async fn restore<'r>(&self, restored: &'r mut Option<Restored>) -> Result<&'r mut Restored> {
+        let origin = Origin::snapshot(&self.snapshot, &self.args.file.to_string_lossy());
+        let restore = self.snapshots.restore(&self.snapshot, self.spec.clone());
+        let made = self.executor.restore(&Place::of(self.backend), &self.spec, origin, restore).await?;
+        let made = restored.insert(made);
+        let (sandbox, _) = &*made;
+        if self.form == Form::Text && !self.args.answer.quiet {
+            let about = running(&**sandbox, &self.about).await;
+            report::remark(&format!("restored as {}: {about}", sandbox.id()), Tone::Good);
+        }
+        Ok(made)
+    }
+
+    /// Lets the restored programs run: until the main program ends, if the caller attaches to it, else for the time of
+    /// the arguments.
+    async fn resume(
+        &self,
+        main: Option<ExecId>,
+        settings: &Settings,
+        restored: &mut Option<Restored>,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
+        let (sandbox, execs) = tokio::select! {
+            made = self.restore(restored) => made?,
+            number = interrupts.next() => return Ok(signal_status(number)),
+        };
+        let main = main.and_then(|main| execs.iter().position(|exec| exec.id() == main));
+        if let Some(main) = main {
+            return self.attach(&**sandbox, execs.swap_remove(main), settings, interrupts).await;
+        }
+        let interrupted = tokio::select! {
+            biased;
+            number = interrupts.next() => Some(number),
+            passed = pass(&**sandbox, self.args.time) => passed.map(|()| None)?,
+        };
+        self.end(&**sandbox, interrupted.map_or(0, signal_status))
+    }
+
+    /// Runs the planned command in the restored VM.
+    async fn run_command(
+        &self,
+        plan: Plan,
+        settings: Settings,
+        restored: &mut Option<Restored>,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
+        let plan = Plan { spec: self.spec.clone(), ..plan };
+        let on_screened = |screened: &Screened| {
+            if !settings.watched {
+                warn_of(screened);
+            }
+        };
+        let job = job(&plan, oversight(settings.watched), &on_screened);
+        let create = async {
+            let (sandbox, _) = self.restore(restored).await?;
+            pass(&**sandbox, Some(self.args.time.unwrap_or_default())).await?;
+            Ok(Arc::clone(sandbox))
+        };
+        let place = Place::of(self.backend);
+        match self.executor.start_in(&place, &self.spec, job, interrupts.next(), create).await? {
+            Started::Running(execution) => {
+                let about = json!({ "restored": self.about });
+                Run::inside(self.run, self.form, plan, settings, about)
+                    .follow(self.backend, *execution, interrupts)
+                    .await
+            }
+            Started::Cancelled(number) => match restored {
+                Some((sandbox, _)) => self.end(&**sandbox, signal_status(number)),
+                None => Ok(signal_status(number)),
+            },
+        }
+    }
+
     /// Forwards the output of the restored program until it ends.
     async fn attach(
         &self,
-        backend: &dyn Backend,
         sandbox: &dyn Sandbox,
         handle: ExecHandle,
         settings: &Settings,
@@ -209,7 +246,7 @@ impl Inside<'_> {
             "exit": exit, "status": status, "usage": exit.usage, "posture": sandbox.posture(),
             "limits": sandbox.spec().limits(), "restored": self.about,
         });
-        merge(&mut document, identity(backend, sandbox));
+        merge(&mut document, identity(self.backend, sandbox));
         if let Sink::Collect(collected) = sink {
             let members = collected.into_json().map(|(key, value)| (key.to_owned(), value));
             merge(&mut document, Value::Object(members.into_iter().collect()));
@@ -217,56 +254,14 @@ impl Inside<'_> {
         Ok(report::printed(report::document(&document), status))
     }
 
-    async fn run_command(
-        &self,
-        backend: &dyn Backend,
-        sandbox: &dyn Sandbox,
-        (plan, call): (Option<Plan>, Option<Call>),
-        settings: Settings,
-        interrupts: &mut Interrupts,
-    ) -> Result<u8> {
-        let about = json!({ "restored": self.about });
-        let time = match (self.args.time, &plan) {
-            (Some(time), _) => Some(time),
-            (None, Some(_)) => Some(Duration::ZERO),
-            (None, None) => None,
-        };
-        let interrupted = tokio::select! {
-            biased;
-            number = interrupts.next() => Some(number),
-            error = gone(sandbox) => {
-                return Err(match call {
-                    Some(call) => call.not_started(error).await,
-                    None => error,
-                });
-            }
-            () = pass(time) => None,
-        };
-        match (interrupted, plan) {
-            (None, Some(plan)) => {
-                let (handle, call) = match (sandbox.start(plan.request.clone()).await, call) {
-                    (Err(error), Some(call)) => return Err(call.not_started(error).await),
-                    (Err(error), None) => return Err(error),
-                    (Ok(handle), call) => (handle, call),
-                };
-                let run = Run::inside(self.run, self.form, plan, settings, about);
-                run.follow(backend, sandbox, handle, interrupts, call).await
-            }
-            (interrupted, _) => {
-                abandon(call).await;
-                self.end(backend, sandbox, about, interrupted.map_or(0, signal_status))
-            }
-        }
-    }
-
     /// Ends a restore without a command.
-    fn end(&self, backend: &dyn Backend, sandbox: &dyn Sandbox, about: Value, status: u8) -> Result<u8> {
+    fn end(&self, sandbox: &dyn Sandbox, status: u8) -> Result<u8> {
         if self.form == Form::Text {
             return Ok(status);
         }
         let mut document = json!({ "status": status, "posture": sandbox.posture(), "limits": sandbox.spec().limits() });
-        merge(&mut document, identity(backend, sandbox));
-        merge(&mut document, about);
+        merge(&mut document, identity(self.backend, sandbox));
+        merge(&mut document, json!({ "restored": self.about }));
         Ok(report::printed(report::document(&document), status))
     }
 }
@@ -279,10 +274,15 @@ fn written(written: std::io::Result<()>) -> Result<()> {
     written.map_err(|error| Error::new(ErrorKind::Io, "restore", format!("cannot write the output: {error}")))
 }
 
-async fn pass(time: Option<Duration>) {
-    match time {
-        Some(time) => tokio::time::sleep(time).await,
-        None => std::future::pending().await,
+/// Waits for this time, or without one until the VM ends.
+///
+/// # Errors
+/// - The reason for the end of the VM.
+async fn pass(sandbox: &dyn Sandbox, time: Option<Duration>) -> Result<()> {
+    tokio::select! {
+        biased;
+        error = gone(sandbox) => Err(error),
+        () = tokio::time::sleep(time.unwrap_or_default()), if time.is_some() => Ok(()),
     }
 }
 

@@ -1,21 +1,19 @@
 //! `cofferdam snapshot save`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::code::{Call, Want};
+use cofferdam::code::{Execution, Screened, Started};
 use cofferdam::registry::machines::{ArchiveKey, MachineSnapshots, SavedArchive, SnapshotInfo};
 use cofferdam::registry::{self, MACHINE_BACKEND};
-use cofferdam::{
-    Backend, ByteSize, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputEvent, Result, Sandbox,
-    Snapshot,
-};
+use cofferdam::{ByteSize, Error, ErrorKind, Exit, OutputEvent, Result, Snapshot};
 use serde_json::{Value, json};
 
 use super::{Outcome, Work, key};
 use crate::args::SaveArgs;
 use crate::commands::block_on;
-use crate::commands::run::{Started, abandon, admit, check_code, no_signals, prepare, signal_status, start};
+use crate::commands::run::{executor, job, no_signals, oversight, prepare, signal_status, warn_of};
 use crate::interrupts::Interrupts;
 use crate::out_file::{Existing, OutFile};
 use crate::plan::Plan;
@@ -103,15 +101,22 @@ impl Save {
             _ => Sink::Collect(Collected::default()),
         };
         let backend = snapshots.backend();
-        let (mut call, request) = begin(&*backend, plan, &settings).await?;
-        let starting = async |_: Option<&mut Call>| backend.start_one(plan.spec.clone(), request).await;
-        let (sandbox, handle) = match start(&mut call, &mut interrupts, starting).await? {
-            Started::Running(parts) => parts,
-            Started::Interrupted(number) => return Ok(signal_status(number)),
+        let oversight = oversight(settings.watched);
+        let on_screened = |screened: &Screened| {
+            if !settings.watched {
+                warn_of(screened);
+            }
+        };
+        let job = job(plan, oversight, &on_screened);
+        let executor = executor(&settings.code, oversight)?;
+        let execution = match executor.start(&*backend, &plan.spec, job, interrupts.next()).await? {
+            Started::Running(execution) => *execution,
+            Started::Cancelled(number) => return Ok(signal_status(number)),
         };
         work.finish();
+        let sandbox = Arc::clone(execution.sandbox());
         let frozen = async {
-            let exit = match wait(&handle, trigger, &mut sink, &mut interrupts).await? {
+            let exit = match wait(&execution, trigger, &mut sink, &mut interrupts).await? {
                 Waited::Triggered => None,
                 Waited::Ended(exit) => Some(exit),
                 Waited::Interrupted(number) => return Ok(Outcome::Interrupted(number)),
@@ -127,19 +132,16 @@ impl Save {
             report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
         // A snapshot whose run cannot be logged is not saved.
-        match (frozen, call) {
-            (Ok(Outcome::Done(frozen)), call) => {
-                if let Some(call) = call {
-                    end(call, &*sandbox, &handle, frozen.exit.clone(), &sink).await?;
-                }
+        match frozen {
+            Ok(Outcome::Done(frozen)) => {
+                end(execution, frozen.exit.as_ref()).await?;
                 self.write(&frozen, sink, &work, &mut interrupts).await
             }
-            (Ok(Outcome::Interrupted(number)), call) => {
-                abandon(call).await;
+            Ok(Outcome::Interrupted(number)) => {
+                execution.abandon().await;
                 Ok(signal_status(number))
             }
-            (Err(error), Some(call)) => Err(call.failed(error).await),
-            (Err(error), None) => Err(error),
+            Err(error) => Err(execution.failed(error).await),
         }
     }
 
@@ -157,43 +159,23 @@ impl Save {
     }
 }
 
-/// Screens and logs the run before the VM is created, if the configuration requires that.
-async fn begin(backend: &dyn Backend, plan: &Plan, settings: &Settings) -> Result<(Option<Call>, ExecRequest)> {
-    if !settings.watched {
-        check_code(&settings.code, plan).await?;
-        return Ok((None, plan.request.clone()));
+/// Logs the end of the run. A program that was saved while it ran has ended in this VM, which was closed.
+async fn end(execution: Execution, exit: Option<&Exit>) -> Result<()> {
+    if exit.is_none() && execution.handle().exit().await.is_err() {
+        execution.abandon().await;
+        return Ok(());
     }
-    let (call, request) = admit(&settings.code, backend, plan, Want::No, Want::No).await?;
-    Ok((Some(call), request))
-}
-
-/// Logs the end of the call. A program that was saved while it ran has ended in this VM, which was closed.
-async fn end(call: Call, sandbox: &dyn Sandbox, handle: &ExecHandle, exit: Option<Exit>, sink: &Sink) -> Result<()> {
-    let exit = match exit {
-        Some(exit) => exit,
-        None => match handle.exit().await {
-            Ok(exit) => exit,
-            Err(_) => {
-                abandon(Some(call)).await;
-                return Ok(());
-            }
-        },
-    };
-    let (stdout, stderr) = match sink {
-        Sink::Collect(collected) => collected.output(),
-        _ => Default::default(),
-    };
-    call.finish(sandbox, Completed { exit, stdout, stderr }).await.map(drop)
+    execution.result().await.map(drop)
 }
 
 /// Forwards output until the trigger fires.
 async fn wait(
-    handle: &ExecHandle,
+    execution: &Execution,
     mut trigger: Trigger,
     sink: &mut Sink,
     interrupts: &mut Interrupts,
 ) -> Result<Waited> {
-    let mut output = handle.output();
+    let mut output = execution.output();
     let time = match &trigger {
         Trigger::After(time) => Some(*time),
         _ => None,
@@ -211,7 +193,7 @@ async fn wait(
             () = &mut later => break,
             event = output.next() => {
                 let Some(event) = event else {
-                    let exit = handle.exit().await?;
+                    let exit = execution.handle().exit().await?;
                     unwritten(sink.finish().await)?;
                     return match trigger {
                         Trigger::Done => Ok(Waited::Ended(exit)),

@@ -1,0 +1,140 @@
+//! Layers around a sandbox.
+//!
+//! A layer changes some calls of a sandbox. [`LayeredSandbox`] forwards all other calls to the inner sandbox, so that a
+//! layer contains its own behavior only.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::{
+    DirEntry, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
+    Snapshot, Spec,
+};
+
+/// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
+pub type Permit<'a> = Option<Box<dyn Send + 'a>>;
+
+/// The relation of a call to concurrent calls of the same sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// The call may run beside other calls: a start, or access to files.
+    Shared,
+    /// The call copies the sandbox: a snapshot or a fork.
+    Exclusive,
+}
+
+/// The behavior of a layer. By default, all calls reach the inner sandbox unchanged.
+#[async_trait]
+pub trait SandboxLayer: Send + Sync + fmt::Debug {
+    /// Returns the spec that callers see.
+    fn spec<'a>(&'a self, inner: &'a dyn Sandbox) -> &'a Spec {
+        inner.spec()
+    }
+
+    /// Returns the posture that callers see.
+    fn posture<'a>(&'a self, inner: &'a dyn Sandbox) -> &'a Posture {
+        inner.posture()
+    }
+
+    /// Waits until a call may begin. Calls of `pause`, `resume`, `usage` and `close` need no permit.
+    async fn admit<'a>(&'a self, _sharing: Sharing) -> Permit<'a> {
+        None
+    }
+
+    /// Forks the sandbox. A layer that also applies to copies overrides this.
+    async fn fork(&self, inner: &Arc<dyn Sandbox>) -> Result<Arc<dyn Sandbox>> {
+        inner.fork().await
+    }
+
+    /// Closes the sandbox.
+    async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
+        inner.close().await
+    }
+}
+
+/// A sandbox with a layer around it.
+#[derive(Debug)]
+pub struct LayeredSandbox<L> {
+    inner: Arc<dyn Sandbox>,
+    layer: L,
+}
+
+impl<L: SandboxLayer> LayeredSandbox<L> {
+    /// Puts a layer around a sandbox.
+    pub fn new(inner: Arc<dyn Sandbox>, layer: L) -> Self {
+        Self { inner, layer }
+    }
+}
+
+#[async_trait]
+impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
+    fn id(&self) -> &SandboxId {
+        self.inner.id()
+    }
+
+    fn spec(&self) -> &Spec {
+        self.layer.spec(&*self.inner)
+    }
+
+    fn posture(&self) -> &Posture {
+        self.layer.posture(&*self.inner)
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.start(request).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.read_file(path).await
+    }
+
+    async fn read_file_from(&self, path: &SandboxPath, offset: u64) -> Result<FileReader> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.read_file_from(path, offset).await
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.write_file(path, contents).await
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.list_dir(path).await
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.remove(path).await
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        let _permit = self.layer.admit(Sharing::Exclusive).await;
+        self.inner.snapshot().await
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        let _permit = self.layer.admit(Sharing::Exclusive).await;
+        self.layer.fork(&self.inner).await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.inner.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.inner.resume().await
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.inner.usage().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.layer.close(&*self.inner).await
+    }
+}
