@@ -55,7 +55,8 @@ impl Caller<'_> {
                 let language = request.language.clone();
                 // Refused code starts no interpreter.
                 let admitted = server.executor.admit_first(&server.place, found.sandbox.spec(), request).await?;
-                let opened = match server.store.reserve_interpreter(self.account()) {
+                let max_open = server.config().code.sessions.max_open;
+                let opened = match server.store.reserve_interpreter(self.account(), max_open) {
                     Ok(reservation) => {
                         let (place, reservation) = (&server.place, Box::new(reservation));
                         server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cofferdam_contract::ByteSize;
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
-use cofferdam_mcp::{Bounds, CancellationToken, Server};
+use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -26,7 +26,11 @@ struct Served {
 
 impl Served {
     async fn new(bounds: Bounds, token: Option<&str>) -> Self {
-        let server = Server::new(process(), config(bounds)).unwrap();
+        Self::with(config(bounds), token).await
+    }
+
+    async fn with(config: McpConfig, token: Option<&str>) -> Self {
+        let server = Server::new(process(), config).unwrap();
         let http = HttpConfig {
             address: "127.0.0.1:0".parse().unwrap(),
             token: token.map(|text| Token::new(text).unwrap()),
@@ -283,6 +287,22 @@ async fn one_address_does_not_have_every_sandbox() {
         assert!(served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].is_string());
     }
     let fourth = served.stateless("create_sandbox", json!({})).await;
+    assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_have_every_live_interpreter() {
+    let mut config = config(Bounds::default());
+    config.code.sessions.max_open = 4;
+    let served = Served::with(config, None).await;
+    let made = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    let live = |session: &str| json!({"language": "python", "code": "1", "session": session, "sandbox": made});
+    for session in ["a", "b", "c"] {
+        let started = served.stateless("run_code", live(session)).await;
+        assert_eq!(started["isError"], false, "{started}");
+    }
+    let fourth = served.stateless("run_code", live("d")).await;
     assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
     served.end().await;
 }
