@@ -8,7 +8,7 @@ use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -51,7 +51,14 @@ impl Served {
 
     /// Sends a raw request, and reads the complete answer.
     async fn raw(&self, text: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        self.raw_from("127.0.0.1", text).await
+    }
+
+    /// Sends a raw request from an address of this host.
+    async fn raw_from(&self, client: &str, text: &str) -> String {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(client.parse().unwrap(), 0)).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
         stream.write_all(text.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
@@ -304,6 +311,24 @@ async fn one_address_does_not_have_every_live_interpreter() {
     }
     let fourth = served.stateless("run_code", live("d")).await;
     assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_have_every_session() {
+    let served = Served::new(Bounds { clients: 4, ..Bounds::default() }, None).await;
+    for _ in 0..3 {
+        served.session().await;
+    }
+    // Sessions in use are not evicted.
+    let fourth = served.send("POST", &[], &initialize()).await;
+    assert_eq!(status(&fourth), 429, "{fourth}");
+    assert!(fourth.to_ascii_lowercase().contains("\r\nretry-after: "), "{fourth}");
+    let begin = served.text("POST", &[], &initialize());
+    for (client, expected) in [("127.0.0.2", 200), ("127.0.0.2", 503), ("127.0.0.1", 429)] {
+        let answer = served.raw_from(client, &begin).await;
+        assert_eq!(status(&answer), expected, "{client}: {answer}");
+    }
     served.end().await;
 }
 
