@@ -269,8 +269,9 @@ impl Creation<'_> {
 
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
     async fn not_started(&self, container: &Container, error: Error, known: bool) -> Failure {
-        // Another process may have filled the volume after this container was created.
-        let early = !known && error.kind() == ErrorKind::Unavailable;
+        // Another process may have filled the volume after this container was created, or at the moment of its start.
+        let is_about_agent = !known || error.to_string().contains(AGENT_DIRECTORY);
+        let early = is_about_agent && error.kind() == ErrorKind::Unavailable;
         match self.volume.is_in(&self.connected.engine, &container.id).await {
             Ok(whole) if early || !whole => Failure::Agent(error),
             Ok(_) | Err(_) => Failure::Other(error),

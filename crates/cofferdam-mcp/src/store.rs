@@ -244,9 +244,9 @@ impl Store {
         self.take(Kind::Snapshot, account.into(), self.bounds.snapshots, self.bounds.snapshots_of_client)
     }
 
-    /// Reserves capacity for a live interpreter.
-    pub fn reserve_interpreter(self: &Arc<Self>, account: impl Into<Account>) -> Result<Reserved> {
-        self.take(Kind::Interpreter, account.into(), usize::MAX, self.bounds.interpreters_of_client)
+    /// Reserves capacity for one of at most `max` live interpreters.
+    pub fn reserve_interpreter(self: &Arc<Self>, account: impl Into<Account>, max: usize) -> Result<Reserved> {
+        self.take(Kind::Interpreter, account.into(), max, self.bounds.interpreters_of_client)
     }
 
     fn take(self: &Arc<Self>, kind: Kind, account: Account, max: usize, max_of_client: usize) -> Result<Reserved> {

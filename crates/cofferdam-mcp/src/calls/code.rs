@@ -55,9 +55,10 @@ impl Caller<'_> {
             }
             Entered::New(opening) => {
                 let (place, spec, language) = (&server.place, found.sandbox.spec(), request.language.clone());
+                let max_open = server.config().code.sessions.max_open;
                 let mut opened = None;
                 let open = async {
-                    let reservation = Box::new(server.store.reserve_interpreter(self.account())?);
+                    let reservation = Box::new(server.store.reserve_interpreter(self.account(), max_open)?);
                     let session =
                         server.interpreters.open_holding(place, &found.sandbox, &language, reservation).await?;
                     Ok(Arc::clone(opened.insert(opening.done(session))))

@@ -15,6 +15,8 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
+use crate::store::part_of_client;
+
 /// Maximum number of connections without an authenticated request.
 const MAX_NEW: usize = 32;
 
@@ -74,16 +76,16 @@ struct Table {
 /// The reason why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRoom {
-    /// The client has reached its connection limit.
+    /// The client has reached its limit of connections or sessions.
     Client,
-    /// The server has reached its connection limit.
+    /// The server has reached its limit of connections or sessions.
     Server,
 }
 
 impl Connections {
     /// Allows `max` authenticated connections at once, three quarters of them to one client.
     pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { table: Mutex::default(), max, max_of_client: (max * 3).div_ceil(4) })
+        Arc::new(Self { table: Mutex::default(), max, max_of_client: part_of_client(max) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

@@ -72,12 +72,13 @@ pub fn unauthorized() -> Answer {
     answer
 }
 
-/// Returns the answer for a full server: 429 if the client has reached its share, else 503.
+/// Returns the answer for a full server: 429 if the client has reached its limit, else 503.
 pub fn full(full: NoRoom) -> Answer {
     let mut answer = match full {
-        NoRoom::Client => {
-            text(StatusCode::TOO_MANY_REQUESTS, "Too Many Requests: this client has reached its connection limit\n")
-        }
+        NoRoom::Client => text(
+            StatusCode::TOO_MANY_REQUESTS,
+            "Too Many Requests: this address has reached its limit of connections or sessions\n",
+        ),
         NoRoom::Server => text(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable: the server is full\n"),
     };
     answer.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static(RETRY_AFTER_SECONDS));

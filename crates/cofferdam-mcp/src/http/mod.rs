@@ -30,7 +30,7 @@ use crate::Server;
 use crate::handler::Handler;
 use body::{Answering, Timed};
 pub(crate) use connections::Client;
-use connections::{Connection, Connections, NoRoom};
+use connections::{Connection, Connections};
 pub use guard::Token;
 use sessions::{REQUEST, Request, Sessions};
 use stall::Stalling;
@@ -245,8 +245,8 @@ impl Service {
         let (current, deletes) = (Request::of(connection.client), request.method() == Method::DELETE);
         let request = request.map(|body| Timed::new(body, Arc::clone(&connection)));
         let mut answer = REQUEST.scope(Arc::clone(&current), self.inner.handle(request)).await;
-        if current.found_full() {
-            answer = guard::full(NoRoom::Server);
+        if let Some(no_room) = current.refused() {
+            answer = guard::full(no_room);
         }
         if deletes && answer.status() == StatusCode::ACCEPTED {
             // Clients accept 200 and 204 for the end of a session, but not 202.

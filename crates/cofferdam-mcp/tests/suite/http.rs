@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use cofferdam_contract::ByteSize;
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
-use cofferdam_mcp::{Bounds, CancellationToken, Server};
+use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -26,7 +26,11 @@ struct Served {
 
 impl Served {
     async fn new(bounds: Bounds, token: Option<&str>) -> Self {
-        let server = Server::new(process(), config(bounds)).unwrap();
+        Self::with(config(bounds), token).await
+    }
+
+    async fn with(config: McpConfig, token: Option<&str>) -> Self {
+        let server = Server::new(process(), config).unwrap();
         let http = HttpConfig {
             address: "127.0.0.1:0".parse().unwrap(),
             token: token.map(|text| Token::new(text).unwrap()),
@@ -47,7 +51,14 @@ impl Served {
 
     /// Sends a raw request, and reads the complete answer.
     async fn raw(&self, text: &str) -> String {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        self.raw_from("127.0.0.1", text).await
+    }
+
+    /// Sends a raw request from an address of this host.
+    async fn raw_from(&self, client: &str, text: &str) -> String {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(client.parse().unwrap(), 0)).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
         stream.write_all(text.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         timeout(TEST_TIMEOUT, stream.read_to_end(&mut answer)).await.unwrap().unwrap();
@@ -284,6 +295,40 @@ async fn one_address_does_not_have_every_sandbox() {
     }
     let fourth = served.stateless("create_sandbox", json!({})).await;
     assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_have_every_live_interpreter() {
+    let mut config = config(Bounds::default());
+    config.code.sessions.max_open = 4;
+    let served = Served::with(config, None).await;
+    let made = served.stateless("create_sandbox", json!({})).await["structuredContent"]["sandbox"].clone();
+    let live = |session: &str| json!({"language": "python", "code": "1", "session": session, "sandbox": made});
+    for session in ["a", "b", "c"] {
+        let started = served.stateless("run_code", live(session)).await;
+        assert_eq!(started["isError"], false, "{started}");
+    }
+    let fourth = served.stateless("run_code", live("d")).await;
+    assert_eq!(fourth["_meta"]["cofferdam/error"]["kind"], "resource-exhausted", "{fourth}");
+    served.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_address_does_not_have_every_session() {
+    let served = Served::new(Bounds { clients: 4, ..Bounds::default() }, None).await;
+    for _ in 0..3 {
+        served.session().await;
+    }
+    // Sessions in use are not evicted.
+    let fourth = served.send("POST", &[], &initialize()).await;
+    assert_eq!(status(&fourth), 429, "{fourth}");
+    assert!(fourth.to_ascii_lowercase().contains("\r\nretry-after: "), "{fourth}");
+    let begin = served.text("POST", &[], &initialize());
+    for (client, expected) in [("127.0.0.2", 200), ("127.0.0.2", 503), ("127.0.0.1", 429)] {
+        let answer = served.raw_from(client, &begin).await;
+        assert_eq!(status(&answer), expected, "{client}: {answer}");
+    }
     served.end().await;
 }
 

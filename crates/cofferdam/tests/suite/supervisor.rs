@@ -1,8 +1,9 @@
 //! Sandboxes whose supervisor is killed, or has fewer rights than it seems to have.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::census;
 
@@ -170,35 +171,58 @@ async fn a_refusal_that_comes_early_is_not_lost() {
     }
 }
 
-/// Returns the peak memory of a run's supervisor when it writes its document.
-fn supervisors_peak(max_output: &str, script: &str) -> u64 {
+/// Returns the peak memory of a run's supervisor whose output is not read before its program has ended.
+fn supervisors_peak(form: &str, max_output: &str, script: &str) -> u64 {
+    let workspace = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(workspace.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
+    let ended = workspace.path().join("ended");
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
-        .args(["run", "--level", "process", "--timeout", "120s", "--json", "--max-output", max_output, "--"])
-        .args(["python3", "-c", script])
+        .args(["run", "--level", "process", "--timeout", "120s", form, "--max-output", max_output, "--disk", "none"])
+        .arg("--workspace")
+        .arg(workspace.path())
+        .args(["--", "python3", "-c", &format!("{script}\nopen('ended', 'w').close()")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .expect("the command line starts");
     let mut stdout = child.stdout.take().expect("it is piped");
-    // The document is larger than a pipe, so its writer is still running.
-    stdout.read_exact(&mut [0]).expect("there is a document");
+    let begun = Instant::now();
+    while !ended.exists() {
+        assert!(child.try_wait().expect("it is a child").is_none(), "the run ended before its program");
+        assert!(begun.elapsed() < Duration::from_secs(120), "the program did not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The output is larger than a pipe, so its writer is still running.
+    stdout.read_exact(&mut [0]).expect("there is output");
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it exists");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next()?.parse().ok());
-    std::io::copy(&mut stdout, &mut std::io::sink()).expect("it can be read");
-    assert!(child.wait().expect("it ends").success());
+    if form == "--json" {
+        std::io::copy(&mut stdout, &mut std::io::sink()).expect("it can be read");
+        assert!(child.wait().expect("it ends").success());
+    } else {
+        // Live output in small pieces takes long to write.
+        drop(stdout);
+        child.wait().expect("it ends");
+    }
     peak.map(|kibibytes: u64| kibibytes << 10).expect("the kernel gives the peak")
 }
 
 #[test]
 fn output_costs_the_supervisor_a_small_multiple_of_its_limit() {
     const MIB: u64 = 1 << 20;
-    for (max_output, most, script) in [
-        // Each of these bytes becomes six in the document.
-        ("48M", 5 * 48 * MIB, "import os\nfor _ in range(768): os.write(1, b'\\x01' * 65536)"),
-        // Writes single bytes to both streams alternately.
-        ("48M", 96 * MIB, "import os\nfor _ in range(400000): os.write(1, b'o'); os.write(2, b'e')"),
+    // Each of these bytes becomes six in the document.
+    let large = "import os\nfor _ in range(768): os.write(1, b'\\x01' * 65536)";
+    // Writes single bytes to both streams alternately.
+    let small = "import os\nfor _ in range(400000): os.write(1, b'o'); os.write(2, b'e')";
+    for (form, most, script) in [
+        ("--json", 5 * 48 * MIB, large),
+        ("--json", 96 * MIB, small),
+        // Live output waits in the supervisor for a slow reader.
+        ("--quiet", 96 * MIB, large),
+        ("--events", 96 * MIB, large),
+        ("--events", 96 * MIB, small),
     ] {
-        let peak = supervisors_peak(max_output, script);
-        assert!(peak < most + 64 * MIB, "{} MiB for {script}", peak / MIB);
+        let peak = supervisors_peak(form, "48M", script);
+        assert!(peak < most + 64 * MIB, "{} MiB with {form} for {script}", peak / MIB);
     }
 }

@@ -1,6 +1,7 @@
 //! Code with its full result, live interpreters and the audit log.
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -126,6 +127,41 @@ fn lines_share_their_variables() {
     let (status, stdout, stderr) =
         typed(&mut repl(&["--lang", "javascript", "--pids", "32"]), "const a = {\nb: 1 }\na.b + 1\n");
     assert_eq!((status, stdout.as_str()), (0, "2\n"), "{stderr}");
+}
+
+#[test]
+fn exit_and_quit_end_the_repl_with_their_status() {
+    for (line, expected) in [("exit()", 0), ("quit()", 0), ("exit(3)", 3)] {
+        let (status, stdout, stderr) = typed(&mut repl(&[]), &format!("x = 1\n{line}\nprint(x)\n"));
+        assert_eq!((status, stdout.as_str()), (expected, ""), "{line}: {stderr}");
+        assert!(!stderr.contains("new interpreter"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn findings_of_code_that_runs_are_printed() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured_with(home.path(), "[screening]\nmode = \"warn\"\n");
+    let warns = |stderr: &str| {
+        let mut lines = stderr.lines();
+        lines.any(|line| line.starts_with("cofferdam: screening: line 1, ") && line.ends_with("(import:os)"))
+    };
+    let code = ["--config", &config, "--lang", "python", "--code", "import os\nprint(6 * 7)"];
+    for form in [&[][..], &["--json"], &["--events"], &["--quiet"], &["--json", "--quiet"]] {
+        let (status, stdout, stderr) = outcome(run(code).args(form));
+        assert!(status == 0 && stdout.contains("42"), "{form:?}: {stderr}");
+        if form.contains(&"--quiet") {
+            assert_eq!(stderr, "", "{form:?}: only errors are printed");
+        } else {
+            assert!(warns(&stderr), "{form:?}: {stderr}");
+        }
+        if form.contains(&"--json") {
+            assert_eq!(json(&stdout)["screening"]["findings"][0]["rule"], "import:os", "{stdout}");
+        }
+    }
+    let (status, stdout, stderr) = typed(&mut repl(&["--config", &config]), "import os\n6 * 7\n");
+    assert_eq!((status, stdout.as_str()), (0, "42\n"), "{stderr}");
+    assert!(warns(&stderr), "{stderr}");
 }
 
 fn configured(directory: &Path) -> String {
@@ -329,6 +365,35 @@ fn secrets_reach_the_code_and_stand_nowhere_else() {
     }
 }
 
+#[test]
+fn artifacts_of_plain_runs_hold_code_or_command_and_output() {
+    let home = tempfile::tempdir().expect("a directory");
+    let config = configured_with(home.path(), "artifact_bytes = 65536\n");
+    let code = "import sys; print(6 * 7); print(7 * 9, file=sys.stderr)";
+    let line = "echo $((6 * 7)); echo $((7 * 9)) >&2";
+    let command = serde_json::json!(["sh", "-c", line]).to_string();
+    for form in [&[][..], &["--events"]] {
+        for (words, program) in
+            [(&["--lang", "python", "--code", code], code), (&["--", "sh", "-c", line], command.as_str())]
+        {
+            let (status, _, stderr) = outcome(run(["--config", &config]).args(form).args(words));
+            assert_eq!(status, 0, "{form:?} {words:?}: {stderr}");
+            let end = records(&config).pop().expect("a record");
+            assert_eq!(end["artifact"]["state"], "stored", "{form:?} {words:?}: {end}");
+            let name = end["artifact"]["file"].as_str().expect("a name");
+            let file = home.path().join("log/artifacts").join(name);
+            let text = std::fs::read_to_string(file).expect("readable");
+            let lines: Vec<_> = text.lines().map(json).collect();
+            let section = |name: &str| -> String {
+                let lines = lines.iter().filter(|line| line["section"] == name);
+                lines.filter_map(|line| line["text"].as_str()).collect()
+            };
+            let sections = ["code", "stdout", "stderr"].map(section);
+            assert_eq!(sections, [program, "42\n", "63\n"], "{form:?} {words:?}: {text}");
+        }
+    }
+}
+
 /// Promise (Code execution): A daemon that a run starts does not have the secrets of that run.
 #[test]
 fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
@@ -426,5 +491,23 @@ fn what_would_be_ignored_is_refused() {
             let (status, _, stderr) = outcome(cofferdam().arg(command).args(words));
             assert!(status == 125 && stderr.contains(&format!("'{}'", words[0])), "{command} {words:?}: {stderr}");
         }
+    }
+}
+
+#[test]
+fn an_mcp_server_that_cannot_create_sandboxes_does_not_start() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
+    let workspace = directory.path().to_str().expect("a name");
+    for (words, reason) in [
+        (&["--backend", "docker"][..], "/nowhere/docker.sock"),
+        // A writable host directory has no disk limit, and there is a default one.
+        (&["--allow-weaker", "memory,cpu,cpus,pids", "--workspace", workspace], "--disk none"),
+    ] {
+        let mut server = cofferdam();
+        server.arg("mcp").args(words).env("DOCKER_HOST", "unix:///nowhere/docker.sock");
+        let (status, stdout, stderr) = outcome(&mut server);
+        assert_eq!((status, stdout.as_str()), (125, ""), "{words:?}: {stderr}");
+        assert!(stderr.contains(reason) && stderr.contains("  try: "), "{words:?}: {stderr}");
     }
 }
