@@ -55,7 +55,7 @@ impl Caller<'_> {
             }
             Entered::New(opening) => {
                 let (place, spec, language) = (&server.place, found.sandbox.spec(), request.language.clone());
-                let max_open = server.config().code.sessions.max_open;
+                let max_open = server.config.code.sessions.max_open;
                 let mut opened = None;
                 let open = async {
                     let reservation = Box::new(server.store.reserve_interpreter(self.account(), max_open)?);
