@@ -54,7 +54,6 @@ pub struct Rules {
     /// The maximum size of code in bytes. Larger code is rejected.
     pub max_bytes: usize,
     /// The maximum number of findings of a report.
-    #[serde(alias = "most_findings")]
     pub max_findings: usize,
 }
 

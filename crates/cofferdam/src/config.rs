@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn rules_that_nothing_would_be_judged_by_are_refused() {
-        let message = error("[screening.rules]\nmost_findings = 3\n");
+        let message = error("[screening.rules]\nmax_findings = 3\n");
         assert!(message.contains("has rules and no mode"), "{message}");
         for mode in ["off", "warn", "block"] {
             let text = format!("[screening]\nmode = \"{mode}\"\nrules = {{ max_findings = 3 }}\n");
