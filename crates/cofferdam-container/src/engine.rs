@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, Docker};
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_linux::trust::{self, Secrecy};
 use tokio::time::timeout;
 
 use crate::config::{Address, Checked, Deadlines};
-use crate::error::{self, Failed};
+use crate::error::{self, Failed, Unreachable};
 
 /// The minimum version of the API: Docker 19.03.
 const MIN_API: (usize, usize) = (1, 40);
@@ -90,7 +91,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Connects to the first address that accepts a connection.
+    /// Connects to the first trusted address that accepts a connection.
     pub(crate) async fn connect(config: &Checked) -> Result<Self> {
         let mut tried = Vec::new();
         for address in &config.addresses {
@@ -213,27 +214,32 @@ fn open(address: &Address) -> Answered<Docker> {
     }
 }
 
-/// Tries to connect. The error distinguishes a missing socket from one without permission.
-async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
+/// Tries to connect, unless a user other than root and the caller could replace the socket. A program of that user
+/// would get the code and files of sandboxes. The error distinguishes a missing socket from one without permission.
+async fn reach(address: &Address, limit: Duration) -> Result<(), Unreachable> {
+    if let Address::Unix(path) = address {
+        // The path stays as it is checked, because no other user can change a directory or link on it.
+        trust::check(path, Secrecy::Public)?;
+    }
     let connecting = async {
         match address {
             Address::Unix(path) => tokio::net::UnixStream::connect(path).await.map(drop),
             Address::Tcp(authority) => tokio::net::TcpStream::connect(authority).await.map(drop),
         }
     };
-    timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(Unreachable::Io)
 }
 
 /// Creates the error for no reachable engine. Its remedy is that of the address closest to success.
-fn no_engine(tried: &[(&Address, io::Error)]) -> Error {
-    let rank = |error: &io::Error| match error.kind() {
-        io::ErrorKind::NotFound => 0,
-        io::ErrorKind::ConnectionRefused => 1,
-        _ => 2,
+fn no_engine(tried: &[(&Address, Unreachable)]) -> Error {
+    let rank = |reason: &Unreachable| match reason {
+        Unreachable::Io(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Unreachable::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => 1,
+        Unreachable::Io(_) | Unreachable::Untrusted(_) => 2,
     };
     let reasons: Vec<(String, &str)> =
-        tried.iter().map(|(address, error)| error::unreachable(address, error)).collect();
-    let best = tried.iter().enumerate().max_by_key(|(index, (_, error))| (rank(error), usize::MAX - index));
+        tried.iter().map(|(address, reason)| error::unreachable(address, reason)).collect();
+    let best = tried.iter().enumerate().max_by_key(|(index, (_, reason))| (rank(reason), usize::MAX - index));
     let remedy = best.map_or("set DOCKER_HOST to its address", |(index, _)| reasons[index].1);
     let what: Vec<&str> = reasons.iter().map(|(what, _)| what.as_str()).collect();
     Error::new(ErrorKind::Unavailable, "connect", format!("no container engine can be reached: {}", what.join("; ")))
@@ -252,8 +258,9 @@ mod tests {
     #[test]
     fn the_remedy_is_that_of_the_address_closest_to_an_engine() {
         let (one, two) = (Address::Unix("/a".into()), Address::Unix("/b".into()));
+        let failed = |kind: io::ErrorKind| Unreachable::Io(kind.into());
         let error =
-            no_engine(&[(&one, io::ErrorKind::NotFound.into()), (&two, io::ErrorKind::PermissionDenied.into())]);
+            no_engine(&[(&one, failed(io::ErrorKind::NotFound)), (&two, failed(io::ErrorKind::PermissionDenied))]);
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("group `docker`")), "{error:?}");
         assert!(error.message().contains("/a") && error.message().contains("/b"), "{error}");
