@@ -168,17 +168,29 @@ impl Engine {
         failed.into_error(operation, doing, &self.address)
     }
 
-    /// Fails if the engine does not have this runtime. The error lists its runtimes.
+    /// Fails if the engine would not use this runtime. The error lists its runtimes.
     pub(crate) fn check_runtime(&self, runtime: Option<&str>) -> Result<()> {
-        let facts = &self.facts;
-        match runtime {
-            // Podman lists only the runtime that it uses, and finds others by their names.
-            Some(name) if !facts.podman && !facts.runtimes.iter().any(|known| known == name) => {
-                Err(unknown_runtime(name, facts))
-            }
-            _ => Ok(()),
-        }
+        check_runtime(&self.facts, runtime)
     }
+}
+
+fn check_runtime(facts: &Facts, runtime: Option<&str>) -> Result<()> {
+    let Some(name) = runtime else { return Ok(()) };
+    if !facts.podman {
+        return if facts.runtimes.iter().any(|known| known == name) {
+            Ok(())
+        } else {
+            Err(unknown_runtime(name, facts))
+        };
+    }
+    // Podman ignores the runtime in a request of Docker's API, and uses its own, which it names or gives the path of.
+    if facts.default_runtime.rsplit('/').next() == Some(name) {
+        return Ok(());
+    }
+    let what = format!("Podman uses its default OCI runtime, not '{name}': a client cannot choose it");
+    Err(Error::unsupported("create", what)
+        .with_context("runtime", error::shown(&facts.default_runtime))
+        .with_remedy("start the service with `podman --runtime NAME system service`, or use Docker"))
 }
 
 /// Creates the error for a runtime that the engine does not have.
@@ -273,6 +285,25 @@ mod tests {
         for text in ["", "1", "1.x", "a.b"] {
             assert_eq!(parse_api(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn podman_is_not_asked_for_another_runtime_than_its_own() {
+        let facts = |podman, default: &str| Facts {
+            podman,
+            default_runtime: default.to_owned(),
+            runtimes: vec!["crun".to_owned(), "runsc".to_owned()],
+            ..Facts::default()
+        };
+        let kind = |facts: &Facts, name: &str| check_runtime(facts, Some(name)).err().map(|error| error.kind());
+        for default in ["crun", "/usr/bin/crun"] {
+            assert_eq!(kind(&facts(true, default), "crun"), None);
+            assert_eq!(kind(&facts(true, default), "runsc"), Some(ErrorKind::Unsupported));
+            assert!(check_runtime(&facts(true, default), None).is_ok());
+        }
+        assert_eq!(kind(&facts(true, ""), "crun"), Some(ErrorKind::Unsupported));
+        assert_eq!(kind(&facts(false, "runc"), "runsc"), None);
+        assert_eq!(kind(&facts(false, "runc"), "kata"), Some(ErrorKind::Unavailable));
     }
 
     #[test]
