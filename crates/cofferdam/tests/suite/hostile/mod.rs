@@ -82,6 +82,17 @@ fn kernel_memory_stays_within_the_memory_limit() {
     run::run(table::kernel_memory::rows());
 }
 
+/// Promise (Containers): The memory limit of a container bounds kernel objects too.
+#[cfg(feature = "container")]
+#[test]
+fn kernel_memory_stays_within_the_memory_limit_in_containers() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP kernel memory in containers: only root can limit a container's socket buffers on cgroup v1");
+        return;
+    }
+    containers::run(None, table::kernel_memory::rows());
+}
+
 /// Promise (Limits): Hostile programs do not exceed the limits of bytes and files, with and without control groups.
 #[test]
 fn disk_and_inodes_are_limited() {

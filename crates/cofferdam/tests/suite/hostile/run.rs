@@ -204,7 +204,7 @@ fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result
 }
 
 /// Attacks like [`attack`], and checks the host's memory if the row bounds it.
-async fn measured_attack(
+pub async fn measured_attack(
     backend: &dyn Backend,
     guests: &Guests,
     host: &Host,
