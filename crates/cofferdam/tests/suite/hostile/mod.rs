@@ -22,6 +22,7 @@ use std::process::Command;
 use cofferdam_contract::{Access, Workspace};
 
 use self::host::SECRET_VARIABLE;
+pub use self::run::turn;
 
 /// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a separate process.
 const INNER: &str = "hostile::inner_with_a_secret";

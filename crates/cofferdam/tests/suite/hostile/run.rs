@@ -46,7 +46,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
-/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind.
+/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind. Other tests that
+/// start many busy processes take a turn too.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock()
