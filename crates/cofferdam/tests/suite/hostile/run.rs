@@ -198,7 +198,7 @@ async fn attack_as_single(
 }
 
 /// Returns the result of an attack for itself and for the host.
-fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
+pub fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
     let outcome = judge(row, completed)?;
     let damage = host.damage();
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
@@ -273,7 +273,7 @@ pub async fn install(sandbox: &Arc<dyn Sandbox>, guests: &Guests, name: &str) ->
 }
 
 /// Checks that the attack did not break the sandbox's own init. A limit may end the whole sandbox.
-async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
+pub async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
     if matches!(row.expect, Expect::ContainedOrLimit(_) | Expect::Limit(_)) {
         return Ok(());
     }
