@@ -95,9 +95,10 @@ impl Backend for ContainerBackend {
     }
 
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        let snapshot = ContainerSnapshot::of(&snapshot)
+        let files = ContainerSnapshot::of(&snapshot)
             .ok_or_else(|| Error::invalid("restore", "the snapshot is not from the docker backend"))?;
-        Ok(Arc::new(ContainerSandbox::restore(&self.state, spec, snapshot).await?))
+        spec.check_tenant(snapshot.tenant())?;
+        Ok(Arc::new(ContainerSandbox::restore(&self.state, spec, files).await?))
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {

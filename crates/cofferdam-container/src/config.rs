@@ -69,10 +69,12 @@ impl Default for Deadlines {
 pub struct ContainerConfig {
     /// The engine to look for if `host` is `None`.
     pub engine: EngineName,
-    /// The engine's address: `unix:///path`, an absolute path, or `tcp://host:port` (unencrypted). A frontend passes
-    /// `DOCKER_HOST` here.
+    /// The engine's address: `unix:///path`, an absolute path, or `tcp://host:port` (unencrypted). A socket and the
+    /// directories on its path must belong to root or the effective user, and only they may change them. A frontend
+    /// passes `DOCKER_HOST` here.
     pub host: Option<String>,
-    /// The caller's directory for sockets. A frontend passes `XDG_RUNTIME_DIR` here.
+    /// The caller's directory for sockets. A frontend passes `XDG_RUNTIME_DIR` here. A socket in it that is not trusted
+    /// is skipped.
     pub runtime_dir: Option<PathBuf>,
     /// The OCI runtime, by the engine's name for it. Default: the engine's own default.
     pub runtime: Option<String>,

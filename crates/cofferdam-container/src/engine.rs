@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, Docker};
 use cofferdam_contract::{Error, ErrorKind, Result, Retry};
+use cofferdam_linux::trust::{self, Secrecy};
 use tokio::time::timeout;
 
 use crate::config::{Address, Checked, Deadlines};
-use crate::error::{self, Failed};
+use crate::error::{self, Failed, Unreachable};
 
 /// The minimum version of the API: Docker 19.03.
 const MIN_API: (usize, usize) = (1, 40);
@@ -90,7 +91,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Connects to the first address that accepts a connection.
+    /// Connects to the first trusted address that accepts a connection.
     pub(crate) async fn connect(config: &Checked) -> Result<Self> {
         let mut tried = Vec::new();
         for address in &config.addresses {
@@ -167,17 +168,29 @@ impl Engine {
         failed.into_error(operation, doing, &self.address)
     }
 
-    /// Fails if the engine does not have this runtime. The error lists its runtimes.
+    /// Fails if the engine would not use this runtime. The error lists its runtimes.
     pub(crate) fn check_runtime(&self, runtime: Option<&str>) -> Result<()> {
-        let facts = &self.facts;
-        match runtime {
-            // Podman lists only the runtime that it uses, and finds others by their names.
-            Some(name) if !facts.podman && !facts.runtimes.iter().any(|known| known == name) => {
-                Err(unknown_runtime(name, facts))
-            }
-            _ => Ok(()),
-        }
+        check_runtime(&self.facts, runtime)
     }
+}
+
+fn check_runtime(facts: &Facts, runtime: Option<&str>) -> Result<()> {
+    let Some(name) = runtime else { return Ok(()) };
+    if !facts.podman {
+        return if facts.runtimes.iter().any(|known| known == name) {
+            Ok(())
+        } else {
+            Err(unknown_runtime(name, facts))
+        };
+    }
+    // Podman ignores the runtime in a request of Docker's API, and uses its own, which it names or gives the path of.
+    if facts.default_runtime.rsplit('/').next() == Some(name) {
+        return Ok(());
+    }
+    let what = format!("Podman uses its default OCI runtime, not '{name}': a client cannot choose it");
+    Err(Error::unsupported("create", what)
+        .with_context("runtime", error::shown(&facts.default_runtime))
+        .with_remedy("start the service with `podman --runtime NAME system service`, or use Docker"))
 }
 
 /// Creates the error for a runtime that the engine does not have.
@@ -213,27 +226,32 @@ fn open(address: &Address) -> Answered<Docker> {
     }
 }
 
-/// Tries to connect. The error distinguishes a missing socket from one without permission.
-async fn reach(address: &Address, limit: Duration) -> io::Result<()> {
+/// Tries to connect, unless a user other than root and the caller could replace the socket. A program of that user
+/// would get the code and files of sandboxes. The error distinguishes a missing socket from one without permission.
+async fn reach(address: &Address, limit: Duration) -> Result<(), Unreachable> {
+    if let Address::Unix(path) = address {
+        // The path stays as it is checked, because no other user can change a directory or link on it.
+        trust::check(path, Secrecy::Public)?;
+    }
     let connecting = async {
         match address {
             Address::Unix(path) => tokio::net::UnixStream::connect(path).await.map(drop),
             Address::Tcp(authority) => tokio::net::TcpStream::connect(authority).await.map(drop),
         }
     };
-    timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    timeout(limit, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(Unreachable::Io)
 }
 
 /// Creates the error for no reachable engine. Its remedy is that of the address closest to success.
-fn no_engine(tried: &[(&Address, io::Error)]) -> Error {
-    let rank = |error: &io::Error| match error.kind() {
-        io::ErrorKind::NotFound => 0,
-        io::ErrorKind::ConnectionRefused => 1,
-        _ => 2,
+fn no_engine(tried: &[(&Address, Unreachable)]) -> Error {
+    let rank = |reason: &Unreachable| match reason {
+        Unreachable::Io(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Unreachable::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused => 1,
+        Unreachable::Io(_) | Unreachable::Untrusted(_) => 2,
     };
     let reasons: Vec<(String, &str)> =
-        tried.iter().map(|(address, error)| error::unreachable(address, error)).collect();
-    let best = tried.iter().enumerate().max_by_key(|(index, (_, error))| (rank(error), usize::MAX - index));
+        tried.iter().map(|(address, reason)| error::unreachable(address, reason)).collect();
+    let best = tried.iter().enumerate().max_by_key(|(index, (_, reason))| (rank(reason), usize::MAX - index));
     let remedy = best.map_or("set DOCKER_HOST to its address", |(index, _)| reasons[index].1);
     let what: Vec<&str> = reasons.iter().map(|(what, _)| what.as_str()).collect();
     Error::new(ErrorKind::Unavailable, "connect", format!("no container engine can be reached: {}", what.join("; ")))
@@ -252,8 +270,9 @@ mod tests {
     #[test]
     fn the_remedy_is_that_of_the_address_closest_to_an_engine() {
         let (one, two) = (Address::Unix("/a".into()), Address::Unix("/b".into()));
+        let failed = |kind: io::ErrorKind| Unreachable::Io(kind.into());
         let error =
-            no_engine(&[(&one, io::ErrorKind::NotFound.into()), (&two, io::ErrorKind::PermissionDenied.into())]);
+            no_engine(&[(&one, failed(io::ErrorKind::NotFound)), (&two, failed(io::ErrorKind::PermissionDenied))]);
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.remedy().is_some_and(|remedy| remedy.contains("group `docker`")), "{error:?}");
         assert!(error.message().contains("/a") && error.message().contains("/b"), "{error}");
@@ -266,6 +285,25 @@ mod tests {
         for text in ["", "1", "1.x", "a.b"] {
             assert_eq!(parse_api(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn podman_is_not_asked_for_another_runtime_than_its_own() {
+        let facts = |podman, default: &str| Facts {
+            podman,
+            default_runtime: default.to_owned(),
+            runtimes: vec!["crun".to_owned(), "runsc".to_owned()],
+            ..Facts::default()
+        };
+        let kind = |facts: &Facts, name: &str| check_runtime(facts, Some(name)).err().map(|error| error.kind());
+        for default in ["crun", "/usr/bin/crun"] {
+            assert_eq!(kind(&facts(true, default), "crun"), None);
+            assert_eq!(kind(&facts(true, default), "runsc"), Some(ErrorKind::Unsupported));
+            assert!(check_runtime(&facts(true, default), None).is_ok());
+        }
+        assert_eq!(kind(&facts(true, ""), "crun"), Some(ErrorKind::Unsupported));
+        assert_eq!(kind(&facts(false, "runc"), "runsc"), None);
+        assert_eq!(kind(&facts(false, "runc"), "kata"), Some(ErrorKind::Unavailable));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bollard::errors::Error as Answer;
 use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_linux::named::UntrustedLink;
+use cofferdam_linux::trust::Distrust;
 
 use crate::config::Address;
 
@@ -162,8 +163,36 @@ fn classify(status: Option<u16>, message: &str) -> (ErrorKind, Option<String>) {
     }
 }
 
+/// The reason why no engine is reached at an address.
+#[derive(Debug)]
+pub(crate) enum Unreachable {
+    /// It cannot be connected to.
+    Io(io::Error),
+    /// Another user could replace the socket.
+    Untrusted(Distrust),
+}
+
+impl From<Distrust> for Unreachable {
+    fn from(distrust: Distrust) -> Self {
+        match distrust {
+            Distrust::Io { source, .. } => Self::Io(source),
+            Distrust::Unsafe { .. } => Self::Untrusted(distrust),
+        }
+    }
+}
+
 /// Returns the reason and the remedy for an unreachable address.
-pub(crate) fn unreachable(address: &Address, error: &io::Error) -> (String, &'static str) {
+pub(crate) fn unreachable(address: &Address, reason: &Unreachable) -> (String, &'static str) {
+    let error = match reason {
+        Unreachable::Io(error) => error,
+        Unreachable::Untrusted(distrust) => {
+            return (
+                format!("{address}: the socket is not trusted: {}", shown(&distrust.to_string())),
+                "use an engine of root or of your own user, whose socket is in directories that only they can change \
+                 (`chmod go-w DIR`), or run Cofferdam as the user that the engine belongs to",
+            );
+        }
+    };
     let (why, remedy) = match (address, error.kind()) {
         (Address::Unix(_), io::ErrorKind::NotFound) => (
             "there is no socket",

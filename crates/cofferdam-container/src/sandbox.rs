@@ -83,7 +83,7 @@ impl ContainerSandbox {
         let thawed = guest.thaw().await;
         let snapshot = export?;
         thawed?;
-        Ok(snapshot)
+        Ok(snapshot.with_tenant(self.spec.tenant().clone()))
     }
 }
 

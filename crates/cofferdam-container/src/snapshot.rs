@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use cofferdam_contract::{Error, ErrorKind, Fault, Result, Snapshot};
+use cofferdam_contract::{Error, ErrorKind, Fault, Result, Snapshot, TenantId};
 use cofferdam_linux::named;
 use cofferdam_util::hex;
 use sha2::{Digest, Sha256};
@@ -33,6 +33,7 @@ pub struct ContainerSnapshot {
     file: Arc<File>,
     size: u64,
     digest: String,
+    tenant: Option<TenantId>,
 }
 
 impl ContainerSnapshot {
@@ -46,12 +47,25 @@ impl ContainerSnapshot {
         &self.digest
     }
 
+    /// Sets the tenant whose work the snapshot contains, which is the only one that can restore it. A snapshot that was
+    /// loaded from a file has none, and every tenant can restore it.
+    #[must_use]
+    pub fn with_tenant(mut self, tenant: TenantId) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// Returns the tenant whose work the snapshot contains, if it is known.
+    pub fn tenant(&self) -> Option<&TenantId> {
+        self.tenant.as_ref()
+    }
+
     /// Returns the length of the tar in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Saves the snapshot to a file, atomically, and readable by this user only.
+    /// Saves the snapshot to a file, atomically, and readable by this user only. The file does not contain the tenant.
     pub async fn save(&self, path: &Path) -> Result<()> {
         let (snapshot, path) = (self.clone(), path.to_owned());
         let failed = error_at(&path);
@@ -78,7 +92,7 @@ impl ContainerSnapshot {
         file.persist(path).map(drop).map_err(|error| error.error)
     }
 
-    /// Loads a snapshot from a file. With `digest`, fails if the file has another one.
+    /// Loads a snapshot from a file, without a tenant. With `digest`, fails if the file has another one.
     pub async fn load(path: &Path, digest: Option<&str>) -> Result<Self> {
         let (from, failed) = (path.to_owned(), error_at(path));
         let loaded = tokio::task::spawn_blocking(move || {
@@ -130,7 +144,12 @@ impl ContainerSnapshot {
 impl From<ContainerSnapshot> for Snapshot {
     fn from(snapshot: ContainerSnapshot) -> Self {
         let digest = snapshot.digest.strip_prefix("sha256:").unwrap_or(&snapshot.digest).to_owned();
-        Self::new(NAME, snapshot).with_digest(digest)
+        let tenant = snapshot.tenant.clone();
+        let snapshot = Self::new(NAME, snapshot).with_digest(digest);
+        match tenant {
+            Some(tenant) => snapshot.with_tenant(tenant),
+            None => snapshot,
+        }
     }
 }
 
@@ -164,7 +183,7 @@ impl SnapshotWriter {
 
     pub(crate) fn finish(self) -> io::Result<ContainerSnapshot> {
         let digest = format!("sha256:{}", hex::encode(self.hash.finalize()));
-        Ok(ContainerSnapshot { file: Arc::new(self.file), size: self.size, digest })
+        Ok(ContainerSnapshot { file: Arc::new(self.file), size: self.size, digest, tenant: None })
     }
 }
 
@@ -335,6 +354,17 @@ mod tests {
         let missing = ContainerSnapshot::load(&directory.path().join("none"), None).await.unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_keeps_its_tenant_until_it_is_saved() {
+        let snapshot = written(b"some tar", 100).await.unwrap();
+        assert_eq!(Snapshot::from(snapshot.clone()).tenant(), None);
+        let tenant = TenantId::new("acme").unwrap();
+        let outer = Snapshot::from(snapshot.with_tenant(tenant.clone()));
+        assert_eq!(outer.tenant(), Some(&tenant));
+        let inner = ContainerSnapshot::of(&outer).unwrap().clone();
+        assert_eq!(Snapshot::from(inner).tenant(), Some(&tenant));
     }
 
     #[test]

@@ -184,9 +184,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Creates a sandbox from a snapshot of this backend, with the limits and policy of `spec`.
     ///
+    /// # Behavior
+    /// - A snapshot of one tenant is refused to another. [`Spec::check_tenant`] compares them.
+    ///
     /// # Errors
     /// - `Unsupported` unless [`Capability::Snapshot`] is declared.
     /// - `InvalidInput` for a snapshot of another backend.
+    /// - `Denied` for a snapshot of another tenant.
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>>;
 
     /// Prepares a sandbox before its request arrives. `spec` is the template that later requests should resemble.

@@ -314,6 +314,22 @@ impl Spec {
         }
     }
 
+    /// Checks that this spec's tenant is `owner`, the tenant whose work a snapshot contains. Accepts a snapshot without
+    /// an owner.
+    ///
+    /// # Errors
+    /// - `Denied` for another tenant. The error does not name the owner.
+    pub fn check_tenant(&self, owner: Option<&TenantId>) -> Result<()> {
+        match owner {
+            Some(owner) if *owner != self.tenant => {
+                let what = format!("the snapshot belongs to another tenant than '{}'", self.tenant.as_str());
+                Err(Error::new(ErrorKind::Denied, "restore", what)
+                    .with_remedy("restore it as its own tenant, with --tenant or the spec's tenant"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns every setting, to be destructured without `..`. Code that enforces settings then fails to compile when a
     /// setting is added, instead of ignoring it.
     pub fn parts(&self) -> SpecParts<'_> {
@@ -485,6 +501,16 @@ mod tests {
         assert_eq!(check("/srv/x", 1, 3), Some(ErrorKind::NotFound));
         assert_eq!(check("/srv/x", 2, 2), Some(ErrorKind::NotFound));
         assert_eq!(check("/srv/y", 1, 3), None, "nothing is recorded for it");
+    }
+
+    #[test]
+    fn a_snapshot_of_another_tenant_is_refused_without_naming_it() {
+        let [mine, other] = ["mine", "other"].map(|name| TenantId::new(name).unwrap());
+        let spec = Spec::builder().tenant(other.clone()).build().unwrap();
+        assert!(spec.check_tenant(None).is_ok() && spec.check_tenant(Some(&other)).is_ok());
+        let error = spec.check_tenant(Some(&mine)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(error.remedy().is_some() && !error.to_string().contains("mine"), "{error}");
     }
 
     /// Promise (Contract): A spec with values that no sandbox can have is refused.

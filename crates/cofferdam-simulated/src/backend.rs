@@ -115,6 +115,7 @@ impl Backend for SimulatedBackend {
         self.host.faults.pass(FaultPoint::Restore).await?;
         let frozen = snapshot.payload::<Frozen>().filter(|_| snapshot.backend() == NAME);
         let frozen = frozen.ok_or_else(|| Error::invalid("restore", "the snapshot belongs to another backend"))?;
+        spec.check_tenant(snapshot.tenant())?;
         self.make(spec, |plan| {
             frozen.0.with_limit(plan.disk_limit()).ok_or_else(|| {
                 Error::new(ErrorKind::ResourceExhausted, "restore", "the snapshot is larger than the disk limit")

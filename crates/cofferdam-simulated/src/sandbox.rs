@@ -115,7 +115,7 @@ impl Sandbox for SimulatedSandbox {
 
     async fn snapshot(&self) -> Result<Snapshot> {
         self.enter(FaultPoint::Snapshot, Some(Capability::Snapshot)).await?;
-        Ok(Snapshot::new(NAME, Frozen(self.freeze("snapshot")?)))
+        Ok(Snapshot::new(NAME, Frozen(self.freeze("snapshot")?)).with_tenant(self.shared.spec.tenant().clone()))
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {

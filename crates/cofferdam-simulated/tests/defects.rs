@@ -83,6 +83,7 @@ async fn each_defect_fails_its_case() {
         (D::LeavesRowsOut, "posture/has-every-row"),
         (D::ForksShareFiles, "snapshot/forks-are-independent"),
         (D::RestoresAnything, "snapshot/of-another-backend"),
+        (D::RestoresAnything, "snapshot/of-another-tenant"),
         (D::PausesNothing, "pause/stops-and-goes-on"),
         (D::PausesNothing, "pause/time-stands-still"),
         (D::PausesNothing, "pause/calls-are-refused-meanwhile"),

@@ -324,7 +324,11 @@ impl VmSnapshot {
 impl From<VmSnapshot> for Snapshot {
     fn from(snapshot: VmSnapshot) -> Self {
         let digest = snapshot.digest().map(str::to_owned);
-        let snapshot = Self::new(NAME, snapshot);
+        let tenant = snapshot.manifest().tenant.clone();
+        let mut snapshot = Self::new(NAME, snapshot);
+        if let Some(tenant) = tenant {
+            snapshot = snapshot.with_tenant(tenant);
+        }
         match digest {
             Some(digest) => snapshot.with_digest(digest),
             None => snapshot,

@@ -53,7 +53,8 @@ impl WasmBackend {
     ///
     /// # Errors
     ///
-    /// As `create`; `Unsupported` if the snapshot was taken by another version of the interpreter.
+    /// As `create`; `Unsupported` if the snapshot was taken by another version of the interpreter; `Denied` if it
+    /// belongs to another tenant.
     pub async fn restore_session(&self, snapshot: &SessionSnapshot, spec: Spec) -> Result<Session> {
         run::restore_session(&self.common, snapshot, spec, WasmSandbox::create).await
     }
@@ -117,7 +118,9 @@ impl Backend for WasmBackend {
     async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let foreign = || Error::invalid("restore", "the snapshot was taken by another backend");
         let files = Some(&snapshot).filter(|snapshot| snapshot.backend() == NAME).and_then(Snapshot::payload);
-        let shared = Shared::copied(&self.common, spec, files.ok_or_else(foreign)?)?;
+        let files = files.ok_or_else(foreign)?;
+        spec.check_tenant(snapshot.tenant())?;
+        let shared = Shared::copied(&self.common, spec, files)?;
         Ok(WasmSandbox::create(Arc::new(shared)))
     }
 

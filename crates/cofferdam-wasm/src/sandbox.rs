@@ -124,7 +124,7 @@ impl Sandbox for WasmSandbox {
 
     async fn snapshot(&self) -> Result<Snapshot> {
         self.check_idle("snapshot")?;
-        Ok(Snapshot::new(NAME, self.0.freeze_files("snapshot")?))
+        Ok(Snapshot::new(NAME, self.0.freeze_files("snapshot")?).with_tenant(self.0.spec.tenant().clone()))
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {

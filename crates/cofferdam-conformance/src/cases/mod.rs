@@ -225,6 +225,8 @@ cases! {
 
     "snapshot/restores-files" "E2" [Snapshot, Files] snapshot::restores_files;
     "snapshot/of-another-backend" "E2" [Snapshot] snapshot::of_another_backend;
+    /// Promise (Contract): A snapshot of one tenant is refused to another tenant.
+    "snapshot/of-another-tenant" "E2" [Snapshot] snapshot::of_another_tenant;
     "snapshot/forks-are-independent" "E2" [Fork, Files] snapshot::forks_are_independent;
 
     /// Promise (Contract): A pause stops all programs of a sandbox, and they resume where they stopped.

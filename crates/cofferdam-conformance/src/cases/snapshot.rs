@@ -1,6 +1,6 @@
 //! Cases: snapshots and forks.
 
-use cofferdam_contract::{ErrorKind, Snapshot};
+use cofferdam_contract::{ErrorKind, Snapshot, TenantId};
 
 use crate::GuestProgram as P;
 use crate::case::{Context, Verdict, check, check_eq, expect_error, path, read_small, text, write_small};
@@ -33,6 +33,20 @@ pub(super) async fn of_another_backend(cx: Context) -> Verdict {
         let restored = restored.map(|sandbox| cx.keep(sandbox));
         expect_error(restored, &[ErrorKind::InvalidInput], "restoring a snapshot of another backend")?;
     }
+    Ok(())
+}
+
+pub(super) async fn of_another_tenant(cx: Context) -> Verdict {
+    let (owner, other) = (TenantId::new("snapshot-owner")?, TenantId::new("snapshot-other")?);
+    let of_owner = cx.spec().tenant(owner).build()?;
+    let sandbox = cx.sandbox_of(of_owner.clone()).await?;
+    let snapshot = sandbox.snapshot().await?;
+    sandbox.close().await?;
+    let restored = cx.backend().restore(snapshot.clone(), cx.spec().tenant(other).build()?).await;
+    let restored = restored.map(|sandbox| cx.keep(sandbox));
+    expect_error(restored, &[ErrorKind::Denied], "restoring a snapshot of another tenant")?;
+    let restored = cx.keep(cx.backend().restore(snapshot, of_owner).await?);
+    cx.exec_ok(&restored, P::Succeed).await?;
     Ok(())
 }
 

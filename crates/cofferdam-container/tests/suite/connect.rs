@@ -95,6 +95,40 @@ async fn error_for_a_socket_without_access_has_a_remedy() {
     check(&failure(&socket).await, "this user cannot open", "group `docker`");
 }
 
+/// Promise (Containers): A socket that another user can replace is not connected to, and the error has a remedy.
+#[tokio::test]
+async fn a_socket_that_another_user_can_replace_is_not_connected_to() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let directory = tempfile::tempdir().unwrap();
+    let below = directory.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    let socket = below.join("engine.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let remedy = "run Cofferdam as the user";
+    std::fs::set_permissions(&below, PermissionsExt::from_mode(0o777)).unwrap();
+    check(&failure(&socket).await, "below' has mode 0777", remedy);
+    std::fs::set_permissions(&below, PermissionsExt::from_mode(0o755)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        for path in [&socket, &below] {
+            chown(path, Some(65533), Some(65533)).unwrap();
+            check(&failure(&socket).await, "belongs to user 65533", remedy);
+        }
+    } else {
+        println!("SKIP a_socket_that_another_user_can_replace_is_not_connected_to: only root can give files away");
+    }
+    let contacted = listener.accept();
+    assert!(matches!(&contacted, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{contacted:?}");
+    // The group of a socket and its own mode do not matter, nor does a directory in which only owners can remove files.
+    std::fs::set_permissions(&below, PermissionsExt::from_mode(0o1777)).unwrap();
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        chown(&below, Some(0), Some(65533)).unwrap();
+        chown(&socket, Some(0), Some(65533)).unwrap();
+    }
+    check(&failure(&socket).await, "gave no answer", "hangs");
+}
+
 /// Promise (Containers): An engine that never answers is an error, not a hang.
 #[tokio::test]
 async fn silent_engine_causes_no_hang() {

@@ -239,6 +239,30 @@ async fn mounted_directory_is_used_as_its_owner_and_never_as_root() {
     }
 }
 
+/// With runc, Podman creates a workspace that belongs to root. Podman ignores the runtime in a request, so its service
+/// must have been started with runc.
+///
+/// Promise (Containers): With Podman, a sandbox has the requested runtime or is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn podman_runs_with_runc_or_refuses_it() {
+    let Some(engine) = support::podman("podman_runs_with_runc_or_refuses_it") else { return };
+    let default = engine.client().info().await.unwrap().default_runtime.unwrap_or_default();
+    let backend = support::backend_at(&engine.socket, |config| {
+        (config.image, config.runtime) = (support::image(), Some("runc".to_owned()));
+    });
+    let created = backend.create(support::spec().build().unwrap()).await;
+    if !default.ends_with("runc") {
+        let error = created.map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.remedy().is_some_and(|remedy| remedy.contains("--runtime")), "{error:?}");
+        println!("SKIP podman_runs_with_runc_or_refuses_it: writes with runc, because Podman uses {default}");
+        return;
+    }
+    let sandbox = created.unwrap();
+    assert_eq!(text(&shell(&*sandbox, "echo written > file && cat file").await), "written\n");
+    sandbox.close().await.unwrap();
+}
+
 /// Promise (Containers): Another engine restores a container snapshot from its file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_goes_through_a_file_to_another_engine() {

@@ -32,9 +32,15 @@ fn spinners() -> ExecRequest {
     ExecRequest::shell(line).build().unwrap()
 }
 
-/// Starts the spinners, and waits until all run.
-async fn spin(sandbox: &dyn Sandbox) -> ExecHandle {
-    let handle = sandbox.start(spinners()).await.unwrap();
+/// Returns a request for processes that each start a successor and exit, so that no list of them is ever complete.
+fn chains() -> ExecRequest {
+    let line = "f() { f & }; i=0; while [ $i -lt 100 ]; do f; i=$((i+1)); done; echo all; while :; do sleep 100; done";
+    ExecRequest::shell(line).build().unwrap()
+}
+
+/// Starts the request, and waits until all of its processes run.
+async fn begin(sandbox: &dyn Sandbox, request: ExecRequest) -> ExecHandle {
+    let handle = sandbox.start(request).await.unwrap();
     let mut output = handle.output();
     while !matches!(output.next().await, Some(OutputEvent::Chunk(_))) {}
     handle
@@ -52,7 +58,20 @@ async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
         assert!(done.exit.usage.cpu_seconds >= 5.0, "{}: {:?}", engine.name, done.exit);
         let _ = tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap();
         let sandbox = backend.create(spec(1000)).await.unwrap();
-        let handle = tokio::time::timeout(HANG_TIMEOUT, spin(&*sandbox)).await.unwrap();
+        let handle = tokio::time::timeout(HANG_TIMEOUT, begin(&*sandbox, spinners())).await.unwrap();
+        tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap().unwrap();
+        assert!(handle.exit().await.unwrap().cancelled, "{}", engine.name);
+        assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
+    }
+}
+
+/// Promise (Limits): `close` removes a container whose processes start others faster than they can be listed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_removes_chains_of_forks() {
+    for engine in support::engines("close_removes_chains_of_forks") {
+        let before = engine.census().await;
+        let sandbox = engine.backend().create(spec(1000)).await.unwrap();
+        let handle = tokio::time::timeout(HANG_TIMEOUT, begin(&*sandbox, chains())).await.unwrap();
         tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap().unwrap();
         assert!(handle.exit().await.unwrap().cancelled, "{}", engine.name);
         assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
@@ -66,7 +85,7 @@ async fn supervisor() {
     let engines: Vec<TestEngine> = support::engines("supervisor");
     let engine = engines.into_iter().find(|engine| engine.name == name).expect("the engine exists");
     let sandbox = engine.backend().create(spec(1000)).await.unwrap();
-    let _handle = spin(&*sandbox).await;
+    let _handle = begin(&*sandbox, spinners()).await;
     println!("spinning");
     std::future::pending::<()>().await;
 }

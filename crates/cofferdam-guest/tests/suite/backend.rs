@@ -122,6 +122,7 @@ impl Backend for EnclosureBackend {
         let Some(archive) = snapshot.payload::<Vec<u8>>().filter(|_| snapshot.backend() == NAME) else {
             return Err(Error::invalid("restore", "not a snapshot of this backend"));
         };
+        spec.check_tenant(snapshot.tenant())?;
         let sandbox = self.create_one(spec).await?;
         sandbox.guest.import(&mut &archive[..]).await?;
         Ok(sandbox)
@@ -169,7 +170,7 @@ impl Sandbox for EnclosureSandbox {
     async fn snapshot(&self) -> Result<Snapshot> {
         let mut archive = Vec::new();
         self.guest.export(&mut archive).await?;
-        Ok(Snapshot::new(NAME, archive))
+        Ok(Snapshot::new(NAME, archive).with_tenant(self.spec.tenant().clone()))
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {

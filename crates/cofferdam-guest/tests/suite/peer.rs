@@ -261,17 +261,41 @@ async fn cpu_limit_holds_by_the_hosts_own_count_with_an_agent_that_does_not_answ
     }
 }
 
-#[tokio::test]
-async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
+/// Connects to a peer that reports the end of an exec at once, with invented counts.
+async fn inventor() -> Guest {
     let invented = (1u64 << 60).to_le_bytes();
-    let guest = mute(move |id| {
+    mute(move |id| {
         let ended = [&[0; 4][..], &invented.repeat(10)].concat();
         [frame(STARTED, id, &[0; 64]), frame(ENDED, id, &ended)].concat()
-    });
+    })
+    .await
+}
+
+#[tokio::test]
+async fn usage_that_an_agent_invents_is_cut_to_what_is_possible() {
     let limits = Limits::default();
-    let exit = exit_of(&guest.await, ExecRequest::argv(["true"]).build().unwrap(), &limits).await;
-    assert!(exit.usage.cpu_seconds <= LONG.as_secs_f64() * 4096.0, "{exit:?}");
+    let request = || ExecRequest::argv(["true"]).build().unwrap();
+    let guest = inventor().await;
+    let begun = Instant::now();
+    let exit = exit_of(&guest, request(), &limits).await;
+    // The peer reports no number of processors, which counts as one.
+    assert!(exit.usage.cpu_seconds <= begun.elapsed().as_secs_f64(), "{exit:?}");
     assert_eq!(exit.usage.peak_memory_bytes, limits.memory.map(|size| size.as_bytes()));
+}
+
+#[tokio::test]
+async fn cpu_time_that_an_agent_invents_is_cut_to_the_hosts_own_count() {
+    for kind in [Meter::Same as fn(ReadCpu) -> Meter, Meter::Around] {
+        let guest = inventor().await;
+        // The host counts one microsecond between the request and the end, which is less than the elapsed time.
+        let reads = Arc::new(AtomicU64::new(0));
+        guest.set_meter(kind(Arc::new(move || {
+            let counted = 5_000_000 + reads.fetch_add(1, Ordering::Relaxed).min(1);
+            Box::pin(async move { Some(counted) })
+        })));
+        let exit = exit_of(&guest, ExecRequest::argv(["true"]).build().unwrap(), &Limits::default()).await;
+        assert!(exit.usage.cpu_seconds <= 1e-6, "{exit:?}");
+    }
 }
 
 /// Promise (Containers): The host gives up a peer that does not read.

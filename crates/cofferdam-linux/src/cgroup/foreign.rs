@@ -102,6 +102,10 @@ impl Foreign {
 
     /// Kills all processes in the groups, including the container's process 1, until none is left. Returns false if
     /// some are left or the caller lacks permission. Blocks its thread.
+    ///
+    /// Processes that fork meanwhile may not be listed. They end with process 1, because the kernel then kills all
+    /// processes in its pid namespace and creates no others. So nothing is frozen before: a caller that was killed in
+    /// between would leave a frozen container.
     pub fn kill(&self) -> bool {
         self.raise();
         for _ in 0..KILL_ROUNDS {

@@ -340,6 +340,7 @@ pub(crate) async fn restore_session(
 ) -> Result<Session> {
     refuse_named(&spec)?;
     let policy = Policy::of(&spec)?;
+    spec.check_tenant(snapshot.tenant())?;
     let account = memory_account(&spec);
     let (files, initial) = snapshot.thaw(&spec, policy, &account)?;
     let shared = Shared::with_files(common, spec, policy, account, files)?;

@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Result, Spec};
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Result, Spec, TenantId};
 use cofferdam_wasm_supply::Language;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -110,6 +110,8 @@ pub struct SessionSnapshot {
     /// The state of deterministic random numbers.
     seed: Option<u64>,
     metered: bool,
+    /// The tenant whose work it contains. A file has none.
+    tenant: Option<TenantId>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -157,7 +159,21 @@ impl SessionSnapshot {
             passed: host.clock.passed(),
             seed,
             metered: shared.policy.is_metered(),
+            tenant: Some(shared.spec.tenant().clone()),
         })
+    }
+
+    /// Sets the tenant whose work it contains, which is the only one that can restore it. A snapshot from a file has
+    /// none, and every tenant can restore it.
+    #[must_use]
+    pub fn with_tenant(mut self, tenant: TenantId) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// Returns the tenant whose work it contains, if it is known.
+    pub fn tenant(&self) -> Option<&TenantId> {
+        self.tenant.as_ref()
     }
 
     /// Checks that the spec's metering equals that of the snapshot.
@@ -364,7 +380,7 @@ impl SessionSnapshot {
             tables(&header.tables, &header.entries).ok_or_else(|| damaged("its tables do not match its header"))?;
         let frozen = Frozen { image, globals: header.globals.into(), tables: tables.into() };
         let Header { kind, tree, descriptors, workspace, temporary, passed, seed, metered, .. } = header;
-        Ok(Self { kind, frozen, tree, descriptors, workspace, temporary, passed, seed, metered })
+        Ok(Self { kind, frozen, tree, descriptors, workspace, temporary, passed, seed, metered, tenant: None })
     }
 }
 

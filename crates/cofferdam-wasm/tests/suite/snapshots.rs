@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cofferdam_contract::{Access, ByteSize, ErrorKind, Result, SandboxPath, Spec};
+use cofferdam_contract::{Access, ByteSize, ErrorKind, Result, SandboxPath, Spec, TenantId};
 use cofferdam_wasm::{Session, SessionSnapshot, WasmBackend};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
@@ -91,6 +91,28 @@ async fn a_module_goes_on_with_its_memory_globals_tables_and_files() {
         assert_eq!(output_of(&session, "tell").await, EXPECTED);
         assert_eq!(saved_text(&session).await, "kept.txt");
     }
+}
+
+/// Promise (WebAssembly): A session snapshot of one tenant is refused to another tenant.
+#[tokio::test]
+async fn a_session_snapshot_of_one_tenant_is_refused_to_another() {
+    let backend = WasmBackend::default();
+    let [mine, other] = ["mine", "other"].map(|name| TenantId::new(name).unwrap());
+    let of = |tenant: &TenantId| Spec::builder().tenant(tenant.clone()).build().unwrap();
+    let session = changed(&backend, of(&mine)).await;
+    let snapshot = session.snapshot().unwrap();
+    let error = backend.restore_session(&snapshot, of(&other)).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(!error.to_string().contains("mine"), "{error}");
+    for session in [backend.restore_session(&snapshot, of(&mine)).await.unwrap(), session.fork().await.unwrap()] {
+        assert_eq!(output_of(&session, "tell").await, EXPECTED);
+    }
+    // A file has no tenant until its reader sets one.
+    let loaded = SessionSnapshot::from_bytes(&snapshot.to_bytes().unwrap(), MAX_SIZE).unwrap();
+    assert_eq!(loaded.tenant(), None);
+    backend.restore_session(&loaded, of(&other)).await.unwrap();
+    let error = backend.restore_session(&loaded.with_tenant(mine), of(&other)).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
 }
 
 /// Promise (WebAssembly): Forks of a session do not affect each other.

@@ -5,13 +5,36 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::census;
+use crate::{census, hostile};
+
+/// Options of a run whose limits allow [`spinners`].
+pub const SPINNERS_ALLOWED: [&str; 6] = ["--timeout", "900s", "--cpu-time", "1000s", "--pids", "550"];
+
+/// Returns a shell line that starts 500 busy processes and prints `ready`.
+pub fn spinners() -> String {
+    // All begin at once, since a running one would delay the start of the next.
+    let one = "(: </tmp/begin; while :; do :; done) &";
+    let start = format!("mkfifo /tmp/begin; i=0; while [ $i -lt 500 ]; do {one} i=$((i+1)); done");
+    format!("{start}; sleep 1; echo ready; : >/tmp/begin; wait")
+}
+
+/// Waits until the processes of [`spinners`] are busy, after `ready`.
+pub fn wait_until_busy() {
+    std::thread::sleep(Duration::from_secs(1));
+}
 
 /// Starts a run that prints `ready` from inside its sandbox, and leaves daemons there.
 fn supervisor() -> std::process::Child {
     let script = "(setsid sleep 1000 &) ; sleep 1001 & echo ready; sleep 1002";
+    start(&["--timeout", "900s"], script)
+}
+
+/// Starts a run with these options, and waits until it prints `ready`.
+fn start(options: &[&str], script: &str) -> std::process::Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
-        .args(["run", "--timeout", "900s", "--", "sh", "-c", script])
+        .arg("run")
+        .args(options)
+        .args(["--", "sh", "-c", script])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -35,6 +58,19 @@ fn killing_the_supervisor_leaves_nothing_behind() {
         let left = census::left_behind(&before, Duration::from_secs(60));
         assert!(left.is_empty(), "after SIG{signal}: {left:?}");
     }
+}
+
+#[test]
+fn killed_supervisor_leaves_none_of_five_hundred_spinners() {
+    // The spinners would starve attacks of the hostile tests.
+    let _turn = hostile::turn();
+    let before = census::census();
+    let mut child = start(&SPINNERS_ALLOWED, &spinners());
+    wait_until_busy();
+    child.kill().expect("it is our child");
+    child.wait().expect("it ends");
+    let left = census::left_behind(&before, Duration::from_secs(60));
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// Returns the child of a process with this name: the launcher of a supervisor, or the init of a launcher.

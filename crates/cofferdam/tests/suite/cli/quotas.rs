@@ -1,6 +1,7 @@
-//! Programs that use quota-bounded objects. They work, and the quota is returned when the objects are gone.
+//! Programs that use quota-bounded objects. They work, and the quota is returned when the objects are gone. Usual tools
+//! work with the default limits.
 
-use super::{outcome, run};
+use super::{json, outcome, run};
 
 /// Runs a program in a process sandbox and requires success.
 fn succeeds(words: &[&str]) -> String {
@@ -180,6 +181,24 @@ fn containers_have_the_same_quotas_and_limit_processes() {
     let (_, output, errors) =
         run_in_container(&["--json", "--processes", "10", "--lang", "python", "--code", PROCESSES]).unwrap();
     assert_at_limit_of_ten(&output, &errors);
+}
+
+/// The exit status of a line whose tool is not installed inside.
+const ABSENT: i32 = 77;
+
+#[test]
+fn npm_pip_and_a_compiler_run_with_the_default_limits() {
+    let compile = "echo 'int main(void) { return 0; }' > x.c && cc x.c -o x && ./x";
+    for (tool, line) in [("npm", "npm --version"), ("pip", "pip --version"), ("cc", compile)] {
+        let line = format!("command -v {tool} > /dev/null || exit {ABSENT}; {line}");
+        let (status, output, errors) = outcome(&mut run(["--json", "--", "sh", "-c", &line]));
+        if status == ABSENT {
+            println!("SKIP {tool} with the default limits: it is not installed where sandboxes find it");
+            continue;
+        }
+        assert_eq!(status, 0, "{line}: {output}\n{errors}");
+        assert_eq!(json(&output)["exit"]["limits_hit"], serde_json::json!([]), "{line}: {output}");
+    }
 }
 
 #[test]

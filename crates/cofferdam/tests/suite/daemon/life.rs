@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Home, TEST_TIMEOUT, by_daemon, leaving_nothing, read, ready};
+use crate::hostile;
+use crate::supervisor::{SPINNERS_ALLOWED, spinners, wait_until_busy};
 
 const ALONE: &[&str] = &["--python", "0", "--node", "0"];
 
@@ -137,6 +139,31 @@ fn a_killed_daemon_leaves_nothing_and_runs_are_local_again() {
         assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
         assert_eq!(again.end().0, Some(0));
         assert!(home.gone());
+    });
+}
+
+#[test]
+fn killed_client_and_killed_daemon_leave_none_of_five_hundred_spinners() {
+    // The spinners would starve attacks of the hostile tests.
+    let _turn = hostile::turn();
+    leaving_nothing(|| {
+        let home = Home::new();
+        let mut daemon = home.daemon(ALONE);
+        let spin = || {
+            let mut command = home.run(["--daemon", "require"]);
+            let started = ready(command.args(SPINNERS_ALLOWED).args(["--", "sh", "-c", &spinners()]));
+            wait_until_busy();
+            started
+        };
+        let (mut client, _stdout) = spin();
+        client.kill().unwrap();
+        client.wait().unwrap();
+        daemon.until("the guest ended", |status| status["running"] == 0 && status["pool"]["closing"] == 0);
+        let (client, _stdout) = spin();
+        daemon.signal(Signal::KILL);
+        daemon.child.wait().unwrap();
+        let (status, _, stderr) = read(&client.wait_with_output().unwrap());
+        assert_eq!(status, Some(125), "{stderr}");
     });
 }
 

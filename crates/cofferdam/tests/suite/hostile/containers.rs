@@ -8,8 +8,11 @@ use cofferdam_contract::{Backend, Protection, Spec};
 use super::guests::Guests;
 use super::host::Host;
 use super::row::{Place, Row, words};
-use super::run::{Outcome, attack, block_on, report, turn};
+use super::run::{Outcome, block_on, measured_attack, report, turn};
 use crate::census::census;
+
+/// Mebibytes of the host that the engine's own processes may take for one container.
+const ENGINE_MIB: u64 = 64;
 
 /// Returns the tests' engine with a runtime, or prints why there is none.
 pub fn backend(runtime: Option<&str>) -> Option<Arc<dyn Backend>> {
@@ -43,6 +46,7 @@ pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
         why.is_none()
     });
     for row in &mut rows {
+        row.host_memory = row.host_memory.map(|slack| slack + ENGINE_MIB);
         match (row.guest, row.name) {
             // The image has its own package list, as the host does.
             ("host_files", _) => row.args = |host| [words(["--image"]), host.markers()].concat(),
@@ -68,7 +72,7 @@ pub fn run(runtime: Option<&str>, mut rows: Vec<Row>) {
         let first = backend.create(spec).await.expect("a container can be made");
         first.close().await.expect("it closes");
         for row in &rows {
-            match attack(backend.as_ref(), &guests, &host, row).await {
+            match measured_attack(backend.as_ref(), &guests, &host, row).await {
                 Ok(Outcome::Held) => {}
                 Ok(Outcome::NotTried(why)) => println!("SKIP hostile: {}, in a container: {why}", row.name),
                 Err(why) => failures.push(format!("{}: {why}", row.name)),

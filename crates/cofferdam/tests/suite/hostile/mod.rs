@@ -1,4 +1,5 @@
-//! Hostile programs against the process backend. Each row of the table tries one attack, and fails if it succeeds.
+//! Hostile programs against the process backend, and some of them against others. Each row of the table tries one
+//! attack, and fails if it succeeds.
 //!
 //! The programs are `tests/guests/*.c`; `docs/past-escapes.md` names the known escape of each. Harmless ones also run
 //! outside the sandbox, where they must succeed, so that no row passes because its program is broken. Programs that
@@ -15,6 +16,8 @@ mod races;
 mod row;
 mod run;
 mod table;
+#[cfg(feature = "vm")]
+mod vm;
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -22,6 +25,7 @@ use std::process::Command;
 use cofferdam_contract::{Access, Workspace};
 
 use self::host::SECRET_VARIABLE;
+pub use self::run::turn;
 
 /// The name of the test that [`secrets_of_the_supervisor_stay_outside`] starts in a separate process.
 const INNER: &str = "hostile::inner_with_a_secret";
@@ -82,6 +86,17 @@ fn kernel_memory_stays_within_the_memory_limit() {
     run::run(table::kernel_memory::rows());
 }
 
+/// Promise (Containers): The memory limit of a container bounds kernel objects too.
+#[cfg(feature = "container")]
+#[test]
+fn kernel_memory_stays_within_the_memory_limit_in_containers() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP kernel memory in containers: only root can limit a container's socket buffers on cgroup v1");
+        return;
+    }
+    containers::run(None, table::kernel_memory::rows());
+}
+
 /// Promise (Limits): Hostile programs do not exceed the limits of bytes and files, with and without control groups.
 #[test]
 fn disk_and_inodes_are_limited() {
@@ -105,6 +120,14 @@ fn attacks_fail_through_a_pool_too() {
 #[test]
 fn attacks_fail_in_containers_too() {
     containers::run(None, table::all());
+}
+
+#[cfg(feature = "vm")]
+#[test]
+fn attacks_fail_in_a_vm_too() {
+    // Attacks on the CPU limit come last, because they take longest.
+    let groups = [table::processes::rows(), table::privileges::rows(), table::bombs::cpu_rows()];
+    vm::run("attacks_fail_in_a_vm_too", groups.into_iter().flatten().collect());
 }
 
 /// Promise (Process isolation): Hostile programs fail as single commands too.

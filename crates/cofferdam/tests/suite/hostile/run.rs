@@ -46,7 +46,8 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
-/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind.
+/// Locks the turn of a group: bombs would starve other groups, whose sandboxes would look left behind. Other tests that
+/// start many busy processes take a turn too.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock()
@@ -197,14 +198,14 @@ async fn attack_as_single(
 }
 
 /// Returns the result of an attack for itself and for the host.
-fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
+pub fn verdict(row: &Row, host: &Host, completed: &Completed) -> std::result::Result<Outcome, String> {
     let outcome = judge(row, completed)?;
     let damage = host.damage();
     if damage.is_empty() { Ok(outcome) } else { Err(format!("{}\n{}", damage.join(", "), output(completed))) }
 }
 
 /// Attacks like [`attack`], and checks the host's memory if the row bounds it.
-async fn measured_attack(
+pub async fn measured_attack(
     backend: &dyn Backend,
     guests: &Guests,
     host: &Host,
@@ -272,7 +273,7 @@ pub async fn install(sandbox: &Arc<dyn Sandbox>, guests: &Guests, name: &str) ->
 }
 
 /// Checks that the attack did not break the sandbox's own init. A limit may end the whole sandbox.
-async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
+pub async fn still_usable(sandbox: &Arc<dyn Sandbox>, row: &Row) -> std::result::Result<(), String> {
     if matches!(row.expect, Expect::ContainedOrLimit(_) | Expect::Limit(_)) {
         return Ok(());
     }
