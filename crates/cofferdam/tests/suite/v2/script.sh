@@ -123,6 +123,7 @@ echo "+memory +pids +cpu" > "$TOP/cgroup.subtree_control"
 
 # A host without systemd.
 limits root "" 0
+objects root "" 0
 mkdir "$TOP/free" "$TOP/free/job"
 witness /free/job
 case_ "free among others" /free/job 0 cofferdam run --json -- true
