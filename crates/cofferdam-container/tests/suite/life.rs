@@ -9,7 +9,8 @@ use cofferdam_contract::{
     RootFs, Sandbox, SandboxPath, Snapshot, Spec, TenantId, Workspace,
 };
 
-use crate::support;
+use crate::own::OwnEngine;
+use crate::support::{self, TestEngine};
 
 async fn shell(sandbox: &dyn Sandbox, line: &str) -> Completed {
     sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.unwrap()
@@ -239,28 +240,38 @@ async fn mounted_directory_is_used_as_its_owner_and_never_as_root() {
     }
 }
 
-/// With runc, Podman creates a workspace that belongs to root. Podman ignores the runtime in a request, so its service
-/// must have been started with runc.
+/// Podman ignores the runtime in a request. It has the one that its service was started with.
 ///
-/// Promise (Containers): With Podman, a sandbox has the requested runtime or is refused.
+/// Promise (Containers): Podman with another runtime than the requested one refuses the sandbox.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn podman_runs_with_runc_or_refuses_it() {
-    let Some(engine) = support::podman("podman_runs_with_runc_or_refuses_it") else { return };
+async fn podman_refuses_a_runtime_other_than_its_own() {
+    let Some(engine) = support::podman("podman_refuses_a_runtime_other_than_its_own") else { return };
     let default = engine.client().info().await.unwrap().default_runtime.unwrap_or_default();
-    let backend = support::backend_at(&engine.socket, |config| {
-        (config.image, config.runtime) = (support::image(), Some("runc".to_owned()));
-    });
-    let created = backend.create(support::spec().build().unwrap()).await;
-    if !default.ends_with("runc") {
-        let error = created.map(drop).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert!(error.remedy().is_some_and(|remedy| remedy.contains("--runtime")), "{error:?}");
-        println!("SKIP podman_runs_with_runc_or_refuses_it: writes with runc, because Podman uses {default}");
+    let other = if default.ends_with("runc") { "crun" } else { "runc" };
+    let error = with_runtime(&engine, other).create(support::spec().build().unwrap()).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.remedy().is_some_and(|remedy| remedy.contains("--runtime")), "{error:?}");
+}
+
+/// With runc, Podman creates a workspace that belongs to root.
+///
+/// Promise (Containers): A sandbox can write its workspace on Podman with runc.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workspace_is_writable_on_podman_with_runc() {
+    let Some(own) = OwnEngine::start_podman("workspace_is_writable_on_podman_with_runc", "2g", "runc").await else {
         return;
-    }
-    let sandbox = created.unwrap();
+    };
+    let default = own.engine.client().info().await.unwrap().default_runtime.unwrap_or_default();
+    assert!(default.ends_with("runc"), "{default}");
+    let sandbox = with_runtime(&own.engine, "runc").create(support::spec().build().unwrap()).await.unwrap();
     assert_eq!(text(&shell(&*sandbox, "echo written > file && cat file").await), "written\n");
     sandbox.close().await.unwrap();
+}
+
+fn with_runtime(engine: &TestEngine, runtime: &str) -> ContainerBackend {
+    support::backend_at(&engine.socket, |config| {
+        (config.image, config.runtime) = (support::image(), Some(runtime.to_owned()));
+    })
 }
 
 /// Promise (Containers): Another engine restores a container snapshot from its file.

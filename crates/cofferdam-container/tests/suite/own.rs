@@ -20,8 +20,8 @@ mount -t tmpfs tmpfs /run && mkdir -p "$place/data" && mount -t tmpfs -o size="$
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 while :; do
   rm -f "$place/engine.sock" "$place/engine.pid"
-  if [ "$kind" = podman ]; then
-    cd "$place/data" && podman --cgroup-manager=cgroupfs --events-backend=file --log-level=warn --root "$place/data/root" \
+  if [ "$kind" != docker ]; then
+    cd "$place/data" && podman --runtime "$kind" --cgroup-manager=cgroupfs --events-backend=file --log-level=warn --root "$place/data/root" \
       --runroot "$place/data/run" --tmpdir "$place/data/tmp" system service --time=0 "unix://$place/engine.sock" \
       >>"$place/log" 2>&1
   else
@@ -46,16 +46,17 @@ impl OwnEngine {
     /// impossible.
     pub(crate) async fn start(test: &str, size: &str) -> Option<Self> {
         let donor = support::docker(test)?;
-        Self::start_as("docker", "dockerd", donor, test, size).await
+        Self::start_as("dockerd", "docker", donor, test, size).await
     }
 
-    /// Starts Podman likewise. It cannot be killed by `signal`.
-    pub(crate) async fn start_podman(test: &str, size: &str) -> Option<Self> {
+    /// Starts Podman likewise, with this runtime. It cannot be killed by `signal`.
+    pub(crate) async fn start_podman(test: &str, size: &str, runtime: &str) -> Option<Self> {
         let donor = support::podman(test)?;
-        Self::start_as("podman", "podman", donor, test, size).await
+        Self::start_as("podman", runtime, donor, test, size).await
     }
 
-    async fn start_as(kind: &'static str, program: &str, donor: TestEngine, test: &str, size: &str) -> Option<Self> {
+    /// Starts Docker, or Podman with the runtime `kind`.
+    async fn start_as(program: &'static str, kind: &str, donor: TestEngine, test: &str, size: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIP {test}: only root can start an engine");
             return None;
@@ -75,7 +76,7 @@ impl OwnEngine {
             .stdin(Stdio::null())
             .spawn()
             .expect("unshare starts");
-        let engine = TestEngine { name: kind, socket: place.path().join("engine.sock"), runtime: None };
+        let engine = TestEngine { name: program, socket: place.path().join("engine.sock"), runtime: None };
         let own = Self { engine, place, child };
         own.wait().await;
         own.copy_image(&donor).await;

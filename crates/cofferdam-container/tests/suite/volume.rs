@@ -109,7 +109,7 @@ async fn agent_volume_is_filled_once_repaired_and_never_trusted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox() {
     let test = "many_that_begin_at_once_with_a_new_podman_all_get_their_sandbox";
-    let Some(own) = OwnEngine::start_podman(test, "2g").await else { return };
+    let Some(own) = OwnEngine::start_podman(test, "2g", "crun").await else { return };
     let docker = own.engine.negotiated().await;
     for _ in 0..3 {
         let all: Vec<_> = (0..4)
