@@ -320,7 +320,7 @@ impl Call {
     pub(crate) async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
         let self_reported = self.language.results() != Results::None && self.language.least_version.is_none();
-        if self.version.is_none() && !self_reported && self.place.level != Level::Wasm {
+        if self.version.is_none() && !self_reported {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
             self.version = asked.map(|version| version.to_string());
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox, Spec};
+use cofferdam_contract::{ByteSize, Capability, Error, ErrorKind, ExecRequest, Fault, Result, Sandbox, Spec};
 use parking_lot::Mutex;
 
 use crate::{Language, Place, Runtime, error, rich};
@@ -25,7 +25,8 @@ impl Versions {
         known.get(&key(place, spec, name)).cloned()
     }
 
-    /// Returns the version of a language's interpreter. Queries the sandbox if the version is unknown.
+    /// Returns the version of a language's interpreter. Queries the sandbox if the version is unknown. Returns `None`
+    /// if the sandbox runs no programs that could be queried.
     ///
     /// # Errors
     /// - `NotFound` if the interpreter is missing.
@@ -37,7 +38,7 @@ impl Versions {
         name: &str,
         language: &Language,
     ) -> Result<Option<Arc<str>>> {
-        if language.version.is_empty() {
+        if language.version.is_empty() || !place.capabilities.contains(&Capability::UnixPrograms) {
             return Ok(None);
         }
         if let Some(known) = self.known(place, sandbox.spec(), name) {

@@ -10,7 +10,7 @@ use crate::digest;
 use crate::error::{Result, SupplyError, io};
 use crate::recipe::javascript::{
     COMPILER_VERSION, COMPILERS, CRATE, CRATE_VERSION, Compiler, FLAGS, MAIN, MODULE_SHA256, PATCH, PRELUDE, REGEXP,
-    SOURCES, WARM,
+    REQUESTS, SOURCES,
 };
 use crate::step::Step;
 use crate::tools::{self, Tool, Tools};
@@ -88,7 +88,7 @@ fn sources(tools: &Tools, scratch: &Path, progress: &mut dyn FnMut(Step)) -> Res
     let engine = to.join("quickjs.c");
     let text = fs::read_to_string(&engine).map_err(io("read", &engine))?;
     fs::write(&engine, text.replacen(PATCH.0, PATCH.1, 1)).map_err(io("write", &engine))?;
-    for (name, text) in [("main.c", MAIN), ("warm.h", WARM), ("regexp.c", REGEXP), ("prelude.js", PRELUDE)] {
+    for (name, text) in [("main.c", MAIN), ("requests.h", REQUESTS), ("regexp.c", REGEXP), ("prelude.js", PRELUDE)] {
         fs::write(to.join(name), text).map_err(io("write", to.join(name)))?;
     }
     Ok(to)

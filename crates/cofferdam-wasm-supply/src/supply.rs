@@ -182,12 +182,12 @@ fn files(language: Language) -> &'static [&'static str] {
 fn name(language: Language) -> String {
     match language {
         Language::Python => {
-            use recipe::python::{MODULE_SHA256, STARTUP, WARM};
-            format!("python-{}", recipe::name_of(&[MODULE_SHA256, STARTUP, WARM]))
+            use recipe::python::{MODULE_SHA256, PREPARE, STARTUP};
+            format!("python-{}", recipe::name_of(&[MODULE_SHA256, STARTUP, PREPARE]))
         }
         Language::JavaScript => {
-            use recipe::javascript::{COMPILERS, FLAGS, MAIN, PATCH, PRELUDE, REGEXP, SOURCES, WARM};
-            let mut parts = vec![MAIN, WARM, PRELUDE, REGEXP, PATCH.0, PATCH.1];
+            use recipe::javascript::{COMPILERS, FLAGS, MAIN, PATCH, PRELUDE, REGEXP, REQUESTS, SOURCES};
+            let mut parts = vec![MAIN, REQUESTS, PRELUDE, REGEXP, PATCH.0, PATCH.1];
             parts.extend(FLAGS);
             parts.extend(SOURCES.iter().map(|(_, sha256)| *sha256));
             parts.extend(COMPILERS.iter().map(|compiler| compiler.sha256));

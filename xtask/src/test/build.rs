@@ -35,6 +35,15 @@ pub struct Built {
     pub clients: Option<PathBuf>,
     /// The directory of roots with Nodes, if they are installed.
     pub nodes: Option<PathBuf>,
+    /// The directory of the interpreters for WebAssembly, if they are installed.
+    pub wasm: Option<PathBuf>,
+}
+
+impl Built {
+    /// Returns the path of `cofferdam`.
+    pub fn program(&self) -> Option<&Path> {
+        self.binaries.iter().find(|(name, _)| name == "cofferdam").map(|(_, path)| path.as_path())
+    }
 }
 
 /// Returns `cargo` in these sources. Its output in a separate target directory is readable by every user.
@@ -74,7 +83,14 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
     let Some(first) = programs.first() else { bail!("cargo built no test program") };
     // .../target/debug/deps/program
     let target = target.or_else(|| first.path.ancestors().nth(3).map(Path::to_owned)).unwrap_or_default();
-    Ok(Built { binaries: messages.iter().filter_map(binary).collect(), programs, target, clients: None, nodes: None })
+    Ok(Built {
+        binaries: messages.iter().filter_map(binary).collect(),
+        programs,
+        target,
+        clients: None,
+        nodes: None,
+        wasm: None,
+    })
 }
 
 fn executable(message: &Value) -> Option<PathBuf> {

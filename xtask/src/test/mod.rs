@@ -16,7 +16,7 @@ mod outcome;
 mod shared;
 pub mod user;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
 use crate::clients;
-use crate::command::{is_root, wait_until};
+use crate::command::{is_root, step, wait_until};
 use crate::engines::Engines;
 use crate::nodes;
 use crate::packages;
@@ -72,6 +72,9 @@ const ONCE: &[&str] = &[
 /// Maximum time of one test program. The program of the command line starts tens of VMs.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
+/// The environment variable through which tests find the interpreters for WebAssembly.
+const WASM: &str = "COFFERDAM_TEST_WASM_CACHE";
+
 /// Runs all tests whose name contains `filter`.
 pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     let start = Instant::now();
@@ -85,11 +88,13 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     };
     let mut built = build::build(&sources, target.clone())?;
     let engines = Engines::start(user::ORDINARY)?;
-    if let Some((_, cofferdam)) = built.binaries.iter().find(|(name, _)| name == "cofferdam") {
+    if let Some(cofferdam) = built.program() {
         engines.make_base_image(cofferdam, &built.target.join("cache"));
     }
     built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
     built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
+    built.wasm =
+        built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
     let installs = Installs::prepare(&sources, &built, filter);
     let before = census(&built.target);
     let mut totals = Vec::new();
@@ -239,10 +244,28 @@ fn program_command(
     if let Some(nodes) = &built.nodes {
         command.env(nodes::VARIABLE, nodes);
     }
+    // The cache belongs to the current user.
+    if let Some(wasm) = built.wasm.as_ref().filter(|_| user.is_current()) {
+        command.env(WASM, wasm);
+    }
     for (name, path) in &built.binaries {
         command.env(format!("CARGO_BIN_EXE_{name}"), path);
     }
     command
+}
+
+/// Installs Python and JavaScript for WebAssembly below a cache directory, unless they are there. Returns the directory
+/// of the interpreters. If that fails, prints that their tests are skipped.
+fn install_interpreters(cofferdam: &Path, cache: &Path) -> Option<PathBuf> {
+    let mut setup = Command::new(cofferdam);
+    setup.arg("setup").env("XDG_CACHE_HOME", cache);
+    match step("install the interpreters for WebAssembly", &mut setup) {
+        Ok(()) => Some(cache.join("cofferdam/wasm")),
+        Err(error) => {
+            println!("SKIP scripts in WebAssembly (cofferdam, cofferdam-wasm): {error:#}");
+            None
+        }
+    }
 }
 
 /// Runs the documentation tests. rustdoc compiles them, so they run only as the user that may do that.

@@ -85,6 +85,99 @@
     }
   }
 
+  // Removes lines from an error's stack. A filter gets all lines and returns the remaining ones.
+  function without(error, filter = (lines) => lines.filter((line) => !line.includes(__filename))) {
+    if (error && typeof error === "object" && typeof error.stack === "string") {
+      try {
+        error.stack = filter(error.stack.split("\n")).join("\n");
+      } catch (refused) {
+        // Frozen.
+      }
+    }
+    return error;
+  }
+
+  // Serves pieces of code in a WebAssembly sandbox, which has no events of input: timers run only during a call.
+  function serveInWasm() {
+    const { runInThisContext } = load("vm");
+    const [decoder, later, write, read, tell] = [new TextDecoder(), setTimeout, fs.writeFileSync, fs.readSync, console.error];
+    const leave = process.exit;
+    const piece = new Uint8Array(65536);
+    let data = new Uint8Array(0);
+    let count = 0;
+
+    // The code was called by `script`, and that by `runInThisContext`.
+    const own = (lines) => {
+      const at = lines.findIndex((line) => line.includes("at runInThisContext "));
+      return at < 0 ? lines : lines.slice(0, at - 1);
+    };
+
+    // Returns the next bytes up to an end that a search finds in the data. Ends with the input.
+    const take = (find) => {
+      for (;;) {
+        const end = find(data);
+        if (end > 0 && end <= data.length) {
+          const taken = data.slice(0, end);
+          data = data.slice(end);
+          return taken;
+        }
+        const length = read(0, piece);
+        if (length === 0) leave(0);
+        const joined = new Uint8Array(data.length + length);
+        joined.set(data);
+        joined.set(piece.subarray(0, length), data.length);
+        data = joined;
+      }
+    };
+
+    const next = () => {
+      const length = Number(decoder.decode(take((bytes) => bytes.indexOf(10) + 1)));
+      const body = take(() => length);
+      const [one, two] = [body.indexOf(0), body.indexOf(0, body.indexOf(0) + 1)];
+      const [marker, where] = [decoder.decode(body.subarray(0, one)), decoder.decode(body.subarray(one + 1, two))];
+      count += 1;
+      let open = true;
+      begin();
+      const end = (word) => {
+        if (!open) return;
+        open = false;
+        finish(where);
+        write(2, `\x1e${marker}\n`);
+        write(1, `\x1e${marker} ${word}\n`);
+      };
+      const failed = (error) => {
+        tell("Uncaught", without(error, own));
+        end("error 1");
+        later(next, 0);
+      };
+      const served = (result) => {
+        keep(result);
+        // What the code has already scheduled runs before the end of the call.
+        later(() => {
+          end("ok 0");
+          next();
+        }, 0);
+      };
+      process.exit = (status = process.exitCode ?? 0) => {
+        end(`exit ${Number(status) & 255}`);
+        leave(status);
+      };
+      try {
+        const done = runInThisContext(decoder.decode(body.subarray(two + 1)), { filename: `call-${count}.js`, awaits: true });
+        if (done.promise) done.promise.then(served, failed);
+        else served(done.value);
+      } catch (error) {
+        failed(error);
+      }
+    };
+    next();
+  }
+
+  if (!real && session) {
+    serveInWasm();
+    return;
+  }
+
   if (!real) {
     // Without V8 there is no module `vm`. Code that is not a script is a module, which has no value.
     begin();
@@ -103,17 +196,6 @@
   // Code imports from its workspace, as if its file were there.
   const shown = path.join(process.cwd(), name);
   const dynamic = vm.constants && vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER;
-
-  function without(error) {
-    if (error && typeof error === "object" && typeof error.stack === "string") {
-      try {
-        error.stack = error.stack.split("\n").filter((line) => !line.includes(__filename)).join("\n");
-      } catch (refused) {
-        // Frozen.
-      }
-    }
-    return error;
-  }
 
   // Strips types and preserves every line and column. Returns `null` if this version of Node strips types only from
   // files.
@@ -146,7 +228,7 @@
     globalThis.exports = globalThis.module.exports;
     globalThis.require.main = globalThis.module;
     process.on("exit", () => finish(place));
-    process.on("uncaughtExceptionMonitor", without);
+    process.on("uncaughtExceptionMonitor", (error) => { without(error); });
     begin();
     hush();
     const text = strip(source);

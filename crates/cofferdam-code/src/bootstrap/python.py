@@ -240,10 +240,15 @@ def __cofferdam__(source, name, place, most, session):
     def serve():
         """Serves pieces of code until the input ends."""
         nonlocal source
-        asked, out, complaints = os.dup(0), os.dup(1), os.dup(2)
-        nothing = os.open("/dev/null", os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        try:
+            asked, out, complaints = os.dup(0), os.dup(1), os.dup(2)
+            nothing = os.open("/dev/null", os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+        except OSError:
+            # WebAssembly cannot copy descriptors. Only `sys.stdin` is kept from the calls.
+            asked, out, complaints = 0, 1, 2
+            sys.stdin = io.StringIO()
         read, count = os.fdopen(asked, "rb"), 0
         running = [False]
 

@@ -157,11 +157,10 @@ impl Sessions {
             return Err(Error::unsupported("open a session", format!("{language} has no sessions"))
                 .with_remedy("use python or javascript, or run each call by itself"));
         }
-        let able = [Capability::StreamingStdin, Capability::UnixPrograms];
-        if !able.iter().all(|capability| place.capabilities.contains(capability)) {
+        if !place.capabilities.contains(&Capability::StreamingStdin) {
             let message = format!("the backend '{}' does not support sessions", place.backend);
             return Err(Error::unsupported("open a session", message)
-                .with_remedy("use level process, container or vm for sessions"));
+                .with_remedy("use level wasm, process, container or vm for sessions"));
         }
         let permit = Arc::clone(&self.slots).try_acquire_owned().map_err(|_| {
             let max = config.sessions.max_open;

@@ -1,10 +1,11 @@
-/* The engine's regular expressions, whose recursion is made to use the shadow stack, for the reason in main.c. */
+/* Includes the engine's regular expressions. The macro makes their recursion use the shadow stack. main.c describes
+ * why. */
 #include "libregexp.h"
 
 #define lre_check_stack_overflow(opaque, size)                                                                         \
     ({                                                                                                                 \
-        char spent[1024];                                                                                              \
-        __asm__ volatile("" : : "r"(spent) : "memory");                                                                \
+        char stack_use[1024];                                                                                          \
+        __asm__ volatile("" : : "r"(stack_use) : "memory");                                                            \
         lre_check_stack_overflow(opaque, size);                                                                        \
     })
 #include "libregexp.c"

@@ -1,31 +1,31 @@
-"""Makes Python at home in a WebAssembly sandbox. Imported by Python itself at its start.
+"""Adapts Python to a WebAssembly sandbox. Python imports this module at startup.
 
-What can work is made to work: asyncio, whose loop needs a socket pair here that the host does not have. What cannot
-(threads, sockets, processes) fails with words that say why. Nothing here is a wall: the host is.
+It makes asyncio work, whose event loop normally needs a socket pair, which the host does not have. Threads, sockets
+and processes cannot work: they fail with an error that has the reason. This file is no isolation boundary: the host is.
 """
 
 import _thread
 import sys
 
-_WHY = "WebAssembly sandboxes have no network, threads or processes"
+_REASON = "WebAssembly sandboxes have no network, threads or processes"
 
 
-class _Hook:
-    """Patches a module when, and only if, a script imports it."""
+class _PatchFinder:
+    """A finder that patches a module when a script imports it."""
 
     def __init__(self):
-        self.busy = set()
+        self.active = set()
 
     def find_spec(self, name, path=None, target=None):
-        if name not in _PATCHES or name in self.busy:
+        if name not in _PATCHES or name in self.active:
             return None
         import importlib.util
 
-        self.busy.add(name)
+        self.active.add(name)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.busy.discard(name)
+            self.active.discard(name)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
@@ -38,19 +38,19 @@ class _Hook:
                 load(module)
                 _PATCHES[name](module)
 
-            def __getattr__(self, what):
-                return getattr(spec_loader, what)
+            def __getattr__(self, attribute):
+                return getattr(spec_loader, attribute)
 
         spec_loader = spec.loader
         spec.loader = Loader()
         return spec
 
 
-def _socket(module):
-    def refuse(*_args, **_named):
-        raise OSError(58, f"sockets are not available: {_WHY}")
+def _patch_socket(module):
+    def refuse(*_args, **_kwargs):
+        raise OSError(58, f"sockets are not available: {_REASON}")
 
-    def init(self, *_args, **_named):
+    def init(self, *_args, **_kwargs):
         refuse()
 
     module.socket.__init__ = init
@@ -58,39 +58,39 @@ def _socket(module):
         setattr(module, name, refuse)
 
 
-def _subprocess(module):
-    def init(self, *_args, **_named):
-        raise OSError(58, f"processes are not available: {_WHY}")
+def _patch_subprocess(module):
+    def init(self, *_args, **_kwargs):
+        raise OSError(58, f"processes are not available: {_REASON}")
 
     module.Popen.__init__ = init
     module.Popen.__del__ = lambda self: None
 
 
-def _no_thread(*_args, **_named):
-    raise RuntimeError(f"can't start new thread: {_WHY}")
+def _refuse_thread(*_args, **_kwargs):
+    raise RuntimeError(f"can't start new thread: {_REASON}")
 
 
-def _threading(module):
-    module.Thread.start = _no_thread
+def _patch_threading(module):
+    module.Thread.start = _refuse_thread
 
 
-def _asyncio(module):
+def _patch_asyncio(module):
     import selectors
     import time
 
-    class Clock(selectors._BaseSelectorImpl):
-        """A selector with nothing to select: it only waits."""
+    class TimeoutSelector(selectors._BaseSelectorImpl):
+        """A selector without events. It only waits until the timeout."""
 
         def select(self, timeout=None):
             if timeout is None:
-                raise RuntimeError("asyncio waits for something that can never happen in this sandbox")
+                raise RuntimeError("asyncio would wait forever: no timer is scheduled, and the sandbox has no events")
             if timeout > 0:
                 time.sleep(timeout)
             return []
 
     class Loop(module.SelectorEventLoop):
         def __init__(self):
-            super().__init__(Clock())
+            super().__init__(TimeoutSelector())
 
         def _make_self_pipe(self):
             self._ssock = self._csock = None
@@ -116,6 +116,11 @@ def _asyncio(module):
     module.set_event_loop_policy(Policy())
 
 
-_PATCHES = {"socket": _socket, "subprocess": _subprocess, "threading": _threading, "asyncio": _asyncio}
-_thread.start_new_thread = _thread.start_new = _no_thread
-sys.meta_path.insert(0, _Hook())
+_PATCHES = {
+    "socket": _patch_socket,
+    "subprocess": _patch_subprocess,
+    "threading": _patch_threading,
+    "asyncio": _patch_asyncio,
+}
+_thread.start_new_thread = _thread.start_new = _refuse_thread
+sys.meta_path.insert(0, _PatchFinder())

@@ -109,12 +109,12 @@ fn foreign_entry_with_a_manifest_that_agrees_is_removed() {
     let entry = fake.cache().join(lock.to_string_lossy().trim_start_matches('.').trim_end_matches(".lock"));
     fs::create_dir(&entry).expect("an entry");
     fs::write(entry.join("python.wasm"), "abc").expect("a module");
-    for name in ["sitecustomize.py", "cofferdam_warm.py"] {
+    for name in ["sitecustomize.py", "cofferdam_prepare.py"] {
         fs::write(entry.join(name), "abc").expect("a file");
     }
     let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     let manifest =
-        format!("cofferdam interpreter 1\n{hash} python.wasm\n{hash} sitecustomize.py\n{hash} cofferdam_warm.py\n");
+        format!("cofferdam interpreter 1\n{hash} python.wasm\n{hash} sitecustomize.py\n{hash} cofferdam_prepare.py\n");
     fs::write(entry.join("manifest"), manifest).expect("a manifest");
     assert_eq!(fake.supply.find(Language::Python).expect("find"), None);
     assert!(!entry.exists(), "the foreign entry is still there");

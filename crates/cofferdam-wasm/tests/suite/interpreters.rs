@@ -15,7 +15,7 @@ pub(crate) const BOTH: [Language; 2] = [Language::Python, Language::JavaScript];
 fn existing_caches() -> Vec<PathBuf> {
     let of = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let home = of("HOME").map(|home| home.join(".cache"));
-    let users = of("XDG_CACHE_HOME").or(home).map(|cache| cache.join("cofferdam"));
+    let users = of("XDG_CACHE_HOME").or(home).map(|cache| cache.join("cofferdam/wasm"));
     [of("COFFERDAM_TEST_WASM_CACHE"), users].into_iter().flatten().collect()
 }
 

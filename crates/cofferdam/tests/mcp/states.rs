@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::census::{census, left_behind};
-use crate::talk::{Place, Talk, containers, machines, processes, until};
+use crate::talk::{Place, Talk, containers, machines, processes, until, webassembly};
 
 /// Timeout for background teardown and for sandboxes of other tests.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -124,7 +124,9 @@ fn sessions_live(place: &Place) {
     assert_eq!(talk.fails("run_code", call("b", "python", "1", 5)).1, "closed");
     talk.works("run_code", call("c", "python", "1", 30));
     let cancelled = talk.begin("run_code", call("c", "python", "open('busy', 'w'); import time; time.sleep(600)", 40));
-    until("it runs", Duration::from_secs(30), || talk.prints(&sandbox, "ls").contains("busy"));
+    until("it runs", Duration::from_secs(30), || {
+        talk.works("list_files", json!({"sandbox": sandbox, "path": "."})).to_string().contains("busy")
+    });
     talk.cancel(cancelled);
     until("it is lost", Duration::from_secs(30), || {
         let (text, kind) = talk.fails("run_code", call("c", "python", "1", 5));
@@ -156,6 +158,14 @@ fn sessions_live(place: &Place) {
 #[test]
 fn sessions_live_in_processes() {
     sessions_live(&processes());
+}
+
+/// Promise (MCP server): Code sessions work in WebAssembly.
+#[test]
+fn sessions_live_in_webassembly() {
+    if let Some(place) = webassembly("sessions_live_in_webassembly") {
+        sessions_live(&place);
+    }
 }
 
 /// Promise (MCP server): Code sessions work in containers.

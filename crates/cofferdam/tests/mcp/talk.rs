@@ -35,6 +35,16 @@ pub fn containers(test: &str) -> Option<Place> {
     Some(Place { arguments: vec!["--backend", "docker"], variables: vec![("DOCKER_HOST", host)] })
 }
 
+/// Returns the WebAssembly backend if its interpreters are installed for the tests.
+pub fn webassembly(test: &str) -> Option<Place> {
+    let interpreters = std::env::var_os("COFFERDAM_TEST_WASM_CACHE").map(PathBuf::from);
+    let Some(cache) = interpreters.as_deref().and_then(Path::parent).and_then(Path::parent) else {
+        println!("SKIP {test}: COFFERDAM_TEST_WASM_CACHE names no interpreters for WebAssembly");
+        return None;
+    };
+    Some(Place { arguments: vec!["--backend", "wasm"], variables: vec![("XDG_CACHE_HOME", cache.into())] })
+}
+
 /// Returns the VM backend if the tests may start VMs.
 pub fn machines(test: &str) -> Option<Place> {
     if std::env::var_os("COFFERDAM_TEST_MACHINES").is_none() {

@@ -11,6 +11,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
 
 /// Returns true if Python for WebAssembly is installed.
+/// Returns a command that finds the interpreters for WebAssembly.
+fn in_webassembly(mut command: Command) -> Command {
+    let named = std::env::var_os("COFFERDAM_TEST_WASM_CACHE").map(std::path::PathBuf::from);
+    match named.as_deref().and_then(Path::parent).and_then(Path::parent) {
+        Some(cache) => command.env("XDG_CACHE_HOME", cache),
+        None => command.env("HOME", std::env::var_os("HOME").unwrap_or_default()),
+    };
+    command
+}
+
 fn installed(stderr: &str, test: &str) -> bool {
     let missing = stderr.contains("is not installed") || stderr.contains("not in this version");
     if missing {
@@ -83,10 +93,8 @@ fn the_result_of_webassembly_is_of_the_same_form() {
         ("python", "print('hi')\nopen('a.txt', 'w').write('x')\n6 * 7"),
         ("javascript", "console.log('hi'); require('fs').writeFileSync('a.txt', 'x'); 6 * 7"),
     ] {
-        let (status, stdout, stderr) = outcome(
-            run(["--json", "--level", "wasm", "--lang", lang, "--code", code])
-                .env("HOME", std::env::var_os("HOME").unwrap_or_default()),
-        );
+        let (status, stdout, stderr) =
+            outcome(&mut in_webassembly(run(["--json", "--level", "wasm", "--lang", lang, "--code", code])));
         if !installed(&stderr, "the_result_of_webassembly_is_of_the_same_form") {
             return;
         }
@@ -127,6 +135,40 @@ fn lines_share_their_variables() {
     let (status, stdout, stderr) =
         typed(&mut repl(&["--lang", "javascript", "--pids", "32"]), "const a = {\nb: 1 }\na.b + 1\n");
     assert_eq!((status, stdout.as_str()), (0, "2\n"), "{stderr}");
+}
+
+/// Promise (WebAssembly): The lines of `repl` share their variables in Python and JavaScript.
+#[test]
+fn lines_share_their_variables_in_webassembly() {
+    let python = "x = 20\ndef f(y):\n    return x + y\n\nf(22)\nopen('a', 'w').write('kept')\nnope\n\
+        import sys; sys.stdin.read()\nopen('a').read() + str(x)\nexit(3)\n";
+    let javascript = "const a = {\nb: 1 }\na.b + 1\nconst c = await Promise.resolve(40)\nc + a.b\nnope\n\
+        setTimeout(() => console.log('later'), 1); 5\nawait new Promise((done) => setTimeout(done, 20)); 6\nprocess.exit(3)\n";
+    for (lang, lines, printed, failure) in [
+        ("python", python, "42\n4\n''\n'kept20'\n", "NameError: name 'nope' is not defined"),
+        ("javascript", javascript, "2\n41\nlater\n5\n6\n", "ReferenceError: nope is not defined"),
+    ] {
+        let mut command = cofferdam();
+        command.args(["repl", "--no-history", "--level", "wasm", "--lang", lang]);
+        let (status, stdout, stderr) = typed(&mut in_webassembly(command), lines);
+        if !installed(&stderr, "lines_share_their_variables_in_webassembly") {
+            return;
+        }
+        assert_eq!((status, stdout.as_str()), (3, printed), "{lang}: {stderr}");
+        assert!(stderr.contains(failure) && !stderr.contains("cofferdam."), "{lang}: {stderr}");
+    }
+}
+
+#[test]
+fn a_session_of_webassembly_ends_at_its_time_limit_and_another_begins() {
+    let mut command = cofferdam();
+    command.args(["repl", "--no-history", "--level", "wasm", "--timeout", "2s"]);
+    let lines = "x = 1\nwhile True: pass\n'x' in globals()\n";
+    let (status, stdout, stderr) = typed(&mut in_webassembly(command), lines);
+    if installed(&stderr, "a_session_of_webassembly_ends_at_its_time_limit_and_another_begins") {
+        assert_eq!((status, stdout.as_str()), (0, "False\n"), "{stderr}");
+        assert!(stderr.contains("did not end within 2."), "{stderr}");
+    }
 }
 
 #[test]
