@@ -55,7 +55,8 @@ Examples:
 
 Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
 the environment over the configuration file (--config, COFFERDAM_CONFIG or
-~/.config/cofferdam/config.toml), and the file over defaults.";
+~/.config/cofferdam/config.toml), and the file over defaults. SANDBOX_TIMEOUT_SEC is a maximum:
+--timeout can only lower it.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]

@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::error::shown;
 
-/// The oldest supported version: the first with a vsock override and a clock update for restored VMs.
+/// The oldest version with the required API: a vsock override and a clock update for restored VMs.
 pub(super) const OLDEST: Version = Version { major: 1, minor: 16, patch: 0 };
 /// The newest version whose API description the requests were checked against.
 const NEWEST_DESCRIBED: Version = Version { major: 1, minor: 17, patch: 0 };
-/// The first version whose guests accept new connections from the host after a resume. In older versions, each of them
-/// hangs.
+/// The oldest supported version: the first whose guests accept new connections from the host after a resume. In older
+/// versions, each of them hangs.
 const HEARS_AFTER_RESUME: Version = Version { major: 1, minor: 16, patch: 2 };
 /// Maximum length of a program's version output.
 const MAX_OUTPUT: u64 = 4096;
@@ -56,8 +56,9 @@ impl Version {
     /// nothing so far, so versions newer than the described one are supported.
     pub(super) fn check_supported(self, operation: &'static str) -> Result<()> {
         let unsupported = |remedy| {
+            let newest = NEWEST_DESCRIBED.major;
             let message =
-                format!("Firecracker {self} is not supported; supported versions are {OLDEST} to {NEWEST_DESCRIBED}");
+                format!("Firecracker {self} is not supported; supported are {HEARS_AFTER_RESUME} and newer {newest}.x");
             Err(Error::new(ErrorKind::Unavailable, operation, message).with_retry(Retry::Never).with_remedy(remedy))
         };
         if self < OLDEST {
@@ -152,6 +153,7 @@ mod tests {
         for (text, remedy) in [("1.15.9", "a newer Firecracker"), ("0.25.0", "a newer Firecracker"), ("2.0.0", "older")]
         {
             let error = check(text).unwrap_err();
+            assert!(error.message().contains("supported are 1.16.2 and newer 1.x"), "{error}");
             assert!(error.remedy().is_some_and(|text| text.contains(remedy)), "{error}");
         }
     }

@@ -26,7 +26,7 @@ pub struct ReplArgs {
     #[arg(long, value_name = "LANG", default_value = "python")]
     pub lang: String,
 
-    /// Require at least this isolation level: process (2), container, vm (3)
+    /// Require at least this isolation level: wasm (1), process (2), container, vm (3)
     #[arg(long)]
     pub level: Option<Level>,
 
