@@ -198,6 +198,8 @@ impl Container {
     /// Finds the cause of the container's end, after its connection has closed. Takes a bounded time.
     pub(crate) async fn cause(&self) -> Cause {
         let began = Instant::now();
+        // Read before the engine removes the group: it reports no kill whose group is gone by then.
+        let oom_killed = self.groups.get().is_some_and(|groups| groups.stats().memory_kills() > 0);
         let mut away = false;
         while began.elapsed() < CAUSE_TIMEOUT {
             match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {
@@ -208,7 +210,7 @@ impl Container {
                     }
                     if observed.running != Some(true) {
                         // The engine records the cause a moment after the end.
-                        if let Some(cause) = self.recorded_cause().await {
+                        if let Some(cause) = self.recorded_cause(oom_killed).await {
                             return cause;
                         }
                         // A container that is still stopping has no exit status yet.
@@ -219,7 +221,9 @@ impl Container {
                     }
                     away = false;
                 }
-                Err(failed) if failed.is_missing() => return self.recorded_cause().await.unwrap_or(Cause::Removed),
+                Err(failed) if failed.is_missing() => {
+                    return self.recorded_cause(oom_killed).await.unwrap_or(Cause::Removed);
+                }
                 Err(failed) => away = failed.is_away(),
             }
             sleep(CAUSE_INTERVAL).await;
@@ -228,8 +232,8 @@ impl Container {
     }
 
     /// Reads the recorded cause from the engine's events. The engine keeps them for a while even for removed
-    /// containers.
-    async fn recorded_cause(&self) -> Option<Cause> {
+    /// containers. `oom_killed` is true if the kernel has killed a process in the container for its memory.
+    async fn recorded_cause(&self, oom_killed: bool) -> Option<Cause> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).ok()?.as_secs();
         let filters = std::collections::HashMap::from([("container".to_owned(), vec![self.id.clone()])]);
         let (since, until) = (now.saturating_sub(60).to_string(), (now + OOM_EVENT_SECONDS).to_string());
@@ -249,6 +253,9 @@ impl Container {
                     Some("die" | "died") => {
                         let code = attribute("exitCode").and_then(|code| code.parse().ok());
                         cause = code.map(Cause::Ended).or(cause);
+                        if oom_killed && !asked && cause == Some(Cause::Ended(KILLED)) {
+                            cause = Some(Cause::Memory);
+                        }
                         // A separate component of the engine reports an OOM kill, possibly after the end.
                         if asked || cause.is_some_and(|cause| cause != Cause::Ended(KILLED)) {
                             break;
