@@ -32,7 +32,8 @@ pub(crate) const DIRECTORIES: &[(&str, u32)] = &[
     ("var/lib/dpkg/info", 0o755),
     ("var/log", 0o755),
     ("var/tmp", 0o1777),
-    ("workspace", 0o755),
+    // For a tmpfs, runc takes the mode of the directory below, whatever the engine asks for.
+    ("workspace", 0o1777),
 ];
 
 /// Links and their targets. They come first, so that they exist when later entries are unpacked.
