@@ -12,18 +12,19 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional, join};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::denials::{Denial, Denials};
 use crate::names::Names;
 use crate::rules::{Query, Refusal, Rules, Target};
-use crate::sniff::{MAX_FIRST, Protocol, protocol};
+use crate::sniff::{MAX_FIRST, Protocol, is_tls, protocol};
 use crate::upstream::{Failure, MAX_LOOKUPS};
 use crate::{dns, http, upstream};
 
-/// The maximum of connections of one sandbox. Further ones wait in the queues of the listening sockets.
+/// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
+/// waits to be accepted.
 const MAX_CONNECTIONS: usize = 128;
 /// The maximum of connections to the resolver at once, and the length of a query.
 const MAX_DNS_CONNECTIONS: usize = 8;
@@ -53,7 +54,7 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct Shared {
-    rules: watch::Sender<Arc<Rules>>,
+    rules: Rules,
     names: Mutex<Names>,
     denials: Arc<Denials>,
     connections: Arc<Semaphore>,
@@ -71,7 +72,7 @@ impl Gateway {
     /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
     pub fn start(sockets: Sockets, rules: Rules) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            rules: watch::Sender::new(Arc::new(rules)),
+            rules,
             names: Mutex::default(),
             denials: Arc::default(),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
@@ -86,11 +87,6 @@ impl Gateway {
         tasks.spawn(answer(UdpSocket::from_std(resolver)?, Arc::clone(&shared)));
         tasks.spawn(answer_connections(listener(sockets.resolver_listener)?, Arc::clone(&shared)));
         Ok(Self { shared, tasks: Mutex::new(tasks) })
-    }
-
-    /// Replaces the rules. Connections that they do not allow are closed.
-    pub fn set_rules(&self, rules: Rules) {
-        self.shared.rules.send_replace(Arc::new(rules));
     }
 
     /// Closes all sockets and connections, without waiting.
@@ -118,10 +114,15 @@ fn listener(socket: OwnedFd) -> io::Result<TcpListener> {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
+    let port = listener.local_addr().map_or(0, |address| address.port());
     loop {
-        let Ok(permit) = Arc::clone(&shared.connections).acquire_owned().await else { return };
         let Ok((client, _)) = listener.accept().await else {
             sleep(RETRY_INTERVAL).await;
+            continue;
+        };
+        let Ok(permit) = Arc::clone(&shared.connections).try_acquire_owned() else {
+            let why = format!("there are {MAX_CONNECTIONS} connections");
+            shared.denials.note(format_args!("further connections to port {port}"), why);
             continue;
         };
         while connections.try_join_next().is_some() {}
@@ -135,19 +136,10 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve(client: TcpStream, shared: Arc<Shared>) {
     let Ok(to) = client.local_addr() else { return };
-    let destination = match shared.destination(to) {
-        Ok(destination) => destination,
+    match shared.destination(to) {
+        Ok(destination) => relay(client, &destination, &shared).await,
         Err((name, refusal)) => {
             shared.denials.note(format_args!("the connection to {name}:{}", to.port()), refusal);
-            return;
-        }
-    };
-    let mut rules = shared.rules.subscribe();
-    let is_refused = |rules: &Arc<Rules>| !destination.is_allowed(rules);
-    tokio::select! {
-        () = relay(client, &destination, &shared) => {}
-        _ = rules.wait_for(is_refused) => {
-            shared.denials.note(format_args!("the open connection to {destination}"), "a new policy does not allow it");
         }
     }
 }
@@ -214,8 +206,14 @@ async fn recognise(client: &mut TcpStream, server: &TcpStream, first: &mut Vec<u
             if let Some(protocol) = protocol(first) {
                 return Some(protocol);
             }
-            if first.len() > MAX_FIRST || !matches!(client.read_buf(first).await, Ok(1..)) {
+            if first.len() > MAX_FIRST {
                 return None;
+            }
+            match client.read_buf(first).await {
+                Ok(1..) => {}
+                // The client sends no more: what it sent is no request.
+                Ok(0) if !is_tls(first) => return Some(Protocol::Other),
+                _ => return None,
             }
         }
     };
@@ -230,33 +228,20 @@ impl Shared {
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
     /// rules do not allow it.
     fn destination(&self, to: SocketAddr) -> Result<Destination, (String, Refusal)> {
-        let rules = Arc::clone(&self.rules.borrow());
         let name = match to.ip() {
             IpAddr::V4(address) => self.names.lock().name(address).map(str::to_owned),
             IpAddr::V6(_) => None,
         };
         let Some(name) = name else {
-            return match rules.connect([], to) {
+            return match self.rules.connect([], to) {
                 Ok(_) => Ok(Destination::Address(to)),
                 Err(refusal) => Err((to.ip().to_string(), refusal)),
             };
         };
-        match rules.lookup(&name) {
+        match self.rules.lookup(&name) {
             Ok(Query::Name(target)) if target.has_port(to.port()) => Ok(Destination::Name(target, to.port())),
             Ok(_) => Err((name, Refusal::OtherPort)),
             Err(refusal) => Err((name, refusal)),
-        }
-    }
-}
-
-impl Destination {
-    fn is_allowed(&self, rules: &Rules) -> bool {
-        match self {
-            Self::Address(address) => rules.connect([], *address).is_ok(),
-            Self::Name(target, port) => match rules.lookup(&target.name) {
-                Ok(Query::Name(target)) => target.has_port(*port),
-                _ => false,
-            },
         }
     }
 }
@@ -318,7 +303,6 @@ async fn answer_connection(mut client: TcpStream, shared: &Shared) -> io::Result
 
 impl Shared {
     fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
-        let rules = Arc::clone(&self.rules.borrow());
-        dns::answer(query, &rules, &mut self.names.lock(), &self.denials)
+        dns::answer(query, &self.rules, &mut self.names.lock(), &self.denials)
     }
 }

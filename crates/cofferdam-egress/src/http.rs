@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
-use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, UPGRADE};
+use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -81,7 +81,10 @@ async fn forward(
         route.denials.note(format_args!("an HTTP request to {}:{}", route.target.name, route.port), &why);
         return Ok(refusal(&why));
     }
-    let upgrades = request.headers().contains_key(UPGRADE);
+    // Another protocol could carry requests that are not checked.
+    let is_websocket = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
+    let upgrades =
+        request.headers().get_all(UPGRADE).iter().all(is_websocket) && request.headers().contains_key(UPGRADE);
     remove_hop_by_hop(request.headers_mut(), upgrades);
     let client = upgrades.then(|| hyper::upgrade::on(&mut request));
     let mut response = {

@@ -33,7 +33,7 @@ pub use addresses::{is_own, is_public};
 pub use denials::Denial;
 #[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
-pub use rules::{Allowed, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
+pub use rules::{Allowed, PRESETS, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
 /// of the internet has.

@@ -14,6 +14,31 @@ const MAX_HOSTS: usize = 1024;
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
+/// Hosts that usual package managers need, by the name of the preset. A policy names a preset as `@NAME`.
+pub const PRESETS: [(&str, &[&str]); 5] = [
+    ("python-packages", &["pypi.org:443", "files.pythonhosted.org:443"]),
+    ("node-packages", &["registry.npmjs.org:443", "registry.yarnpkg.com:443"]),
+    ("rust-packages", &["index.crates.io:443", "static.crates.io:443", "crates.io:443"]),
+    (
+        "debian-packages",
+        &["deb.debian.org:80", "deb.debian.org:443", "security.debian.org:80", "security.debian.org:443"],
+    ),
+    (
+        "git-hosts",
+        &[
+            "github.com:22",
+            "github.com:443",
+            "codeload.github.com:443",
+            "objects.githubusercontent.com:443",
+            "raw.githubusercontent.com:443",
+            "gitlab.com:22",
+            "gitlab.com:443",
+            "bitbucket.org:22",
+            "bitbucket.org:443",
+        ],
+    ),
+];
+
 /// The hosts of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
@@ -107,7 +132,18 @@ impl Rules {
                 Err(Error::invalid("create", format!("a network policy can have at most {MAX_HOSTS} hosts")))
             }
             NetworkPolicy::Allow { hosts } => {
-                hosts.iter().map(|host| rule(host)).collect::<Result<_>>().map(|rules| Some(Self(rules)))
+                let mut rules = Vec::new();
+                for host in hosts {
+                    match host.strip_prefix('@') {
+                        Some(name) => {
+                            for host in preset(name)? {
+                                rules.push(rule(host)?);
+                            }
+                        }
+                        None => rules.push(rule(host)?),
+                    }
+                }
+                Ok(Some(Self(rules)))
             }
             _ => Err(Error::unsupported("create", "this network policy is not supported")),
         }
@@ -194,6 +230,17 @@ impl Host {
             Self::Address(_) => false,
         }
     }
+}
+
+/// Returns the hosts of a preset.
+fn preset(name: &str) -> Result<&'static [&'static str]> {
+    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, hosts)| *hosts).ok_or_else(|| {
+        let known: Vec<String> = PRESETS.iter().map(|(name, _)| format!("@{name}")).collect();
+        let shown: String = name.chars().take(MAX_NAME).collect();
+        Error::invalid("create", "there is no such preset of network hosts")
+            .with_context("preset", shown.escape_debug().to_string())
+            .with_remedy(format!("use {}", known.join(", ")))
+    })
 }
 
 /// Reads a host of a policy.
@@ -409,6 +456,22 @@ mod tests {
         for text in ["a", "a_b.c-d", "xn--tda.example", "*.com", "1.a", "10.0.0.1:65535", "fe80::1", "[fe80::1]:1"] {
             assert!(read(&[text]).is_ok(), "{text}");
         }
+    }
+
+    /// Promise (Network): A preset allows the hosts of a package manager and no others.
+    #[test]
+    fn presets_allow_their_hosts() {
+        let rules = read(&["@python-packages", "a.example:1"]).unwrap();
+        for (name, allowed) in
+            [("pypi.org", true), ("files.pythonhosted.org", true), ("a.example", true), ("x.pypi.org", false)]
+        {
+            assert_eq!(rules.lookup(name).is_ok(), allowed, "{name}");
+        }
+        assert_eq!(rules.ports(), Some([1, 443].into()));
+        for (name, _) in PRESETS {
+            assert!(read(&[&format!("@{name}")]).unwrap().ports().is_some(), "{name}");
+        }
+        assert!(read(&["@other"]).unwrap_err().remedy().unwrap().contains("@git-hosts"));
     }
 
     proptest! {

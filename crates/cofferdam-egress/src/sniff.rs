@@ -6,6 +6,8 @@ use rustls::server::Acceptor;
 
 /// The maximum length of a first message of TLS, and of a first line of HTTP.
 pub const MAX_FIRST: usize = 32 << 10;
+/// The type of a TLS record with a handshake message.
+const HANDSHAKE: u8 = 0x16;
 /// The maximum length of an HTTP method. A longer word is another protocol's.
 const MAX_METHOD: usize = 32;
 
@@ -26,12 +28,15 @@ pub enum Protocol {
 /// Returns the protocol of a client that sent these bytes first. Returns `None` if more are needed.
 pub fn protocol(first: &[u8]) -> Option<Protocol> {
     match first {
-        [] => None,
-        // A record with a handshake message.
-        [0x16] => None,
-        [0x16, 3, ..] => tls(first),
+        [] | [HANDSHAKE] => None,
+        _ if is_tls(first) => tls(first),
         _ => http(first),
     }
+}
+
+/// Returns true if bytes begin a TLS handshake.
+pub fn is_tls(first: &[u8]) -> bool {
+    matches!(first, [HANDSHAKE] | [HANDSHAKE, 3, ..])
 }
 
 fn tls(first: &[u8]) -> Option<Protocol> {

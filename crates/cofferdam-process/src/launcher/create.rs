@@ -156,10 +156,11 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
     let ids = outside_ids(setup)?;
     let members = enter_namespaces(setup)?;
     let proc = mount_proc(setup)?;
-    let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
+    // The owner accepts at once. So these sockets may have longer queues than the sandbox's own.
     if let Some(plan) = &setup.create.network {
         send_sockets(setup, plan)?;
     }
+    let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, code) = mount_workspace(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
     // Open it now: the mount of /proc that guests see covers it.

@@ -25,8 +25,8 @@ const SETTINGS: [(&str, &[u64]); 4] = [
     ("ipv4/tcp_max_tw_buckets", &[1024]),
 ];
 
-/// The maximum of connections that wait to be accepted. The setting for the namespace may be lower.
-const BACKLOG: i32 = 128;
+/// The maximum of connections to one of the owner's sockets that wait to be accepted.
+const BACKLOG: i32 = 64;
 
 /// Older kernels (seen: 6.1) hide settings of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
