@@ -133,10 +133,10 @@ fn sessions_live(place: &Place) {
         assert!(["closed", "conflict"].contains(&kind.as_str()), "{text}");
         kind == "closed"
     });
-    // A fork, if supported, has the files, but separate interpreters.
+    // A fork, if supported beside a running interpreter, has the files, but separate interpreters.
     let fork = talk.begin("fork_sandbox", json!({"sandbox": sandbox}));
     let fork = talk.result(fork)["structuredContent"]["sandbox"].clone();
-    assert_eq!(fork.is_null(), place.is_processes());
+    assert_eq!(fork.is_null(), !place.forks_while_programs_run());
     if !fork.is_null() {
         let mut there = call("a", "python", "'x' in globals()", 30);
         there["sandbox"] = fork;

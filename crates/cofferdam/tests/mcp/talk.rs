@@ -83,8 +83,8 @@ pub fn processes() -> Place {
 }
 
 impl Place {
-    pub fn is_processes(&self) -> bool {
-        self.arguments.contains(&"process")
+    pub fn forks_while_programs_run(&self) -> bool {
+        !self.arguments.contains(&"process") && !self.arguments.contains(&"wasm")
     }
 }
 
