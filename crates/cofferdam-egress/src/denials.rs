@@ -1,4 +1,4 @@
-//! What the gateway refused, for the summary at the end of a run.
+//! Refusals of the gateway, for the summary at the end of a run.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ const MAX_TEXT: usize = 300;
 /// A refused look-up, connection or request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// What the guest wanted, such as `the look-up of example.com`. Contains no control characters.
+    /// The refused action, such as `the look-up of example.com`. Contains no control characters.
     pub what: String,
     /// The reason, and the rule that would allow it, if one would.
     pub why: String,
@@ -40,7 +40,7 @@ impl Denials {
     /// Counts a denial. The text may come from the guest.
     pub fn note(&self, what: impl fmt::Display, why: impl fmt::Display) {
         let plain = |text: String| -> String { text.chars().take(MAX_TEXT).flat_map(char::escape_debug).collect() };
-        let (what, why) = (plain(what.to_string()), why.to_string());
+        let (what, why) = (plain(what.to_string()), plain(why.to_string()));
         let mut kept = self.0.lock();
         let is_full = kept.list.len() >= MAX_KEPT;
         match kept.list.iter_mut().find(|known| known.what == what && known.why == why) {

@@ -1,6 +1,7 @@
 //! HTTP/1 without TLS: each request is parsed, checked and sent on as a new one, so that client and server cannot disagree
 //! about where it ends or whom it is for.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,19 +11,22 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::denials::Denials;
 use crate::rules::Target;
 
 /// Time in which a request's headers must arrive.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
-/// The maximum size of a request's headers.
+/// Time in which a server must answer a request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+/// The maximum size of the headers of a request, and of an answer.
 const MAX_HEADERS: usize = 64 << 10;
 /// Headers for the next hop only. Hyper sets those that describe the length of a body.
 const HOP_BY_HOP: [HeaderName; 5] = [
@@ -32,14 +36,24 @@ const HOP_BY_HOP: [HeaderName; 5] = [
     HeaderName::from_static("te"),
     HeaderName::from_static("trailer"),
 ];
+const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
 type Body = Either<Incoming, Full<Bytes>>;
 
-/// Where a client's requests go.
+/// The server of a client's requests.
+#[derive(Debug)]
 pub struct Route {
     pub target: Arc<Target>,
     pub port: u16,
     pub denials: Arc<Denials>,
+}
+
+/// The gateway's side of one connection to a server.
+struct Upstream {
+    sender: Mutex<SendRequest<Incoming>>,
+    /// Both sides of an upgraded connection.
+    upgraded: parking_lot::Mutex<Option<[OnUpgrade; 2]>>,
+    route: Route,
 }
 
 /// Serves the requests of one connection, until either side closes it.
@@ -47,64 +61,80 @@ pub async fn serve<S>(client: S, server: TcpStream, route: Route)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Ok((sender, connection)) = hyper::client::conn::http1::handshake(TokioIo::new(server)).await else { return };
-    // Ends with this future.
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move { drop(connection.with_upgrades().await) });
-    let (sender, tasks, route) = (Arc::new(Mutex::new(sender)), Arc::new(Mutex::new(tasks)), Arc::new(route));
-    let ended = Arc::clone(&tasks);
+    let mut builder = hyper::client::conn::http1::Builder::new();
+    let Ok((sender, connection)) = builder.max_buf_size(MAX_HEADERS).handshake(TokioIo::new(server)).await else {
+        return;
+    };
+    let upstream = Arc::new(Upstream { sender: Mutex::new(sender), upgraded: parking_lot::Mutex::default(), route });
+    let served = Arc::clone(&upstream);
     let service = service_fn(move |request| {
-        let (sender, tasks, route) = (Arc::clone(&sender), Arc::clone(&tasks), Arc::clone(&route));
-        async move { forward(request, &sender, &tasks, &route).await }
+        let upstream = Arc::clone(&served);
+        async move { Ok::<_, std::convert::Infallible>(upstream.answer(request).await) }
     });
-    let serving = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_TIMEOUT)
-        .max_buf_size(MAX_HEADERS)
-        .half_close(true)
-        .serve_connection(TokioIo::new(client), service)
-        .with_upgrades();
+    let mut serving = pin!(
+        hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_TIMEOUT)
+            .max_buf_size(MAX_HEADERS)
+            .serve_connection(TokioIo::new(client), service)
+            .with_upgrades()
+    );
+    let mut connection = pin!(connection.with_upgrades());
     // An error belongs to the client or the server, which see it.
-    let _ = serving.await;
-    // An upgraded connection goes on in a task of its own.
-    let mut tasks = ended.lock().await;
-    while tasks.join_next().await.is_some() {}
+    tokio::select! {
+        _ = serving.as_mut() => {}
+        _ = connection.as_mut() => {
+            // The client learns with the current answer that there will be no further one.
+            serving.as_mut().graceful_shutdown();
+            let _ = serving.as_mut().await;
+        }
+    }
+    let upgraded = upstream.upgraded.lock().take();
+    if let Some([client, server]) = upgraded
+        && let (Ok(client), Ok(server)) = tokio::join!(client, server)
+    {
+        let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
+    }
 }
 
-async fn forward(
-    mut request: Request<Incoming>,
-    sender: &Mutex<SendRequest<Incoming>>,
-    tasks: &Mutex<JoinSet<()>>,
-    route: &Route,
-) -> hyper::Result<Response<Body>> {
-    if let Err(why) = check(&request, route) {
-        route.denials.note(format_args!("an HTTP request to {}:{}", route.target.name, route.port), &why);
-        return Ok(refusal(&why));
-    }
-    // Another protocol could carry requests that are not checked.
-    let is_websocket = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"websocket");
-    let upgrades =
-        request.headers().get_all(UPGRADE).iter().all(is_websocket) && request.headers().contains_key(UPGRADE);
-    remove_hop_by_hop(request.headers_mut(), upgrades);
-    let client = upgrades.then(|| hyper::upgrade::on(&mut request));
-    let mut response = {
-        let mut sender = sender.lock().await;
-        sender.ready().await?;
-        sender.send_request(request).await?
-    };
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS
-        && let Some(client) = client
-    {
-        let server = hyper::upgrade::on(&mut response);
-        tasks.lock().await.spawn(async move {
-            if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
-                let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
-            }
+impl Upstream {
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
+        let route = &self.route;
+        if let Err(why) = check(&request, route) {
+            route.denials.note(format_args!("an HTTP request to {}:{}", route.target.name, route.port), &why);
+            return own_answer(StatusCode::FORBIDDEN, &format!("refused by the sandbox's network policy: {why}"));
+        }
+        // Another protocol could carry requests that are not checked.
+        let upgrades = is_websocket(request.headers());
+        remove_hop_by_hop(request.headers_mut());
+        let client = upgrades.then(|| {
+            set_upgrade(request.headers_mut());
+            hyper::upgrade::on(&mut request)
         });
-    } else {
-        remove_hop_by_hop(response.headers_mut(), false);
+        let sending = async {
+            let mut sender = self.sender.lock().await;
+            sender.ready().await?;
+            sender.send_request(request).await
+        };
+        let Ok(Ok(mut response)) = timeout(ANSWER_TIMEOUT, sending).await else {
+            return own_answer(StatusCode::BAD_GATEWAY, "the server closed the connection without an answer");
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let (Some(client), true) = (client, is_websocket(response.headers())) else {
+                return own_answer(StatusCode::BAD_GATEWAY, "the server changed to another protocol");
+            };
+            *self.upgraded.lock() = Some([client, hyper::upgrade::on(&mut response)]);
+            remove_hop_by_hop(response.headers_mut());
+            set_upgrade(response.headers_mut());
+            return response.map(Either::Left);
+        }
+        let closes = response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
+        remove_hop_by_hop(response.headers_mut());
+        if closes {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.map(Either::Left)
     }
-    Ok(response.map(Either::Left))
 }
 
 /// Checks that a request is for the name and port of its connection.
@@ -129,37 +159,49 @@ fn check(request: &Request<Incoming>, route: &Route) -> Result<(), String> {
 fn is_of(authority: &str, route: &Route) -> bool {
     let (name, port) = match authority.rsplit_once(':') {
         Some((name, port)) => (name, port.parse::<u16>().ok()),
-        None => (authority, Some(80)),
+        // The client means the default port, or does not name the one that it uses.
+        None => (authority, Some(route.port)),
     };
-    // Without a port, the client means the default one, or does not name the one that it uses.
-    let same_port = port == Some(route.port) || !authority.contains(':');
     let name = name.strip_suffix('.').unwrap_or(name);
-    same_port && name.eq_ignore_ascii_case(&route.target.name)
+    port == Some(route.port) && name.eq_ignore_ascii_case(&route.target.name)
 }
 
-fn remove_hop_by_hop(headers: &mut HeaderMap, upgrades: bool) {
-    // The client may name further headers for the next hop.
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .filter(|name| *name != UPGRADE && *name != HOST)
-        .collect();
-    for name in named.into_iter().chain(HOP_BY_HOP) {
+/// Returns true if headers ask for or confirm a change to WebSocket, and to nothing else.
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let mut protocols = headers.get_all(UPGRADE).iter();
+    let is = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(WEBSOCKET.as_bytes());
+    protocols.next().is_some_and(is) && protocols.next().is_none()
+}
+
+fn set_upgrade(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, WEBSOCKET);
+}
+
+fn has_token(headers: &HeaderMap, token: &str) -> bool {
+    tokens(headers).any(|found| found.eq_ignore_ascii_case(token))
+}
+
+/// Returns the words of all Connection headers.
+fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// Removes the headers for the next hop, those that `Connection` names included.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> =
+        tokens(headers).filter_map(|name| name.parse().ok()).filter(|name| *name != HOST).collect();
+    for name in named.into_iter().chain(HOP_BY_HOP).chain([CONNECTION, UPGRADE]) {
         headers.remove(name);
     }
-    if !upgrades {
-        headers.remove(CONNECTION);
-        headers.remove(UPGRADE);
-    }
 }
 
-fn refusal(why: &str) -> Response<Body> {
-    let text = format!("refused by the sandbox's network policy: {why}\n");
-    let mut response = Response::new(Either::Right(Full::new(Bytes::from(text))));
-    *response.status_mut() = StatusCode::FORBIDDEN;
+/// Returns an answer of the gateway, after which the connection ends.
+fn own_answer(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Either::Right(Full::new(Bytes::from(format!("{text}\n")))));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
@@ -198,7 +240,12 @@ mod tests {
         for (name, value) in [("connection", "close, x-own, host"), ("x-own", "1"), ("te", "trailers"), ("host", "a")] {
             headers.append(name, value.parse().unwrap());
         }
-        remove_hop_by_hop(&mut headers, false);
+        assert!(has_token(&headers, "close") && !is_websocket(&headers));
+        remove_hop_by_hop(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["host"]);
+        headers.append(UPGRADE, WEBSOCKET);
+        assert!(is_websocket(&headers));
+        headers.append(UPGRADE, "h2c".parse().unwrap());
+        assert!(!is_websocket(&headers));
     }
 }

@@ -19,6 +19,8 @@ mod gateway;
 #[cfg(feature = "gateway")]
 mod http;
 #[cfg(feature = "gateway")]
+mod inspect;
+#[cfg(feature = "gateway")]
 mod names;
 mod rules;
 #[cfg(feature = "gateway")]

@@ -6,21 +6,20 @@ use rustls::server::Acceptor;
 
 /// The maximum length of a first message of TLS, and of a first line of HTTP.
 pub const MAX_FIRST: usize = 32 << 10;
-/// The type of a TLS record with a handshake message.
+/// Types of TLS records.
+const RECORDS: std::ops::RangeInclusive<u8> = 0x14..=0x18;
 const HANDSHAKE: u8 = 0x16;
-/// The maximum length of an HTTP method. A longer word is another protocol's.
-const MAX_METHOD: usize = 32;
 
 /// The protocol of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protocol {
     /// TLS, with the server name that the client sent.
     Tls(Option<String>),
-    /// HTTP/1.
+    /// HTTP/1, or text that a lenient server might read as HTTP.
     Http,
     /// HTTP/2 without TLS.
     Http2,
-    /// A first message that claims to be TLS, and is not.
+    /// A first message that claims to be TLS, and is not valid.
     InvalidTls,
     Other,
 }
@@ -28,18 +27,30 @@ pub enum Protocol {
 /// Returns the protocol of a client that sent these bytes first. Returns `None` if more are needed.
 pub fn protocol(first: &[u8]) -> Option<Protocol> {
     match first {
-        [] | [HANDSHAKE] => None,
-        _ if is_tls(first) => tls(first),
+        [] => None,
+        [kind] if RECORDS.contains(kind) => None,
+        [kind, 3, ..] if RECORDS.contains(kind) => tls(first),
+        // A hello of SSL 2.
+        [length, ..] if length & 0x80 != 0 => Some(match first.get(2) {
+            None => return None,
+            Some(1) => Protocol::InvalidTls,
+            Some(_) => Protocol::Other,
+        }),
         _ => http(first),
     }
 }
 
-/// Returns true if bytes begin a TLS handshake.
-pub fn is_tls(first: &[u8]) -> bool {
-    matches!(first, [HANDSHAKE] | [HANDSHAKE, 3, ..])
+/// Returns true if a server's first bytes are an answer of HTTP, HTTP/2 or TLS. Such a server understood a request that
+/// was not recognised, or speaks HTTP/2.
+pub fn is_unchecked_answer(first: &[u8]) -> bool {
+    let is_settings = first.len() >= 5 && first[..2] == [0, 0] && first[3] == 4 && first[4] <= 1;
+    first.starts_with(b"HTTP/") || matches!(first, [0x15 | HANDSHAKE, 3, ..]) || is_settings
 }
 
 fn tls(first: &[u8]) -> Option<Protocol> {
+    if first[0] != HANDSHAKE {
+        return Some(Protocol::InvalidTls);
+    }
     let mut acceptor = Acceptor::default();
     let mut bytes = Cursor::new(first);
     loop {
@@ -58,25 +69,32 @@ fn tls(first: &[u8]) -> Option<Protocol> {
     }
 }
 
+/// Recognises HTTP more widely than it is defined: servers skip empty lines, accept other blanks, and guess versions.
 fn http(first: &[u8]) -> Option<Protocol> {
-    // Some servers skip empty lines before a request.
-    let start = first.iter().position(|byte| !matches!(byte, b'\r' | b'\n'));
-    let Some(line) = start.map(|start| &first[start..]) else {
-        return (first.len() > MAX_METHOD).then_some(Protocol::Other);
+    let is_full = first.len() >= MAX_FIRST;
+    let undecided = is_full.then_some(Protocol::Http);
+    let Some(start) = first.iter().position(|byte| !is_blank(*byte) && !matches!(byte, b'\r' | b'\n')) else {
+        return undecided;
     };
-    let method = line.iter().position(|byte| !is_token(*byte)).unwrap_or(line.len());
-    if method == 0 || method > MAX_METHOD || line.get(method).is_some_and(|byte| *byte != b' ') {
+    let line = &first[start..];
+    let Some(word) = line.iter().position(|byte| !is_token(*byte)) else { return undecided };
+    if word == 0 || line.starts_with(b"SSH-") {
         return Some(Protocol::Other);
     }
-    let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
-        return (first.len() >= MAX_FIRST).then_some(Protocol::Other);
-    };
-    let line = line[..end].trim_ascii_end();
-    Some(match line.rsplit(|byte| *byte == b' ').next() {
-        Some(b"HTTP/2.0") => Protocol::Http2,
-        Some(version) if version.starts_with(b"HTTP/") => Protocol::Http,
-        _ => Protocol::Other,
+    if !is_blank(line[word]) {
+        return Some(Protocol::Other);
+    }
+    let Some(end) = line.iter().position(|byte| matches!(byte, b'\n' | 0)) else { return undecided };
+    Some(match line[end] {
+        // No server of HTTP accepts it.
+        0 => Protocol::Other,
+        _ if line[..end].trim_ascii_end().ends_with(b"HTTP/2.0") => Protocol::Http2,
+        _ => Protocol::Http,
     })
+}
+
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | 0x0b | 0x0c)
 }
 
 fn is_token(byte: u8) -> bool {
@@ -96,26 +114,41 @@ mod tests {
             (b"GET", None),
             (b"GET / HT", None),
             (b"GET / HTTP/1.1\r\n", Some(Protocol::Http)),
-            (b"\r\n\r\nGET / HTTP/1.1\r\n", Some(Protocol::Http)),
+            (b"\r\n\r\n \tGET / HTTP/1.1\r\n", Some(Protocol::Http)),
             (b"get / HTTP/1.0\n", Some(Protocol::Http)),
-            (b"GET /\n", Some(Protocol::Other)),
+            (b"GET\t/\tHTTP/1.1\r\n", Some(Protocol::Http)),
+            (b"GET /\r\n", Some(Protocol::Http)),
+            (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n", Some(Protocol::Http)),
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Some(Protocol::Http2)),
-            (b"SSH-2.0-OpenSSH_9.2\r\n", Some(Protocol::Other)),
+            (b"SSH-2.0-OpenSSH_9.2 comment\r\n", Some(Protocol::Other)),
+            (b"003agit-upload-pack /repo\0host=a\0", Some(Protocol::Other)),
             (b"PING\r\n", Some(Protocol::Other)),
             (b"*1\r\n$4\r\nPING\r\n", Some(Protocol::Other)),
             (b"\0\0\0\x08", Some(Protocol::Other)),
             (b"\x16", None),
             (b"\x16\x03\x01", None),
             (b"\x16\x03\x01\0\x04\x02\0\0\0", Some(Protocol::InvalidTls)),
+            (b"\x15\x03\x01\0\x02\x01\0", Some(Protocol::InvalidTls)),
             (b"\x16\x02", Some(Protocol::Other)),
+            (b"\x80", None),
+            (b"\x80\x2e\x01", Some(Protocol::InvalidTls)),
         ] {
             assert_eq!(protocol(first), expected, "{}", first.escape_ascii());
         }
-        assert_eq!(protocol(&[b'\n'; 100]), Some(Protocol::Other));
-        assert_eq!(protocol(&[b'A'; 100]), Some(Protocol::Other));
-        let mut long = b"GET /".to_vec();
-        long.resize(MAX_FIRST, b'a');
-        assert_eq!(protocol(&long), Some(Protocol::Other));
+        for byte in [b'\n', b' ', b'A'] {
+            assert_eq!(protocol(&vec![byte; MAX_FIRST - 1]), None);
+            assert_eq!(protocol(&vec![byte; MAX_FIRST]), Some(Protocol::Http));
+        }
+    }
+
+    #[test]
+    fn answers_to_unchecked_requests_are_recognised() {
+        for first in [&b"HTTP/1.1 200"[..], b"\x16\x03\x03", b"\x15\x03\x03", b"\0\0\x12\x04\0", b"\0\0\0\x04\x01"] {
+            assert!(is_unchecked_answer(first), "{}", first.escape_ascii());
+        }
+        for first in [&b""[..], b"banner\n", b"SSH-2.0-x", b"\0\0", b"+PONG"] {
+            assert!(!is_unchecked_answer(first), "{}", first.escape_ascii());
+        }
     }
 
     proptest! {

@@ -1,11 +1,11 @@
 //! The owner's side of a sandbox's network: the policy's plan, and the gateway that serves the sandbox's sockets.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
-use cofferdam_contract::{Error, NetworkPolicy, Result};
-use cofferdam_egress::Rules;
+use cofferdam_contract::{Error, ErrorKind, NetworkPolicy, Result};
+use cofferdam_egress::{NETWORK, Rules};
 use tokio::io::unix::AsyncFd;
 
 use crate::protocol::{Event, NetworkPlan};
@@ -15,7 +15,7 @@ use crate::{client, error};
 pub use cofferdam_egress::Gateway;
 
 /// The maximum of ports and of addresses of a policy at this level. Each is a socket or a setting of the kernel.
-const MAX_PORTS: usize = 64;
+const MAX_PORTS: usize = 16;
 const MAX_ADDRESSES: usize = 64;
 
 /// Stands for the gateway in builds without it.
@@ -59,6 +59,9 @@ pub fn plan(policy: &NetworkPolicy) -> Result<Option<(NetworkPlan, Rules)>> {
     let mut addresses = Vec::new();
     for address in rules.addresses() {
         match address {
+            IpAddr::V4(address) if is_synthetic(address) => {
+                return refused("addresses in 198.18.0.0/15 stand for names in a process sandbox", "use a host name");
+            }
             IpAddr::V4(address) if !address.is_loopback() => addresses.push(address),
             IpAddr::V4(_) => {
                 return refused(
@@ -83,6 +86,11 @@ pub fn plan(policy: &NetworkPolicy) -> Result<Option<(NetworkPlan, Rules)>> {
     Ok(Some((NetworkPlan { ports: ports.into_iter().collect(), addresses }, rules)))
 }
 
+fn is_synthetic(address: Ipv4Addr) -> bool {
+    let (network, prefix) = NETWORK;
+    (address.to_bits() ^ network.to_bits()) >> (32 - prefix) == 0
+}
+
 /// Receives the next event that does not bring sockets, and the sockets that came before.
 pub async fn receive_sockets(
     control: &AsyncFd<OwnedFd>,
@@ -99,9 +107,10 @@ pub async fn receive_sockets(
 /// Starts the gateway of a sandbox.
 #[cfg(feature = "net")]
 pub fn start(sockets: Vec<OwnedFd>, rules: Rules) -> Result<Gateway> {
+    let complete = sockets.len() == rules.ports().map_or(0, |ports| ports.len()) + 2;
     let mut sockets = sockets.into_iter();
-    let (Some(resolver), Some(resolver_listener)) = (sockets.next(), sockets.next()) else {
-        return Err(Error::unsupported("create", "the sandbox has no sockets for its network"));
+    let (Some(resolver), Some(resolver_listener), true) = (sockets.next(), sockets.next(), complete) else {
+        return Err(Error::new(ErrorKind::Internal, "create", "the sandbox has not all sockets of its network"));
     };
     let sockets = cofferdam_egress::Sockets { listeners: sockets.collect(), resolver, resolver_listener };
     Gateway::start(sockets, rules).map_err(|error| error::os("create", "cannot serve the sandbox's network", error))
@@ -125,8 +134,7 @@ pub fn start(_: Vec<OwnedFd>, _: Rules) -> Result<Gateway> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
+    #[cfg(feature = "net")]
     use super::*;
 
     #[test]
@@ -135,9 +143,15 @@ mod tests {
         let of = |hosts: &[&str]| {
             plan(&NetworkPolicy::Allow { hosts: hosts.iter().map(|host| (*host).to_owned()).collect() })
         };
-        for hosts in
-            [&["a.example"][..], &["localhost:80"], &["127.0.0.1:80"], &["[fd00::1]:80"], &["a.example:1", "b"]]
-        {
+        for hosts in [
+            &["a.example"][..],
+            &["localhost:80"],
+            &["127.0.0.1:80"],
+            &["[fd00::1]:80"],
+            &["198.18.0.7:80"],
+            &["a.example:53"],
+            &["a.example:1", "b"],
+        ] {
             assert!(of(hosts).is_err(), "{hosts:?}");
         }
         let (plan, _) = of(&["a.example:443", "b.example:443", "*.c.example:80", "10.0.0.7:5432"]).unwrap().unwrap();

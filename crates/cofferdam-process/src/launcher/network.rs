@@ -61,7 +61,6 @@ pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     }
     let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
     for port in &plan.ports {
-        // The resolver's address has port 53 already.
         sockets.push(socket(SocketType::STREAM, Ipv4Addr::UNSPECIFIED, *port)?);
     }
     Ok(sockets)
