@@ -94,6 +94,12 @@ pub const FOR_TESTS: &[Need] = &[
         present: || command::exists("ip"),
     },
     Need {
+        name: "openssl",
+        package: "openssl",
+        without: "network policies are not tested",
+        present: || command::exists("openssl"),
+    },
+    Need {
         name: "Podman",
         package: "podman",
         without: "level container is not tested with Podman",

@@ -214,6 +214,11 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Returns the protections that are enforced for this sandbox.
     fn posture(&self) -> &Posture;
 
+    /// Returns what the network policy refused so far: one printable text for each kind of refusal.
+    fn network_denials(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Starts a command.
     ///
     /// # Behavior

@@ -82,6 +82,10 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
         self.layer.posture(&*self.inner)
     }
 
+    fn network_denials(&self) -> Vec<String> {
+        self.inner.network_denials()
+    }
+
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         let _permit = self.layer.admit(Sharing::Shared).await;
         self.inner.start(request).await

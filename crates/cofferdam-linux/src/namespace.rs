@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
@@ -65,12 +66,7 @@ pub fn map_ids(proc: BorrowedFd<'_>, dir: &str, inside: (u32, u32), outside: (u3
 
 /// Brings the loopback interface of the current network namespace up.
 pub fn loopback_up() -> io::Result<()> {
-    let socket = rustix::net::socket_with(
-        rustix::net::AddressFamily::INET,
-        rustix::net::SocketType::DGRAM,
-        rustix::net::SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = interface_socket()?;
     // SAFETY: an all-zero ifreq is valid; name and flags are set before the call reads them.
     unsafe {
         let mut request: libc::ifreq = std::mem::zeroed();
@@ -79,4 +75,41 @@ pub fn loopback_up() -> io::Result<()> {
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         check_int(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request)).map(drop)
     }
+}
+
+/// Gives the loopback interface an address under a label with this number. The kernel then delivers everything for its
+/// network locally.
+pub fn add_loopback_address(label: u32, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
+    let socket = interface_socket()?;
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+    for (call, address) in [(libc::SIOCSIFADDR, address.octets()), (libc::SIOCSIFNETMASK, mask.to_be_bytes())] {
+        // SAFETY: an all-zero ifreq is valid. The name is shorter than its field, so it ends with a zero. The address is
+        // a sockaddr_in, which is as large as the sockaddr in the union.
+        unsafe {
+            let mut request: libc::ifreq = std::mem::zeroed();
+            for (slot, byte) in request.ifr_name.iter_mut().zip(format!("lo:{label}").bytes().take(libc::IFNAMSIZ - 1))
+            {
+                *slot = byte as libc::c_char;
+            }
+            let of_ipv4 = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: 0,
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address) },
+                sin_zero: [0; 8],
+            };
+            request.ifr_ifru.ifru_addr = std::mem::transmute::<libc::sockaddr_in, libc::sockaddr>(of_ipv4);
+            check_int(libc::ioctl(socket.as_raw_fd(), call as _, &request))?;
+        }
+    }
+    Ok(())
+}
+
+fn interface_socket() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok(socket)
 }

@@ -20,7 +20,7 @@ use crate::pending::SandboxInputs;
 use crate::plan::SpecPlan;
 use crate::prepared::PreparedProcessSandbox;
 use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::{creation, error};
+use crate::{creation, error, network};
 
 /// The maximum of launchers at the same time.
 const MAX_LAUNCHERS: usize = 8;
@@ -109,6 +109,7 @@ impl ProcessBackend {
     async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, SandboxInputs)> {
         let SpecPlan { built_in, adjustable } = SpecPlan::of(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
+        let (network, rules) = network::plan(built_in.network)?.unzip();
         let launcher = self.launcher(&spec).await?;
         let create = Create {
             serial: launcher.next_serial(),
@@ -120,11 +121,12 @@ impl ProcessBackend {
             processes: built_in.processes.map(u64::from),
             cpu_millis: built_in.cpus.map(|cpus| u64::from(cpus.as_millis())),
             cpu_micros: adjustable.cpu_time.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+            network,
             probe: false,
             expected: None,
         };
         let path = self.path_inside(built_in.root);
-        Ok((launcher, create, SandboxInputs { spec, path, directory }))
+        Ok((launcher, create, SandboxInputs { spec, path, directory, rules }))
     }
 
     /// Returns PATH inside a sandbox with this root.
@@ -146,7 +148,8 @@ impl Backend for ProcessBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        [
+        let network = cfg!(feature = "net").then_some(Capability::NetworkAllowlist);
+        let others = [
             Capability::MultipleExecs,
             Capability::StreamingStdin,
             Capability::Terminal,
@@ -155,8 +158,8 @@ impl Backend for ProcessBackend {
             Capability::RootDirectory,
             Capability::UnixPrograms,
             Capability::Warm,
-        ]
-        .into()
+        ];
+        others.into_iter().chain(network).collect()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {

@@ -280,6 +280,7 @@ mod tests {
         Create {
             serial,
             workspace: protocol::WorkspacePlan::Private,
+            network: None,
             read_only: false,
             disk: Some(1 << 20),
             memory: None,

@@ -16,6 +16,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
+use crate::network::Gateway;
 use crate::protocol::{self, Event, HostFacts, NotStarted, Request};
 
 /// Time for the kernel and the launcher to remove a sandbox.
@@ -67,6 +68,8 @@ pub struct Core {
     /// Notified when an exec is requested.
     pub starts: Notify,
     pub closed: AtomicBool,
+    /// The network besides the sandbox's own loopback.
+    pub gateway: Option<Gateway>,
     /// True if the owner closed the sandbox, false if it ended by itself.
     pub closed_by_owner: AtomicBool,
     pub over_memory: AtomicBool,
@@ -148,7 +151,7 @@ impl Core {
             }
             Event::LimitPassed { memory: true } => self.over_memory.store(true, Ordering::Release),
             Event::LimitPassed { memory: false } => self.over_cpu.store(true, Ordering::Release),
-            Event::Ready { .. } | Event::Failed(_) => return false,
+            Event::Sockets | Event::Ready { .. } | Event::Failed(_) => return false,
         }
         true
     }
@@ -233,6 +236,9 @@ impl Core {
     pub fn shut(&self) {
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.kill_all();
+            if let Some(gateway) = &self.gateway {
+                gateway.shut();
+            }
             // Events are still received: once the socket is closed, nothing remains.
             let _ = rustix::net::shutdown(self.control.get_ref(), rustix::net::Shutdown::Write);
         }
@@ -249,6 +255,9 @@ impl Core {
     pub async fn close(&self) -> Result<()> {
         self.end();
         self.launcher.retire();
+        if let Some(gateway) = &self.gateway {
+            gateway.close().await;
+        }
         let mut gone = self.gone.clone();
         match tokio::time::timeout(REMOVE_TIMEOUT, gone.wait_for(|gone| *gone)).await {
             Ok(Ok(_)) => Ok(()),

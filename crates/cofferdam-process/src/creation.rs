@@ -111,7 +111,8 @@ async fn receive(
     inputs: SandboxInputs,
     control: OwnedFd,
 ) -> Result<(ProcessSandbox, Option<Enrolled>, Instant)> {
-    let (pending, enrolled) = PendingSandbox::receive(launcher, create, inputs.directory, inputs.path, control).await?;
+    let SandboxInputs { spec, path, directory, rules } = inputs;
+    let (pending, enrolled) = PendingSandbox::receive(launcher, create, (directory, path, rules), control).await?;
     let ready = pending.ready();
-    Ok((pending.accept(inputs.spec).await?, enrolled, ready))
+    Ok((pending.accept(spec).await?, enrolled, ready))
 }

@@ -112,6 +112,7 @@ mod files;
 mod forked;
 mod interpreters;
 mod launcher;
+mod network;
 mod pending;
 mod plan;
 mod posture;

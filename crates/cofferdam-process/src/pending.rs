@@ -7,20 +7,21 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec};
+use cofferdam_egress::Rules;
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::sync::{Notify, watch as flag};
 
-use crate::client::{self, Kind, Launcher};
+use crate::client::{Kind, Launcher};
 use crate::core::{Core, Enrolled, receive_events};
-use crate::error;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
 use crate::sandbox::ProcessSandbox;
 use crate::stored;
 use crate::sys::watch::watch;
+use crate::{error, network};
 
 /// The size of a tmpfs is a multiple of this number of bytes on every kernel.
 const PAGE: u64 = 64 << 10;
@@ -35,6 +36,8 @@ pub struct SandboxInputs {
     pub path: String,
     /// The host directory that is its workspace.
     pub directory: Option<Directory>,
+    /// The rules of its network.
+    pub rules: Option<Rules>,
 }
 
 /// A sandbox that was measured, but not yet verified against a spec. Dropping it ends it.
@@ -54,20 +57,21 @@ impl PendingSandbox {
     pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
         create.probe = launcher.known_probes(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        Ok(Self::receive(launcher, create, inputs.directory, inputs.path, control).await?.0)
+        let SandboxInputs { spec: _, path, directory, rules } = inputs;
+        Ok(Self::receive(launcher, create, (directory, path, rules), control).await?.0)
     }
 
     pub async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
-        directory: Option<Directory>,
-        path: String,
+        (directory, path, rules): (Option<Directory>, String, Option<Rules>),
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
         let control = watch(control, Interest::READABLE)
             .map_err(|error| error::os("create", "cannot watch the sandbox's socket", error))?;
         let facts = launcher.ready().await?.clone();
-        let event = tokio::time::timeout(READY_TIMEOUT, client::receive::<Event>(&control)).await;
+        let mut sockets = Vec::new();
+        let event = tokio::time::timeout(READY_TIMEOUT, network::receive_sockets(&control, &mut sockets)).await;
         let (evidence, first, mut fds) = match event {
             Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
             Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
@@ -85,6 +89,7 @@ impl PendingSandbox {
             }
         };
         let ready = Instant::now();
+        let gateway = rules.map(|rules| network::start(sockets, rules)).transpose()?;
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let stats = version(&facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
@@ -110,6 +115,7 @@ impl PendingSandbox {
             slots: Mutex::new(HashMap::new()),
             next_exec: AtomicU64::new(0),
             starts: Notify::new(),
+            gateway,
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),

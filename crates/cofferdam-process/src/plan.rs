@@ -9,7 +9,7 @@ use cofferdam_contract::{
     ByteSize, Cpus, DirectoryId, Error, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, Workspace,
 };
 
-use crate::NAME;
+use crate::{NAME, network};
 
 /// The settings of a sandbox.
 #[derive(Debug)]
@@ -23,6 +23,7 @@ pub struct SpecPlan<'a> {
 pub struct BuiltIn<'a> {
     pub workspace: &'a Workspace,
     pub root: &'a RootFs,
+    pub network: &'a NetworkPolicy,
     directories: &'a BTreeMap<PathBuf, DirectoryId>,
     /// The filter that reports each new process is part of the sandbox or not.
     pub processes: Option<u32>,
@@ -50,16 +51,11 @@ impl<'a> SpecPlan<'a> {
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
         // A timer of the owner.
         let _ = wall_time;
-        match network {
-            NetworkPolicy::None => {}
-            _ => {
-                return Err(Error::unsupported(
-                    "create",
-                    "the process backend supports no network except a sandbox's own loopback",
-                )
-                .with_remedy("use --net none"));
-            }
+        if *network != NetworkPolicy::None && matches!(root, RootFs::Directory { .. }) {
+            return Err(Error::unsupported("create", "a process sandbox with a root of its own has no network")
+                .with_remedy("use --net none, or the default root"));
         }
+        network::plan(network)?;
         let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
         if let Some(key) = own {
             return Err(Error::invalid(
@@ -69,7 +65,7 @@ impl<'a> SpecPlan<'a> {
             .with_remedy("remove it: this backend takes no attributes"));
         }
         Ok(Self {
-            built_in: BuiltIn { workspace, root, directories, processes, cpus },
+            built_in: BuiltIn { workspace, root, network, directories, processes, cpus },
             adjustable: Adjustable { memory, pids, disk, cpu_time },
         })
     }

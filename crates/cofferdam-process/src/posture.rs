@@ -181,10 +181,17 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         evidence.ids.0 != 0 && !(measured.facts.privileged && evidence.outside_uid == 0),
         format!("uid {} gid {} inside, mapped to {} outside", evidence.ids.0, evidence.ids.1, outside(measured)),
     );
+    let (network, others) = (measured.spec.network(), measured.probes.interfaces);
+    let gateway = match network {
+        NetworkPolicy::Allow { hosts } => {
+            format!("; its only way out is a gateway that allows {} hosts of the policy", hosts.len())
+        }
+        _ => String::new(),
+    };
     let network = row(
         Protection::Network,
-        *measured.spec.network() == NetworkPolicy::None && measured.probes.interfaces == 0,
-        format!("own network namespace with loopback only ({} other interfaces)", measured.probes.interfaces),
+        matches!(network, NetworkPolicy::None | NetworkPolicy::Allow { .. }) && others == 0,
+        format!("own network namespace with loopback only ({others} other interfaces){gateway}"),
     );
     vec![
         root,

@@ -140,10 +140,21 @@ pub struct Create {
     pub cpu_millis: Option<u64>,
     /// The CPU time limit in microseconds, used here only for the limit of a single process.
     pub cpu_micros: Option<u64>,
+    /// The network besides the sandbox's own loopback.
+    pub network: Option<NetworkPlan>,
     /// True to probe the isolation that is the same for every sandbox of this kind.
     pub probe: bool,
     /// The measurements that are needed to start an exec before the host has seen them.
     pub expected: Option<Expected>,
+}
+
+/// The sockets that serve a sandbox's network.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
+pub struct NetworkPlan {
+    /// The ports on which connections are accepted.
+    pub ports: Vec<u16>,
+    /// The addresses that the policy names, besides the synthetic ones of names.
+    pub addresses: Vec<std::net::Ipv4Addr>,
 }
 
 /// The measurements of a sandbox that are needed to start an exec before the host has seen them.
@@ -253,6 +264,9 @@ pub enum Event {
         /// True for memory, false for CPU time.
         memory: bool,
     },
+    /// Sockets of the network, sent in parts before `Ready`: the resolver's for datagrams and for connections, then one
+    /// for each port of the [`NetworkPlan`].
+    Sockets,
 }
 
 /// The reason of a failed start.

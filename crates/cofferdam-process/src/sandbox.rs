@@ -15,7 +15,7 @@ use cofferdam_contract::{
 use cofferdam_linux::cgroup::Stats;
 
 use crate::core::Core;
-use crate::{error, exec, files};
+use crate::{error, exec, files, network};
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -74,6 +74,10 @@ impl Sandbox for ProcessSandbox {
 
     fn posture(&self) -> &Posture {
         &self.posture
+    }
+
+    fn network_denials(&self) -> Vec<String> {
+        self.core.gateway.as_ref().map(network::denials).unwrap_or_default()
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

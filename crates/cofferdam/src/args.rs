@@ -299,7 +299,7 @@ pub struct SandboxArgs {
     #[arg(long, value_name = "N", value_parser = parse_bound::<NonZeroU64>)]
     pub fuel: Option<Bound<NonZeroU64>>,
 
-    /// Allow no network (`none`), or connections to these hosts only
+    /// Allow no network (`none`), or connections to these hosts only: NAME:PORT, *.DOMAIN:PORT, ADDRESS:PORT, @PRESET
     #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
     pub net: Option<NetworkPolicy>,
 

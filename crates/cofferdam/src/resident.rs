@@ -12,7 +12,7 @@ use std::sync::Arc;
 use clap::ValueEnum;
 use cofferdam::daemon::{Asked, Candidates, Connection, DaemonBackend, Place, Refusal, Surroundings};
 use cofferdam::registry::{self, CONTAINER_BACKEND, MACHINE_BACKEND};
-use cofferdam::{Backend, Error, ErrorKind, Result};
+use cofferdam::{Backend, Error, ErrorKind, NetworkPolicy, Result};
 use serde::Deserialize;
 
 use crate::args::RunArgs;
@@ -75,6 +75,13 @@ pub fn surroundings(settings: &Settings) -> Result<Surroundings> {
 pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Result<Option<Arc<dyn Backend>>> {
     if settings.daemon == DaemonUse::Never {
         return Ok(None);
+    }
+    if args.sandbox.net.as_ref().is_some_and(|network| *network != NetworkPolicy::None) {
+        let why = "sandboxes of a daemon have no network";
+        if settings.daemon == DaemonUse::Require {
+            return Err(Error::unsupported("run", why).with_remedy("use --daemon auto, or --net none"));
+        }
+        return Ok(local(args, why));
     }
     let asked =
         Asked { build: build(), surroundings: surroundings(settings)?, backend: settings.backend.name.to_owned() };

@@ -25,7 +25,12 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-archive", &["cofferdam-util"], &[]),
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
-    layer("cofferdam-process", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
+    layer("cofferdam-egress", &["cofferdam-contract"], &[]),
+    layer(
+        "cofferdam-process",
+        &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
+        &["cofferdam-conformance"],
+    ),
     layer(
         "cofferdam-container",
         &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
@@ -55,7 +60,14 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-wasm",
-        &["cofferdam-contract", "cofferdam-linux", "cofferdam-conformance", "cofferdam-util", "cofferdam-wasm-supply"],
+        &[
+            "cofferdam-conformance",
+            "cofferdam-contract",
+            "cofferdam-egress",
+            "cofferdam-linux",
+            "cofferdam-util",
+            "cofferdam-wasm-supply",
+        ],
         &[],
     ),
     layer(

@@ -18,7 +18,7 @@ use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
 use cofferdam_linux::spawn::{self, Fork, SharedPid};
-use cofferdam_linux::{caps, cgroup, namespace, seccomp};
+use cofferdam_linux::{caps, cgroup, message, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::init::InitProgram;
@@ -26,7 +26,7 @@ use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
 use super::namespace_pool::{self, PreparedNamespaces};
 use super::template::Template;
 use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
-use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, WorkspacePlan};
+use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, NetworkPlan, WorkspacePlan};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
@@ -156,6 +156,10 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
     let ids = outside_ids(setup)?;
     let members = enter_namespaces(setup)?;
     let proc = mount_proc(setup)?;
+    // The owner accepts at once. So these sockets may have longer queues than the sandbox's own.
+    if let Some(plan) = &setup.create.network {
+        send_sockets(setup, plan)?;
+    }
     let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, code) = mount_workspace(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
@@ -164,6 +168,16 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
         openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
     let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
     Ok(Handles { workspace, code, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
+}
+
+/// Creates the sockets of the sandbox's network, and sends them to the host.
+fn send_sockets(setup: &Setup<'_>, plan: &NetworkPlan) -> Step<()> {
+    let sockets = network::open_sockets(plan).step("create the sockets of the sandbox's network")?;
+    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    for part in sockets.chunks(message::MAX_FDS) {
+        protocol::send(setup.control, &Event::Sockets, part, SEND_TIMEOUT).step("send the sockets of the network")?;
+    }
+    Ok(())
 }
 
 /// Closes inherited descriptors, then enters the control group and the prepared namespaces. Returns the number of tasks

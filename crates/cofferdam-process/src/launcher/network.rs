@@ -6,10 +6,16 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::BorrowedFd;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
+use cofferdam_egress::{NETWORK, RESOLVER};
+use cofferdam_linux::namespace;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+
+use crate::protocol::NetworkPlan;
 
 /// Settings of a network namespace, with their highest values for a sandbox. Lower values of the host stay.
 const SETTINGS: [(&str, &[u64]); 4] = [
@@ -18,6 +24,9 @@ const SETTINGS: [(&str, &[u64]); 4] = [
     ("ipv4/tcp_wmem", &[4096, 16_384, 131_072]),
     ("ipv4/tcp_max_tw_buckets", &[1024]),
 ];
+
+/// The maximum of connections to one of the owner's sockets that wait to be accepted.
+const BACKLOG: i32 = 64;
 
 /// Older kernels (seen: 6.1) hide settings of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
@@ -40,6 +49,31 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
         open(OFlags::WRONLY)?.write_all(lowered(&text, highest).as_bytes())?;
     }
     Ok(whole)
+}
+
+/// Creates the sockets through which the gateway serves the network namespace of the calling process. The kernel delivers
+/// everything for the synthetic network and the addresses of the policy to them, and to nothing else: there is no other
+/// interface than the loopback.
+pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
+    namespace::add_loopback_address(1, RESOLVER, NETWORK.1)?;
+    for (label, address) in (2..).zip(&plan.addresses) {
+        namespace::add_loopback_address(label, *address, 32)?;
+    }
+    let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
+    for port in &plan.ports {
+        sockets.push(socket(SocketType::STREAM, Ipv4Addr::UNSPECIFIED, *port)?);
+    }
+    Ok(sockets)
+}
+
+fn socket(kind: SocketType, address: Ipv4Addr, port: u16) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(address, port))?;
+    if kind == SocketType::STREAM {
+        listen(&socket, BACKLOG)?;
+    }
+    Ok(socket)
 }
 
 fn lowered(text: &str, highest: &[u64]) -> String {

@@ -398,6 +398,8 @@ impl Build {
         self.file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\nsandbox:x:1000:1000:sandbox:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
         self.file("etc/group", b"root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n")?;
         self.file("etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")?;
+        // Without a network policy, nothing has this address.
+        self.file("etc/resolv.conf", format!("nameserver {}\n", cofferdam_egress::RESOLVER).as_bytes())?;
         self.file("etc/hosts", b"127.0.0.1 localhost sandbox\n::1 localhost\n")?;
         self.file("etc/hostname", b"sandbox\n")
     }

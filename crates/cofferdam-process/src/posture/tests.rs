@@ -57,6 +57,7 @@ impl Case {
     fn create(&self) -> Create {
         Create {
             serial: 1,
+            network: None,
             workspace: match self.mounted {
                 true => WorkspacePlan::HostDir { path: "/d".into(), device: 1, inode: 1, uid: 1, gid: 1 },
                 false => WorkspacePlan::Private,

@@ -6,7 +6,7 @@
 //! ```
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -245,49 +245,4 @@ pub(crate) fn await_any(waker: &Waker, connections: &[(&Connection, Interest)], 
     let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
     // The caller checks for readiness again.
     let _ = poll(&mut polled, Some(&left));
-}
-
-/// Returns true if an address is one of this host's own.
-pub(crate) fn is_own(address: IpAddr) -> bool {
-    let binds = |address: IpAddr| match UdpSocket::bind((address, 0)) {
-        Ok(_) => true,
-        // If in doubt, assume that the address is the host's own.
-        Err(error) => !matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported),
-    };
-    let unassigned: IpAddr = match Family::of(address) {
-        Family::V4 => [192, 0, 2, 1].into(),
-        Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
-    };
-    // Some hosts allow binding to any address. A packet to an own address has that address as its source.
-    binds(address) && (!binds(unassigned) || is_source_of_itself(address))
-}
-
-fn is_source_of_itself(address: IpAddr) -> bool {
-    let any: IpAddr = match Family::of(address) {
-        Family::V4 => [0; 4].into(),
-        Family::V6 => [0; 16].into(),
-    };
-    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    source.map_or(true, |source| source.ip() == address)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Promise (WebAssembly): The addresses of this host are not public to a component.
-    #[test]
-    fn this_machine_knows_its_own_addresses() {
-        for (address, own) in [
-            (IpAddr::from([127, 0, 0, 1]), true),
-            (IpAddr::from([127, 9, 9, 9]), true),
-            (IpAddr::from([8, 8, 8, 8]), false),
-            (IpAddr::from([192, 0, 2, 7]), false),
-        ] {
-            assert_eq!(is_own(address), own, "{address}");
-        }
-    }
 }

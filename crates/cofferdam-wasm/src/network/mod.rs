@@ -4,13 +4,11 @@
 //! name --rules--> the host's resolver --rules--> known address --rules--> connection to exactly that address
 //! ```
 //!
-//! [`rules`] decides about names, and again about each address and port. This module applies the decisions. Guests
+//! [`Rules`] decides about names, and again about each address and port. This module applies the decisions. Guests
 //! cannot listen, choose a local port or send datagrams. Connections, lookups and stored data are bounded.
 
-mod addresses;
 mod connection;
 mod lookup;
-mod rules;
 mod slots;
 mod wake;
 
@@ -20,9 +18,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-pub(crate) use connection::{Connection, Family, Finished, Interest, PERMITTED, await_any, is_own};
+pub(crate) use cofferdam_egress::{
+    Allowed, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host, is_own,
+};
+pub(crate) use connection::{Connection, Family, Finished, Interest, PERMITTED, await_any};
 pub(crate) use lookup::{Lookup, LookupError};
-pub(crate) use rules::{Allowed, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
 use slots::Slots;
 pub(crate) use wake::Waker;
 

@@ -198,6 +198,10 @@ impl<'a> Run<'a> {
         progress.iter().for_each(Progress::finish);
         let sandbox = Arc::clone(execution.sandbox());
         let outcome = self.follow(&*backend, execution, &mut interrupts).await;
+        if !self.args.output.quiet {
+            let denials = sandbox.network_denials();
+            denials.iter().for_each(|denial| report::remark(&format!("network: {denial}"), Tone::Warning));
+        }
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
@@ -319,6 +323,10 @@ impl<'a> Run<'a> {
                 "exit": end.exit, "status": status, "usage": end.exit.usage, "posture": sandbox.posture(),
                 "limits": sandbox.spec().limits(),
             });
+            let denials = sandbox.network_denials();
+            if !denials.is_empty() {
+                document["network_denials"] = denials.into();
+            }
             merge(&mut document, identity(backend, &*sandbox));
             merge(&mut document, self.about.clone());
             if self.plan.code.is_some() {

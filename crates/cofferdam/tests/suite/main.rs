@@ -8,6 +8,8 @@ mod daemon;
 mod forked;
 mod hostile;
 mod interpreters;
+#[cfg(feature = "net")]
+mod net;
 mod pool;
 mod supervisor;
 #[cfg(feature = "vm")]

@@ -44,6 +44,9 @@ const ROWS: &[(&str, Row)] = &[
     // Without control groups, the interpreter reports the failed allocation itself.
     ("cofferdam run --memory 64M --lang python --code 'x = ", Row::Fails(&[137, 1])),
     ("echo $?", Row::Elsewhere("prints the status of the command before it, which has a row")),
+    ("cofferdam run --net pypi.org", Row::Elsewhere("reaches the internet; net has servers of its own")),
+    ("cofferdam run --net '@python", Row::Elsewhere("reaches the internet; net has servers of its own")),
+    ("cofferdam run --net '*.example.com", Row::Elsewhere("names a program of an example")),
     ("cofferdam run --net ", Row::Here),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
     ("cofferdam run --level wasm", Row::WithInterpreter),

@@ -7,16 +7,41 @@ use std::sync::Arc;
 
 use cofferdam_contract::{Error, NetworkPolicy, Result};
 
-use super::addresses::is_public;
+use crate::addresses::is_public;
 
 /// The maximum number of hosts of one policy.
 const MAX_HOSTS: usize = 1024;
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
+/// Hosts that usual package managers need, by the name of the preset. A policy names a preset as `@NAME`.
+pub const PRESETS: [(&str, &[&str]); 5] = [
+    ("python-packages", &["pypi.org:443", "files.pythonhosted.org:443"]),
+    ("node-packages", &["registry.npmjs.org:443", "registry.yarnpkg.com:443"]),
+    ("rust-packages", &["index.crates.io:443", "static.crates.io:443", "crates.io:443"]),
+    (
+        "debian-packages",
+        &["deb.debian.org:80", "deb.debian.org:443", "security.debian.org:80", "security.debian.org:443"],
+    ),
+    (
+        "git-hosts",
+        &[
+            "github.com:22",
+            "github.com:443",
+            "codeload.github.com:443",
+            "objects.githubusercontent.com:443",
+            "raw.githubusercontent.com:443",
+            "gitlab.com:22",
+            "gitlab.com:443",
+            "bitbucket.org:22",
+            "bitbucket.org:443",
+        ],
+    ),
+];
+
 /// The hosts of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rules(Vec<Rule>);
+pub struct Rules(Vec<Rule>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Rule {
@@ -35,30 +60,34 @@ enum Host {
 
 /// A name that may be looked up, with the allowed ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) name: String,
+pub struct Target {
+    /// The name in lower case, without a dot at its end.
+    pub name: String,
     /// `None` allows every port.
     ports: Option<BTreeSet<u16>>,
 }
 
 /// A lookup that the policy allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Query {
+pub enum Query {
     /// An IP address literal.
     Address(IpAddr),
+    /// A host name.
     Name(Arc<Target>),
 }
 
 /// An address that a name resolved to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ResolvedAddress {
-    pub(crate) address: IpAddr,
-    pub(crate) target: Arc<Target>,
+pub struct ResolvedAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The name.
+    pub target: Arc<Target>,
 }
 
 /// The reason for which a connection is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Allowed {
+pub enum Allowed {
     /// The policy lists this address.
     Listed,
     /// The policy lists `localhost`.
@@ -69,11 +98,16 @@ pub(crate) enum Allowed {
 
 /// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// The text is not a host name.
     InvalidName,
+    /// No rule has the name or address.
     NotListed,
+    /// No allowed name resolved to the address.
     NotLookedUp,
+    /// The rules have other ports of the name or address.
     OtherPort,
+    /// An allowed name resolves to the address, which is not public.
     NotPublic,
 }
 
@@ -91,21 +125,45 @@ impl fmt::Display for Refusal {
 
 impl Rules {
     /// Reads a policy. Returns `None` if it allows no network.
-    pub(crate) fn of(policy: &NetworkPolicy) -> Result<Option<Self>> {
+    pub fn of(policy: &NetworkPolicy) -> Result<Option<Self>> {
         match policy {
             NetworkPolicy::None => Ok(None),
             NetworkPolicy::Allow { hosts } if hosts.len() > MAX_HOSTS => {
                 Err(Error::invalid("create", format!("a network policy can have at most {MAX_HOSTS} hosts")))
             }
             NetworkPolicy::Allow { hosts } => {
-                hosts.iter().map(|host| rule(host)).collect::<Result<_>>().map(|rules| Some(Self(rules)))
+                let mut rules = Vec::new();
+                for host in hosts {
+                    match host.strip_prefix('@') {
+                        Some(name) => {
+                            for host in preset(name)? {
+                                rules.push(rule(host)?);
+                            }
+                        }
+                        None => rules.push(rule(host)?),
+                    }
+                }
+                Ok(Some(Self(rules)))
             }
-            _ => Err(Error::unsupported("create", "the wasm backend does not support this network policy")),
+            _ => Err(Error::unsupported("create", "this network policy is not supported")),
         }
     }
 
+    /// Returns the ports of all hosts. Returns `None` if a host has no port, which allows every port.
+    pub fn ports(&self) -> Option<BTreeSet<u16>> {
+        self.0.iter().map(|rule| rule.port).collect()
+    }
+
+    /// Returns the hosts that are addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.iter().filter_map(|rule| match rule.host {
+            Host::Address(address) => Some(address),
+            _ => None,
+        })
+    }
+
     /// Checks that a guest may look up this name.
-    pub(crate) fn lookup(&self, text: &str) -> std::result::Result<Query, Refusal> {
+    pub fn lookup(&self, text: &str) -> std::result::Result<Query, Refusal> {
         if let Ok(address) = text.parse() {
             let listed = self.0.iter().any(|rule| rule.host == Host::Address(address));
             return if listed { Ok(Query::Address(address)) } else { Err(Refusal::NotListed) };
@@ -124,7 +182,7 @@ impl Rules {
     }
 
     /// Checks that a guest may connect to this address, if its lookups resolved to `known`.
-    pub(crate) fn connect<'a>(
+    pub fn connect<'a>(
         &self,
         known: impl IntoIterator<Item = &'a ResolvedAddress>,
         to: SocketAddr,
@@ -149,7 +207,7 @@ impl Rules {
 
 impl Target {
     /// Checks that the name may resolve to this address. `localhost` must resolve to this host, all others must not.
-    pub(crate) fn leads_to(&self, address: IpAddr) -> std::result::Result<Allowed, Refusal> {
+    pub fn leads_to(&self, address: IpAddr) -> std::result::Result<Allowed, Refusal> {
         match self.name.as_str() {
             "localhost" if address.is_loopback() => Ok(Allowed::Localhost),
             "localhost" => Err(Refusal::NotPublic),
@@ -158,7 +216,8 @@ impl Target {
         }
     }
 
-    fn has_port(&self, port: u16) -> bool {
+    /// Returns true if the policy allows this port of the name.
+    pub fn has_port(&self, port: u16) -> bool {
         self.ports.as_ref().is_none_or(|ports| ports.contains(&port))
     }
 }
@@ -171,6 +230,17 @@ impl Host {
             Self::Address(_) => false,
         }
     }
+}
+
+/// Returns the hosts of a preset.
+fn preset(name: &str) -> Result<&'static [&'static str]> {
+    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, hosts)| *hosts).ok_or_else(|| {
+        let known: Vec<String> = PRESETS.iter().map(|(name, _)| format!("@{name}")).collect();
+        let shown: String = name.chars().take(MAX_NAME).collect();
+        Error::invalid("create", "there is no such preset of network hosts")
+            .with_context("preset", shown.escape_debug().to_string())
+            .with_remedy(format!("use {}", known.join(", ")))
+    })
 }
 
 /// Reads a host of a policy.
@@ -204,7 +274,8 @@ fn rule(text: &str) -> Result<Rule> {
     Ok(Rule { host, port })
 }
 
-pub(crate) fn is_not_single_host(address: IpAddr) -> bool {
+/// Returns true for unspecified, multicast and broadcast addresses.
+pub fn is_not_single_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     address.is_unspecified() || address.is_multicast() || broadcast
 }
@@ -385,6 +456,22 @@ mod tests {
         for text in ["a", "a_b.c-d", "xn--tda.example", "*.com", "1.a", "10.0.0.1:65535", "fe80::1", "[fe80::1]:1"] {
             assert!(read(&[text]).is_ok(), "{text}");
         }
+    }
+
+    /// Promise (Network): A preset allows the hosts of a package manager and no others.
+    #[test]
+    fn presets_allow_their_hosts() {
+        let rules = read(&["@python-packages", "a.example:1"]).unwrap();
+        for (name, allowed) in
+            [("pypi.org", true), ("files.pythonhosted.org", true), ("a.example", true), ("x.pypi.org", false)]
+        {
+            assert_eq!(rules.lookup(name).is_ok(), allowed, "{name}");
+        }
+        assert_eq!(rules.ports(), Some([1, 443].into()));
+        for (name, _) in PRESETS {
+            assert!(read(&[&format!("@{name}")]).unwrap().ports().is_some(), "{name}");
+        }
+        assert!(read(&["@other"]).unwrap_err().remedy().unwrap().contains("@git-hosts"));
     }
 
     proptest! {

@@ -3,7 +3,8 @@
 //! The owner of a name controls the addresses that it resolves to. A name must not lead to this host, to its network,
 //! or to cloud services that trust any client.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 /// IPv4 blocks that are not public: the first address, and the prefix length.
 const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
@@ -26,7 +27,7 @@ const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
 ];
 
 /// Returns true if an address is public, in any of its representations.
-pub(crate) fn is_public(address: IpAddr) -> bool {
+pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
         IpAddr::V6(address) => is_public_v6(address),
@@ -57,6 +58,33 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 
 fn embedded(high: u16, low: u16) -> Ipv4Addr {
     Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
+}
+
+/// Returns true if an address is one of this host's own.
+pub fn is_own(address: IpAddr) -> bool {
+    let binds = |address: IpAddr| match UdpSocket::bind((address, 0)) {
+        Ok(_) => true,
+        // If in doubt, assume that the address is the host's own.
+        Err(error) => !matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported),
+    };
+    let unassigned: IpAddr = match address {
+        IpAddr::V4(_) => [192, 0, 2, 1].into(),
+        IpAddr::V6(_) => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
+    };
+    // Some hosts allow binding to any address. A packet to an own address has that address as its source.
+    binds(address) && (!binds(unassigned) || is_source_of_itself(address))
+}
+
+fn is_source_of_itself(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => [0; 4].into(),
+        IpAddr::V6(_) => [0; 16].into(),
+    };
+    let source = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    });
+    source.map_or(true, |source| source.ip() == address)
 }
 
 #[cfg(test)]
@@ -214,6 +242,19 @@ mod tests {
             if is_public(address.into()) {
                 prop_assert!(segments[0] >> 13 == 1 || segments[..2] == [0x64, 0xff9b]);
             }
+        }
+    }
+
+    /// Promise (Network): The addresses of this host are known, and no name leads to them.
+    #[test]
+    fn addresses_of_this_host_are_known() {
+        for (address, own) in [
+            (IpAddr::from([127, 0, 0, 1]), true),
+            (IpAddr::from([127, 9, 9, 9]), true),
+            (IpAddr::from([8, 8, 8, 8]), false),
+            (IpAddr::from([192, 0, 2, 7]), false),
+        ] {
+            assert_eq!(is_own(address), own, "{address}");
         }
     }
 }

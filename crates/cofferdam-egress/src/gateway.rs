@@ -1,0 +1,359 @@
+//! The gateway of one sandbox: it serves the sockets that are the sandbox's only way out.
+//!
+//! The sockets are in the network namespace of the sandbox, and this process holds them. Every connection to a synthetic
+//! or listed address arrives here with its destination as local address.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional, join};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::denials::{Denial, Denials};
+use crate::inspect::Inspected;
+use crate::names::Names;
+use crate::rules::{Query, Refusal, Rules, Target};
+use crate::sniff::{MAX_FIRST, Protocol, protocol};
+use crate::upstream::{Failure, Upstream, keep_alive};
+use crate::{dns, http};
+
+/// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
+/// waits to be accepted.
+const MAX_CONNECTIONS: usize = 64;
+/// The maximum of connections of all sandboxes of this process. Each takes two descriptors.
+static CONNECTIONS: Semaphore = Semaphore::const_new(256);
+/// The interval at which one listening socket accepts connections, on average.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
+/// The connections that may be accepted at once after a pause.
+const ACCEPT_BURST: u32 = 128;
+/// The maximum of connections to the resolver at once.
+const MAX_DNS_CONNECTIONS: usize = 8;
+/// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
+/// take: each parses everything again.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_READS: usize = 64;
+/// Time to wait if no connection can be accepted, for example because descriptors are exhausted.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Ports on which only this protocol is spoken.
+const HTTP: u16 = 80;
+const HTTPS: u16 = 443;
+
+/// The sockets of a sandbox, in its network namespace.
+#[derive(Debug)]
+pub struct Sockets {
+    /// Listening sockets for connections.
+    pub listeners: Vec<OwnedFd>,
+    /// The resolver's socket for datagrams.
+    pub resolver: OwnedFd,
+    /// The resolver's listening socket.
+    pub resolver_listener: OwnedFd,
+}
+
+/// A running gateway. Dropping it closes its sockets and every connection.
+#[derive(Debug)]
+pub struct Gateway {
+    shared: Arc<Shared>,
+    closing: watch::Sender<bool>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    rules: Rules,
+    names: Mutex<Names>,
+    denials: Arc<Denials>,
+    connections: Arc<Semaphore>,
+    upstream: Upstream,
+}
+
+/// The server of a connection.
+#[derive(Debug, Clone)]
+enum Destination {
+    Name(Arc<Target>, u16),
+    Address(SocketAddr),
+}
+
+impl Gateway {
+    /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
+    pub fn start(sockets: Sockets, rules: Rules) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            rules,
+            names: Mutex::default(),
+            denials: Arc::default(),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            upstream: Upstream::default(),
+        });
+        let (closing, closed) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        for listener in sockets.listeners {
+            tasks.spawn(accept(self::listener(listener)?, Arc::clone(&shared), closed.clone()));
+        }
+        let resolver = std::net::UdpSocket::from(sockets.resolver);
+        resolver.set_nonblocking(true)?;
+        tasks.spawn(until(closed.clone(), answer(UdpSocket::from_std(resolver)?, Arc::clone(&shared))));
+        let listener = listener(sockets.resolver_listener)?;
+        tasks.spawn(answer_connections(listener, Arc::clone(&shared), closed));
+        Ok(Self { shared, closing, tasks: Mutex::new(tasks) })
+    }
+
+    /// Begins to close all sockets and connections, without waiting.
+    pub fn shut(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Closes all sockets and connections, and waits until that is done.
+    pub async fn close(&self) {
+        self.shut();
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// Returns what was refused so far.
+    pub fn denials(&self) -> Vec<Denial> {
+        self.shared.denials.list()
+    }
+}
+
+fn listener(socket: OwnedFd) -> io::Result<TcpListener> {
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Runs work until the gateway closes.
+async fn until(mut closed: watch::Receiver<bool>, work: impl Future<Output = ()>) {
+    tokio::select! {
+        () = work => {}
+        _ = closed.wait_for(|closed| *closed) => {}
+    }
+}
+
+/// Serves a listening socket until the gateway closes, and then waits for the end of its connections.
+async fn accept(listener: TcpListener, shared: Arc<Shared>, closed: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    until(closed, accept_into(&mut connections, &listener, &shared)).await;
+    connections.shutdown().await;
+}
+
+async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shared: &Arc<Shared>) {
+    let port = listener.local_addr().map_or(0, |address| address.port());
+    let mut turn = Instant::now();
+    loop {
+        let Ok((client, _)) = listener.accept().await else {
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        };
+        // After a pause, many may be accepted at once.
+        turn = (turn + ACCEPT_INTERVAL).max(Instant::now() - ACCEPT_INTERVAL * ACCEPT_BURST);
+        while connections.try_join_next().is_some() {}
+        match (Arc::clone(&shared.connections).try_acquire_owned(), CONNECTIONS.try_acquire()) {
+            (Ok(own), Ok(all)) => {
+                let shared = Arc::clone(shared);
+                connections.spawn(async move {
+                    let _permits = (own, all);
+                    serve(client, shared).await;
+                });
+            }
+            _ => shared.denials.note(format_args!("further connections to port {port}"), "too many are open"),
+        }
+        if turn > Instant::now() {
+            sleep_until(turn).await;
+        }
+    }
+}
+
+async fn serve(client: TcpStream, shared: Arc<Shared>) {
+    let Ok(to) = client.local_addr() else { return };
+    match shared.destination(to) {
+        Ok(destination) => relay(client, &destination, &shared).await,
+        Err((name, refusal)) => {
+            shared.denials.note(format_args!("the connection to {name}:{}", to.port()), refusal);
+        }
+    }
+}
+
+async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared) {
+    let _ = client.set_nodelay(true);
+    keep_alive(&client);
+    let denied = |why: &dyn std::fmt::Display| {
+        shared.denials.note(format_args!("the connection to {destination}"), why);
+    };
+    let connected = match destination {
+        Destination::Name(target, port) => shared.upstream.connect(target, *port).await,
+        Destination::Address(address) => shared.upstream.to(address.ip(), address.port()).await,
+    };
+    let mut server = match connected {
+        Ok(server) => server,
+        Err(Failure::Denied(refusal)) => return denied(&refusal),
+        Err(Failure::Unreachable) => return,
+    };
+    let Destination::Name(target, port) = destination else {
+        // An error belongs to one of the two sides, which see it.
+        drop(copy_bidirectional(&mut client, &mut server).await);
+        return;
+    };
+    let mut first = Vec::new();
+    let protocol = match *port {
+        HTTP => Protocol::Http,
+        _ => match recognise(&mut client, &server, &mut first).await {
+            Some(protocol) => protocol,
+            None => return denied(&"its first message was never complete"),
+        },
+    };
+    match protocol {
+        Protocol::Tls(Some(name)) if is_same_name(&name, &target.name) => {
+            if server.write_all(&first).await.is_ok() {
+                drop(copy_bidirectional(&mut client, &mut server).await);
+            }
+        }
+        Protocol::Tls(Some(name)) => denied(&format_args!("TLS asks for {name}")),
+        Protocol::Tls(None) => denied(&"TLS asks for no name"),
+        Protocol::InvalidTls => denied(&"its first message is invalid TLS"),
+        _ if *port == HTTPS => denied(&"it is not TLS"),
+        Protocol::Http2 => denied(&"HTTP/2 without TLS is not supported"),
+        Protocol::Http => {
+            let (reader, writer) = client.into_split();
+            let client = join(io::Cursor::new(first).chain(reader), writer);
+            let route = http::Route { target: Arc::clone(target), port: *port, denials: Arc::clone(&shared.denials) };
+            http::serve(client, server, route).await;
+        }
+        Protocol::Other => {
+            if server.write_all(&first).await.is_err() {
+                return;
+            }
+            let copied = copy_bidirectional(&mut client, &mut Inspected::new(server)).await;
+            if copied.is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
+                denied(&"the server speaks HTTP or TLS, and the first message of the client was neither");
+            }
+        }
+    }
+}
+
+/// Reads the client's first bytes until they show the protocol. If the server sends first, it is another one than those
+/// that are checked. Returns `None` if the client does not complete its first message.
+async fn recognise(client: &mut TcpStream, server: &TcpStream, first: &mut Vec<u8>) -> Option<Protocol> {
+    tokio::select! {
+        biased;
+        read = client.read_buf(first) => {
+            if !matches!(read, Ok(1..)) {
+                return Some(Protocol::Other);
+            }
+        }
+        _ = server.readable() => return Some(Protocol::Other),
+    }
+    let complete = async {
+        for _ in 0..MAX_READS {
+            if let Some(protocol) = protocol(first) {
+                return Some(protocol);
+            }
+            if first.len() > MAX_FIRST {
+                return None;
+            }
+            match client.read_buf(first).await {
+                Ok(1..) => {}
+                // The client sends no more. A text without an end of its line is no request.
+                Ok(0) if first[0].is_ascii_graphic() => return Some(Protocol::Other),
+                _ => return None,
+            }
+        }
+        None
+    };
+    timeout(FIRST_TIMEOUT, complete).await.ok().flatten()
+}
+
+fn is_same_name(asked: &str, name: &str) -> bool {
+    asked.strip_suffix('.').unwrap_or(asked).eq_ignore_ascii_case(name)
+}
+
+impl Shared {
+    /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
+    /// rules do not allow it.
+    fn destination(&self, to: SocketAddr) -> Result<Destination, (String, Refusal)> {
+        let name = match to.ip() {
+            IpAddr::V4(address) => self.names.lock().name(address).map(str::to_owned),
+            IpAddr::V6(_) => None,
+        };
+        let Some(name) = name else {
+            return match self.rules.connect([], to) {
+                Ok(_) => Ok(Destination::Address(to)),
+                Err(refusal) => Err((to.ip().to_string(), refusal)),
+            };
+        };
+        match self.rules.lookup(&name) {
+            Ok(Query::Name(target)) if target.has_port(to.port()) => Ok(Destination::Name(target, to.port())),
+            Ok(_) => Err((name, Refusal::OtherPort)),
+            Err(refusal) => Err((name, refusal)),
+        }
+    }
+
+    fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
+        dns::answer(query, &self.rules, &self.names, &self.denials)
+    }
+}
+
+impl std::fmt::Display for Destination {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Name(target, port) => write!(f, "{}:{port}", target.name),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+async fn answer(socket: UdpSocket, shared: Arc<Shared>) {
+    let mut query = [0; dns::MAX_QUERY + 1];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut query).await else {
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        };
+        if let Some(response) = shared.answer(&query[..length]) {
+            let _ = socket.send_to(&response, from).await;
+        }
+        // A guest that floods the resolver must not keep this process from its other work.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn answer_connections(listener: TcpListener, shared: Arc<Shared>, closed: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    let serving = async {
+        let permits = Arc::new(Semaphore::new(MAX_DNS_CONNECTIONS));
+        while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
+            let Ok((client, _)) = listener.accept().await else {
+                sleep(RETRY_INTERVAL).await;
+                continue;
+            };
+            while connections.try_join_next().is_some() {}
+            let shared = Arc::clone(&shared);
+            connections.spawn(async move {
+                let _permit = permit;
+                let _ = timeout(FIRST_TIMEOUT, answer_connection(client, &shared)).await;
+            });
+        }
+    };
+    until(closed, serving).await;
+    connections.shutdown().await;
+}
+
+async fn answer_connection(mut client: TcpStream, shared: &Shared) -> io::Result<()> {
+    loop {
+        let length = usize::from(client.read_u16().await?);
+        if length > dns::MAX_QUERY {
+            return Ok(());
+        }
+        let mut query = vec![0; length];
+        client.read_exact(&mut query).await?;
+        let Some(response) = shared.answer(&query) else { return Ok(()) };
+        let Ok(length) = u16::try_from(response.len()) else { return Ok(()) };
+        client.write_all(&[&length.to_be_bytes()[..], &response].concat()).await?;
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,251 @@
+//! HTTP/1 without TLS: each request is parsed, checked and sent on as a new one, so that client and server cannot disagree
+//! about where it ends or whom it is for.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
+use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::denials::Denials;
+use crate::rules::Target;
+
+/// Time in which a request's headers must arrive.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time in which a server must answer a request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
+/// The maximum size of the headers of a request, and of an answer.
+const MAX_HEADERS: usize = 64 << 10;
+/// Headers for the next hop only. Hyper sets those that describe the length of a body.
+const HOP_BY_HOP: [HeaderName; 5] = [
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("proxy-authorization"),
+    HeaderName::from_static("te"),
+    HeaderName::from_static("trailer"),
+];
+const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
+
+type Body = Either<Incoming, Full<Bytes>>;
+
+/// The server of a client's requests.
+#[derive(Debug)]
+pub struct Route {
+    pub target: Arc<Target>,
+    pub port: u16,
+    pub denials: Arc<Denials>,
+}
+
+/// The gateway's side of one connection to a server.
+struct Upstream {
+    sender: Mutex<SendRequest<Incoming>>,
+    /// Both sides of an upgraded connection.
+    upgraded: parking_lot::Mutex<Option<[OnUpgrade; 2]>>,
+    route: Route,
+}
+
+/// Serves the requests of one connection, until either side closes it.
+pub async fn serve<S>(client: S, server: TcpStream, route: Route)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut builder = hyper::client::conn::http1::Builder::new();
+    let Ok((sender, connection)) = builder.max_buf_size(MAX_HEADERS).handshake(TokioIo::new(server)).await else {
+        return;
+    };
+    let upstream = Arc::new(Upstream { sender: Mutex::new(sender), upgraded: parking_lot::Mutex::default(), route });
+    let served = Arc::clone(&upstream);
+    let service = service_fn(move |request| {
+        let upstream = Arc::clone(&served);
+        async move { Ok::<_, std::convert::Infallible>(upstream.answer(request).await) }
+    });
+    let mut serving = pin!(
+        hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_TIMEOUT)
+            .max_buf_size(MAX_HEADERS)
+            .serve_connection(TokioIo::new(client), service)
+            .with_upgrades()
+    );
+    let mut connection = pin!(connection.with_upgrades());
+    // An error belongs to the client or the server, which see it.
+    tokio::select! {
+        _ = serving.as_mut() => {}
+        _ = connection.as_mut() => {
+            // The client learns with the current answer that there will be no further one.
+            serving.as_mut().graceful_shutdown();
+            let _ = serving.as_mut().await;
+        }
+    }
+    let upgraded = upstream.upgraded.lock().take();
+    if let Some([client, server]) = upgraded
+        && let (Ok(client), Ok(server)) = tokio::join!(client, server)
+    {
+        let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
+    }
+}
+
+impl Upstream {
+    async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
+        let route = &self.route;
+        if let Err(why) = check(&request, route) {
+            route.denials.note(format_args!("an HTTP request to {}:{}", route.target.name, route.port), &why);
+            return own_answer(StatusCode::FORBIDDEN, &format!("refused by the sandbox's network policy: {why}"));
+        }
+        // Another protocol could carry requests that are not checked.
+        let upgrades = is_websocket(request.headers());
+        remove_hop_by_hop(request.headers_mut());
+        let client = upgrades.then(|| {
+            set_upgrade(request.headers_mut());
+            hyper::upgrade::on(&mut request)
+        });
+        let sending = async {
+            let mut sender = self.sender.lock().await;
+            sender.ready().await?;
+            sender.send_request(request).await
+        };
+        let Ok(Ok(mut response)) = timeout(ANSWER_TIMEOUT, sending).await else {
+            return own_answer(StatusCode::BAD_GATEWAY, "the server closed the connection without an answer");
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let (Some(client), true) = (client, is_websocket(response.headers())) else {
+                return own_answer(StatusCode::BAD_GATEWAY, "the server changed to another protocol");
+            };
+            *self.upgraded.lock() = Some([client, hyper::upgrade::on(&mut response)]);
+            remove_hop_by_hop(response.headers_mut());
+            set_upgrade(response.headers_mut());
+            return response.map(Either::Left);
+        }
+        let closes = response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
+        remove_hop_by_hop(response.headers_mut());
+        if closes {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.map(Either::Left)
+    }
+}
+
+/// Checks that a request is for the name and port of its connection.
+fn check(request: &Request<Incoming>, route: &Route) -> Result<(), String> {
+    if request.method() == Method::CONNECT {
+        return Err("a connection through another server is not allowed".to_owned());
+    }
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return Err("the request must have one Host header".to_owned());
+    };
+    let host = host.to_str().map_err(|_| "its Host header is invalid".to_owned())?;
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    for named in [Some(host), authority].into_iter().flatten() {
+        if !is_of(named, route) {
+            return Err(format!("the request is for {named}"));
+        }
+    }
+    Ok(())
+}
+
+fn is_of(authority: &str, route: &Route) -> bool {
+    let (name, port) = match authority.rsplit_once(':') {
+        Some((name, port)) => (name, port.parse::<u16>().ok()),
+        // The client means the default port, or does not name the one that it uses.
+        None => (authority, Some(route.port)),
+    };
+    let name = name.strip_suffix('.').unwrap_or(name);
+    port == Some(route.port) && name.eq_ignore_ascii_case(&route.target.name)
+}
+
+/// Returns true if headers ask for or confirm a change to WebSocket, and to nothing else.
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let mut protocols = headers.get_all(UPGRADE).iter();
+    let is = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(WEBSOCKET.as_bytes());
+    protocols.next().is_some_and(is) && protocols.next().is_none()
+}
+
+fn set_upgrade(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, WEBSOCKET);
+}
+
+fn has_token(headers: &HeaderMap, token: &str) -> bool {
+    tokens(headers).any(|found| found.eq_ignore_ascii_case(token))
+}
+
+/// Returns the words of all Connection headers.
+fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// Removes the headers for the next hop, those that `Connection` names included.
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> =
+        tokens(headers).filter_map(|name| name.parse().ok()).filter(|name| *name != HOST).collect();
+    for name in named.into_iter().chain(HOP_BY_HOP).chain([CONNECTION, UPGRADE]) {
+        headers.remove(name);
+    }
+}
+
+/// Returns an answer of the gateway, after which the connection ends.
+fn own_answer(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Either::Right(Full::new(Bytes::from(format!("{text}\n")))));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_for_other_hosts_are_recognised() {
+        use cofferdam_contract::NetworkPolicy;
+
+        use crate::rules::{Query, Rules};
+
+        let policy = NetworkPolicy::Allow { hosts: vec!["a.example".to_owned()] };
+        let Ok(Query::Name(target)) = Rules::of(&policy).unwrap().unwrap().lookup("a.example") else { panic!() };
+        let route = |port| Route { target: Arc::clone(&target), port, denials: Arc::default() };
+        for (authority, port, expected) in [
+            ("a.example", 80, true),
+            ("A.Example.", 80, true),
+            ("a.example:80", 80, true),
+            ("a.example", 8080, true),
+            ("a.example:8080", 8080, true),
+            ("a.example:81", 80, false),
+            ("a.example:", 80, false),
+            ("b.example", 80, false),
+            ("a.example.b", 80, false),
+            ("", 80, false),
+        ] {
+            assert_eq!(is_of(authority, &route(port)), expected, "{authority} {port}");
+        }
+    }
+
+    #[test]
+    fn headers_for_the_next_hop_are_removed() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("connection", "close, x-own, host"), ("x-own", "1"), ("te", "trailers"), ("host", "a")] {
+            headers.append(name, value.parse().unwrap());
+        }
+        assert!(has_token(&headers, "close") && !is_websocket(&headers));
+        remove_hop_by_hop(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["host"]);
+        headers.append(UPGRADE, WEBSOCKET);
+        assert!(is_websocket(&headers));
+        headers.append(UPGRADE, "h2c".parse().unwrap());
+        assert!(!is_websocket(&headers));
+    }
+}

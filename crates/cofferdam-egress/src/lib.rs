@@ -1,0 +1,44 @@
+//! Network access of sandboxes by policy.
+//!
+//! ```text
+//! guest --name--> resolver --rules--> synthetic address
+//! guest --connection to it--> gateway --rules, checks of TLS and HTTP--> the host's resolver --rules--> server
+//! ```
+//!
+//! [`Rules`] is the only judge of names, addresses and ports, at every isolation level. It does no IO. The gateway serves
+//! the sockets of a sandbox that has no other way out. A guest never learns the address of a server, and cannot choose
+//! one: the gateway connects to an address that it resolved itself for the name.
+
+mod addresses;
+#[cfg(feature = "gateway")]
+mod denials;
+#[cfg(feature = "gateway")]
+mod dns;
+#[cfg(feature = "gateway")]
+mod gateway;
+#[cfg(feature = "gateway")]
+mod http;
+#[cfg(feature = "gateway")]
+mod inspect;
+#[cfg(feature = "gateway")]
+mod names;
+mod rules;
+#[cfg(feature = "gateway")]
+mod sniff;
+#[cfg(feature = "gateway")]
+mod upstream;
+
+use std::net::Ipv4Addr;
+
+pub use addresses::{is_own, is_public};
+#[cfg(feature = "gateway")]
+pub use denials::Denial;
+#[cfg(feature = "gateway")]
+pub use gateway::{Gateway, Sockets};
+pub use rules::{Allowed, PRESETS, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
+
+/// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
+/// of the internet has.
+pub const NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
+/// The address of a sandbox's resolver.
+pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);

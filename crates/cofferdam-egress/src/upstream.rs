@@ -1,0 +1,179 @@
+//! Connections of the gateway to servers.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::net::sockopt;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use crate::addresses::is_own;
+use crate::rules::{Allowed, Refusal, Target};
+
+/// Time to look up a name, and to connect to one of its addresses.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum of look-ups at once, of one sandbox and of all in this process. Each occupies a thread until the host's
+/// resolver returns.
+const MAX_LOOKUPS: usize = 8;
+static LOOKUPS: Semaphore = Semaphore::const_new(32);
+/// The maximum of addresses of a name that are tried.
+const MAX_TRIED: usize = 4;
+/// The time for which addresses of a name are used again, and the maximum of names.
+const KEPT: Duration = Duration::from_secs(10);
+const MAX_KEPT: usize = 64;
+/// The maximum size of each buffer of a connection in the kernel. No limit of the sandbox counts it.
+const BUFFER: u32 = 256 << 10;
+/// The maximum size of the host's file of names.
+const MAX_HOSTS_FILE: u64 = 1 << 20;
+
+/// The reason why there is no connection to a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// The policy does not allow any address of the name.
+    Denied(Refusal),
+    /// The server or the host's resolver did not answer.
+    Unreachable,
+}
+
+/// The connections of one sandbox.
+#[derive(Debug)]
+pub struct Upstream {
+    lookups: Arc<Semaphore>,
+    /// Checked addresses, and the time until which they are used.
+    known: Mutex<HashMap<String, (Vec<IpAddr>, Instant)>>,
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self { lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)), known: Mutex::default() }
+    }
+}
+
+impl Upstream {
+    /// Connects to a name, by addresses that were resolved and checked here. So an answer that changes later gains
+    /// nothing.
+    pub async fn connect(&self, target: &Arc<Target>, port: u16) -> Result<TcpStream, Failure> {
+        let addresses = self.addresses(target).await?;
+        for address in addresses.into_iter().take(MAX_TRIED) {
+            if let Ok(stream) = self.to(address, port).await {
+                return Ok(stream);
+            }
+        }
+        Err(Failure::Unreachable)
+    }
+
+    /// Connects to an address.
+    pub async fn to(&self, address: IpAddr, port: u16) -> Result<TcpStream, Failure> {
+        let socket = match address {
+            IpAddr::V4(_) => TcpSocket::new_v4(),
+            IpAddr::V6(_) => TcpSocket::new_v6(),
+        };
+        let socket = socket.map_err(|_| Failure::Unreachable)?;
+        let _ = socket.set_recv_buffer_size(BUFFER).and_then(|()| socket.set_send_buffer_size(BUFFER));
+        let connecting = timeout(CONNECT_TIMEOUT, socket.connect(SocketAddr::new(address, port)));
+        let stream = connecting.await.ok().and_then(Result::ok).ok_or(Failure::Unreachable)?;
+        // Small messages must not wait.
+        let _ = stream.set_nodelay(true);
+        keep_alive(&stream);
+        Ok(stream)
+    }
+
+    async fn addresses(&self, target: &Arc<Target>) -> Result<Vec<IpAddr>, Failure> {
+        if let Some((addresses, until)) = self.known.lock().get(&target.name)
+            && Instant::now() < *until
+        {
+            return Ok(addresses.clone());
+        }
+        let permits = async { (Arc::clone(&self.lookups).acquire_owned().await, LOOKUPS.acquire().await) };
+        let Ok((Ok(own), Ok(all))) = timeout(LOOKUP_TIMEOUT, permits).await else { return Err(Failure::Unreachable) };
+        let wanted = Arc::clone(target);
+        let lookup = tokio::task::spawn_blocking(move || {
+            let _permits = (own, all);
+            allowed(&wanted)
+        });
+        let Ok(Ok(addresses)) = timeout(LOOKUP_TIMEOUT, lookup).await else { return Err(Failure::Unreachable) };
+        let addresses = addresses?;
+        let mut known = self.known.lock();
+        if known.len() >= MAX_KEPT {
+            known.clear();
+        }
+        known.insert(target.name.clone(), (addresses.clone(), Instant::now() + KEPT));
+        Ok(addresses)
+    }
+}
+
+/// Lets the kernel end a connection whose other side is gone.
+pub fn keep_alive(stream: &TcpStream) {
+    // Without it, the connection lives as long as the sandbox.
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, Duration::from_secs(60));
+    let _ = sockopt::set_tcp_keepintvl(stream, Duration::from_secs(20));
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
+}
+
+/// Resolves a name as the host does. Returns the addresses that it may lead to. Blocks its thread.
+fn allowed(target: &Target) -> Result<Vec<IpAddr>, Failure> {
+    let mut found = in_hosts_file(&hosts_file(), &target.name);
+    if found.is_empty() {
+        // With a dot at its end, the name is not completed by a search domain of the host, which the policy does not have.
+        let resolved = (format!("{}.", target.name), 0).to_socket_addrs().map_err(|_| Failure::Unreachable)?;
+        found.extend(resolved.map(|found| found.ip()));
+    }
+    let mut refusal = None;
+    let mut addresses = Vec::new();
+    for address in found {
+        match target.leads_to(address) {
+            Ok(Allowed::Elsewhere) if is_own(address) => refusal = Some(Refusal::NotPublic),
+            Ok(_) if !addresses.contains(&address) => addresses.push(address),
+            Ok(_) => {}
+            Err(other) => refusal = Some(other),
+        }
+    }
+    match (addresses.is_empty(), refusal) {
+        (true, Some(refusal)) => Err(Failure::Denied(refusal)),
+        (true, None) => Err(Failure::Unreachable),
+        (false, _) => Ok(addresses),
+    }
+}
+
+fn hosts_file() -> String {
+    let mut text = String::new();
+    // A host without the file, or with another encoding, has no names in it.
+    let _ = std::fs::File::open("/etc/hosts").and_then(|file| file.take(MAX_HOSTS_FILE).read_to_string(&mut text));
+    text
+}
+
+/// Returns the addresses of a name in a file of the form of `/etc/hosts`.
+fn in_hosts_file(text: &str, name: &str) -> Vec<IpAddr> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let address = words.next()?.parse().ok()?;
+            words.any(|other| other.eq_ignore_ascii_case(name)).then_some(address)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hosts_file_are_found() {
+        let text =
+            "127.0.0.1 localhost\n# 1.1.1.1 a.example\n8.8.8.8\ta.example  b.example # c.example\nx y\n::1 a.example\n";
+        let addresses = |name: &str| in_hosts_file(text, name).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(addresses("A.example"), ["8.8.8.8", "::1"]);
+        assert_eq!(addresses("b.example"), ["8.8.8.8"]);
+        for name in ["c.example", "y", "example", ""] {
+            assert!(addresses(name).is_empty(), "{name}");
+        }
+    }
+}

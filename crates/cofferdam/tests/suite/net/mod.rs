@@ -1,0 +1,300 @@
+//! Network policies of process sandboxes, with servers at invented names and public-looking addresses. Everything is in
+//! network namespaces that the test made.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The user of runs without privileges.
+const ORDINARY: &str = "65533";
+
+/// A network with servers. Dropping it ends everything in it.
+struct Place {
+    child: Child,
+    /// The process in whose namespaces runs start.
+    first: u32,
+    directory: TempDir,
+}
+
+impl Place {
+    /// Creates the network. Returns `None` and prints the reason if that is impossible.
+    fn new(test: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIP {test}: only root can create the servers' network");
+            return None;
+        }
+        let directory = tempfile::Builder::new().prefix("cofferdam-net-").tempdir_in("/var/tmp").expect("a directory");
+        std::fs::create_dir(directory.path().join("files")).expect("a directory");
+        open_to_all(directory.path());
+        open_to_all(&directory.path().join("files"));
+        let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/net");
+        let mut child = Command::new("unshare")
+            .args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "sh"])
+            .args([&files.join("place.sh"), directory.path(), &files.join("server.py")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        assert_eq!(lines.next().and_then(Result::ok).as_deref(), Some("ready"), "the servers start");
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).expect("children");
+        let first = children.trim().parse().expect("one child");
+        Some(Self { child, first, directory })
+    }
+
+    fn files(&self) -> PathBuf {
+        self.directory.path().join("files")
+    }
+
+    /// Runs a line of Python in a sandbox with this policy, as root or as an ordinary user. Returns the exit status,
+    /// standard output and standard error.
+    fn python(&self, user: &str, policy: &str, code: &str) -> (i32, String, String) {
+        let mut run = Command::new("nsenter");
+        run.args(["--mount", "--net", "--pid", "--target", &self.first.to_string(), "setpriv"]);
+        run.args(["--reuid", user, "--regid", user]);
+        run.args(["--clear-groups", env!("CARGO_BIN_EXE_cofferdam"), "run", "--allow-weaker", super::cli::WEAKER]);
+        run.args(["--net", policy, "--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display()));
+        run.args(["--", "python3", "-c", &format!("{PRELUDE}\n{code}")]);
+        run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+        let output = run.output().expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn open_to_all(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("the mode is set");
+}
+
+/// Functions of the guest programs.
+const PRELUDE: &str = r"
+import socket, ssl, sys
+def talk(name, port, data=b'', end=True):
+    with socket.create_connection((name, port), 15) as connection:
+        connection.sendall(data)
+        if end: connection.shutdown(socket.SHUT_WR)
+        answer = b''
+        while more := connection.recv(65536): answer += more
+        return answer
+def http(name, lines, port=80):
+    return talk(name, port, lines.replace('\n', '\r\n').encode(), False)
+def attempt(call, *rest):
+    try: print(call(*rest))
+    except OSError as error: print('failed:', type(error).__name__)
+";
+
+const USERS: [&str; 2] = ["0", ORDINARY];
+
+/// Promise (Network): A process sandbox reaches the hosts and ports of its policy by name, and nothing else.
+#[test]
+fn policy_allows_its_hosts_and_nothing_else() {
+    let Some(place) = Place::new("policy_allows_its_hosts_and_nothing_else") else { return };
+    for user in USERS {
+        for (policy, code, printed, denied) in [
+            (
+                "web.example:80",
+                "print(http('web.example', 'GET /x HTTP/1.1\\nHost: web.example\\nConnection: close\\n\\n'))",
+                "b'HTTP/1.1 200 OK",
+                "",
+            ),
+            ("*.suffix.example:22", "print(talk('a.suffix.example', 22, b'x\\n'))", "b'banner\\necho x\\n'\n", ""),
+            ("web.example:7", "print(talk('web.example', 7, b'\\0' * 3_000_000))", "b'3000000 bytes'\n", ""),
+            ("11.22.33.44:7", "print(talk('11.22.33.44', 7, b'abc'))", "b'3 bytes'\n", ""),
+            // Names, addresses and ports that the policy does not have.
+            (
+                "web.example:80",
+                "attempt(talk, 'other.example', 80)",
+                "failed: gaierror\n",
+                "the look-up of other.example: the policy does not list it; --net other.example would allow it",
+            ),
+            (
+                "*.suffix.example:80",
+                "attempt(talk, 'suffix.example', 80)",
+                "failed: gaierror\n",
+                "the look-up of suffix.example",
+            ),
+            ("web.example:80", "attempt(talk, 'web.example', 7)", "failed: ConnectionRefusedError\n", ""),
+            ("web.example:80", "attempt(talk, '11.22.33.44', 80)", "failed: OSError\n", ""),
+            ("web.example:80", "attempt(talk, '198.18.200.200', 80)", "b''\n", "the connection to 198.18.200.200:80"),
+            ("web.example:80", "attempt(talk, '198.18.0.1', 80)", "b''\n", "the connection to 198.18.0.1:80"),
+            ("web.example:80", "attempt(talk, '127.0.0.1', 80)", "b''\n", "the connection to 127.0.0.1:80"),
+            ("web.example:80", "attempt(talk, '::1', 80)", "failed: ConnectionRefusedError\n", ""),
+            // Names that lead to this host or its networks.
+            ("own.example:22", "attempt(talk, 'own.example', 22)", "b''\n", "the address is not public"),
+            ("private.example:80", "attempt(talk, 'private.example', 80)", "b''\n", "the address is not public"),
+            ("metadata.example:80", "attempt(talk, 'metadata.example', 80)", "b''\n", "the address is not public"),
+            ("loopback.example:80", "attempt(talk, 'loopback.example', 80)", "b''\n", "the address is not public"),
+        ] {
+            let (status, stdout, stderr) = place.python(user, policy, code);
+            assert!(status == 0 && stdout.starts_with(printed), "{user} {policy} {code}: {status} {stdout} {stderr}");
+            assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{policy} {code}: {stderr}");
+            assert!(stderr.contains(denied), "{user} {policy} {code}: {stderr}");
+        }
+    }
+}
+
+/// Promise (Network): A connection of TLS or HTTP is for the name that was looked up, and for no other on the same server.
+#[test]
+fn connections_are_for_the_name_that_was_looked_up() {
+    let Some(place) = Place::new("connections_are_for_the_name_that_was_looked_up") else { return };
+    let tls = |name: &str| {
+        format!(
+            "context = ssl.create_default_context(cafile='/workspace/certificate.pem')\ncontext.check_hostname = False\n\
+             def greet():\n    with socket.create_connection(('web.example', 443), 15) as plain:\n        \
+             with context.wrap_socket(plain, server_hostname={name}) as connection: return connection.recv(100)\n\
+             attempt(greet)"
+        )
+    };
+    let ask = |lines: &str| format!("print(http('web.example', {lines:?})[:15])");
+    let at_8080 = |lines: &str| format!("print(http('web.example', {lines:?}, 8080)[:15])");
+    let host = |host: &str| ask(&format!("GET / HTTP/1.1\n{host}Connection: close\n\n"));
+    for (code, printed, denied) in [
+        (tls("'web.example'"), "b'secret greeting'", ""),
+        (tls("'WEB.example'"), "b'secret greeting'", ""),
+        (tls("'other.example'"), "failed: ", "TLS asks for other.example"),
+        (tls("None"), "failed: ", "TLS asks for no name"),
+        ("attempt(talk, 'web.example', 443, b'GET / HTTP/1.0\\r\\n\\r\\n')".to_owned(), "b''", "it is not TLS"),
+        ("attempt(talk, 'web.example', 443, b'hello\\n')".to_owned(), "b''", "it is not TLS"),
+        (
+            "attempt(talk, 'web.example', 443, b'\\x16\\x03\\x01\\x00\\x04\\x02\\x00\\x00\\x00')".to_owned(),
+            "b''",
+            "invalid TLS",
+        ),
+        (
+            "attempt(talk, 'web.example', 443, b'\\x16\\x03\\x01')".to_owned(),
+            "b''",
+            "its first message was never complete",
+        ),
+        (host("Host: web.example\n"), "b'HTTP/1.1 200 OK", ""),
+        (host("Host: WEB.example:80\n"), "b'HTTP/1.1 200 OK", ""),
+        (host("Host: other.example\n"), "b'HTTP/1.1 403", "the request is for other.example"),
+        (host("Host: web.example:8080\n"), "b'HTTP/1.1 403", "the request is for web.example:8080"),
+        (host(""), "b'HTTP/1.1 403", "must have one Host header"),
+        (host("Host: web.example\nHost: other.example\n"), "b'HTTP/1.1 403", "must have one Host header"),
+        (
+            ask("GET http://other.example/ HTTP/1.1\nHost: web.example\nConnection: close\n\n"),
+            "b'HTTP/1.1 403",
+            "other.example",
+        ),
+        (
+            ask("CONNECT other.example:80 HTTP/1.1\nHost: web.example\nConnection: close\n\n"),
+            "b'HTTP/1.1 403",
+            "through another server",
+        ),
+        (ask("PRI * HTTP/2.0\n\nSM\n\n"), "b''", ""),
+        // Requests that servers accept and strict parsers do not, on another port.
+        (at_8080("PRI * HTTP/2.0\n\nSM\n\n"), "b''", "HTTP/2 without TLS"),
+        (
+            at_8080(&format!("{}GET / HTTP/1.1\nHost: other.example\nConnection: close\n\n", "\n".repeat(60))),
+            "b'HTTP/1.1 403",
+            "the request is for other.example",
+        ),
+        (at_8080("GET\t/\tHTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
+        (at_8080(" GET / HTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
+        (at_8080("GET /\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
+        (at_8080(&format!("{} / HTTP/1.1\nHost: other.example\n\n", "A".repeat(40_000))), "b'HTTP/1.1 4", ""),
+        // The second request of a connection.
+        (
+            ask("GET /1 HTTP/1.1\nHost: web.example\n\nGET /2 HTTP/1.1\nHost: other.example\nConnection: close\n\n"),
+            "b'HTTP/1.1 200 OK",
+            "the request is for other.example",
+        ),
+        // Two lengths, and a length beside chunks: none of the bodies becomes a request.
+        (
+            ask("POST / HTTP/1.1\nHost: web.example\nContent-Length: 1\nContent-Length: 2\nConnection: close\n\nab"),
+            "b'HTTP/1.1 400",
+            "",
+        ),
+    ] {
+        let (status, stdout, stderr) = place.python("0", "web.example:80,web.example:443,web.example:8080", &code);
+        assert!(status == 0 && stdout.starts_with(printed), "{code}: {status} {stdout} {stderr}");
+        assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{code}: {stderr}");
+        assert!(stderr.contains(denied), "{code}: {stderr}");
+    }
+}
+
+/// Promise (Network): Bodies, keep-alive and WebSockets pass through the gateway, and another upgrade does not.
+#[test]
+fn requests_and_upgrades_pass() {
+    let Some(place) = Place::new("requests_and_upgrades_pass") else { return };
+    for (code, printed) in [
+        (
+            "import http.client\nc = http.client.HTTPConnection('web.example')\n\
+             for n in range(3):\n    c.request('POST', f'/{n}', b'x' * 100_000 * n)\n    print(len(c.getresponse().read()))\n\
+             c.request('PUT', '/c', iter([b'ab', b'cd']), encode_chunked=True, headers={'Transfer-Encoding': 'chunked'})\n\
+             print(c.getresponse().read())",
+            "29\n100029\n200029\nb'PUT /c HTTP/1.1 web.example abcd'\n",
+        ),
+        (
+            "with socket.create_connection(('web.example', 80)) as c:\n    \
+             c.sendall(b'GET / HTTP/1.1\\r\\nHost: web.example\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n')\n    \
+             head = c.recv(4096); c.sendall(b'frame'); print(head[:12], c.recv(4096))",
+            "b'HTTP/1.1 101' b'echo frame'\n",
+        ),
+        (
+            "print(http('web.example', 'GET / HTTP/1.1\\nHost: web.example\\nConnection: Upgrade, close\\nUpgrade: h2c\\n\\n')[:15])",
+            "b'HTTP/1.1 200 OK'\n",
+        ),
+    ] {
+        let (status, stdout, stderr) = place.python("0", "web.example:80", code);
+        assert_eq!((status, stdout.as_str()), (0, printed), "{code}: {stderr}");
+    }
+}
+
+/// Promise (Network): A sandbox that opens many connections, or never completes a message, harms itself alone.
+#[test]
+fn many_connections_are_bounded() {
+    let Some(place) = Place::new("many_connections_are_bounded") else { return };
+    let code = "held = []\n\
+        try:\n    \
+            for n in range(400):\n        \
+                c = socket.create_connection(('web.example', 7), 15); held.append(c)\n\
+        except OSError: pass\n\
+        closed = 0\n\
+        for c in held:\n    \
+            c.settimeout(0.01)\n    \
+            try: closed += c.recv(1) == b''\n    \
+            except ConnectionResetError: closed += 1\n    \
+            except TimeoutError: pass\n\
+        print(len(held), len(held) - closed)\n\
+        for c in held: c.close()\n\
+        print(talk('web.example', 7, b'abc'))";
+    let (status, stdout, stderr) = place.python("0", "web.example:7,web.example:9", code);
+    assert_eq!((status, stdout.as_str()), (0, "400 64\nb'3 bytes'\n"), "{stderr}");
+    assert!(stderr.contains("too many are open"), "{stderr}");
+}
+
+/// Promise (Network): After a run with a network, no process and no namespace is left.
+#[test]
+fn a_killed_run_leaves_no_namespace() {
+    let Some(place) = Place::new("a_killed_run_leaves_no_namespace") else { return };
+    let namespaces = || {
+        let processes = std::fs::read_dir("/proc").expect("proc").flatten();
+        let of = |entry: std::fs::DirEntry| std::fs::read_link(entry.path().join("ns/net")).ok();
+        processes.filter_map(of).collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = namespaces();
+    let (status, _, stderr) = place.python(
+        "0",
+        "web.example:7",
+        "socket.create_connection(('web.example', 7)); import os; os.kill(os.getpid(), 9)",
+    );
+    assert_eq!(status, 137, "{stderr}");
+    let (status, _, _) = place.python("0", "web.example:9", "talk('web.example', 9, b'', False)");
+    assert_ne!(status, 0);
+    let begun = std::time::Instant::now();
+    while !namespaces().is_subset(&before) {
+        assert!(begun.elapsed().as_secs() < 20, "a network namespace is left");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
