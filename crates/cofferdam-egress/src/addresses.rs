@@ -97,7 +97,7 @@ mod tests {
         is_public(text.parse().unwrap_or_else(|_| panic!("{text}")))
     }
 
-    /// Promise (WebAssembly): Private, local and reserved addresses are not public.
+    /// Promise (Network): Private, local and reserved addresses are not public.
     #[test]
     fn what_is_close_is_not_public() {
         for text in [
@@ -220,7 +220,7 @@ mod tests {
             }
         }
 
-        /// Promise (WebAssembly): Another form of an address is never more public than the address.
+        /// Promise (Network): Another form of an address is never more public than the address.
         #[test]
         fn an_address_in_another_form_is_never_more_public(bits in any::<u32>(), tail in any::<[u16; 5]>()) {
             let (high, low) = ((bits >> 16) as u16, bits as u16);

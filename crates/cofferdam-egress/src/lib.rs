@@ -9,6 +9,8 @@
 //! the sockets of a sandbox that has no other way out. A guest never learns the address of a server, and cannot choose
 //! one: the gateway connects to an address that it resolved itself for the name.
 
+#![forbid(unsafe_code)]
+
 mod addresses;
 #[cfg(feature = "gateway")]
 mod denials;

@@ -481,7 +481,7 @@ mod tests {
             let _ = read(&["a.example", "*.b"]).unwrap().lookup(&asked);
         }
 
-        /// Promise (WebAssembly): A component can look up listed names only.
+        /// Promise (Network): A guest can look up listed names only.
         #[test]
         fn only_what_is_listed_is_looked_up(asked in "[a-c.*A-C]{0,12}") {
             let rules = read(&["a.b", "*.b.c"]).unwrap();
@@ -492,7 +492,7 @@ mod tests {
             }
         }
 
-        /// Promise (WebAssembly): A listed name leads to public addresses only.
+        /// Promise (Network): A listed name leads to public addresses only.
         #[test]
         fn a_name_leads_nowhere_but_to_public_addresses(bits in any::<u128>(), port in 1u16..) {
             for address in [IpAddr::V6(bits.into()), IpAddr::V4((bits as u32).into())] {
@@ -505,7 +505,7 @@ mod tests {
             }
         }
 
-        /// Promise (WebAssembly): A rule for a port allows no other port.
+        /// Promise (Network): A rule for a port allows no other port.
         #[test]
         fn a_port_rule_holds(rule in 1u16.., port in 1u16..) {
             let rules = read(&[&format!("a.b:{rule}"), &format!("9.9.9.9:{rule}")]).unwrap();

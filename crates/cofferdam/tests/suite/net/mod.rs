@@ -202,7 +202,11 @@ fn connections_are_for_the_name_that_was_looked_up() {
         (at_8080("GET\t/\tHTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
         (at_8080(" GET / HTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
         (at_8080("GET /\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
-        (at_8080(&format!("{} / HTTP/1.1\nHost: other.example\n\n", "A".repeat(40_000))), "b'HTTP/1.1 4", ""),
+        (
+            at_8080(&format!("{} / HTTP/1.1\nHost: other.example\n\n", "A".repeat(40_000))),
+            "b'HTTP/1.1 403",
+            "the request is for other.example",
+        ),
         // The second request of a connection.
         (
             ask("GET /1 HTTP/1.1\nHost: web.example\n\nGET /2 HTTP/1.1\nHost: other.example\nConnection: close\n\n"),
