@@ -4,12 +4,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
-use cofferdam_contract::{Error, ErrorKind, NetworkPolicy, Result};
+use cofferdam_contract::{Error, NetworkPolicy, Result};
 use cofferdam_egress::{NETWORK, Rules};
 use tokio::io::unix::AsyncFd;
 
+use crate::client;
 use crate::protocol::{Event, NetworkPlan};
-use crate::{client, error};
 
 #[cfg(feature = "net")]
 pub use cofferdam_egress::Gateway;
@@ -107,13 +107,16 @@ pub async fn receive_sockets(
 /// Starts the gateway of a sandbox.
 #[cfg(feature = "net")]
 pub fn start(sockets: Vec<OwnedFd>, rules: Rules) -> Result<Gateway> {
+    use cofferdam_contract::ErrorKind;
+
     let complete = sockets.len() == rules.ports().map_or(0, |ports| ports.len()) + 2;
     let mut sockets = sockets.into_iter();
     let (Some(resolver), Some(resolver_listener), true) = (sockets.next(), sockets.next(), complete) else {
         return Err(Error::new(ErrorKind::Internal, "create", "the sandbox has not all sockets of its network"));
     };
     let sockets = cofferdam_egress::Sockets { listeners: sockets.collect(), resolver, resolver_listener };
-    Gateway::start(sockets, rules).map_err(|error| error::os("create", "cannot serve the sandbox's network", error))
+    Gateway::start(sockets, rules)
+        .map_err(|error| crate::error::os("create", "cannot serve the sandbox's network", error))
 }
 
 /// Returns what the gateway refused.
