@@ -144,14 +144,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, closed: watch::Recei
 
 async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shared: &Arc<Shared>) {
     let port = listener.local_addr().map_or(0, |address| address.port());
-    let mut turn = Instant::now();
+    // The time at which the next connection is due. Unused time is credit for a burst.
+    let mut due = earliest();
     loop {
         let Ok((client, _)) = listener.accept().await else {
             sleep(RETRY_INTERVAL).await;
             continue;
         };
-        // After a pause, many may be accepted at once.
-        turn = (turn + ACCEPT_INTERVAL).max(Instant::now() - ACCEPT_INTERVAL * ACCEPT_BURST);
+        due = due.max(earliest()) + ACCEPT_INTERVAL;
         while connections.try_join_next().is_some() {}
         match (Arc::clone(&shared.connections).try_acquire_owned(), CONNECTIONS.try_acquire()) {
             (Ok(own), Ok(all)) => {
@@ -163,10 +163,15 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             }
             _ => shared.denials.note(format_args!("further connections to port {port}"), "too many are open"),
         }
-        if turn > Instant::now() {
-            sleep_until(turn).await;
+        if due > Instant::now() {
+            sleep_until(due).await;
         }
     }
+}
+
+fn earliest() -> Instant {
+    let now = Instant::now();
+    now.checked_sub(ACCEPT_INTERVAL * ACCEPT_BURST).unwrap_or(now)
 }
 
 async fn serve(client: TcpStream, shared: Arc<Shared>) {
