@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use crate::container::Container;
 
 /// Interval between readings while programs run.
-const INTERVAL: Duration = Duration::from_millis(20);
+const INTERVAL: Duration = Duration::from_millis(10);
 /// The number of readings without a process after which the follower waits for the next start.
 const MAX_IDLE_READINGS: u32 = 50;
 /// The maximum step by which the limit changes.
@@ -64,8 +64,8 @@ async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64)
             let wanted = wanted(memory, disk, usage.disk_bytes.unwrap_or(0));
             if wanted != bytes {
                 let limits = Limits { memory: Some(ByteSize::from_bytes(wanted)), ..limits.clone() };
-                // If the engine cannot change the limit, files count as memory.
-                if container.bound(&limits).await.is_ok() {
+                // If the limit cannot be changed, files count as memory.
+                if bound_directly(container, wanted).await || container.bound(&limits).await.is_ok() {
                     bytes = wanted;
                 }
             }
@@ -73,6 +73,14 @@ async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64)
             tokio::time::sleep(INTERVAL).await;
         }
     }
+}
+
+/// Sets the limit in the container's control group, which takes microseconds. The engine takes tens of milliseconds, in
+/// which a program can fill its memory with files. Returns false if this process must not.
+async fn bound_directly(container: &Container, bytes: u64) -> bool {
+    let Some(groups) = container.groups().await else { return false };
+    // Lowering waits for the kernel to shrink the group.
+    tokio::task::spawn_blocking(move || groups.stats().bound_memory(bytes).is_ok()).await.unwrap_or(false)
 }
 
 /// Returns the memory limit for the stored bytes: whole steps, one of them in advance.
