@@ -71,6 +71,8 @@ pub(crate) struct Container {
     paused: AtomicBool,
     /// Its control groups, once they are found.
     groups: OnceLock<Arc<Foreign>>,
+    /// True if the kernel has killed a process in it for its memory.
+    oom_killed: AtomicBool,
     /// The lock for removal.
     removing: Mutex<()>,
     runtime: Handle,
@@ -95,6 +97,7 @@ impl Container {
             gone: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             groups: OnceLock::new(),
+            oom_killed: AtomicBool::new(false),
             removing: Mutex::default(),
             runtime: Handle::current(),
         })
@@ -195,11 +198,20 @@ impl Container {
         self.groups().await?.bound_sockets(limits.memory?.as_bytes())
     }
 
+    /// Records whether the kernel has killed a process of the container for its memory. The engine removes the control
+    /// group soon after the container's end, and misses some of these kills.
+    pub(crate) fn record_oom_kill(&self) {
+        if self.groups.get().is_some_and(|groups| groups.stats().memory_kills() > 0) {
+            self.oom_killed.store(true, Ordering::Release);
+        }
+    }
+
     /// Finds the cause of the container's end, after its connection has closed. Takes a bounded time.
     pub(crate) async fn cause(&self) -> Cause {
         let began = Instant::now();
-        // Read before the engine removes the group: it reports no kill whose group is gone by then.
-        let oom_killed = self.groups.get().is_some_and(|groups| groups.stats().memory_kills() > 0);
+        self.record_oom_kill();
+        // A removal by this process is not the kernel's kill.
+        let oom_killed = self.oom_killed.load(Ordering::Acquire) && self.removing.try_lock().is_ok();
         let mut away = false;
         while began.elapsed() < CAUSE_TIMEOUT {
             match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {

@@ -60,7 +60,9 @@ async fn follow(container: &Container, guest: &Guest, (memory, disk): (u64, u64)
         woken.notified().await;
         let mut idle = 0;
         while idle < MAX_IDLE_READINGS {
-            let Ok(usage) = guest.usage(&limits).await else { break };
+            let usage = guest.usage(&limits).await;
+            container.record_oom_kill();
+            let Ok(usage) = usage else { break };
             let wanted = wanted(memory, disk, usage.disk_bytes.unwrap_or(0));
             if wanted != bytes {
                 let limits = Limits { memory: Some(ByteSize::from_bytes(wanted)), ..limits.clone() };

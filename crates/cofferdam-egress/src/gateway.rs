@@ -20,7 +20,7 @@ use crate::denials::{Denial, Denials};
 use crate::inspect::Inspected;
 use crate::names::Names;
 use crate::rules::{Query, Refusal, Rules, Target};
-use crate::sniff::{MAX_FIRST, Protocol, protocol};
+use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{dns, http};
 
@@ -29,10 +29,10 @@ use crate::{dns, http};
 const MAX_CONNECTIONS: usize = 64;
 /// The maximum of connections of all sandboxes of this process. Each takes two descriptors.
 static CONNECTIONS: Semaphore = Semaphore::const_new(256);
-/// The interval at which one listening socket accepts connections, on average.
-const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
-/// The connections that may be accepted at once after a pause.
-const ACCEPT_BURST: u32 = 128;
+/// The interval at which one socket accepts connections or answers queries, on average. And the number that is served at
+/// once after a pause.
+const ACCEPT_PACE: (Duration, u32) = (Duration::from_millis(5), 128);
+const ANSWER_PACE: (Duration, u32) = (Duration::from_millis(1), 512);
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
 /// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
@@ -61,7 +61,36 @@ pub struct Sockets {
 pub struct Gateway {
     shared: Arc<Shared>,
     closing: watch::Sender<bool>,
-    tasks: Mutex<JoinSet<()>>,
+    tasks: tokio::sync::Mutex<JoinSet<()>>,
+}
+
+/// The pace of one socket.
+#[derive(Debug)]
+struct Pace {
+    interval: Duration,
+    burst: Duration,
+    due: Instant,
+}
+
+impl Pace {
+    fn new((interval, burst): (Duration, u32)) -> Self {
+        let burst = interval * burst;
+        Self { interval, burst, due: earliest(burst) }
+    }
+
+    /// Waits until the next turn. Unused time is credit for a burst.
+    async fn turn(&mut self) {
+        self.due = self.due.max(earliest(self.burst)) + self.interval;
+        match self.due > Instant::now() {
+            true => sleep_until(self.due).await,
+            false => tokio::task::yield_now().await,
+        }
+    }
+}
+
+fn earliest(burst: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_sub(burst).unwrap_or(now)
 }
 
 #[derive(Debug)]
@@ -100,7 +129,7 @@ impl Gateway {
         tasks.spawn(until(closed.clone(), answer(UdpSocket::from_std(resolver)?, Arc::clone(&shared))));
         let listener = listener(sockets.resolver_listener)?;
         tasks.spawn(answer_connections(listener, Arc::clone(&shared), closed));
-        Ok(Self { shared, closing, tasks: Mutex::new(tasks) })
+        Ok(Self { shared, closing, tasks: tokio::sync::Mutex::new(tasks) })
     }
 
     /// Begins to close all sockets and connections, without waiting.
@@ -111,7 +140,7 @@ impl Gateway {
     /// Closes all sockets and connections, and waits until that is done.
     pub async fn close(&self) {
         self.shut();
-        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        let mut tasks = self.tasks.lock().await;
         while tasks.join_next().await.is_some() {}
     }
 
@@ -144,14 +173,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, closed: watch::Recei
 
 async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shared: &Arc<Shared>) {
     let port = listener.local_addr().map_or(0, |address| address.port());
-    // The time at which the next connection is due. Unused time is credit for a burst.
-    let mut due = earliest();
+    let mut pace = Pace::new(ACCEPT_PACE);
     loop {
+        pace.turn().await;
         let Ok((client, _)) = listener.accept().await else {
             sleep(RETRY_INTERVAL).await;
             continue;
         };
-        due = due.max(earliest()) + ACCEPT_INTERVAL;
         while connections.try_join_next().is_some() {}
         match (Arc::clone(&shared.connections).try_acquire_owned(), CONNECTIONS.try_acquire()) {
             (Ok(own), Ok(all)) => {
@@ -163,15 +191,7 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             }
             _ => shared.denials.note(format_args!("further connections to port {port}"), "too many are open"),
         }
-        if due > Instant::now() {
-            sleep_until(due).await;
-        }
     }
-}
-
-fn earliest() -> Instant {
-    let now = Instant::now();
-    now.checked_sub(ACCEPT_INTERVAL * ACCEPT_BURST).unwrap_or(now)
 }
 
 async fn serve(client: TcpStream, shared: Arc<Shared>) {
@@ -204,13 +224,16 @@ async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared
         drop(copy_bidirectional(&mut client, &mut server).await);
         return;
     };
-    let mut first = Vec::new();
-    let protocol = match *port {
-        HTTP => Protocol::Http,
-        _ => match recognise(&mut client, &server, &mut first).await {
-            Some(protocol) => protocol,
-            None => return denied(&"its first message was never complete"),
-        },
+    let (mut first, mut greeting) = (Vec::new(), Vec::new());
+    let begun = match *port {
+        HTTP => Begun::Client(Protocol::Http),
+        _ => recognise(&mut client, &server, &mut first, &mut greeting).await,
+    };
+    let protocol = match begun {
+        Begun::Client(protocol) => protocol,
+        Begun::Server => Protocol::Other,
+        Begun::Incomplete => return denied(&"its first message was never complete"),
+        Begun::Closed => return,
     };
     match protocol {
         Protocol::Tls(Some(name)) if is_same_name(&name, &target.name) => {
@@ -230,10 +253,13 @@ async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared
             http::serve(client, server, route).await;
         }
         Protocol::Other => {
-            if server.write_all(&first).await.is_err() {
+            if is_unchecked_answer(&greeting) {
+                return denied(&"the server speaks HTTP/2 or TLS without a request");
+            }
+            if client.write_all(&greeting).await.is_err() || server.write_all(&first).await.is_err() {
                 return;
             }
-            let copied = copy_bidirectional(&mut client, &mut Inspected::new(server)).await;
+            let copied = copy_bidirectional(&mut client, &mut Inspected::new(server, &greeting)).await;
             if copied.is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
                 denied(&"the server speaks HTTP or TLS, and the first message of the client was neither");
             }
@@ -241,36 +267,52 @@ async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared
     }
 }
 
-/// Reads the client's first bytes until they show the protocol. If the server sends first, it is another one than those
-/// that are checked. Returns `None` if the client does not complete its first message.
-async fn recognise(client: &mut TcpStream, server: &TcpStream, first: &mut Vec<u8>) -> Option<Protocol> {
-    tokio::select! {
-        biased;
-        read = client.read_buf(first) => {
-            if !matches!(read, Ok(1..)) {
-                return Some(Protocol::Other);
-            }
+/// The begin of a connection.
+enum Begun {
+    /// The client sent a first message of this protocol.
+    Client(Protocol),
+    /// The server sent first: another protocol than those that are checked.
+    Server,
+    /// The client did not complete its first message.
+    Incomplete,
+    /// Nothing was sent.
+    Closed,
+}
+
+/// Reads the client's first bytes until they show the protocol, or the server's if it sends first.
+async fn recognise(client: &mut TcpStream, server: &TcpStream, first: &mut Vec<u8>, greeting: &mut Vec<u8>) -> Begun {
+    loop {
+        tokio::select! {
+            biased;
+            read = client.read_buf(first) => match read {
+                Ok(1..) => break,
+                _ => return Begun::Closed,
+            },
+            _ = server.readable() => match server.try_read_buf(greeting) {
+                Ok(1..) => return Begun::Server,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                _ => return Begun::Closed,
+            },
         }
-        _ = server.readable() => return Some(Protocol::Other),
     }
     let complete = async {
         for _ in 0..MAX_READS {
             if let Some(protocol) = protocol(first) {
-                return Some(protocol);
+                return Begun::Client(protocol);
             }
             if first.len() > MAX_FIRST {
-                return None;
+                return Begun::Incomplete;
             }
             match client.read_buf(first).await {
                 Ok(1..) => {}
                 // The client sends no more. A text without an end of its line is no request.
-                Ok(0) if first[0].is_ascii_graphic() => return Some(Protocol::Other),
-                _ => return None,
+                Ok(0) if first[0].is_ascii_graphic() => return Begun::Client(Protocol::Other),
+                _ => return Begun::Incomplete,
             }
         }
-        None
+        Begun::Incomplete
     };
-    timeout(FIRST_TIMEOUT, complete).await.ok().flatten()
+    timeout(FIRST_TIMEOUT, complete).await.unwrap_or(Begun::Incomplete)
 }
 
 fn is_same_name(asked: &str, name: &str) -> bool {
@@ -313,7 +355,7 @@ impl std::fmt::Display for Destination {
 }
 
 async fn answer(socket: UdpSocket, shared: Arc<Shared>) {
-    let mut query = [0; dns::MAX_QUERY + 1];
+    let (mut query, mut pace) = ([0; dns::MAX_QUERY + 1], Pace::new(ANSWER_PACE));
     loop {
         let Ok((length, from)) = socket.recv_from(&mut query).await else {
             sleep(RETRY_INTERVAL).await;
@@ -323,7 +365,7 @@ async fn answer(socket: UdpSocket, shared: Arc<Shared>) {
             let _ = socket.send_to(&response, from).await;
         }
         // A guest that floods the resolver must not keep this process from its other work.
-        tokio::task::yield_now().await;
+        pace.turn().await;
     }
 }
 
@@ -349,6 +391,7 @@ async fn answer_connections(listener: TcpListener, shared: Arc<Shared>, closed: 
 }
 
 async fn answer_connection(mut client: TcpStream, shared: &Shared) -> io::Result<()> {
+    let mut pace = Pace::new(ANSWER_PACE);
     loop {
         let length = usize::from(client.read_u16().await?);
         if length > dns::MAX_QUERY {
@@ -359,6 +402,6 @@ async fn answer_connection(mut client: TcpStream, shared: &Shared) -> io::Result
         let Some(response) = shared.answer(&query) else { return Ok(()) };
         let Ok(length) = u16::try_from(response.len()) else { return Ok(()) };
         client.write_all(&[&length.to_be_bytes()[..], &response].concat()).await?;
-        tokio::task::yield_now().await;
+        pace.turn().await;
     }
 }

@@ -3,13 +3,14 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
-use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -24,7 +25,7 @@ use crate::rules::Target;
 
 /// Time in which a request's headers must arrive.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time in which a server must answer a request.
+/// Time for a request and its answer, without the answer's body.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// The maximum size of the headers of a request, and of an answer.
 const MAX_HEADERS: usize = 64 << 10;
@@ -51,6 +52,8 @@ pub struct Route {
 /// The gateway's side of one connection to a server.
 struct Upstream {
     sender: Mutex<SendRequest<Incoming>>,
+    /// True once a client asked for an upgrade.
+    upgrades: AtomicBool,
     /// Both sides of an upgraded connection.
     upgraded: parking_lot::Mutex<Option<[OnUpgrade; 2]>>,
     route: Route,
@@ -65,28 +68,43 @@ where
     let Ok((sender, connection)) = builder.max_buf_size(MAX_HEADERS).handshake(TokioIo::new(server)).await else {
         return;
     };
-    let upstream = Arc::new(Upstream { sender: Mutex::new(sender), upgraded: parking_lot::Mutex::default(), route });
+    // Dropped when it ends: nothing waits for a server that is gone.
+    let connection = async move { drop(connection.with_upgrades().await) };
+    let upstream = Arc::new(Upstream {
+        sender: Mutex::new(sender),
+        upgrades: AtomicBool::new(false),
+        upgraded: parking_lot::Mutex::default(),
+        route,
+    });
     let served = Arc::clone(&upstream);
     let service = service_fn(move |request| {
         let upstream = Arc::clone(&served);
         async move { Ok::<_, std::convert::Infallible>(upstream.answer(request).await) }
     });
-    let mut serving = pin!(
-        hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS_TIMEOUT)
-            .max_buf_size(MAX_HEADERS)
-            .serve_connection(TokioIo::new(client), service)
-            .with_upgrades()
-    );
-    let mut connection = pin!(connection.with_upgrades());
-    // An error belongs to the client or the server, which see it.
-    tokio::select! {
-        _ = serving.as_mut() => {}
-        _ = connection.as_mut() => {
-            // The client learns with the current answer that there will be no further one.
-            serving.as_mut().graceful_shutdown();
-            let _ = serving.as_mut().await;
+    {
+        let mut serving = pin!(
+            hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADERS_TIMEOUT)
+                .max_buf_size(MAX_HEADERS)
+                .half_close(true)
+                .serve_connection(TokioIo::new(client), service)
+                .with_upgrades()
+        );
+        let served = tokio::select! {
+            served = serving.as_mut() => served,
+            () = connection => {
+                if !upstream.upgrades.load(Ordering::Relaxed) {
+                    // The client learns with the current answer that there will be no further one.
+                    serving.as_mut().graceful_shutdown();
+                }
+                serving.as_mut().await
+            }
+        };
+        // Another error belongs to the client or the server, which see it.
+        if served.is_err_and(|error| error.is_parse()) {
+            let Route { target, port, denials } = &upstream.route;
+            denials.note(format_args!("an HTTP request to {}:{port}", target.name), "it is not valid HTTP/1");
         }
     }
     let upgraded = upstream.upgraded.lock().take();
@@ -107,7 +125,12 @@ impl Upstream {
         // Another protocol could carry requests that are not checked.
         let upgrades = is_websocket(request.headers());
         remove_hop_by_hop(request.headers_mut());
+        if request.headers().contains_key(TRANSFER_ENCODING) {
+            // Hyper has checked that the last one is chunked, and encodes the body anew.
+            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         let client = upgrades.then(|| {
+            self.upgrades.store(true, Ordering::Relaxed);
             set_upgrade(request.headers_mut());
             hyper::upgrade::on(&mut request)
         });
@@ -130,6 +153,9 @@ impl Upstream {
         }
         let closes = response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
         remove_hop_by_hop(response.headers_mut());
+        if response.headers().contains_key(TRANSFER_ENCODING) {
+            response.headers_mut().remove(CONTENT_LENGTH);
+        }
         if closes {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -190,8 +216,10 @@ fn tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 
 /// Removes the headers for the next hop, those that `Connection` names included.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> =
-        tokens(headers).filter_map(|name| name.parse().ok()).filter(|name| *name != HOST).collect();
+    let named: Vec<HeaderName> = tokens(headers)
+        .filter_map(|name| name.parse().ok())
+        .filter(|name| ![HOST, TRANSFER_ENCODING].contains(name))
+        .collect();
     for name in named.into_iter().chain(HOP_BY_HOP).chain([CONNECTION, UPGRADE]) {
         headers.remove(name);
     }

@@ -21,8 +21,9 @@ pub struct Inspected {
 }
 
 impl Inspected {
-    pub fn new(server: TcpStream) -> Self {
-        Self { server, first: Vec::with_capacity(SHOWN) }
+    /// Wraps a connection whose server has already sent these bytes.
+    pub fn new(server: TcpStream, first: &[u8]) -> Self {
+        Self { server, first: first.iter().take(SHOWN).copied().collect() }
     }
 }
 

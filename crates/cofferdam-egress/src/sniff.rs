@@ -31,7 +31,7 @@ pub fn protocol(first: &[u8]) -> Option<Protocol> {
         [kind] if RECORDS.contains(kind) => None,
         [kind, 3, ..] if RECORDS.contains(kind) => tls(first),
         // A hello of SSL 2.
-        [length, ..] if length & 0x80 != 0 => Some(match first.get(2) {
+        [length, ..] if length & 0x80 != 0 && !is_blank(*length) => Some(match first.get(2) {
             None => return None,
             Some(1) => Protocol::InvalidTls,
             Some(_) => Protocol::Other,
@@ -78,23 +78,27 @@ fn http(first: &[u8]) -> Option<Protocol> {
     };
     let line = &first[start..];
     let Some(word) = line.iter().position(|byte| !is_token(*byte)) else { return undecided };
-    if word == 0 || line.starts_with(b"SSH-") {
+    if word == 0 || line.starts_with(b"SSH-") || is_git(line) {
         return Some(Protocol::Other);
     }
     if !is_blank(line[word]) {
         return Some(Protocol::Other);
     }
-    let Some(end) = line.iter().position(|byte| matches!(byte, b'\n' | 0)) else { return undecided };
-    Some(match line[end] {
-        // No server of HTTP accepts it.
-        0 => Protocol::Other,
-        _ if line[..end].trim_ascii_end().ends_with(b"HTTP/2.0") => Protocol::Http2,
-        _ => Protocol::Http,
-    })
+    let Some(end) = line.iter().position(|byte| *byte == b'\n') else { return undecided };
+    match line[..end].trim_ascii_end().ends_with(b"HTTP/2.0") {
+        true => Some(Protocol::Http2),
+        false => Some(Protocol::Http),
+    }
 }
 
+/// Returns true for a request of git's own protocol: its length in four digits, and a command.
+fn is_git(line: &[u8]) -> bool {
+    line.len() >= 8 && line[..4].iter().all(u8::is_ascii_hexdigit) && line[4..].starts_with(b"git-")
+}
+
+/// Returns true for bytes that some server of HTTP takes for a blank.
 fn is_blank(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t' | 0x0b | 0x0c)
+    matches!(byte, b' ' | b'\t' | 0x0b | 0x0c | 0x1c..=0x1f | 0x85 | 0xa0)
 }
 
 fn is_token(byte: u8) -> bool {
@@ -118,6 +122,9 @@ mod tests {
             (b"get / HTTP/1.0\n", Some(Protocol::Http)),
             (b"GET\t/\tHTTP/1.1\r\n", Some(Protocol::Http)),
             (b"GET /\r\n", Some(Protocol::Http)),
+            (b"GET /\0x\r\n", Some(Protocol::Http)),
+            (b"GET\x1c/\r\n", Some(Protocol::Http)),
+            (b"\x85\xa0\x1fGET /\r\n", Some(Protocol::Http)),
             (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2\r\n", Some(Protocol::Http)),
             (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Some(Protocol::Http2)),
             (b"SSH-2.0-OpenSSH_9.2 comment\r\n", Some(Protocol::Other)),

@@ -143,10 +143,10 @@ fn allowed(target: &Target) -> Result<Vec<IpAddr>, Failure> {
 }
 
 fn hosts_file() -> String {
-    let mut text = String::new();
-    // A host without the file, or with another encoding, has no names in it.
-    let _ = std::fs::File::open("/etc/hosts").and_then(|file| file.take(MAX_HOSTS_FILE).read_to_string(&mut text));
-    text
+    let mut text = Vec::new();
+    // A host without the file has no names in it.
+    let _ = std::fs::File::open("/etc/hosts").and_then(|file| file.take(MAX_HOSTS_FILE).read_to_end(&mut text));
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Returns the addresses of a name in a file of the form of `/etc/hosts`.

@@ -256,7 +256,8 @@ impl Core {
         self.end();
         self.launcher.retire();
         if let Some(gateway) = &self.gateway {
-            gateway.close().await;
+            // What is left ends with the last reference to the gateway.
+            let _ = tokio::time::timeout(REMOVE_TIMEOUT, gateway.close()).await;
         }
         let mut gone = self.gone.clone();
         match tokio::time::timeout(REMOVE_TIMEOUT, gone.wait_for(|gone| *gone)).await {

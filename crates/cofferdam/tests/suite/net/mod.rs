@@ -191,7 +191,7 @@ fn connections_are_for_the_name_that_was_looked_up() {
             "b'HTTP/1.1 403",
             "through another server",
         ),
-        (ask("PRI * HTTP/2.0\n\nSM\n\n"), "b''", ""),
+        (ask("PRI * HTTP/2.0\n\nSM\n\n"), "b''", "it is not valid HTTP/1"),
         // Requests that servers accept and strict parsers do not, on another port.
         (at_8080("PRI * HTTP/2.0\n\nSM\n\n"), "b''", "HTTP/2 without TLS"),
         (
@@ -199,9 +199,9 @@ fn connections_are_for_the_name_that_was_looked_up() {
             "b'HTTP/1.1 403",
             "the request is for other.example",
         ),
-        (at_8080("GET\t/\tHTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
-        (at_8080(" GET / HTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
-        (at_8080("GET /\nHost: other.example\n\n"), "b'HTTP/1.1 400", ""),
+        (at_8080("GET\t/\tHTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", "it is not valid HTTP/1"),
+        (at_8080(" GET / HTTP/1.1\nHost: other.example\n\n"), "b'HTTP/1.1 400", "it is not valid HTTP/1"),
+        (at_8080("GET /\nHost: other.example\n\n"), "b'HTTP/1.1 400", "it is not valid HTTP/1"),
         (
             at_8080(&format!("{} / HTTP/1.1\nHost: other.example\n\n", "A".repeat(40_000))),
             "b'HTTP/1.1 403",
@@ -217,7 +217,7 @@ fn connections_are_for_the_name_that_was_looked_up() {
         (
             ask("POST / HTTP/1.1\nHost: web.example\nContent-Length: 1\nContent-Length: 2\nConnection: close\n\nab"),
             "b'HTTP/1.1 400",
-            "",
+            "it is not valid HTTP/1",
         ),
     ] {
         let (status, stdout, stderr) = place.python("0", "web.example:80,web.example:443,web.example:8080", &code);
@@ -242,11 +242,15 @@ fn requests_and_upgrades_pass() {
         (
             "with socket.create_connection(('web.example', 80)) as c:\n    \
              c.sendall(b'GET / HTTP/1.1\\r\\nHost: web.example\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n\\r\\n')\n    \
-             head = c.recv(4096); c.sendall(b'frame'); print(head[:12], c.recv(4096))",
-            "b'HTTP/1.1 101' b'echo frame'\n",
+             head = c.recv(4096); c.sendall(b'frame'); print(head[:12], b'connection: upgrade\\r\\n' in head.lower(), c.recv(4096))",
+            "b'HTTP/1.1 101' True b'echo frame'\n",
         ),
         (
             "print(http('web.example', 'GET / HTTP/1.1\\nHost: web.example\\nConnection: Upgrade, close\\nUpgrade: h2c\\n\\n')[:15])",
+            "b'HTTP/1.1 200 OK'\n",
+        ),
+        (
+            "print(talk('web.example', 80, b'GET / HTTP/1.1\\r\\nHost: web.example\\r\\nConnection: close\\r\\n\\r\\n')[:15])",
             "b'HTTP/1.1 200 OK'\n",
         ),
     ] {
