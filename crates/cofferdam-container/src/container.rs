@@ -73,6 +73,8 @@ pub(crate) struct Container {
     groups: OnceLock<Arc<Foreign>>,
     /// True if the kernel has killed a process in it for its memory.
     oom_killed: AtomicBool,
+    /// True once this process has killed all its processes.
+    killed: AtomicBool,
     /// The lock for removal.
     removing: Mutex<()>,
     runtime: Handle,
@@ -98,6 +100,7 @@ impl Container {
             paused: AtomicBool::new(false),
             groups: OnceLock::new(),
             oom_killed: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             removing: Mutex::default(),
             runtime: Handle::current(),
         })
@@ -210,8 +213,7 @@ impl Container {
     pub(crate) async fn cause(&self) -> Cause {
         let began = Instant::now();
         self.record_oom_kill();
-        // A removal by this process is not the kernel's kill.
-        let oom_killed = self.oom_killed.load(Ordering::Acquire) && self.removing.try_lock().is_ok();
+        let oom_killed = self.oom_killed.load(Ordering::Acquire) && !self.killed.load(Ordering::Acquire);
         let mut away = false;
         while began.elapsed() < CAUSE_TIMEOUT {
             match within(CAUSE_TIMEOUT, self.engine.docker.inspect_container(&self.id, None)).await {
@@ -294,6 +296,7 @@ impl Container {
     async fn remove_now(&self) -> Result<()> {
         // A frozen process exits only after a resume, which the engine does during the removal.
         if !self.paused.load(Ordering::Acquire) {
+            self.killed.store(true, Ordering::Release);
             outside::kill_all(&self.engine, &self.id, self.groups().await).await;
         }
         self.noted(remove(&self.engine, &self.id).await)
