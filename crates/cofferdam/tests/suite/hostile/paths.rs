@@ -56,8 +56,9 @@ impl Owned {
     }
 }
 
-/// The pauses between two swaps, in microseconds.
-const PAUSES: [u64; 7] = [0, 0, 20, 100, 1_000, 0, 10_000];
+/// The pauses between two swaps, in microseconds. Their number is odd, so that each name has each pause. The longest is
+/// longer than a creation on a busy host.
+const PAUSES: [u64; 9] = [0, 0, 20, 100, 1_000, 0, 10_000, 0, 400_000];
 
 /// A thread that swaps the directory and the symlink until it is dropped.
 struct Swapping {
