@@ -29,9 +29,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the agent's exit before its container is killed.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The highest number of containers created because the agent was damaged. Another process may be filling the volume.
-const MAX_ATTEMPTS: u32 = 5;
-/// Time before the second attempt. Further ones wait longer.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_ATTEMPTS: usize = 3;
 
 /// A pending sandbox: measured, but not yet verified against a spec. Dropping it ends it.
 pub(crate) struct PendingSandbox {
@@ -180,8 +178,6 @@ impl Creation<'_> {
                 Ok(pending) => return Ok(pending),
                 Err(Failure::Agent(_)) if attempt < MAX_ATTEMPTS => {
                     self.connected.has_agent.store(false, Ordering::Release);
-                    // Another process may be filling the volume. Different times keep both from failing each other.
-                    tokio::time::sleep(RETRY_INTERVAL * attempt + RETRY_INTERVAL.mul_f64(fastrand::f64())).await;
                     attempt += 1;
                 }
                 Err(Failure::Agent(error) | Failure::Other(error)) => return Err(error),
