@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
     Access, Backend, ByteSize, DirectoryId, Error, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
@@ -60,6 +60,9 @@ impl Owned {
 /// longer than a creation on a busy host.
 const PAUSES: [u64; 9] = [0, 0, 20, 100, 1_000, 0, 10_000, 0, 400_000];
 
+/// Time for the race to have both outcomes.
+const RACE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A thread that swaps the directory and the symlink until it is dropped.
 struct Swapping {
     done: Arc<AtomicBool>,
@@ -105,11 +108,9 @@ pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
         owned.swap();
         let _swapping = Swapping::begin(&owned);
         let (mut made, mut refused, mut last) = (0, 0, None);
-        // On a busy host, one of the two may be late.
-        for round in 0..rounds * 20 {
-            if round >= rounds && made > 0 && refused > 0 {
-                break;
-            }
+        // On a busy host, one of the two may be late. Refusals take a millisecond each.
+        let begun = Instant::now();
+        while made + refused < rounds || (made == 0 || refused == 0) && begun.elapsed() < RACE_TIMEOUT {
             match attempt(backend, &owned).await {
                 None => made += 1,
                 Some(error) => {
