@@ -311,7 +311,7 @@ static long filters(void)
 }
 
 /* A pipe that refers to one small page of a huge one keeps all of it. */
-static long lent_pages(void)
+static long spliced_pages(void)
 {
     int ends[2];
     if (pipe2(ends, O_NONBLOCK) != 0)
@@ -536,7 +536,7 @@ static long once(void)
         {"page-tables", page_tables}, {"mappings", mappings},       {"in-flight", in_flight},
         {"connections", connections}, {"corked", corked},           {"netlink", netlink},
         {"watchers", watchers},       {"events", events},           {"lock-table", lock_table},
-        {"filters", filters},         {"lent-pages", lent_pages},   {"sent-pages", sent_pages},
+        {"filters", filters},         {"spliced-pages", spliced_pages}, {"sent-pages", sent_pages},
         {"memberships", memberships}, {"names", names},             {"read-only", read_only},
         {"pipes", pipes},             {"hidden", read_only},        {"closed", closed},
         {"flock", whole_file_locks},  {"host-files", host_files},   {"access-lists", access_lists},

@@ -62,6 +62,14 @@ impl Place {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
     }
+
+    /// Checks that code prints a text first, and that the run reports this denial, or none if the text is empty.
+    fn check(&self, (user, policy): (&str, &str), code: &str, printed: &str, denied: &str) {
+        let (status, stdout, stderr) = self.python(user, policy, code);
+        assert!(status == 0 && stdout.starts_with(printed), "{user} {policy} {code}: {status} {stdout} {stderr}");
+        assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{policy} {code}: {stderr}");
+        assert!(stderr.contains(denied), "{user} {policy} {code}: {stderr}");
+    }
 }
 
 impl Drop for Place {
@@ -135,10 +143,7 @@ fn policy_allows_its_hosts_and_nothing_else() {
             ("metadata.example:80", "attempt(talk, 'metadata.example', 80)", "b''\n", "the address is not public"),
             ("loopback.example:80", "attempt(talk, 'loopback.example', 80)", "b''\n", "the address is not public"),
         ] {
-            let (status, stdout, stderr) = place.python(user, policy, code);
-            assert!(status == 0 && stdout.starts_with(printed), "{user} {policy} {code}: {status} {stdout} {stderr}");
-            assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{policy} {code}: {stderr}");
-            assert!(stderr.contains(denied), "{user} {policy} {code}: {stderr}");
+            place.check((user, policy), code, printed, denied);
         }
     }
 }
@@ -220,10 +225,7 @@ fn connections_are_for_the_name_that_was_looked_up() {
             "it is not valid HTTP/1",
         ),
     ] {
-        let (status, stdout, stderr) = place.python("0", "web.example:80,web.example:443,web.example:8080", &code);
-        assert!(status == 0 && stdout.starts_with(printed), "{code}: {status} {stdout} {stderr}");
-        assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{code}: {stderr}");
-        assert!(stderr.contains(denied), "{code}: {stderr}");
+        place.check(("0", "web.example:80,web.example:443,web.example:8080"), &code, printed, denied);
     }
 }
 

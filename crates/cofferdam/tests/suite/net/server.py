@@ -74,6 +74,9 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request, client_address):
+        """Ignores invalid requests of guests."""
+
 
 for port, handler in ((80, Http), (8080, Http), (443, Tls), (22, Banner), (7, Echo)):
     server = Server((ADDRESS, port), handler)

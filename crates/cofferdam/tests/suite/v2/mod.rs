@@ -25,7 +25,7 @@ const OBJECTS: [&str; 23] = [
     "connections",
     "watchers",
     "filters",
-    "lent-pages",
+    "spliced-pages",
     "sent-pages",
     "names",
     "read-only",

@@ -86,7 +86,7 @@ print((time.process_time() - used) / (time.monotonic() - begin))'
 # Memory in the kernel's own objects: ten times the limit.
 objects() {
     for form in "semaphores 1" "messages 1" "page-tables 8" "mappings 8" "unix-queue 1" "in-flight 1" \
-        "unix-datagrams 1" "udp-datagrams 4" "connections 1" "watchers 8" "filters 8" "lent-pages 1" \
+        "unix-datagrams 1" "udp-datagrams 4" "connections 1" "watchers 8" "filters 8" "spliced-pages 1" \
         "sent-pages 1" "names 1" "read-only 8" "hidden 8" "pipes 8" "closed 8" "socket-filters 8" \
         "socket-options 36" "flock 16" "landlock 8" "access-lists 8"; do
         case_ "$1 object ${form% *}" "$2" "$3" measure cofferdam run --json --memory 64M --disk 512M --pids 40 -- \

@@ -46,7 +46,7 @@ pub fn rows() -> Vec<Row> {
         "kernel memory: descriptors that watch descriptors": "watchers" "8",
         "kernel memory: a table of locks": "lock-table" "1",
         "kernel memory: filters": "filters" "8",
-        "kernel memory: pages lent to pipes": "lent-pages" "1",
+        "kernel memory: pages spliced into pipes": "spliced-pages" "1",
         "kernel memory: pages sent by reference": "sent-pages" "1",
         "kernel memory: multicast groups": "memberships" "8",
         "kernel memory: names of files": "names" "1",
