@@ -14,10 +14,14 @@ const SPINNERS: u32 = 500;
 const HANG_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn spec(cpu: u64) -> Spec {
+    spec_for(cpu, SPINNERS + 50)
+}
+
+fn spec_for(cpu: u64, pids: u32) -> Spec {
     let limits = Limits {
         cpu_time: Some(Duration::from_secs(cpu)),
         wall_time: HANG_TIMEOUT * 10,
-        pids: Some(SPINNERS + 50),
+        pids: Some(pids),
         ..Limits::default()
     };
     support::spec().limits(limits).build().unwrap()
@@ -34,7 +38,9 @@ fn spinners() -> ExecRequest {
 
 /// Returns a request for processes that each start a successor and exit, so that no list of them is ever complete.
 fn chains() -> ExecRequest {
-    let line = "f() { f & }; i=0; while [ $i -lt 100 ]; do f; i=$((i+1)); done; echo all; while :; do sleep 100; done";
+    // The first shell forks once: with many processes that are not reaped yet, a later fork would end it.
+    let begin = "i=0; while [ $i -lt 100 ]; do f; i=$((i+1)); done; echo all";
+    let line = format!("mkfifo /tmp/end; f() {{ f & }}; ({begin}) & read line </tmp/end");
     ExecRequest::shell(line).build().unwrap()
 }
 
@@ -70,10 +76,11 @@ async fn limits_hold_and_close_removes_with_five_hundred_spinners() {
 async fn close_removes_chains_of_forks() {
     for engine in support::engines("close_removes_chains_of_forks") {
         let before = engine.census().await;
-        let sandbox = engine.backend().create(spec(1000)).await.unwrap();
+        let sandbox = engine.backend().create(spec_for(1000, 4000)).await.unwrap();
         let handle = tokio::time::timeout(HANG_TIMEOUT, begin(&*sandbox, chains())).await.unwrap();
         tokio::time::timeout(HANG_TIMEOUT, sandbox.close()).await.unwrap().unwrap();
-        assert!(handle.exit().await.unwrap().cancelled, "{}", engine.name);
+        let exit = handle.exit().await.unwrap();
+        assert!(exit.cancelled, "{}: {exit:?}", engine.name);
         assert!(left(&engine, &before).await.is_empty(), "{}", engine.name);
     }
 }
