@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::{
-    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, OutputEvent, OutputStream,
-    Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec, after_close,
+    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkPolicy, OutputEvent,
+    OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec, after_close,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -99,6 +99,8 @@ pub enum Capability {
     Warm,
     /// [`crate::NetworkPolicy::Allow`].
     NetworkAllowlist,
+    /// [`Sandbox::connect`].
+    Connect,
     /// Programs of a Unix-like root file system, run by [`crate::Command::Script`] and [`crate::Command::Shell`].
     UnixPrograms,
 }
@@ -131,6 +133,14 @@ pub struct SandboxUsage {
     /// Bytes stored in the sandbox's own writable directories; `None` if the backend cannot measure it.
     pub disk_bytes: Option<u64>,
 }
+
+/// A stream of bytes in both directions.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connection to a port of a sandbox.
+pub type Connection = Box<dyn Duplex>;
 
 /// A factory of sandboxes of one kind.
 #[async_trait]
@@ -217,6 +227,28 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Returns what the network policy refused so far: one printable text for each kind of refusal.
     fn network_denials(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Replaces the network policy. Connections that the new policy does not allow are closed.
+    ///
+    /// # Errors
+    /// - `Unsupported` for a sandbox that was created without a policy, and for hosts that need a port which no rule of
+    ///   the first policy had.
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        let _ = policy;
+        Err(Error::unsupported("set_network", "this backend cannot change the network policy of a live sandbox")
+            .with_remedy("create another sandbox"))
+    }
+
+    /// Connects to a TCP port on the loopback interface of the sandbox.
+    ///
+    /// # Behavior
+    /// - Fails with `Unsupported` unless [`Capability::Connect`] is declared.
+    /// - Fails with `Unavailable` if no program listens on the port.
+    /// - The connection ends with the sandbox. A shutdown of one direction leaves the other open.
+    async fn connect(&self, port: u16) -> Result<Connection> {
+        let _ = port;
+        Err(Error::unsupported("connect", "this backend cannot connect to ports of a sandbox"))
     }
 
     /// Starts a command.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::{
-    DirEntry, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
-    Snapshot, Spec,
+    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkPolicy, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
@@ -84,6 +84,14 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
 
     fn network_denials(&self) -> Vec<String> {
         self.inner.network_denials()
+    }
+
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        self.inner.set_network(policy).await
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection> {
+        self.inner.connect(port).await
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

@@ -25,6 +25,7 @@ mod files;
 mod handle;
 mod layer;
 mod limits;
+mod network;
 mod output;
 mod posture;
 mod prepared;
@@ -33,7 +34,10 @@ mod spec;
 pub mod supervise;
 mod units;
 
-pub use backend::{Backend, Capabilities, Capability, Completed, Level, MAX_SKIPPED, Sandbox, SandboxUsage, collect};
+pub use backend::{
+    Backend, Capabilities, Capability, Completed, Connection, Duplex, Level, MAX_SKIPPED, Sandbox, SandboxUsage,
+    collect,
+};
 pub use doctor::{Finding, FindingState};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};
 pub use exec::{
@@ -45,12 +49,12 @@ pub use files::{DirEntry, EntryKind, FileReader, SandboxPath};
 pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
 pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
+pub use network::{NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, SecretPlace};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};
 pub use prepared::PreparedSandbox;
 pub use snapshot::Snapshot;
 pub use spec::{
-    Access, DirectoryId, NetworkPolicy, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH,
-    Workspace,
+    Access, DirectoryId, RootFs, SandboxId, Spec, SpecBuilder, SpecParts, TenantId, WORKSPACE_PATH, Workspace,
 };
 pub use units::{ByteSize, Cpus, parse_duration, serde_duration, serde_optional_duration};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, ErrorKind, Limits, Protection, Result};
+use crate::{Error, ErrorKind, Limits, NetworkPolicy, Protection, Result};
 
 /// The path of the workspace inside every sandbox.
 pub const WORKSPACE_PATH: &str = "/workspace";
@@ -187,21 +187,6 @@ pub enum RootFs {
 
 /// The most bytes of an image's name.
 const MAX_IMAGE_NAME: usize = 512;
-
-/// The network access of the code.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
-#[non_exhaustive]
-pub enum NetworkPolicy {
-    /// No network except the sandbox's own loopback interface. The default.
-    #[default]
-    None,
-    /// Access to the listed hosts only.
-    Allow {
-        /// Host names, wildcards (`*.` and a domain) or addresses (IPv6 in brackets), each with an optional `:port`.
-        hosts: Vec<String>,
-    },
-}
 
 /// A specification of a sandbox. Immutable; created by [`Spec::builder`] or deserialized from JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]

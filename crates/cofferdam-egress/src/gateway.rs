@@ -4,21 +4,21 @@
 //! or listed address arrives here with its destination as local address.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional, join};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional, join};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::denials::{Denial, Denials};
 use crate::inspect::Inspected;
-use crate::names::Names;
+use crate::names::{FIRST_NAME, Names};
 use crate::rules::{Query, Refusal, Rules, Target};
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
@@ -112,13 +112,7 @@ enum Destination {
 impl Gateway {
     /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
     pub fn start(sockets: Sockets, rules: Rules) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            rules,
-            names: Mutex::default(),
-            denials: Arc::default(),
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-            upstream: Upstream::default(),
-        });
+        let shared = Shared::new(rules, FIRST_NAME);
         let (closing, closed) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for listener in sockets.listeners {
@@ -130,6 +124,27 @@ impl Gateway {
         let listener = listener(sockets.resolver_listener)?;
         tasks.spawn(answer_connections(listener, Arc::clone(&shared), closed));
         Ok(Self { shared, closing, tasks: tokio::sync::Mutex::new(tasks) })
+    }
+
+    /// Creates a gateway without sockets, for a sandbox whose connections and queries arrive by another way. Names get
+    /// the addresses from `first_name` on.
+    pub fn without_sockets(rules: Rules, first_name: Ipv4Addr) -> Self {
+        let (closing, _) = watch::channel(false);
+        Self { shared: Shared::new(rules, first_name), closing, tasks: tokio::sync::Mutex::default() }
+    }
+
+    /// Serves a connection of the sandbox to an address, until it ends or the gateway closes.
+    pub async fn serve<S>(&self, client: S, to: SocketAddr)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Some(_permits) = self.shared.permits(to.port()) else { return };
+        until(self.closing.subscribe(), serve(client, to, Arc::clone(&self.shared))).await;
+    }
+
+    /// Answers a query of the sandbox to its resolver. Returns `None` if it is not answered at all.
+    pub fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
+        self.shared.answer(query)
     }
 
     /// Begins to close all sockets and connections, without waiting.
@@ -181,21 +196,23 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             continue;
         };
         while connections.try_join_next().is_some() {}
-        match (Arc::clone(&shared.connections).try_acquire_owned(), CONNECTIONS.try_acquire()) {
-            (Ok(own), Ok(all)) => {
-                let shared = Arc::clone(shared);
-                connections.spawn(async move {
-                    let _permits = (own, all);
-                    serve(client, shared).await;
-                });
-            }
-            _ => shared.denials.note(format_args!("further connections to port {port}"), "too many are open"),
+        if let Some(permits) = shared.permits(port) {
+            let Ok(to) = client.local_addr() else { continue };
+            let _ = client.set_nodelay(true);
+            keep_alive(&client);
+            let shared = Arc::clone(shared);
+            connections.spawn(async move {
+                let _permits = permits;
+                serve(client, to, shared).await;
+            });
         }
     }
 }
 
-async fn serve(client: TcpStream, shared: Arc<Shared>) {
-    let Ok(to) = client.local_addr() else { return };
+async fn serve<S>(client: S, to: SocketAddr, shared: Arc<Shared>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     match shared.destination(to) {
         Ok(destination) => relay(client, &destination, &shared).await,
         Err((name, refusal)) => {
@@ -204,9 +221,10 @@ async fn serve(client: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared) {
-    let _ = client.set_nodelay(true);
-    keep_alive(&client);
+async fn relay<S>(mut client: S, destination: &Destination, shared: &Shared)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let denied = |why: &dyn std::fmt::Display| {
         shared.denials.note(format_args!("the connection to {destination}"), why);
     };
@@ -247,7 +265,7 @@ async fn relay(mut client: TcpStream, destination: &Destination, shared: &Shared
         _ if *port == HTTPS => denied(&"it is not TLS"),
         Protocol::Http2 => denied(&"HTTP/2 without TLS is not supported"),
         Protocol::Http => {
-            let (reader, writer) = client.into_split();
+            let (reader, writer) = tokio::io::split(client);
             let client = join(io::Cursor::new(first).chain(reader), writer);
             let route = http::Route { target: Arc::clone(target), port: *port, denials: Arc::clone(&shared.denials) };
             http::serve(client, server, route).await;
@@ -280,7 +298,12 @@ enum Begun {
 }
 
 /// Reads the client's first bytes until they show the protocol, or the server's if it sends first.
-async fn recognise(client: &mut TcpStream, server: &TcpStream, first: &mut Vec<u8>, greeting: &mut Vec<u8>) -> Begun {
+async fn recognise(
+    client: &mut (impl AsyncRead + Unpin),
+    server: &TcpStream,
+    first: &mut Vec<u8>,
+    greeting: &mut Vec<u8>,
+) -> Begun {
     loop {
         tokio::select! {
             biased;
@@ -320,6 +343,26 @@ fn is_same_name(asked: &str, name: &str) -> bool {
 }
 
 impl Shared {
+    fn new(rules: Rules, first_name: Ipv4Addr) -> Arc<Self> {
+        Arc::new(Self {
+            rules,
+            names: Mutex::new(Names::new(first_name)),
+            denials: Arc::default(),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            upstream: Upstream::default(),
+        })
+    }
+
+    /// Returns the permits of one more connection. Returns `None`, and notes it, if there are too many.
+    fn permits(&self, port: u16) -> Option<(OwnedSemaphorePermit, SemaphorePermit<'static>)> {
+        let permits = (Arc::clone(&self.connections).try_acquire_owned(), CONNECTIONS.try_acquire());
+        if let (Ok(own), Ok(all)) = permits {
+            return Some((own, all));
+        }
+        self.denials.note(format_args!("further connections to port {port}"), "too many are open");
+        None
+    }
+
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
     /// rules do not allow it.
     fn destination(&self, to: SocketAddr) -> Result<Destination, (String, Refusal)> {

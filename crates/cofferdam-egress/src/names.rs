@@ -3,19 +3,25 @@
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
-/// The first address of a name.
-const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 0);
+/// The first address of a name in [`crate::NETWORK`].
+pub const FIRST_NAME: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 0);
 /// The maximum of names of one sandbox. A rule such as `*.example.com` allows any number.
 const MAX_NAMES: usize = 4096;
 
 /// The names of a sandbox and their addresses. A name keeps its address for the life of the sandbox.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Names {
+    first: Ipv4Addr,
     addresses: HashMap<String, Ipv4Addr>,
     names: Vec<String>,
 }
 
 impl Names {
+    /// Creates a table whose addresses begin with this one.
+    pub fn new(first: Ipv4Addr) -> Self {
+        Self { first, addresses: HashMap::new(), names: Vec::new() }
+    }
+
     /// Returns the address of a name. Returns `None` if the sandbox has the maximum of names.
     pub fn address(&mut self, name: &str) -> Option<Ipv4Addr> {
         if let Some(address) = self.addresses.get(name) {
@@ -24,7 +30,7 @@ impl Names {
         if self.names.len() >= MAX_NAMES {
             return None;
         }
-        let address = Ipv4Addr::from_bits(FIRST.to_bits() + self.names.len() as u32);
+        let address = Ipv4Addr::from_bits(self.first.to_bits() + self.names.len() as u32);
         self.names.push(name.to_owned());
         self.addresses.insert(name.to_owned(), address);
         Some(address)
@@ -32,7 +38,7 @@ impl Names {
 
     /// Returns the name that an address stands for.
     pub fn name(&self, address: Ipv4Addr) -> Option<&str> {
-        let at = address.to_bits().checked_sub(FIRST.to_bits())?;
+        let at = address.to_bits().checked_sub(self.first.to_bits())?;
         self.names.get(usize::try_from(at).ok()?).map(String::as_str)
     }
 }
@@ -44,7 +50,7 @@ mod tests {
 
     #[test]
     fn each_name_has_one_address_in_the_network() {
-        let mut names = Names::default();
+        let mut names = Names::new(FIRST_NAME);
         let first = names.address("a.example").unwrap();
         assert_eq!(names.address("a.example"), Some(first));
         let second = names.address("b.example").unwrap();

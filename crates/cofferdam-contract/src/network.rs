@@ -1,0 +1,151 @@
+//! The network policy of a sandbox.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ByteSize;
+
+/// The network access of the code.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+#[non_exhaustive]
+pub enum NetworkPolicy {
+    /// No network except the sandbox's own loopback interface. The default.
+    #[default]
+    None,
+    /// Access to the listed hosts only.
+    Allow {
+        /// Host names, wildcards (`*.` and a domain), addresses (IPv6 in brackets), each with an optional `:port`, or
+        /// presets (`@` and a name).
+        hosts: Vec<String>,
+    },
+    /// Access by detailed rules only.
+    Rules(NetworkRules),
+}
+
+impl NetworkPolicy {
+    /// Returns the hosts of all rules, in the syntax of [`NetworkPolicy::Allow`].
+    pub fn hosts(&self) -> Vec<&str> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Allow { hosts } => hosts.iter().map(String::as_str).collect(),
+            Self::Rules(rules) => rules.allow.iter().map(|rule| rule.host.as_str()).collect(),
+        }
+    }
+}
+
+/// Rules for connections and requests, and secrets for requests. A connection or request is allowed if one of the rules
+/// matches it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkRules {
+    /// The rules.
+    pub allow: Vec<NetworkRule>,
+    /// Secrets that the gateway puts into requests.
+    #[serde(rename = "secret", skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<NetworkSecret>,
+}
+
+/// A rule that allows connections or requests to a host.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkRule {
+    /// A host in the syntax of [`NetworkPolicy::Allow`].
+    pub host: String,
+    /// The protocol. Default: any.
+    #[serde(default)]
+    pub protocol: NetworkProtocol,
+    /// The allowed HTTP methods, such as `GET`. Empty allows every method. With methods or paths, only HTTP is allowed,
+    /// and the gateway intercepts TLS.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub methods: Vec<String>,
+    /// The allowed prefixes of the path. `/v1` allows `/v1` and `/v1/x`, but not `/v10`. Empty allows every path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
+    /// The maximum number of requests of the sandbox's lifetime; of connections where requests are not seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_requests: Option<u64>,
+    /// The maximum number of bytes of the sandbox's lifetime, both directions together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<ByteSize>,
+    /// The maximum number of requests in any minute; of connections where requests are not seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_minute: Option<u32>,
+    /// The maximum number of bytes in any second, both directions together. Traffic beyond waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<ByteSize>,
+}
+
+/// The protocol that a rule allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum NetworkProtocol {
+    /// Any protocol over TCP. TLS and HTTP are checked where they are recognised. The default.
+    #[default]
+    Any,
+    /// TLS that passes through untouched.
+    Tls,
+    /// HTTP over TLS, which the gateway intercepts with a certificate authority of this sandbox.
+    Https,
+    /// HTTP without TLS.
+    Http,
+}
+
+/// A secret that the gateway puts into requests. The sandbox has a placeholder in an environment variable instead.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkSecret {
+    /// The environment variable in the sandbox that has the placeholder.
+    pub name: String,
+    /// The source of the value on the host: `env:NAME`, `file:PATH`, `command:PROGRAM ARGUMENTS`,
+    /// `keyring:SERVICE/USER` or `credential:NAME` (of systemd).
+    pub from: String,
+    /// The hosts whose requests get the value, in the syntax of [`NetworkPolicy::Allow`]. Each must be allowed by a rule.
+    pub hosts: Vec<String>,
+    /// The place in a request where the placeholder is replaced.
+    #[serde(default)]
+    pub place: SecretPlace,
+    /// The maximum number of requests that get the value. Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_uses: Option<u64>,
+}
+
+/// The place of a secret in a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum SecretPlace {
+    /// The value of this header. The default is `authorization`.
+    Header(String),
+    /// The value of this parameter of the query.
+    Query(String),
+    /// The user name or password of basic authentication.
+    Basic,
+}
+
+impl Default for SecretPlace {
+    fn default() -> Self {
+        Self::Header("authorization".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_round_trips_through_json() {
+        let text = r#"{"kind":"rules","allow":[{"host":"api.example.com:443","methods":["GET"],"max_bytes":"1M"}],
+            "secret":[{"name":"TOKEN","from":"env:TOKEN","hosts":["api.example.com:443"]}]}"#;
+        let policy: NetworkPolicy = serde_json::from_str(text).unwrap();
+        let NetworkPolicy::Rules(rules) = &policy else { panic!("{policy:?}") };
+        assert_eq!(rules.allow[0].max_bytes, Some(ByteSize::from_bytes(1 << 20)));
+        assert_eq!(rules.secrets[0].place, SecretPlace::Header("authorization".to_owned()));
+        assert_eq!(policy.hosts(), ["api.example.com:443"]);
+        assert_eq!(serde_json::from_str::<NetworkPolicy>(&serde_json::to_string(&policy).unwrap()).unwrap(), policy);
+        for text in [r#"{"kind":"rules","deny":[]}"#, r#"{"kind":"rules","allow":[{"host":"a","method":["GET"]}]}"#] {
+            assert!(serde_json::from_str::<NetworkPolicy>(text).is_err(), "{text}");
+        }
+    }
+}
