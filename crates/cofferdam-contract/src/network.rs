@@ -21,13 +21,18 @@ pub enum NetworkPolicy {
     },
     /// Access by detailed rules only.
     Rules(NetworkRules),
+    /// Access that is recorded, to find the policy that a program needs.
+    Learn {
+        /// True allows connections to every name with a usual port. False refuses everything after the look-up.
+        allow: bool,
+    },
 }
 
 impl NetworkPolicy {
     /// Returns the hosts of all rules, in the syntax of [`NetworkPolicy::Allow`].
     pub fn hosts(&self) -> Vec<&str> {
         match self {
-            Self::None => Vec::new(),
+            Self::None | Self::Learn { .. } => Vec::new(),
             Self::Allow { hosts } => hosts.iter().map(String::as_str).collect(),
             Self::Rules(rules) => rules.allow.iter().map(|rule| rule.host.as_str()).collect(),
         }

@@ -12,12 +12,14 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod budget;
 #[cfg(feature = "gateway")]
 mod denials;
 #[cfg(feature = "gateway")]
 mod dns;
 #[cfg(feature = "gateway")]
 mod gateway;
+mod host;
 #[cfg(feature = "gateway")]
 mod http;
 #[cfg(feature = "gateway")]
@@ -37,7 +39,8 @@ pub use addresses::{is_own, is_public};
 pub use denials::Denial;
 #[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
-pub use rules::{Allowed, PRESETS, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
+pub use host::{PRESETS, is_not_single_host};
+pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
 /// of the internet has.

@@ -1,61 +1,44 @@
-//! The rules of a network policy for lookups and connections. This module does no IO.
+//! The rules of a network policy for lookups, connections and requests. This module does no IO.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use cofferdam_contract::{Error, NetworkPolicy, Result};
+use cofferdam_contract::{Error, NetworkPolicy, NetworkProtocol, NetworkRule, Result};
 
 use crate::addresses::is_public;
+use crate::budget::Budget;
+use crate::host::{self, Host, HostAndPort};
 
-/// The maximum number of hosts of one policy.
+/// The maximum number of hosts of one policy, and of methods and paths of one rule.
 const MAX_HOSTS: usize = 1024;
-const MAX_NAME: usize = 253;
-const MAX_LABEL: usize = 63;
+const MAX_LISTED: usize = 64;
+/// The maximum length of a prefix of paths.
+const MAX_PATH: usize = 1024;
+/// The ports that are served while a policy is learned.
+pub const LEARNED_PORTS: [u16; 14] = [21, 22, 80, 443, 1433, 3306, 5000, 5432, 6379, 8000, 8080, 8443, 9418, 27017];
 
-/// Hosts that usual package managers need, by the name of the preset. A policy names a preset as `@NAME`.
-pub const PRESETS: [(&str, &[&str]); 5] = [
-    ("python-packages", &["pypi.org:443", "files.pythonhosted.org:443"]),
-    ("node-packages", &["registry.npmjs.org:443", "registry.yarnpkg.com:443"]),
-    ("rust-packages", &["index.crates.io:443", "static.crates.io:443", "crates.io:443"]),
-    (
-        "debian-packages",
-        &["deb.debian.org:80", "deb.debian.org:443", "security.debian.org:80", "security.debian.org:443"],
-    ),
-    (
-        "git-hosts",
-        &[
-            "github.com:22",
-            "github.com:443",
-            "codeload.github.com:443",
-            "objects.githubusercontent.com:443",
-            "raw.githubusercontent.com:443",
-            "gitlab.com:22",
-            "gitlab.com:443",
-            "bitbucket.org:22",
-            "bitbucket.org:443",
-        ],
-    ),
-];
+/// The rules of a policy.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    rules: Vec<Arc<Rule>>,
+    /// True if everything is refused, and names are looked up only to learn what a guest wants.
+    learns: bool,
+}
 
-/// The hosts of a policy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rules(Vec<Rule>);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Rule {
+/// A rule of a policy.
+#[derive(Debug)]
+pub struct Rule {
+    /// The host and port as the policy has them.
+    pub text: String,
     host: Host,
     /// The allowed port. `None` allows every port.
     port: Option<u16>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Host {
-    Name(String),
-    /// Every name below this one, but not the name itself.
-    Below(String),
-    Address(IpAddr),
+    protocol: NetworkProtocol,
+    methods: Vec<String>,
+    paths: Vec<String>,
+    pub(crate) budget: Budget,
 }
 
 /// A name that may be looked up, with the allowed ports.
@@ -96,6 +79,33 @@ pub enum Allowed {
     Elsewhere,
 }
 
+/// The server of a connection, as the guest named it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server<'a> {
+    /// A name in lower case, without a dot at its end.
+    Name(&'a str),
+    /// An address.
+    Address(IpAddr),
+}
+
+/// The content of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// Bytes of any protocol without checks.
+    Any,
+    /// TLS that passes through.
+    Tls,
+    /// A request of HTTP.
+    Request {
+        /// True over TLS.
+        secure: bool,
+        /// The method.
+        method: String,
+        /// The path, without the query.
+        path: String,
+    },
+}
+
 /// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -107,8 +117,22 @@ pub enum Refusal {
     NotLookedUp,
     /// The rules have other ports of the name or address.
     OtherPort,
+    /// The rules have other protocols.
+    OtherProtocol,
+    /// The rules have other methods.
+    OtherMethod,
+    /// The rules have other paths.
+    OtherPath,
+    /// The path has segments that servers resolve, or characters that they read differently.
+    AmbiguousPath,
+    /// The requests or bytes that the rule allows are used up.
+    UsedUp,
+    /// The requests of this minute are used up.
+    TooFast,
     /// An allowed name resolves to the address, which is not public.
     NotPublic,
+    /// The policy is being learned, and refuses everything.
+    Learning,
 }
 
 impl fmt::Display for Refusal {
@@ -118,7 +142,14 @@ impl fmt::Display for Refusal {
             Self::NotListed => "the policy does not list it",
             Self::NotLookedUp => "no name in the policy resolved to it",
             Self::OtherPort => "the policy does not allow this port",
+            Self::OtherProtocol => "the policy does not allow this protocol",
+            Self::OtherMethod => "the policy does not allow this method",
+            Self::OtherPath => "the policy does not allow this path",
+            Self::AmbiguousPath => "servers may read this path as another one",
+            Self::UsedUp => "the budget of its rule is used up",
+            Self::TooFast => "its rule allows fewer requests a minute",
             Self::NotPublic => "a name in the policy resolves to it, but the address is not public",
+            Self::Learning => "the policy is being learned",
         })
     }
 }
@@ -126,38 +157,64 @@ impl fmt::Display for Refusal {
 impl Rules {
     /// Reads a policy. Returns `None` if it allows no network.
     pub fn of(policy: &NetworkPolicy) -> Result<Option<Self>> {
-        match policy {
-            NetworkPolicy::None => Ok(None),
-            NetworkPolicy::Allow { hosts } if hosts.len() > MAX_HOSTS => {
-                Err(Error::invalid("create", format!("a network policy can have at most {MAX_HOSTS} hosts")))
-            }
-            NetworkPolicy::Allow { hosts } => {
-                let mut rules = Vec::new();
-                for host in hosts {
-                    match host.strip_prefix('@') {
-                        Some(name) => {
-                            for host in preset(name)? {
-                                rules.push(rule(host)?);
-                            }
-                        }
-                        None => rules.push(rule(host)?),
+        let plain = |host: &String| NetworkRule { host: host.clone(), ..NetworkRule::default() };
+        let rules = match policy {
+            NetworkPolicy::None => return Ok(None),
+            NetworkPolicy::Allow { hosts } => hosts.iter().map(plain).collect(),
+            NetworkPolicy::Rules(rules) => rules.allow.clone(),
+            NetworkPolicy::Learn { allow } => return Ok(Some(Self::learning(*allow))),
+            _ => return Err(Error::unsupported("create", "this network policy is not supported")),
+        };
+        if rules.len() > MAX_HOSTS {
+            return Err(Error::invalid("create", format!("a network policy can have at most {MAX_HOSTS} hosts")));
+        }
+        let mut read = Vec::new();
+        for rule in rules {
+            match rule.host.strip_prefix('@') {
+                Some(name) => {
+                    for host in host::preset(name)? {
+                        read.push(Arc::new(Rule::read(&NetworkRule { host: (*host).to_owned(), ..rule.clone() })?));
                     }
                 }
-                Ok(Some(Self(rules)))
+                None => read.push(Arc::new(Rule::read(&rule)?)),
             }
-            _ => Err(Error::unsupported("create", "this network policy is not supported")),
         }
+        Ok(Some(Self { rules: read, learns: false }))
+    }
+
+    /// Returns rules that have every name with usual ports, for learning a policy.
+    fn learning(allow: bool) -> Self {
+        let rule = |port: u16| {
+            let rule = NetworkRule { host: format!("*:{port}"), ..NetworkRule::default() };
+            Arc::new(Rule::new(&rule, (Host::Every, Some(port))))
+        };
+        Self { rules: LEARNED_PORTS.into_iter().map(rule).collect(), learns: !allow }
+    }
+
+    /// Takes over the budgets of earlier rules, as far as the rules are the same.
+    pub fn with_budgets_of(mut self, earlier: &Self) -> Self {
+        for rule in &mut self.rules {
+            if let Some(same) = earlier.rules.iter().find(|same| same.is_same(rule)) {
+                *rule = Arc::clone(same);
+            }
+        }
+        self
+    }
+
+    /// Returns true if a rule is about more than host and port. Only the gateway applies such rules.
+    pub fn is_detailed(&self) -> bool {
+        self.rules.iter().any(|rule| rule.is_detailed())
     }
 
     /// Returns the ports of all hosts. Returns `None` if a host has no port, which allows every port.
     pub fn ports(&self) -> Option<BTreeSet<u16>> {
-        self.0.iter().map(|rule| rule.port).collect()
+        self.rules.iter().map(|rule| rule.port).collect()
     }
 
-    /// Returns the hosts that are addresses.
-    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.0.iter().filter_map(|rule| match rule.host {
-            Host::Address(address) => Some(address),
+    /// Returns the addresses and ranges of hosts, each with the length of its prefix.
+    pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> {
+        self.rules.iter().filter_map(|rule| match rule.host {
+            Host::Range(address, bits) => Some((address, bits)),
             _ => None,
         })
     }
@@ -165,13 +222,13 @@ impl Rules {
     /// Checks that a guest may look up this name.
     pub fn lookup(&self, text: &str) -> std::result::Result<Query, Refusal> {
         if let Ok(address) = text.parse() {
-            let listed = self.0.iter().any(|rule| rule.host == Host::Address(address));
+            let listed = self.rules.iter().any(|rule| rule.host.has_address(address));
             return if listed { Ok(Query::Address(address)) } else { Err(Refusal::NotListed) };
         }
-        let name = name(text).ok_or(Refusal::InvalidName)?;
+        let name = host::name(text).ok_or(Refusal::InvalidName)?;
         let mut ports = Some(BTreeSet::new());
         let mut listed = false;
-        for rule in self.0.iter().filter(|rule| rule.host.has(&name)) {
+        for rule in self.rules.iter().filter(|rule| rule.host.has(&name)) {
             listed = true;
             match (rule.port, &mut ports) {
                 (Some(port), Some(ports)) => drop(ports.insert(port)),
@@ -188,8 +245,8 @@ impl Rules {
         to: SocketAddr,
     ) -> std::result::Result<Allowed, Refusal> {
         let mut refusal = Refusal::NotLookedUp;
-        for rule in self.0.iter().filter(|rule| rule.host == Host::Address(to.ip())) {
-            if rule.port.is_none_or(|port| port == to.port()) {
+        for rule in self.rules.iter().filter(|rule| rule.host.has_address(to.ip())) {
+            if rule.has_port(to.port()) {
                 return Ok(Allowed::Listed);
             }
             refusal = Refusal::OtherPort;
@@ -202,6 +259,194 @@ impl Rules {
             }
         }
         Err(refusal)
+    }
+
+    /// Returns the rule that allows this content of a connection. The refusal is that of the rule that comes closest.
+    pub fn decide(&self, server: Server<'_>, port: u16, content: &Content) -> std::result::Result<Arc<Rule>, Refusal> {
+        let mut refusal = Refusal::NotListed;
+        for rule in &self.rules {
+            match rule.allows(server, port, content) {
+                Ok(()) if self.learns => return Err(Refusal::Learning),
+                Ok(()) => return Ok(Arc::clone(rule)),
+                Err(other) if closeness(other) >= closeness(refusal) => refusal = other,
+                Err(_) => {}
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Returns true if requests over TLS to this server are seen only where the gateway intercepts them: rules allow
+    /// some of them, and none allows TLS that passes through.
+    pub fn needs_interception(&self, server: Server<'_>, port: u16) -> bool {
+        let tls = self.decide(server, port, &Content::Tls);
+        tls == Err(Refusal::OtherProtocol) && self.rules.iter().any(|rule| rule.is_intercepted(server, port))
+    }
+}
+
+/// Orders refusals by how far a rule matched.
+fn closeness(refusal: Refusal) -> u8 {
+    match refusal {
+        Refusal::NotListed | Refusal::InvalidName | Refusal::NotLookedUp => 0,
+        Refusal::OtherPort => 1,
+        Refusal::OtherProtocol => 2,
+        Refusal::OtherMethod => 3,
+        Refusal::OtherPath => 4,
+        _ => 5,
+    }
+}
+
+impl Rule {
+    fn read(rule: &NetworkRule) -> Result<Self> {
+        let host = host::read(&rule.host)?;
+        let invalid = |what: String| Err(Error::invalid("create", what).with_context("host", rule.host.clone()));
+        let NetworkRule { protocol, methods, paths, .. } = rule;
+        let is_request = !methods.is_empty() || !paths.is_empty();
+        if is_request && *protocol == NetworkProtocol::Tls {
+            return invalid("a rule for TLS that passes through cannot have methods or paths".to_owned());
+        }
+        if is_request && matches!(host.0, Host::Range(..)) {
+            return invalid("a rule with methods or paths needs a host name, not an address".to_owned());
+        }
+        if methods.len() > MAX_LISTED || paths.len() > MAX_LISTED {
+            return invalid(format!("a rule has at most {MAX_LISTED} methods and {MAX_LISTED} paths"));
+        }
+        let is_method = |text: &String| {
+            (1..=32).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-')
+        };
+        if let Some(method) = methods.iter().find(|method| !is_method(method)) {
+            return invalid(format!("'{}' is not a method of HTTP in capital letters", method.escape_debug()));
+        }
+        let is_path = |text: &String| text.len() <= MAX_PATH && text.starts_with('/') && path(text).is_some();
+        if let Some(path) = paths.iter().find(|path| !is_path(path)) {
+            return invalid(format!("'{}' is not a path that starts with / and has no query", path.escape_debug()));
+        }
+        Budget::check(rule)?;
+        Ok(Self::new(rule, host))
+    }
+
+    fn new(rule: &NetworkRule, (host, port): HostAndPort) -> Self {
+        Self {
+            text: rule.host.clone(),
+            host,
+            port,
+            protocol: rule.protocol,
+            methods: rule.methods.clone(),
+            paths: rule.paths.clone(),
+            budget: Budget::new(rule),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let key = |rule: &Self| (rule.host.clone(), rule.port, rule.protocol, rule.methods.clone(), rule.paths.clone());
+        key(self) == key(other) && self.budget.has_limits_of(&other.budget)
+    }
+
+    fn is_detailed(&self) -> bool {
+        self.is_request()
+            || self.protocol != NetworkProtocol::Any
+            || self.budget.is_limited()
+            || self.host == Host::Every
+    }
+
+    fn is_request(&self) -> bool {
+        !self.methods.is_empty() || !self.paths.is_empty()
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
+    }
+
+    fn has(&self, server: Server<'_>) -> bool {
+        match server {
+            Server::Name(name) => self.host.has(name),
+            Server::Address(address) => self.host.has_address(address),
+        }
+    }
+
+    /// Returns true if the rule allows requests over TLS, and no TLS that passes through.
+    fn is_intercepted(&self, server: Server<'_>, port: u16) -> bool {
+        let https = match self.protocol {
+            NetworkProtocol::Https => true,
+            NetworkProtocol::Any => self.is_request(),
+            _ => false,
+        };
+        https && self.has(server) && self.has_port(port)
+    }
+
+    fn allows(&self, server: Server<'_>, port: u16, content: &Content) -> std::result::Result<(), Refusal> {
+        if !self.has(server) {
+            return Err(Refusal::NotListed);
+        }
+        if !self.has_port(port) {
+            return Err(Refusal::OtherPort);
+        }
+        let protocols: &[NetworkProtocol] = match content {
+            Content::Any if self.is_request() => &[],
+            Content::Any => &[NetworkProtocol::Any],
+            Content::Tls if self.is_request() => &[],
+            Content::Tls => &[NetworkProtocol::Any, NetworkProtocol::Tls],
+            Content::Request { secure: true, .. } => &[NetworkProtocol::Any, NetworkProtocol::Https],
+            Content::Request { secure: false, .. } => &[NetworkProtocol::Any, NetworkProtocol::Http],
+        };
+        if !protocols.contains(&self.protocol) {
+            return Err(Refusal::OtherProtocol);
+        }
+        let Content::Request { method, path: asked, .. } = content else { return Ok(()) };
+        if !self.methods.is_empty() && !self.methods.contains(method) {
+            return Err(Refusal::OtherMethod);
+        }
+        if self.paths.is_empty() {
+            return Ok(());
+        }
+        let asked = path(asked).ok_or(Refusal::AmbiguousPath)?;
+        match self.paths.iter().any(|prefix| is_below(&asked, prefix)) {
+            true => Ok(()),
+            false => Err(Refusal::OtherPath),
+        }
+    }
+}
+
+/// Returns a path without percent-encoding of plain characters, for comparison. Returns `None` for a path that servers
+/// may read in different ways: segments of dots, empty segments, backslashes, encoded slashes, and invalid encoding.
+fn path(text: &str) -> Option<String> {
+    let mut plain = String::new();
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        let byte = match byte {
+            b'%' => {
+                let digit = |byte: u8| char::from(byte).to_digit(16);
+                let byte = digit(bytes.next()?)? * 16 + digit(bytes.next()?)?;
+                u8::try_from(byte).ok().filter(|byte| !matches!(byte, b'/' | b'\\' | b'%' | b'?' | b'#' | b';'))?
+            }
+            other => other,
+        };
+        // Bytes of other characters keep their encoding: only ASCII is compared.
+        match byte {
+            0..=0x20 | 0x7f | b'\\' | b'?' | b'#' | b';' => return None,
+            0x80.. => plain.push_str(&format!("%{byte:02X}")),
+            _ => plain.push(char::from(byte)),
+        }
+    }
+    let mut segments = plain.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        if segment == "." || segment == ".." || (segment.is_empty() && !is_last) {
+            return None;
+        }
+    }
+    Some(plain)
+}
+
+/// Returns true if a path is a prefix itself, or below it.
+fn is_below(asked: &str, prefix: &str) -> bool {
+    let Some(prefix) = path(prefix) else { return false };
+    let rest = asked.strip_prefix(prefix.as_str());
+    rest.is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with('/'))
+}
+
+impl PartialEq for Rule {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(other)
     }
 }
 
@@ -222,298 +467,6 @@ impl Target {
     }
 }
 
-impl Host {
-    fn has(&self, name: &str) -> bool {
-        match self {
-            Self::Name(own) => own == name,
-            Self::Below(domain) => name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.ends_with('.')),
-            Self::Address(_) => false,
-        }
-    }
-}
-
-/// Returns the hosts of a preset.
-fn preset(name: &str) -> Result<&'static [&'static str]> {
-    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, hosts)| *hosts).ok_or_else(|| {
-        let known: Vec<String> = PRESETS.iter().map(|(name, _)| format!("@{name}")).collect();
-        let shown: String = name.chars().take(MAX_NAME).collect();
-        Error::invalid("create", "there is no such preset of network hosts")
-            .with_context("preset", shown.escape_debug().to_string())
-            .with_remedy(format!("use {}", known.join(", ")))
-    })
-}
-
-/// Reads a host of a policy.
-fn rule(text: &str) -> Result<Rule> {
-    let invalid = |what: &str, remedy: &str| {
-        let shown: String = text.chars().take(MAX_NAME).collect();
-        let error = Error::invalid("create", format!("a host of the network policy {what}"));
-        Err(error.with_context("host", shown.escape_debug().to_string()).with_remedy(remedy))
-    };
-    const SYNTAX: &str = "use NAME, *.DOMAIN or ADDRESS (IPv6 in brackets), each with an optional :PORT";
-    let Some((host, port)) = split(text) else { return invalid("has an invalid port, not 1 to 65535", SYNTAX) };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host = match bare.unwrap_or(host).parse::<IpAddr>() {
-        Ok(address) if bare.is_some() && address.is_ipv4() => {
-            return invalid("is neither a name nor an address", SYNTAX);
-        }
-        Ok(IpAddr::V6(address)) if address.to_ipv4_mapped().is_some() => {
-            return invalid("is an IPv4-mapped IPv6 address", "write it as an IPv4 address");
-        }
-        Ok(address) if is_not_single_host(address) => return invalid("is not the address of a single host", SYNTAX),
-        Ok(address) => Host::Address(address),
-        Err(_) => match (name(host.strip_prefix("*.").unwrap_or(host)), host.starts_with("*.")) {
-            (Some(domain), true) => Host::Below(domain),
-            (Some(name), false) => Host::Name(name),
-            (None, _) if !host.is_ascii() => {
-                return invalid("is not ASCII", "use the ASCII form, with xn-- labels");
-            }
-            (None, _) => return invalid("is neither a name nor an address", SYNTAX),
-        },
-    };
-    Ok(Rule { host, port })
-}
-
-/// Returns true for unspecified, multicast and broadcast addresses.
-pub fn is_not_single_host(address: IpAddr) -> bool {
-    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    address.is_unspecified() || address.is_multicast() || broadcast
-}
-
-/// Splits a host and port; `None` if the port is invalid.
-fn split(text: &str) -> Option<(&str, Option<u16>)> {
-    let end = text.rfind(']').map_or(0, |end| end + 1);
-    // An IPv6 address without brackets has no port.
-    let unbracketed = end == 0 && text.matches(':').count() > 1;
-    match text[end..].rfind(':').filter(|_| !unbracketed) {
-        None => Some((text, None)),
-        Some(colon) => {
-            let (host, port) = (&text[..end + colon], &text[end + colon + 1..]);
-            let digits = port.bytes().all(|byte| byte.is_ascii_digit());
-            port.parse().ok().filter(|port| digits && *port != 0).map(|port| (host, Some(port)))
-        }
-    }
-}
-
-/// Returns a valid host name in lower case, without a trailing dot. Numbers that resolvers parse as addresses are
-/// invalid.
-fn name(text: &str) -> Option<String> {
-    let text = text.strip_suffix('.').unwrap_or(text);
-    let is_label = |label: &str| {
-        let of_letters = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-        (1..=MAX_LABEL).contains(&label.len()) && of_letters
-    };
-    let last = text.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
-    let is_number = last.bytes().all(|byte| byte.is_ascii_digit()) || last.starts_with("0x");
-    (text.len() <= MAX_NAME && text.split('.').all(is_label) && !is_number).then(|| text.to_ascii_lowercase())
-}
-
 #[cfg(test)]
-mod tests {
-    use cofferdam_contract::ErrorKind;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn read(hosts: &[&str]) -> Result<Rules> {
-        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-        Rules::of(&NetworkPolicy::Allow { hosts }).map(|rules| rules.expect("rules"))
-    }
-
-    /// Looks up a name that resolves to these addresses, then connects to one of these.
-    fn verdict(hosts: &[&str], name: &str, resolved: &[&str], to: &str) -> std::result::Result<Allowed, Refusal> {
-        let rules = read(hosts).unwrap();
-        let known: Vec<ResolvedAddress> = match rules.lookup(name) {
-            Ok(Query::Name(target)) => {
-                let known =
-                    |text: &&str| ResolvedAddress { address: text.parse().unwrap(), target: Arc::clone(&target) };
-                resolved.iter().map(known).collect()
-            }
-            Ok(Query::Address(_)) => Vec::new(),
-            Err(refusal) => return Err(refusal),
-        };
-        rules.connect(&known, to.parse().unwrap())
-    }
-
-    #[test]
-    fn verdicts() {
-        use Allowed::{Elsewhere, Listed, Localhost};
-        use Refusal::{InvalidName, NotListed, NotLookedUp, NotPublic, OtherPort};
-        for (hosts, name, resolved, to, expected) in [
-            (&["a.example"][..], "a.example", &["8.8.8.8"][..], "8.8.8.8:443", Ok(Elsewhere)),
-            (&["a.example"], "A.Example.", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
-            (&["A.EXAMPLE."], "a.example", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
-            (&["a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:443", Ok(Elsewhere)),
-            (&["a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Err(OtherPort)),
-            (&["a.example:443", "a.example:80"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
-            (&["a.example:443", "a.example"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
-            (&["a.example", "a.example:443"], "a.example", &["8.8.8.8"], "8.8.8.8:80", Ok(Elsewhere)),
-            (&["*.example:1", "a.example:2"], "a.example", &["8.8.8.8"], "8.8.8.8:2", Ok(Elsewhere)),
-            (&["a.example"], "a.example", &["8.8.8.8"], "8.8.4.4:443", Err(NotLookedUp)),
-            (&["a.example"], "a.example", &["2606:4700::1"], "[2606:4700::1]:443", Ok(Elsewhere)),
-            (&["a.example"], "b.example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["a.example"], "a.example.b", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["a.example"], "b.a.example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["a.example"], "a.example..", &[], "8.8.8.8:1", Err(InvalidName)),
-            (&["a.example"], "a.example\0", &[], "8.8.8.8:1", Err(InvalidName)),
-            (&["a.example"], "", &[], "8.8.8.8:1", Err(InvalidName)),
-            (&["*.example"], "b.a.example", &["8.8.8.8"], "8.8.8.8:1", Ok(Elsewhere)),
-            (&["*.example"], "example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["*.a.example"], "ba.example", &[], "8.8.8.8:1", Err(NotListed)),
-            (&["*.example"], ".example", &[], "8.8.8.8:1", Err(InvalidName)),
-            (&["*.a.example"], "*.a.example", &[], "8.8.8.8:1", Err(InvalidName)),
-            // Names that resolve to addresses which are not allowed.
-            (&["a.example"], "a.example", &["127.0.0.1"], "127.0.0.1:80", Err(NotPublic)),
-            (&["a.example"], "a.example", &["169.254.169.254"], "169.254.169.254:80", Err(NotPublic)),
-            (&["a.example"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Err(NotPublic)),
-            (&["a.example"], "a.example", &["::1"], "[::1]:80", Err(NotPublic)),
-            (&["a.example"], "a.example", &["64:ff9b::7f00:1"], "[64:ff9b::7f00:1]:80", Err(NotPublic)),
-            (&["a.example"], "a.example", &["::ffff:127.0.0.1"], "[::ffff:127.0.0.1]:80", Err(NotPublic)),
-            (&["a.example", "127.0.0.1:80"], "a.example", &["127.0.0.1"], "127.0.0.1:81", Err(NotPublic)),
-            (&["a.example", "10.1.2.3"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Ok(Listed)),
-            (&["*.localhost"], "a.localhost", &["127.0.0.1"], "127.0.0.1:80", Err(NotPublic)),
-            (&["localhost"], "localhost", &["127.0.0.1", "::1"], "[::1]:80", Ok(Localhost)),
-            (&["localhost:80"], "localhost", &["127.0.0.1"], "127.0.0.1:80", Ok(Localhost)),
-            (&["localhost:80"], "localhost", &["127.0.0.1"], "127.0.0.1:81", Err(OtherPort)),
-            (&["localhost"], "localhost", &["127.0.0.1"], "127.0.0.2:80", Err(NotLookedUp)),
-            (&["localhost"], "localhost", &["8.8.8.8"], "8.8.8.8:80", Err(NotPublic)),
-            // Listed addresses.
-            (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:80", Ok(Listed)),
-            (&["127.0.0.1:80"], "127.0.0.1", &[], "127.0.0.1:81", Err(OtherPort)),
-            (&["127.0.0.1:80", "127.0.0.1:81"], "127.0.0.1", &[], "127.0.0.1:81", Ok(Listed)),
-            (&["127.0.0.1"], "127.0.0.1", &[], "[::ffff:127.0.0.1]:80", Err(NotLookedUp)),
-            (&["127.0.0.1"], "127.0.0.1", &[], "[::127.0.0.1]:80", Err(NotLookedUp)),
-            (&["127.0.0.1"], "::ffff:127.0.0.1", &[], "127.0.0.1:80", Err(NotListed)),
-            (&["127.0.0.1"], "127.0.0.2", &[], "127.0.0.1:80", Err(NotListed)),
-            (&["127.0.0.1"], "2130706433", &[], "127.0.0.1:80", Err(InvalidName)),
-            (&["127.0.0.1"], "0x7f.1", &[], "127.0.0.1:80", Err(InvalidName)),
-            (&["127.0.0.1"], "0x7f000001", &[], "127.0.0.1:80", Err(InvalidName)),
-            (&["[::1]:80"], "::1", &[], "[::1]:80", Ok(Listed)),
-            (&["[::1]"], "::1", &[], "[::1]:9", Ok(Listed)),
-            (&["fd00::1"], "fd00:0::1", &[], "[fd00::1]:9", Ok(Listed)),
-            (&["[64:ff9b::7f00:1]"], "64:ff9b::127.0.0.1", &[], "[64:ff9b::7f00:1]:9", Ok(Listed)),
-        ] {
-            assert_eq!(verdict(hosts, name, resolved, to), expected, "{hosts:?} {name} {resolved:?} {to}");
-        }
-        assert_eq!(verdict(&[], "localhost", &[], "127.0.0.1:80"), Err(NotListed));
-        assert_eq!(Rules::of(&NetworkPolicy::None).unwrap(), None);
-    }
-
-    #[test]
-    fn hosts_that_are_none_are_refused() {
-        let long = "a".repeat(64);
-        for text in [
-            "",
-            ".",
-            "*",
-            "*.",
-            "*a.example",
-            "a.*.example",
-            "*.*.example",
-            "a..example",
-            ".example",
-            "a b",
-            "a/b",
-            "a:0",
-            "a:",
-            "a:65536",
-            "a:+80",
-            "a:x",
-            "a:80:80",
-            ":80",
-            "http://a",
-            "a@b",
-            "127.1",
-            "1",
-            "0x7f.1",
-            "a.1",
-            "*.1",
-            "127.0.0.1:",
-            "127.0.0.256",
-            "[127.0.0.1]",
-            "[::1",
-            "::1]",
-            "[::1]:0",
-            "[::1]x",
-            "[a]",
-            "fe80::1%1",
-            "[]:80",
-            "::ffff:127.0.0.1",
-            "[::ffff:8.8.8.8]:80",
-            "0.0.0.0",
-            "::",
-            "224.0.0.1",
-            "ff02::1",
-            "255.255.255.255",
-            "ü.example",
-            "a\0",
-            long.as_str(),
-        ] {
-            let error = read(&[text]).expect_err(text);
-            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
-        }
-        assert!(read(&["a"; MAX_HOSTS]).is_ok() && read(&["a"; MAX_HOSTS + 1]).is_err());
-        for text in ["a", "a_b.c-d", "xn--tda.example", "*.com", "1.a", "10.0.0.1:65535", "fe80::1", "[fe80::1]:1"] {
-            assert!(read(&[text]).is_ok(), "{text}");
-        }
-    }
-
-    /// Promise (Network): A preset allows the hosts of a package manager and no others.
-    #[test]
-    fn presets_allow_their_hosts() {
-        let rules = read(&["@python-packages", "a.example:1"]).unwrap();
-        for (name, allowed) in
-            [("pypi.org", true), ("files.pythonhosted.org", true), ("a.example", true), ("x.pypi.org", false)]
-        {
-            assert_eq!(rules.lookup(name).is_ok(), allowed, "{name}");
-        }
-        assert_eq!(rules.ports(), Some([1, 443].into()));
-        for (name, _) in PRESETS {
-            assert!(read(&[&format!("@{name}")]).unwrap().ports().is_some(), "{name}");
-        }
-        assert!(read(&["@other"]).unwrap_err().remedy().unwrap().contains("@git-hosts"));
-    }
-
-    proptest! {
-        #[test]
-        fn nothing_panics(host in ".{0,40}", asked in ".{0,40}") {
-            let _ = read(&[&host]);
-            let _ = read(&["a.example", "*.b"]).unwrap().lookup(&asked);
-        }
-
-        /// Promise (Network): A guest can look up listed names only.
-        #[test]
-        fn only_what_is_listed_is_looked_up(asked in "[a-c.*A-C]{0,12}") {
-            let rules = read(&["a.b", "*.b.c"]).unwrap();
-            if rules.lookup(&asked).is_ok() {
-                let name = asked.to_ascii_lowercase();
-                let name = name.strip_suffix('.').unwrap_or(&name);
-                prop_assert!(name == "a.b" || name.ends_with(".b.c") && name.len() > 4, "{}", asked);
-            }
-        }
-
-        /// Promise (Network): A listed name leads to public addresses only.
-        #[test]
-        fn a_name_leads_nowhere_but_to_public_addresses(bits in any::<u128>(), port in 1u16..) {
-            for address in [IpAddr::V6(bits.into()), IpAddr::V4((bits as u32).into())] {
-                let rules = read(&["a.b", "127.0.0.1:80"]).unwrap();
-                let Ok(Query::Name(target)) = rules.lookup("a.b") else { panic!() };
-                let known = ResolvedAddress { address, target };
-                let to = SocketAddr::new(address, port);
-                prop_assert_eq!(rules.connect([&known], to).is_ok(), is_public(address));
-                prop_assert!(rules.connect([], to).is_err());
-            }
-        }
-
-        /// Promise (Network): A rule for a port allows no other port.
-        #[test]
-        fn a_port_rule_holds(rule in 1u16.., port in 1u16..) {
-            let rules = read(&[&format!("a.b:{rule}"), &format!("9.9.9.9:{rule}")]).unwrap();
-            let Ok(Query::Name(target)) = rules.lookup("a.b") else { panic!() };
-            let known = ResolvedAddress { address: [8, 8, 8, 8].into(), target };
-            for address in [[8, 8, 8, 8], [9, 9, 9, 9]] {
-                prop_assert_eq!(rules.connect([&known], (address, port).into()).is_ok(), rule == port);
-            }
-        }
-    }
-}
+#[path = "rules_tests.rs"]
+mod tests;
