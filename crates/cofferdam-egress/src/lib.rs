@@ -24,7 +24,13 @@ mod http;
 mod inspect;
 #[cfg(feature = "gateway")]
 mod names;
+#[cfg(feature = "gateway")]
+mod providers;
 mod rules;
+#[cfg(feature = "gateway")]
+mod scrub;
+#[cfg(feature = "gateway")]
+mod secrets;
 #[cfg(feature = "gateway")]
 mod sniff;
 #[cfg(feature = "gateway")]
