@@ -13,6 +13,8 @@
 
 mod addresses;
 #[cfg(feature = "gateway")]
+mod authority;
+#[cfg(feature = "gateway")]
 mod denials;
 #[cfg(feature = "gateway")]
 mod dns;
@@ -22,6 +24,8 @@ mod gateway;
 mod http;
 #[cfg(feature = "gateway")]
 mod inspect;
+#[cfg(feature = "gateway")]
+mod intercept;
 #[cfg(feature = "gateway")]
 mod names;
 #[cfg(feature = "gateway")]
@@ -40,10 +44,16 @@ use std::net::Ipv4Addr;
 
 pub use addresses::{is_own, is_public};
 #[cfg(feature = "gateway")]
+pub use authority::{Authority, Roots};
+#[cfg(feature = "gateway")]
 pub use denials::Denial;
 #[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
+#[cfg(feature = "gateway")]
+pub use intercept::Interception;
 pub use rules::{Allowed, PRESETS, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
+#[cfg(feature = "gateway")]
+pub use secrets::Secrets;
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
 /// of the internet has.

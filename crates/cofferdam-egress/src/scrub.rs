@@ -1,8 +1,8 @@
 //! Scrubbing of secret values from streams of bytes, without a change of their length.
 //!
-//! A value is found as it is, and in base64, percent-encoded and escaped for JSON. A server that answers with another form
-//! of it gives it to the sandbox. The automaton has the values in memory that is not zeroed when it is freed, as the
-//! buffers of connections have them.
+//! A value is found as it is, and in base64, percent-encoded and escaped for JSON. A server that answers with another
+//! form of it gives it to the sandbox. The automaton has the values in memory that is not zeroed when it is freed, as
+//! the buffers of connections have them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
@@ -31,7 +31,7 @@ const ENCODED: [&AsciiSet; 3] =
 pub struct Values {
     automaton: NFA,
     start: StateID,
-    /// The number of bytes to hold back in each state: the length of a value's beginning, or 0 if the value is complete.
+    /// The number of bytes to hold back in each state: the length of a value's beginning, or 0 after a complete value.
     depths: HashMap<StateID, usize>,
 }
 
@@ -276,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise (Network): The value of a secret never reaches a sandbox in a response, however it arrives in pieces.
+        /// Promise (Network): The value of a secret never reaches a sandbox in a response, in whatever pieces it arrives.
         #[test]
         fn any_chunking_gives_the_same_text_without_the_value(
             parts in proptest::collection::vec("(s3cr/t\\+va \"lue%|s3cr/t\\+va|s3cr|ababa|abab|[a-c]{0,3})", 0..12),

@@ -1,7 +1,7 @@
 //! Secrets of a sandbox: placeholders that it has, and values that requests get instead.
 //!
-//! A value goes into one place of requests to the hosts of the secret, and nowhere else. It is scrubbed from the responses
-//! of these hosts. This module does no IO but to read the values.
+//! A value goes into one place of requests to the hosts of the secret, and nowhere else. It is scrubbed from the
+//! responses of these hosts. This module does no IO but to read the values.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -26,7 +26,9 @@ use crate::scrub::{RESERVED, Scrubbed, Values};
 
 /// The maximum number of secrets of a policy.
 const MAX_SECRETS: usize = 32;
+/// The begin of a placeholder, and the number of random digits after it.
 const PLACEHOLDER: &str = "cofferdam-secret-";
+const DIGITS: usize = 32;
 /// Headers that the gateway sets or removes, or that describe the message.
 const RESERVED_HEADERS: [HeaderName; 14] = [
     ACCEPT_ENCODING,
@@ -96,14 +98,28 @@ impl Secrets {
         self.list.iter().map(|secret| (secret.name.as_str(), secret.placeholder.as_str()))
     }
 
+    /// Takes over the placeholders of secrets with the same names, such as those of an earlier policy of a sandbox:
+    /// its programs still have them. Ignores a text that is no placeholder.
+    pub fn keep_placeholders<'a>(&mut self, earlier: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let is_placeholder = |text: &str| {
+            let digits = text.strip_prefix(PLACEHOLDER);
+            digits.is_some_and(|digits| digits.len() == DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        };
+        for (name, placeholder) in earlier.into_iter().filter(|(_, placeholder)| is_placeholder(placeholder)) {
+            for secret in self.list.iter_mut().filter(|secret| secret.name == name) {
+                secret.placeholder = placeholder.to_owned();
+            }
+        }
+    }
+
     /// Returns true if a secret names this host. Requests to it must pass [`Secrets::inject`], and its responses
     /// [`Secrets::scrub`].
     pub fn has_host(&self, name: &str, port: u16) -> bool {
         self.of(name, port).next().is_some()
     }
 
-    /// Replaces placeholders in a request to this host, and asks for a response that can be scrubbed. Fails with the reason
-    /// if the request must not be sent. Call it after the headers for the next hop are removed.
+    /// Replaces placeholders in a request to this host, and asks for a response that can be scrubbed. Fails with the
+    /// reason if the request must not be sent. Call it after the headers for the next hop are removed.
     pub fn inject(&self, request: &mut request::Parts, name: &str, port: u16) -> std::result::Result<(), String> {
         if !self.has_host(name, port) {
             return Ok(());
@@ -118,8 +134,8 @@ impl Secrets {
         Ok(())
     }
 
-    /// Removes values from the head of a response of a host that has secrets. Fails with the reason if the response cannot
-    /// be scrubbed.
+    /// Removes values from the head of a response of a host that has secrets. Fails with the reason if the response
+    /// cannot be scrubbed.
     pub fn scrub(&self, response: &mut response::Parts) -> std::result::Result<(), String> {
         for (name, plain) in [(CONTENT_ENCODING, "identity"), (TRANSFER_ENCODING, "chunked")] {
             let is_plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(plain.as_bytes());
@@ -191,7 +207,7 @@ impl Secret {
                 "use a value of a single line without blanks around it",
             );
         }
-        let mut random = [0; 16];
+        let mut random = [0; DIGITS / 2];
         getrandom::fill(&mut random).map_err(|error| {
             Error::new(cofferdam_contract::ErrorKind::Io, "create", format!("no random bytes: {error}"))
         })?;
