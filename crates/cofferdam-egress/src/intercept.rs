@@ -17,7 +17,7 @@ use crate::http::{self, Route};
 /// Time for the handshake with a client, and with a server.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a gateway needs to intercept TLS of its sandbox.
+/// The means of a gateway to intercept TLS of its sandbox.
 #[derive(Debug)]
 pub struct Interception {
     /// The authority of the sandbox, which it trusts.

@@ -109,6 +109,9 @@ fn command(line: &str, limit: Duration) -> Result<Value> {
         io::ErrorKind::TimedOut => failed(format!("did not end within {limit:?}")),
         _ => failed(format!("failed: {error}")),
     })?;
+    if value.len() > MAX_VALUE {
+        return Err(failed(format!("printed more than {} KiB", MAX_VALUE >> 10)));
+    }
     if !status.success() {
         return Err(failed(format!("failed with {status}")));
     }
@@ -271,14 +274,14 @@ mod tests {
     fn commands_are_run_without_a_shell() {
         let read = |line: &str| command(line, COMMAND_TIMEOUT);
         assert_eq!(read("echo  a value; $HOME").unwrap().as_slice(), b"a value; $HOME");
-        assert_eq!(read("yes").unwrap_err().kind(), ErrorKind::Unavailable, "killed by SIGPIPE");
+        assert!(read("yes").unwrap_err().message().contains("more than 64 KiB"));
         for line in ["false", "cofferdam-no-such-program", "sh -c exit"] {
             let result = read(line).map(|value| value.len());
             assert_eq!(result.is_ok(), line == "sh -c exit", "{line} {result:?}");
         }
     }
 
-    /// Promise: a command that does not end is killed with everything that it started.
+    /// Promise (Network): The command of a secret that does not end is killed with its children.
     #[test]
     fn a_command_that_does_not_end_is_killed_with_its_children() {
         let directory = tempfile::tempdir().unwrap();
@@ -305,10 +308,9 @@ mod tests {
 
     #[test]
     fn keys_of_the_kernel_are_read() {
-        let Ok(ring) = KeyRing::from_special_id(KeyRingIdentifier::Thread, true) else { return };
-        // The thread's keyring disappears with this test.
-        let _ = ring;
-        let ring = KeyRing::from_special_id(KeyRingIdentifier::User, false).expect("this kernel has keyrings");
+        let Ok(ring) = KeyRing::from_special_id(KeyRingIdentifier::User, false) else {
+            return eprintln!("skipped: this host gives its programs no keyrings");
+        };
         let name = format!("keyring:user@cofferdam-test-{}", std::process::id());
         let key = ring.add_key(&name, b"a-value-of-a-key").expect("a key can be added");
         let value = read(&format!("keyring:cofferdam-test-{}/user", std::process::id()));

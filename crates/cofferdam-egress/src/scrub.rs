@@ -276,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise (Network): The value of a secret never reaches a sandbox in a response, in whatever pieces it arrives.
+        /// Promise (Network): The value of a secret never reaches a sandbox in a response, however it is cut in pieces.
         #[test]
         fn any_chunking_gives_the_same_text_without_the_value(
             parts in proptest::collection::vec("(s3cr/t\\+va \"lue%|s3cr/t\\+va|s3cr|ababa|abab|[a-c]{0,3})", 0..12),
