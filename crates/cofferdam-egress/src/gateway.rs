@@ -267,7 +267,8 @@ where
         Protocol::Http => {
             let (reader, writer) = tokio::io::split(client);
             let client = join(io::Cursor::new(first).chain(reader), writer);
-            let route = http::Route { target: Arc::clone(target), port: *port, denials: Arc::clone(&shared.denials) };
+            let denials = Arc::clone(&shared.denials);
+            let route = http::Route { target: Arc::clone(target), port: *port, denials, secrets: None };
             http::serve(client, server, route).await;
         }
         Protocol::Other => {

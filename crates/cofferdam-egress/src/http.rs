@@ -1,4 +1,4 @@
-//! HTTP/1 without TLS: each request is parsed, checked and sent on as a new one, so that client and server cannot disagree
+//! HTTP/1: each request is parsed, checked and sent on as a new one, so that client and server cannot disagree
 //! about where it ends or whom it is for.
 
 use std::pin::pin;
@@ -16,12 +16,13 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::denials::Denials;
 use crate::rules::Target;
+use crate::scrub::Scrubbed;
+use crate::secrets::Secrets;
 
 /// Time in which a request's headers must arrive.
 const HEADERS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,7 +40,8 @@ const HOP_BY_HOP: [HeaderName; 5] = [
 ];
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
-type Body = Either<Incoming, Full<Bytes>>;
+/// The body of a server's answer, that answer without secrets, or an answer of the gateway.
+type Body = Either<Either<Incoming, Scrubbed<Incoming>>, Full<Bytes>>;
 
 /// The server of a client's requests.
 #[derive(Debug)]
@@ -47,6 +49,8 @@ pub struct Route {
     pub target: Arc<Target>,
     pub port: u16,
     pub denials: Arc<Denials>,
+    /// The secrets of the sandbox, if it has any.
+    pub secrets: Option<Arc<Secrets>>,
 }
 
 /// The gateway's side of one connection to a server.
@@ -60,8 +64,9 @@ struct Upstream {
 }
 
 /// Serves the requests of one connection, until either side closes it.
-pub async fn serve<S>(client: S, server: TcpStream, route: Route)
+pub async fn serve<C, S>(client: C, server: S, route: Route)
 where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut builder = hyper::client::conn::http1::Builder::new();
@@ -82,15 +87,7 @@ where
         async move { Ok::<_, std::convert::Infallible>(upstream.answer(request).await) }
     });
     {
-        let mut serving = pin!(
-            hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADERS_TIMEOUT)
-                .max_buf_size(MAX_HEADERS)
-                .half_close(true)
-                .serve_connection(TokioIo::new(client), service)
-                .with_upgrades()
-        );
+        let mut serving = pin!(server_builder().serve_connection(TokioIo::new(client), service).with_upgrades());
         let served = tokio::select! {
             served = serving.as_mut() => served,
             () = connection => {
@@ -103,7 +100,7 @@ where
         };
         // Another error belongs to the client or the server, which see it.
         if served.is_err_and(|error| error.is_parse()) {
-            let Route { target, port, denials } = &upstream.route;
+            let Route { target, port, denials, .. } = &upstream.route;
             denials.note(format_args!("an HTTP request to {}:{port}", target.name), "it is not valid HTTP/1");
         }
     }
@@ -115,12 +112,27 @@ where
     }
 }
 
+/// Answers a request of a connection itself, with this text, and closes it.
+pub async fn answer_all<C>(client: C, status: StatusCode, text: &str)
+where
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(|_| async { Ok::<_, std::convert::Infallible>(own_answer(status, text)) });
+    // An error belongs to the client, which sees it.
+    drop(server_builder().serve_connection(TokioIo::new(client), service).await);
+}
+
+fn server_builder() -> hyper::server::conn::http1::Builder {
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_TIMEOUT).max_buf_size(MAX_HEADERS).half_close(true);
+    builder
+}
+
 impl Upstream {
     async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
         let route = &self.route;
         if let Err(why) = check(&request, route) {
-            route.denials.note(format_args!("an HTTP request to {}:{}", route.target.name, route.port), &why);
-            return own_answer(StatusCode::FORBIDDEN, &format!("refused by the sandbox's network policy: {why}"));
+            return self.refuse(&why);
         }
         // Another protocol could carry requests that are not checked.
         let upgrades = is_websocket(request.headers());
@@ -134,6 +146,14 @@ impl Upstream {
             set_upgrade(request.headers_mut());
             hyper::upgrade::on(&mut request)
         });
+        let secrets = route.secrets.as_deref().filter(|secrets| secrets.has_host(&route.target.name, route.port));
+        if let Some(secrets) = secrets {
+            let (mut head, body) = request.into_parts();
+            if let Err(why) = secrets.inject(&mut head, &route.target.name, route.port) {
+                return self.refuse(&why);
+            }
+            request = Request::from_parts(head, body);
+        }
         let sending = async {
             let mut sender = self.sender.lock().await;
             sender.ready().await?;
@@ -142,6 +162,14 @@ impl Upstream {
         let Ok(Ok(mut response)) = timeout(ANSWER_TIMEOUT, sending).await else {
             return own_answer(StatusCode::BAD_GATEWAY, "the server closed the connection without an answer");
         };
+        if let Some(secrets) = secrets {
+            let (mut head, body) = response.into_parts();
+            if let Err(why) = secrets.scrub(&mut head) {
+                route.denials.note(format_args!("an HTTP answer of {}:{}", route.target.name, route.port), &why);
+                return own_answer(StatusCode::BAD_GATEWAY, &why);
+            }
+            response = Response::from_parts(head, body);
+        }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let (Some(client), true) = (client, is_websocket(response.headers())) else {
                 return own_answer(StatusCode::BAD_GATEWAY, "the server changed to another protocol");
@@ -149,7 +177,7 @@ impl Upstream {
             *self.upgraded.lock() = Some([client, hyper::upgrade::on(&mut response)]);
             remove_hop_by_hop(response.headers_mut());
             set_upgrade(response.headers_mut());
-            return response.map(Either::Left);
+            return response.map(|body| Either::Left(Either::Left(body)));
         }
         let closes = response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
         remove_hop_by_hop(response.headers_mut());
@@ -159,7 +187,19 @@ impl Upstream {
         if closes {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        response.map(Either::Left)
+        response.map(|body| {
+            Either::Left(match secrets {
+                Some(secrets) => Either::Right(secrets.scrub_body(body)),
+                None => Either::Left(body),
+            })
+        })
+    }
+
+    /// Notes a refused request, and returns its answer.
+    fn refuse(&self, why: &str) -> Response<Body> {
+        let Route { target, port, denials, .. } = &self.route;
+        denials.note(format_args!("an HTTP request to {}:{port}", target.name), why);
+        own_answer(StatusCode::FORBIDDEN, &format!("refused by the sandbox's network policy: {why}"))
     }
 }
 
@@ -245,7 +285,7 @@ mod tests {
 
         let policy = NetworkPolicy::Allow { hosts: vec!["a.example".to_owned()] };
         let Ok(Query::Name(target)) = Rules::of(&policy).unwrap().unwrap().lookup("a.example") else { panic!() };
-        let route = |port| Route { target: Arc::clone(&target), port, denials: Arc::default() };
+        let route = |port| Route { target: Arc::clone(&target), port, denials: Arc::default(), secrets: None };
         for (authority, port, expected) in [
             ("a.example", 80, true),
             ("A.Example.", 80, true),

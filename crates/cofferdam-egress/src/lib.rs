@@ -12,6 +12,8 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+#[cfg(feature = "gateway")]
+mod authority;
 mod budget;
 #[cfg(feature = "gateway")]
 mod denials;
@@ -25,8 +27,16 @@ mod http;
 #[cfg(feature = "gateway")]
 mod inspect;
 #[cfg(feature = "gateway")]
+mod intercept;
+#[cfg(feature = "gateway")]
 mod names;
+#[cfg(feature = "gateway")]
+mod providers;
 mod rules;
+#[cfg(feature = "gateway")]
+mod scrub;
+#[cfg(feature = "gateway")]
+mod secrets;
 #[cfg(feature = "gateway")]
 mod sniff;
 #[cfg(feature = "gateway")]
@@ -36,11 +46,17 @@ use std::net::Ipv4Addr;
 
 pub use addresses::{is_own, is_public};
 #[cfg(feature = "gateway")]
+pub use authority::{Authority, Roots};
+#[cfg(feature = "gateway")]
 pub use denials::Denial;
 #[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
 pub use host::{PRESETS, is_not_single_host};
+#[cfg(feature = "gateway")]
+pub use intercept::Interception;
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
+#[cfg(feature = "gateway")]
+pub use secrets::Secrets;
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
 /// of the internet has.
