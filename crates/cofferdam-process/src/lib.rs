@@ -101,6 +101,7 @@
 mod backend;
 mod client;
 mod config;
+mod connect;
 mod core;
 #[cfg(test)]
 mod cpu_time_tests;
