@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
-    SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
+    SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
 

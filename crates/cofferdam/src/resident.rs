@@ -83,13 +83,6 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
         }
         return Ok(local(args, why));
     }
-    if !args.publish.publish.is_empty() {
-        let why = "a daemon publishes no ports";
-        if settings.daemon == DaemonUse::Require {
-            return Err(Error::unsupported("run", why).with_remedy("use --daemon auto, or leave out --publish"));
-        }
-        return Ok(local(args, why));
-    }
     let asked =
         Asked { build: build(), surroundings: surroundings(settings)?, backend: settings.backend.name.to_owned() };
     let mut found = find(&asked);

@@ -101,7 +101,8 @@ mod tests {
             let parsed = parse_publish(text).unwrap();
             assert_eq!((parsed.address.to_string().as_str(), parsed.guest.get()), (address, guest), "{text}");
         }
-        for text in ["80", "80:", ":80", "80:0", "80:65536", "65536:80", "::1:80:80", "[::1]:80", "a:80:80", "unix::80"] {
+        for text in ["80", "80:", ":80", "80:0", "80:65536", "65536:80", "::1:80:80", "[::1]:80", "a:80:80", "unix::80"]
+        {
             assert!(parse_publish(text).is_err(), "{text}");
         }
     }

@@ -42,9 +42,8 @@ pub fn listen(args: &PublishArgs, backend: &dyn Backend) -> Result<Vec<(Listener
         return Err(Error::unsupported("publish", message)
             .with_remedy("use --level process, container or vm, or leave out --publish"));
     }
-    let bind = |publication: &crate::values::Publication| {
-        Ok((Listener::bind(&publication.address)?, publication.guest.get()))
-    };
+    let bind =
+        |publication: &crate::values::Publication| Ok((Listener::bind(&publication.address)?, publication.guest.get()));
     args.publish.iter().map(bind).collect()
 }
 

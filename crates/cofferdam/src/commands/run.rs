@@ -54,8 +54,21 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let called = wants_code(&plan, form, watched);
         let (about, published) = (Value::Null, Vec::new());
-        let run =
-            Run { args, form, plan, backend, setup, grace, launcher, daemon, about, published, code, called, versioned };
+        let run = Run {
+            args,
+            form,
+            plan,
+            backend,
+            setup,
+            grace,
+            launcher,
+            daemon,
+            about,
+            published,
+            code,
+            called,
+            versioned,
+        };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
