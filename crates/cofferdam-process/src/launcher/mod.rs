@@ -178,7 +178,7 @@ struct Live {
     kept: Option<Kept>,
 }
 
-/// What the launcher keeps of a sandbox's namespaces.
+/// The parts of a sandbox's namespaces that the launcher keeps.
 #[derive(Debug)]
 enum Kept {
     /// All of it, so that its removal delays neither the end of the init nor the report of it.

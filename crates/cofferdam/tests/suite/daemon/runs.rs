@@ -254,7 +254,10 @@ fn ports_are_published_through_the_daemon() {
             }
         });
         let (status, stderr) = serving.stop();
-        assert_eq!((status, stderr.as_str()), (Some(143), "cofferdam: interrupted by signal 15; the run was cancelled\n"));
+        assert_eq!(
+            (status, stderr.as_str()),
+            (Some(143), "cofferdam: interrupted by signal 15; the run was cancelled\n")
+        );
         assert_eq!(daemon.status()["runs"], 1);
         let mut run = home.run(["--daemon", "require", "--publish", "0:8001"]);
         let serving = Serving::start(run.args(["--", "sh", "-c", "echo ready; sleep 100"]), 1);
