@@ -149,7 +149,9 @@ fn not_bound(address: &Address, error: io::Error) -> Error {
         }
         (_, Address::Tcp(_)) => (ErrorKind::Io, "the socket cannot be created", "use another address"),
     };
-    Error::new(kind, "publish", format!("cannot listen on {address}: {why}")).with_remedy(remedy).with_source(error)
+    let failed = Error::new(kind, "publish", format!("cannot listen on {address}: {why}")).with_remedy(remedy);
+    // The other kinds say the same as the system's error.
+    if kind == ErrorKind::Io { failed.with_source(error) } else { failed }
 }
 
 impl Socket {

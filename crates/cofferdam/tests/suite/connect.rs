@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use cofferdam::{
-    Access, Backend, ByteSize, Connection, ErrorKind, ExecHandle, ExecRequest, Limits, OutputEvent, Sandbox, Spec,
-    Workspace, registry,
+    Access, Backend, Connection, ErrorKind, ExecHandle, ExecRequest, Limits, OutputEvent, Spec, Workspace, registry,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -24,7 +23,7 @@ fn unlimited(workspace: Workspace) -> Spec {
 }
 
 fn server() -> ExecRequest {
-    ExecRequest::argv(["python3", "-c", ECHO]).max_output(ByteSize::from_kibibytes(64)).build().expect("it is valid")
+    ExecRequest::argv(["python3", "-c", ECHO]).build().expect("it is valid")
 }
 
 /// Waits until the server listens.
