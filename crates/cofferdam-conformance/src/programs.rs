@@ -176,6 +176,12 @@ pub enum GuestProgram {
         /// A port.
         port: u16,
     },
+    /// Serves TCP connections to the IPv4 loopback address: sends back what arrives, then `end N` and a newline, where N
+    /// is the number of bytes, and closes. Prints [`READY`] once it listens, and serves forever.
+    EchoConnections {
+        /// The port.
+        port: u16,
+    },
     /// A program that does not exist.
     Missing,
     /// The file at `path` in the workspace, executed as a program.

@@ -102,6 +102,26 @@ except OSError:
     print("refused")
 "#;
 
+const ECHO: &str = r#"
+import socket, sys, threading
+
+def serve(connection):
+    total = 0
+    try:
+        while data := connection.recv(65536):
+            total += len(data)
+            connection.sendall(data)
+        connection.sendall(b"end %d\n" % total)
+    except OSError:
+        pass
+    connection.close()
+
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=[listener.accept()[0]], daemon=True).start()
+"#;
+
 const WATCH_TERMINAL: &str =
     "report() { if [ -t 0 ] && [ -t 1 ]; then echo \"tty $(stty size)\"; else echo 'no tty'; fi; }
 trap report WINCH
@@ -163,6 +183,7 @@ impl Programs for UnixPrograms {
                 self.python(SWAP, vec![path.clone(), inside.clone(), outside.clone()])
             }
             P::Connect { host, port } => self.python(CONNECT, vec![host.clone(), port.to_string()]),
+            P::EchoConnections { port } => self.python(ECHO, vec![port.to_string()]),
             other => line(other).map(ExecRequest::shell),
         }
     }

@@ -18,8 +18,9 @@ use tokio::io::{AsyncRead, Interest, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
 
-/// The maximum number of directories in a request: a workspace and a root.
-const MAX_DIRECTORIES: usize = 2;
+/// The maximum number of descriptors that wait to be taken: the workspace and the root of a request, or the sockets of
+/// two connections.
+const MAX_DESCRIPTORS: usize = 2;
 
 /// Returns the host directories that a spec names.
 fn named(spec: &Spec) -> impl Iterator<Item = &Path> {
@@ -78,13 +79,13 @@ pub(crate) fn check(spec: &Spec, received: &[OwnedFd]) -> Result<()> {
     Ok(())
 }
 
-/// Sends the first byte of a request's first frame together with the directories that the request names. Returns the
-/// number of bytes sent.
-pub(crate) async fn send(stream: &UnixStream, frame: &[u8], directories: &[Directory]) -> io::Result<usize> {
-    if directories.is_empty() || frame.is_empty() {
+/// Sends the first byte of a frame together with the descriptors that belong to it, such as the directories of a
+/// request. Returns the number of bytes sent.
+pub(crate) async fn send(stream: &UnixStream, frame: &[u8], descriptors: &[impl AsFd]) -> io::Result<usize> {
+    if descriptors.is_empty() || frame.is_empty() {
         return Ok(0);
     }
-    let descriptors: Vec<BorrowedFd<'_>> = directories.iter().map(AsFd::as_fd).collect();
+    let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
     let send = || message::send(stream.as_fd(), &frame[..1], &descriptors);
     stream.async_io(Interest::WRITABLE, send).await?;
     Ok(1)
@@ -106,6 +107,11 @@ impl Receiver {
     pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.received)
     }
+
+    /// Takes the descriptor that arrived first.
+    pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        (!self.received.is_empty()).then(|| self.received.remove(0))
+    }
 }
 
 impl AsyncRead for Receiver {
@@ -116,7 +122,7 @@ impl AsyncRead for Receiver {
             ready!(stream.poll_read_ready(cx))?;
             let mut receive = || message::receive(stream.as_fd(), buffer.initialize_unfilled());
             match stream.try_io(Interest::READABLE, &mut receive) {
-                Ok((_, descriptors)) if received.len() + descriptors.len() > MAX_DIRECTORIES => {
+                Ok((_, descriptors)) if received.len() + descriptors.len() > MAX_DESCRIPTORS => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "too many descriptors")));
                 }
                 Ok((count, descriptors)) => {
@@ -194,7 +200,7 @@ mod tests {
         assert_eq!(ours.try_write(b"bc").unwrap(), 2);
         receiver.read_exact(&mut text).await.unwrap();
         assert_eq!((&text, receiver.take_descriptors().len()), (b"abc", 1));
-        for _ in 0..MAX_DIRECTORIES {
+        for _ in 0..MAX_DESCRIPTORS {
             send(&ours, b"x", &one).await.unwrap();
             receiver.read_exact(&mut text[..1]).await.unwrap();
         }

@@ -9,6 +9,7 @@
 //!   |<-------- Accepted ------------|     or Failed, which ends the connection
 //!   |<-------- Output, Lost --------|
 //!   |--- Stdin, Cancel, Resize ---->|     Stdin within the window of StdinTaken
+//!   |--- Connect ------------------>|     with a socket, on which the daemon answers and passes the connection
 //!   |<-------- Exit or Failed ------|
 //!   |<-------- Closed --------------|     the sandbox is removed
 //! ```
@@ -26,7 +27,7 @@ use crate::config::Surroundings;
 use crate::error;
 
 /// The version of these messages. It is the first field of each side's first frame in every version.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// The maximum size of a piece of a program's input or output, in bytes.
 pub(crate) const PIECE: usize = 64 * 1024;
 /// The maximum number of input pieces in flight to a program that does not read them.
@@ -46,6 +47,8 @@ pub(crate) struct ServerHello {
     pub surroundings: Surroundings,
     pub backend: String,
     pub level: Level,
+    /// True if the backend connects to ports of sandboxes.
+    pub connects: bool,
     /// True if the daemon accepts another run now.
     pub room: bool,
 }
@@ -72,6 +75,11 @@ pub(crate) enum ToServer {
         grace: Duration,
     },
     Kill,
+    /// Connect the socket that comes with the message to a port of the sandbox. A `Result<(), ErrorData>` as a frame
+    /// precedes the connection's bytes on that socket.
+    Connect {
+        port: u16,
+    },
     Status,
     Stop,
 }

@@ -158,6 +158,7 @@ impl Backend for ProcessBackend {
             Capability::RootDirectory,
             Capability::UnixPrograms,
             Capability::Warm,
+            Capability::Connect,
         ];
         others.into_iter().chain(network).collect()
     }

@@ -18,7 +18,9 @@ use tokio::sync::OnceCell;
 
 use crate::config::LauncherStart;
 use crate::forked::{Forked, IdleLauncher};
-use crate::protocol::{self, Adapt, Configure, Create, Evidence, Failure, Hello, HostFacts, LauncherRequest, Probes};
+use crate::protocol::{
+    self, Adapt, Configure, Create, Evidence, Failure, Hello, HostFacts, LauncherRequest, Probes, SandboxSockets,
+};
 use crate::sys::watch::watch;
 use crate::{error, sys};
 
@@ -67,6 +69,9 @@ impl Process {
         }
     }
 }
+
+/// A launcher's answer, and the descriptors that came with it.
+type Answer = (std::result::Result<(), Failure>, Vec<OwnedFd>);
 
 /// The settings that can change the probe results of one launcher's sandboxes: whether the workspace is a host
 /// directory, and whether it is read-only.
@@ -196,16 +201,36 @@ impl Launcher {
 
     /// Changes the limits of a sandbox in which no program has run yet.
     pub async fn adapt(&self, adapt: Adapt) -> Result<()> {
-        let io = |error| error::os("claim", "cannot request other limits from the launcher", error);
-        let (ours, theirs) = message::pair().map_err(io)?;
-        protocol::send(self.socket()?, &LauncherRequest::Adapt(adapt), &[theirs.as_fd()], Duration::from_secs(10))
-            .map_err(io)?;
+        let answer = self.ask(&LauncherRequest::Adapt(adapt)).await;
+        match answer.map_err(|error| error::os("claim", "cannot request other limits from the launcher", error))? {
+            Some((Ok(()), _)) => Ok(()),
+            Some((Err(failure), _)) => Err(error::create(&failure)),
+            None => {
+                Err(Error::new(ErrorKind::Unavailable, "claim", "the launcher has ended").with_retry(Retry::MayHelp))
+            }
+        }
+    }
+
+    /// Creates TCP sockets in the network of a sandbox, which are not connected: for IPv4, and perhaps for IPv6.
+    pub async fn sockets(&self, serial: u64) -> Result<Vec<OwnedFd>> {
+        let answer = self.ask(&LauncherRequest::Sockets(SandboxSockets { serial })).await;
+        match answer.map_err(|error| error::os("connect", "cannot request a socket from the launcher", error))? {
+            Some((Ok(()), fds)) => Ok(fds),
+            Some((Err(failure), _)) => Err(error::connect(&failure)),
+            None => Err(Error::new(ErrorKind::Unavailable, "connect", "the launcher has ended")),
+        }
+    }
+
+    /// Sends a request and waits for its answer. Returns `None` if the launcher ends without one.
+    async fn ask(&self, request: &LauncherRequest) -> std::io::Result<Option<Answer>> {
+        let socket = self.socket.as_ref().ok_or(std::io::ErrorKind::NotConnected)?;
+        let (ours, theirs) = message::pair()?;
+        protocol::send(socket.as_fd(), request, &[theirs.as_fd()], Duration::from_secs(10))?;
         drop(theirs);
-        let answer = watch(ours, Interest::READABLE).map_err(io)?;
-        match tokio::time::timeout(START_TIMEOUT, receive::<std::result::Result<(), Failure>>(&answer)).await {
-            Ok(Ok(Some((Ok(()), _)))) => Ok(()),
-            Ok(Ok(Some((Err(failure), _)))) => Err(error::create(&failure)),
-            _ => Err(Error::new(ErrorKind::Unavailable, "claim", "the launcher has ended").with_retry(Retry::MayHelp)),
+        let answer = watch(ours, Interest::READABLE)?;
+        match tokio::time::timeout(START_TIMEOUT, receive(&answer)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) | Err(_) => Ok(None),
         }
     }
 }

@@ -13,7 +13,7 @@ use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::process;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Notify, oneshot, watch as flag};
+use tokio::sync::{Notify, Semaphore, oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
 use crate::network::Gateway;
@@ -70,6 +70,12 @@ pub struct Core {
     pub closed: AtomicBool,
     /// The network besides the sandbox's own loopback.
     pub gateway: Option<Gateway>,
+    /// The ports that the gateway serves on every address of the sandbox.
+    pub policy_ports: Vec<u16>,
+    /// The sandbox's number in the launcher.
+    pub serial: u64,
+    /// Permits for connections from the owner to servers in the sandbox.
+    pub connections: Arc<Semaphore>,
     /// True if the owner closed the sandbox, false if it ended by itself.
     pub closed_by_owner: AtomicBool,
     pub over_memory: AtomicBool,

@@ -61,6 +61,12 @@ pub fn create(failure: &Failure) -> Error {
     Error::new(kind, "create", format!("cannot {}", failure.step)).with_remedy(remedy(failure)).with_source(source)
 }
 
+/// Returns the error for sockets that cannot be created in a sandbox's network.
+pub fn connect(failure: &Failure) -> Error {
+    Error::new(ErrorKind::Unavailable, "connect", format!("cannot {}", failure.step))
+        .with_source(io::Error::from_raw_os_error(failure.errno))
+}
+
 fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }

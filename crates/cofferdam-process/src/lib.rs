@@ -88,6 +88,13 @@
 //!    until the sandbox closes. A time-out, limit, cancel or dropped handle kills all processes with the tag. Without
 //!    control groups, a sandbox that exceeds its memory or CPU limit loses the processes of all its execs.
 //!
+//! # A connection to a server in a sandbox
+//!
+//! A socket belongs to the network namespace in which it was created. `Sandbox::connect` requests a socket from the
+//! launcher, which keeps the namespace of each sandbox. The launcher forks a child that enters the namespace, creates
+//! the socket and sends it to the owner. The owner connects it to the sandbox's loopback address, so that neither the
+//! launcher nor the init waits for a guest.
+//!
 //! # Where to look
 //!
 //! - From a spec to a sandbox: `plan.rs`, which is pure.
@@ -101,6 +108,7 @@
 mod backend;
 mod client;
 mod config;
+mod connect;
 mod core;
 #[cfg(test)]
 mod cpu_time_tests;

@@ -12,9 +12,10 @@ use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
 use tokio::io::Interest;
-use tokio::sync::{Notify, watch as flag};
+use tokio::sync::{Notify, Semaphore, watch as flag};
 
 use crate::client::{Kind, Launcher};
+use crate::connect::MAX_CONNECTIONS;
 use crate::core::{Core, Enrolled, receive_events};
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
@@ -116,6 +117,9 @@ impl PendingSandbox {
             next_exec: AtomicU64::new(0),
             starts: Notify::new(),
             gateway,
+            policy_ports: create.network.as_ref().map(|plan| plan.ports.clone()).unwrap_or_default(),
+            serial: create.serial,
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),

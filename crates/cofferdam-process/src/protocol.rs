@@ -103,6 +103,16 @@ pub enum LauncherRequest {
     Create(Create),
     /// Change the limits of a sandbox in which no program has run yet.
     Adapt(Adapt),
+    /// Create sockets in a sandbox's network.
+    Sockets(SandboxSockets),
+}
+
+/// A request for TCP sockets in a sandbox's network: one for IPv4, and one for IPv6 if the kernel has it. A socket comes
+/// with the request, on which the launcher answers with `Result<(), Failure>` and the sockets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct SandboxSockets {
+    /// The sandbox's number.
+    pub serial: u64,
 }
 
 /// New limits of a sandbox. A socket comes with the request, on which the launcher answers with `Result<(), Failure>`.

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
     SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
 
 use crate::core::Core;
-use crate::{error, exec, files, network};
+use crate::{connect, error, exec, files, network};
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -78,6 +78,11 @@ impl Sandbox for ProcessSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.core.gateway.as_ref().map(network::denials).unwrap_or_default()
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection> {
+        self.open("connect")?;
+        connect::connect(&self.core, port).await
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

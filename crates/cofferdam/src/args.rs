@@ -32,7 +32,7 @@ pub use repl::ReplArgs;
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
 use crate::resident::DaemonUse;
-use crate::values::{parse_env, parse_label, parse_network, parse_secret};
+use crate::values::{Publication, parse_env, parse_label, parse_network, parse_publish, parse_secret};
 
 /// Run untrusted code in a sandbox.
 #[derive(Debug, Parser)]
@@ -183,6 +183,9 @@ pub struct RunArgs {
     pub sandbox: SandboxArgs,
 
     #[command(flatten)]
+    pub publish: PublishArgs,
+
+    #[command(flatten)]
     pub start: StartArgs,
 
     /// Set the time between SIGTERM and SIGKILL when the run is cancelled [default: 2s]
@@ -310,6 +313,20 @@ pub struct SandboxArgs {
     /// Attach a label
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     pub label: Vec<(String, String)>,
+}
+
+/// Published ports.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Sandbox")]
+pub struct PublishArgs {
+    /// Publish a port of the sandbox on this host: [ADDR:]PORT:GUEST or unix:PATH:GUEST; PORT 0 selects a free one
+    /// [default address: 127.0.0.1]
+    #[arg(long, value_name = "[ADDR:]PORT:GUEST", value_parser = parse_publish)]
+    pub publish: Vec<Publication>,
+
+    /// Accept addresses of --publish that other hosts can reach
+    #[arg(long, requires = "publish")]
+    pub publish_beyond_loopback: bool,
 }
 
 /// Input and output.

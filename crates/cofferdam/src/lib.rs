@@ -10,6 +10,7 @@
 //!   `registry/setup.rs`.
 //! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`. Commands: `commands/mod.rs`.
 //! - Use of a daemon by a run: `resident.rs`.
+//! - Published ports: `publish.rs`.
 //!
 //! # Examples
 //!
@@ -60,6 +61,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod publish;
 pub mod registry;
 
 pub use cofferdam_code as code;

@@ -1,6 +1,10 @@
-//! Parsers of structured option values: variables, labels, network policies.
+//! Parsers of structured option values: variables, labels, network policies, published ports.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
 
 use cofferdam::NetworkPolicy;
+use cofferdam::publish::Address;
 
 /// Parses a variable. Refuses one without a value: no values are inherited from the environment.
 pub fn parse_env(text: &str) -> Result<(String, String), String> {
@@ -43,9 +47,65 @@ pub fn parse_network(text: &str) -> Result<NetworkPolicy, String> {
     Ok(NetworkPolicy::Allow { hosts })
 }
 
+/// A port of the sandbox and the address on which it is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publication {
+    /// The address on the host.
+    pub address: Address,
+    /// The port in the sandbox.
+    pub guest: NonZeroU16,
+}
+
+/// Parses a published port: `[ADDR:]PORT:GUEST` or `unix:PATH:GUEST`.
+pub fn parse_publish(text: &str) -> Result<Publication, String> {
+    let form = || "write [ADDR:]PORT:GUEST or unix:PATH:GUEST".to_owned();
+    let (address, guest) = text.rsplit_once(':').ok_or_else(form)?;
+    let guest = guest.parse().map_err(|_| format!("'{guest}' is not a port of the sandbox; {}", form()))?;
+    if let Some(path) = address.strip_prefix("unix:") {
+        if path.is_empty() {
+            return Err(form());
+        }
+        return Ok(Publication { address: Address::Unix(path.into()), guest });
+    }
+    let (ip, port) = match address.rsplit_once(':') {
+        None => (IpAddr::V4(Ipv4Addr::LOCALHOST), address),
+        Some((ip, port)) => (parse_ip(ip)?, port),
+    };
+    let port: u16 = port.parse().map_err(|_| format!("'{port}' is not a port of this host; {}", form()))?;
+    Ok(Publication { address: Address::Tcp((ip, port).into()), guest })
+}
+
+/// Parses an IPv4 address, or an IPv6 address in brackets.
+fn parse_ip(text: &str) -> Result<IpAddr, String> {
+    let wrong = || format!("'{text}' is not an IPv4 address or an IPv6 address in brackets");
+    match text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        Some(inner) => inner.parse::<Ipv6Addr>().map(IpAddr::V6).map_err(|_| wrong()),
+        None => text.parse::<Ipv4Addr>().map(IpAddr::V4).map_err(|_| wrong()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_published_port_has_an_address_and_a_port_of_the_sandbox() {
+        for (text, address, guest) in [
+            ("8080:80", "127.0.0.1:8080", 80),
+            ("0:1", "127.0.0.1:0", 1),
+            ("127.0.0.2:8080:80", "127.0.0.2:8080", 80),
+            ("[::1]:8080:80", "[::1]:8080", 80),
+            ("unix:/run/a.sock:80", "unix:/run/a.sock", 80),
+            ("unix:a:b:80", "unix:a:b", 80),
+        ] {
+            let parsed = parse_publish(text).unwrap();
+            assert_eq!((parsed.address.to_string().as_str(), parsed.guest.get()), (address, guest), "{text}");
+        }
+        for text in ["80", "80:", ":80", "80:0", "80:65536", "65536:80", "::1:80:80", "[::1]:80", "a:80:80", "unix::80"]
+        {
+            assert!(parse_publish(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_variable_has_a_name_and_a_value() {

@@ -1,6 +1,7 @@
 //! The table of cases. To add a case, add a line here and a function in the file of its subject.
 
 mod cancel;
+mod connect;
 mod environment;
 mod exit;
 mod files;
@@ -223,6 +224,15 @@ cases! {
     /// Promise (Posture): The posture agrees with the root file system that a guest sees.
     "posture/agrees-on-the-root" "E1" [] posture::agrees_on_the_root;
 
+    /// Promise (Contract): A connection to a port of a sandbox passes bytes both ways, and each direction ends by itself.
+    "connect/echo-with-half-close" "K10" [Connect] connect::echo_with_half_close;
+    /// Promise (Contract): Connections to a sandbox do not affect each other.
+    "connect/several-at-once" "K10" [Connect] connect::several_at_once;
+    /// Promise (Contract): A connection to a port without a server fails with `Unavailable`.
+    "connect/unused-port-is-unavailable" "K10" [Connect] connect::unused_port_is_unavailable;
+    /// Promise (Contract): A connection ends with its sandbox.
+    "connect/ends-with-the-sandbox" "K10" [Connect] connect::ends_with_the_sandbox;
+
     "snapshot/restores-files" "E2" [Snapshot, Files] snapshot::restores_files;
     "snapshot/of-another-backend" "E2" [Snapshot] snapshot::of_another_backend;
     /// Promise (Contract): A snapshot of one tenant is refused to another tenant.
@@ -277,6 +287,8 @@ cases! {
     "undeclared/warm" "K6" [] undeclared::warm;
     /// Promise (Contract): A backend that does not declare network allowlists answers `Unsupported` to them.
     "undeclared/network-allowlist" "K6" [] undeclared::network_allowlist;
+    /// Promise (Contract): A backend that does not declare connections answers `Unsupported` to them.
+    "undeclared/connect" "K6" [] undeclared::connect;
     "undeclared/unix-programs" "K6" [] undeclared::unix_programs;
 }
 

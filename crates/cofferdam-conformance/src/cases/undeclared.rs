@@ -61,6 +61,9 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             let policy = NetworkPolicy::Allow { hosts: vec!["example.org".to_owned()] };
             refused_spec(cx, cx.spec().network(policy), "an allowlist of hosts").await
         }
+        Capability::Connect => {
+            expect_error(cx.sandbox().await?.connect(80).await.map(drop), &UNSUPPORTED, "connect, undeclared")
+        }
         Capability::UnixPrograms => shell_and_script(cx).await,
         other => Err(Stop::skip(format!("the suite has no test of {}", name(other)))),
     }
@@ -136,5 +139,6 @@ one_case_each! {
     pause Pause,
     warm Warm,
     network_allowlist NetworkAllowlist,
+    connect Connect,
     unix_programs UnixPrograms,
 }

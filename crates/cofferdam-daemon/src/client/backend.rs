@@ -9,14 +9,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, ExitWatch, FileReader,
-    Level, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
+    self as contract, Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest,
+    ExitWatch, FileReader, Level, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
+    Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::Connection;
+use super::connect::{ConnectRequest, connect};
 use super::exec::{Begun, ControlRequests, Outcome, begin};
 use crate::{directories, error};
 
@@ -28,13 +30,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 pub struct DaemonBackend {
     name: String,
     level: Level,
+    connects: bool,
     stream: Mutex<Option<UnixStream>>,
 }
 
 impl From<Connection> for DaemonBackend {
     fn from(connection: Connection) -> Self {
-        let Connection { stream, backend, level, .. } = connection;
-        Self { name: backend, level, stream: Mutex::new(Some(stream)) }
+        let Connection { stream, backend, level, connects, .. } = connection;
+        Self { name: backend, level, connects, stream: Mutex::new(Some(stream)) }
     }
 }
 
@@ -49,14 +52,14 @@ impl Backend for DaemonBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        [
+        let others = [
             Capability::StreamingStdin,
             Capability::Terminal,
             Capability::HostWorkspace,
             Capability::RootDirectory,
             Capability::UnixPrograms,
-        ]
-        .into()
+        ];
+        others.into_iter().chain(self.connects.then_some(Capability::Connect)).collect()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -99,6 +102,7 @@ struct Run {
     posture: Posture,
     exit: ExitWatch,
     control: Arc<watch::Sender<ControlRequests>>,
+    connects: mpsc::Sender<ConnectRequest>,
     outcome: watch::Receiver<Outcome>,
 }
 
@@ -127,14 +131,23 @@ impl Sandbox for DaemonSandbox {
         self.run.get().map_or(&self.unknown, |run| &run.posture)
     }
 
+    /// Connects to a server that the sandbox's command has started.
+    async fn connect(&self, port: u16) -> Result<contract::Connection> {
+        let run = self.run.get().ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "connect", "the sandbox has no command yet, so no program listens")
+                .with_remedy("start its command first")
+        })?;
+        connect(&run.connects, port).await
+    }
+
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
         let stream = self.stream.lock().take();
         let stream = stream.ok_or_else(|| not_here("start"))?;
-        let Begun { handle, sandbox, posture, control, outcome } =
+        let Begun { handle, sandbox, posture, control, connects, outcome } =
             begin(stream, &self.spec, &self.directories, request).await?;
         // The stream can be taken once, so this is the only run.
-        let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), control, outcome });
+        let _ = self.run.set(Run { id: sandbox, posture, exit: handle.exit_watch(), control, connects, outcome });
         Ok(handle)
     }
 

@@ -17,8 +17,9 @@ use cofferdam_linux::named::Directory;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use super::connect::{ConnectRequest, REQUESTS};
 use crate::directories;
 use crate::error;
 use crate::frame::{Frames, encode};
@@ -48,6 +49,7 @@ pub struct Begun {
     pub sandbox: SandboxId,
     pub posture: Posture,
     pub control: Arc<watch::Sender<ControlRequests>>,
+    pub connects: mpsc::Sender<ConnectRequest>,
     pub outcome: watch::Receiver<Outcome>,
 }
 
@@ -106,11 +108,13 @@ pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: 
         Stdin::Empty | Stdin::Bytes(_) => (None, None),
     };
     let (handle, driver) = ExecHandle::new(ExecId(accepted.exec), &request, stdin, control);
+    let (connects, connect_requests) = mpsc::channel(REQUESTS);
     let (report, outcome) = watch::channel(Outcome::NotYet);
     let run = Run {
         frames,
         writer,
         requested,
+        connect_requests,
         sent: ControlRequests::default(),
         input,
         window: STDIN_WINDOW,
@@ -120,13 +124,14 @@ pub async fn begin(stream: StdStream, spec: &Spec, held: &[Directory], request: 
         let outcome = run.drive().await;
         report.send_replace(outcome);
     });
-    Ok(Begun { handle, sandbox: accepted.sandbox, posture, control: requests, outcome })
+    Ok(Begun { handle, sandbox: accepted.sandbox, posture, control: requests, connects, outcome })
 }
 
 struct Run {
     frames: Frames<OwnedReadHalf>,
     writer: OwnedWriteHalf,
     requested: watch::Receiver<ControlRequests>,
+    connect_requests: mpsc::Receiver<ConnectRequest>,
     /// The control requests that were sent.
     sent: ControlRequests,
     /// The source of the program's input, until either side closes it.
@@ -151,6 +156,7 @@ impl Run {
                     connected = changed.is_ok();
                     self.send_control().await
                 }
+                Some(request) = self.connect_requests.recv() => self.send_connect(request).await,
                 count = read(&mut self.input, &mut piece), if self.input.is_some() && self.window > 0 => {
                     self.send_input(count, &mut piece).await
                 }
@@ -219,6 +225,15 @@ impl Run {
                 self.input = None;
                 self.send(&ToServer::StdinEnd).await;
             }
+        }
+        None
+    }
+
+    async fn send_connect(&mut self, ConnectRequest { port, socket }: ConnectRequest) -> Option<Outcome> {
+        if let Ok(frame) = encode(&ToServer::Connect { port })
+            && let Ok(sent) = directories::send(self.writer.as_ref(), &frame, &[socket]).await
+        {
+            let _ = self.writer.write_all(&frame[sent..]).await;
         }
         None
     }

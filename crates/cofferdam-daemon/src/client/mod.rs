@@ -3,6 +3,7 @@
 //! A search for a daemon that does not exist costs a few system calls. It needs no thread and no event loop.
 
 mod backend;
+mod connect;
 mod exec;
 
 use std::fmt;
@@ -100,6 +101,7 @@ pub struct Connection {
     peer: Peer,
     backend: String,
     level: Level,
+    connects: bool,
 }
 
 impl Connection {
@@ -172,14 +174,21 @@ impl Connection {
         let limits =
             stream.set_read_timeout(Some(ANSWER_TIMEOUT)).and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)));
         limits.map_err(|error| error::os("cannot set a time-out", error))?;
-        let mut connection =
-            Self { stream, buffer: BytesMut::new(), peer, backend: String::new(), level: Level::Simulated };
+        let mut connection = Self {
+            stream,
+            buffer: BytesMut::new(),
+            peer,
+            backend: String::new(),
+            level: Level::Simulated,
+            connects: false,
+        };
         let hello = ClientHello { protocol: PROTOCOL, build: build.to_owned() };
         let greeted = connection.send(&hello).and_then(|()| connection.receive::<ServerHello>());
         match greeted {
             Ok(theirs) if theirs.protocol == PROTOCOL => {
                 connection.backend.clone_from(&theirs.backend);
                 connection.level = theirs.level;
+                connection.connects = theirs.connects;
                 Ok(Ok((connection, theirs)))
             }
             // The daemon is too slow, has just ended, or has a version with another handshake.

@@ -12,14 +12,17 @@
 //! beyond the buffer, as the contract defines.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use cofferdam_contract::{Chunk, ErrorData, ExecHandle, OutputEvent, Result, Sandbox, StdinWriter};
-use tokio::io::{AsyncRead, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
+use super::connections::Connections;
 use super::service::Begun;
 use super::visit::{Ends, closed};
+use crate::directories::Receiver;
 use crate::frame::{Frames, encode};
 use crate::message::{Accepted, PIECE, STDIN_WINDOW, ToClient, ToServer};
 
@@ -31,22 +34,24 @@ const PIECES: usize = STDIN_WINDOW + 1;
 /// Serves a run until its end. The sandbox is removed when it returns.
 pub async fn serve(mut ends: Ends, begun: Begun, accepted: Accepted) {
     let Begun { sandbox, handle } = begun;
+    let mut connections = Connections::new(&sandbox);
     if ends.send(&ToClient::Accepted(accepted)).await.is_ok() {
-        exchange(ends, &*sandbox, &handle).await;
+        exchange(ends, &sandbox, &handle, &mut connections).await;
     }
     // Kill the program if it still runs.
     drop(handle);
     // The pool counts a failed close.
     let _ = sandbox.close().await;
+    connections.finish().await;
 }
 
-async fn exchange(ends: Ends, sandbox: &dyn Sandbox, handle: &ExecHandle) {
+async fn exchange(ends: Ends, sandbox: &Arc<dyn Sandbox>, handle: &ExecHandle, connections: &mut Connections) {
     let Ends { mut frames, mut writer } = ends;
     let (sender, mut messages) = mpsc::channel::<ToClient>(QUEUE);
     let (input, pieces) = mpsc::channel::<Bytes>(PIECES);
     let acknowledge = sender.clone();
     let work = async {
-        tokio::join!(pump(sandbox, handle, &sender), feed(handle.stdin(), pieces, &acknowledge));
+        tokio::join!(pump(&**sandbox, handle, &sender), feed(handle.stdin(), pieces, &acknowledge));
         std::future::pending::<()>().await;
     };
     let writing = async {
@@ -60,7 +65,7 @@ async fn exchange(ends: Ends, sandbox: &dyn Sandbox, handle: &ExecHandle) {
     };
     tokio::select! {
         _ = writing => {}
-        _ = listen(&mut frames, handle, input) => {}
+        _ = listen(&mut frames, handle, input, connections) => {}
         () = work => {}
     }
 }
@@ -118,9 +123,10 @@ async fn feed(writer: Option<StdinWriter>, mut pieces: mpsc::Receiver<Bytes>, se
 
 /// Handles the client's messages until it disconnects or violates the protocol.
 async fn listen(
-    frames: &mut Frames<impl AsyncRead + Unpin>,
+    frames: &mut Frames<Receiver>,
     handle: &ExecHandle,
     input: mpsc::Sender<Bytes>,
+    connections: &mut Connections,
 ) -> io::Result<()> {
     let mut input = Some(input);
     while let Some(message) = frames.next().await? {
@@ -132,6 +138,10 @@ async fn listen(
             }
             ToServer::Cancel { grace } => handle.request_cancel(grace),
             ToServer::Kill => kill(handle),
+            ToServer::Connect { port } => {
+                let socket = frames.reader().take_descriptor().ok_or(io::ErrorKind::InvalidData)?;
+                connections.open(port, socket);
+            }
             // Fails if the exec has just ended or has no terminal. The client knows both.
             ToServer::Resize(size) => drop(handle.resize(size)),
             _ => return Err(io::ErrorKind::InvalidData.into()),

@@ -4,6 +4,7 @@
 //! start --> listening --stop, idle--> draining --runs ended or killed--> stopped, everything removed
 //! ```
 
+mod connections;
 mod conversation;
 mod service;
 mod visit;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, ExecHandle, ExecRequest, Result, Sandbox, Spec};
+use cofferdam_contract::{Backend, Capability, ExecHandle, ExecRequest, Result, Sandbox, Spec};
 use cofferdam_engine::{Interpreters, PoolConfig, PooledBackend};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -52,6 +52,7 @@ impl Service {
             surroundings,
             backend: backend.name().to_owned(),
             level: backend.level(),
+            connects: backend.capabilities().contains(&Capability::Connect),
             room: true,
         };
         let pool = Arc::new(PooledBackend::new(backend, template.clone(), pool)?);

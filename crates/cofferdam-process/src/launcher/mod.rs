@@ -18,7 +18,7 @@ mod start;
 mod template;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use cofferdam_linux::cgroup::{Bounds, Group, Owner};
@@ -27,7 +27,7 @@ use cofferdam_linux::spawn::{self, Fork, SharedPid, Stack};
 use cofferdam_linux::{message, namespace, process, seccomp};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::protocol::{self, Adapt, Create, Failure, Hello, HostFacts, LauncherRequest};
+use crate::protocol::{self, Adapt, Create, Failure, Hello, HostFacts, LauncherRequest, SandboxSockets};
 use init::InitProgram;
 use namespace_pool::{NamespacePool, PreparedNamespaces, TemplateView};
 pub use start::{Origin, main};
@@ -174,8 +174,26 @@ struct Live {
     reaped: bool,
     /// The init's end of its socket. Once it is closed, the owner knows that nothing remains.
     gone: Option<OwnedFd>,
-    /// Kept here so that its removal delays neither the end of the init nor the report of it.
-    prepared: Option<PreparedNamespaces>,
+    /// Taken once the init has ended.
+    kept: Option<Kept>,
+}
+
+/// The parts of a sandbox's namespaces that the launcher keeps.
+#[derive(Debug)]
+enum Kept {
+    /// All of it, so that its removal delays neither the end of the init nor the report of it.
+    All(PreparedNamespaces),
+    /// The network, in which sockets for the owner are created.
+    Network(OwnedFd),
+}
+
+impl Kept {
+    fn network(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::All(prepared) => prepared.network.as_fd(),
+            Self::Network(network) => network.as_fd(),
+        }
+    }
 }
 
 impl Launcher {
@@ -201,6 +219,7 @@ impl Launcher {
                 match protocol::receive::<LauncherRequest>(self.socket.as_fd()) {
                     Ok(Some((LauncherRequest::Create(create), fds))) => self.create(&create, fds),
                     Ok(Some((LauncherRequest::Adapt(adapt), fds))) => self.adapt(&adapt, fds),
+                    Ok(Some((LauncherRequest::Sockets(request), fds))) => self.send_sockets(&request, fds),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Ok(None) | Err(_) => break,
                 }
@@ -267,12 +286,12 @@ impl Launcher {
                 // The child has set this limit.
                 prepared.disk = create.disk;
                 // A mount of a host directory must end with the init: its owner may want to unmount it.
-                let prepared = match workspace.is_none() && !self.single {
-                    true => Some(prepared),
-                    false => self.release_early(prepared),
+                let kept = match workspace.is_none() && !self.single {
+                    true => Kept::All(prepared),
+                    false => Kept::Network(self.release_early(prepared)),
                 };
                 let serial = create.serial;
-                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), prepared });
+                self.live.push(Live { serial, pid, group, reaped: false, gone: Some(control), kept: Some(kept) });
                 Ok(())
             }
             Err(failure) => {
@@ -283,10 +302,10 @@ impl Launcher {
         }
     }
 
-    /// Releases what must not outlive the init. A launcher of a single sandbox needs no more of it now, and would delay
-    /// its end: the kernel removes a network namespace in a kernel thread, which blocks other work. The owner keeps the
+    /// Releases what must not outlive the init, and returns the network. A launcher of a single sandbox would delay its
+    /// end: the kernel removes a network namespace in a kernel thread, which blocks other work. The owner keeps the
     /// namespace until it exits itself, in a message that it never reads.
-    fn release_early(&mut self, prepared: PreparedNamespaces) -> Option<PreparedNamespaces> {
+    fn release_early(&mut self, prepared: PreparedNamespaces) -> OwnedFd {
         if self.single {
             // The hello must be the first message.
             let _ = self.send_hello();
@@ -297,7 +316,29 @@ impl Launcher {
                 owner.sweep(self.template.host_proc());
             }
         }
-        None
+        prepared.network
+    }
+
+    /// Sends new sockets of a sandbox's network to the owner. A child creates them: the launcher itself could not leave
+    /// the network again.
+    fn send_sockets(&self, request: &SandboxSockets, fds: Vec<OwnedFd>) {
+        let Ok([answer]) = <[OwnedFd; 1]>::try_from(fds) else { return };
+        let found = self.live.iter().find(|live| live.serial == request.serial && !live.reaped);
+        let kept = found.and_then(|live| live.kept.as_ref());
+        let network = kept.map(Kept::network).ok_or(io::Error::from_raw_os_error(libc::ENOENT));
+        let forked = network.and_then(|network| Ok((spawn::fork(0, None, None)?, network)));
+        let response = match forked.step("create a process in the sandbox's network") {
+            Ok((Fork::Parent(_), _)) => return,
+            Ok((Fork::Child, network)) => {
+                let sockets = network::client_sockets(network).step("create sockets in the sandbox's network");
+                let sockets = sockets.as_ref().map_err(Failure::clone);
+                let fds: Vec<_> = sockets.iter().copied().flatten().map(AsFd::as_fd).collect();
+                let _ = protocol::send(answer.as_fd(), &sockets.map(drop), &fds, SEND_TIMEOUT);
+                process::exit_now(0)
+            }
+            Err(failure) => Err::<(), _>(failure),
+        };
+        let _ = protocol::send(answer.as_fd(), &response, &[], SEND_TIMEOUT);
     }
 
     fn adapt(&mut self, adapt: &Adapt, fds: Vec<OwnedFd>) {
@@ -311,7 +352,7 @@ impl Launcher {
         let missing = |what: &str| Failure { step: format!("find {what} of the sandbox"), errno: libc::ENOENT };
         let found = self.live.iter_mut().find(|live| live.serial == adapt.serial && !live.reaped);
         let live = found.ok_or_else(|| missing("the processes"))?;
-        let prepared = live.prepared.as_mut().ok_or_else(|| missing("the tmpfs"))?;
+        let Some(Kept::All(prepared)) = &mut live.kept else { return Err(missing("the tmpfs")) };
         prepared.resize(adapt.disk).step("set the size of the sandbox's tmpfs")?;
         prepared.disk = adapt.disk;
         match (&self.owner, &mut live.group) {
@@ -406,7 +447,7 @@ impl Launcher {
             if !live.reaped {
                 return true;
             }
-            let prepared = live.prepared.take();
+            let kept = live.kept.take();
             if owner.as_ref().is_some_and(Owner::keeps_groups) {
                 // The launcher keeps the group. Everything else ended with the init.
                 live.gone = None;
@@ -424,8 +465,10 @@ impl Launcher {
             if !left {
                 live.gone = None;
             }
-            if let Some(prepared) = prepared {
-                pool.dispose(prepared);
+            match kept {
+                Some(Kept::All(prepared)) => pool.dispose(prepared),
+                Some(Kept::Network(network)) => pool.dispose_network(network),
+                None => {}
             }
             left
         });

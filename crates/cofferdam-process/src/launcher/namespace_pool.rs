@@ -151,11 +151,20 @@ impl NamespacePool {
 
     /// Lets the worker remove namespaces in which no process remains.
     pub fn dispose(&self, prepared: PreparedNamespaces) {
+        let fds: Vec<_> =
+            [&prepared.network, &prepared.ipc].into_iter().chain(&prepared.mounts).map(AsFd::as_fd).collect();
+        self.release(&fds);
+    }
+
+    /// Does the same for the network alone.
+    pub fn dispose_network(&self, network: OwnedFd) {
+        self.release(&[network.as_fd()]);
+    }
+
+    fn release(&self, fds: &[BorrowedFd<'_>]) {
         if let Some(worker) = &self.worker {
-            // If the worker cannot receive them, they are dropped here.
-            let fds: Vec<_> =
-                [&prepared.network, &prepared.ipc].into_iter().chain(&prepared.mounts).map(AsFd::as_fd).collect();
-            let _ = message::send(worker.as_fd(), &[RELEASE], &fds);
+            // If the worker cannot receive them, the caller's drop removes them.
+            let _ = message::send(worker.as_fd(), &[RELEASE], fds);
         }
     }
 

@@ -66,6 +66,17 @@ pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     Ok(sockets)
 }
 
+/// Moves the calling process to a network, and creates TCP sockets there that are not connected: for IPv4, and for IPv6
+/// if the kernel has it. The owner connects them, so that nothing here waits for a guest.
+pub fn client_sockets(network: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+    namespace::join(network, namespace::kind::NET)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = |family| socket_with(family, SocketType::STREAM, flags, None);
+    let mut sockets = vec![socket(AddressFamily::INET)?];
+    sockets.extend(socket(AddressFamily::INET6));
+    Ok(sockets)
+}
+
 fn socket(kind: SocketType, address: Ipv4Addr, port: u16) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;

@@ -13,6 +13,7 @@ mod image;
 mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod published;
 mod repl;
 mod run;
 mod schema;

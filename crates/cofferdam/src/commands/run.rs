@@ -9,11 +9,12 @@ use std::time::Duration;
 use cofferdam::code::{
     CodeConfig, CodeRequest, CodeResult, Execution, Executor, Job, OnScreened, Oversight, Screened, Started, Want,
 };
+use cofferdam::publish::Published;
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
-use super::block_on;
+use super::{block_on, published};
 use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::{Code, Plan};
@@ -52,8 +53,22 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
         let called = wants_code(&plan, form, watched);
-        let about = Value::Null;
-        let run = Run { args, form, plan, backend, setup, grace, launcher, daemon, about, code, called, versioned };
+        let (about, published) = (Value::Null, Vec::new());
+        let run = Run {
+            args,
+            form,
+            plan,
+            backend,
+            setup,
+            grace,
+            launcher,
+            daemon,
+            about,
+            published,
+            code,
+            called,
+            versioned,
+        };
         block_on(run.session())
     });
     outcome.unwrap_or_else(|error| report::error(&error, form))
@@ -63,6 +78,7 @@ pub(super) fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, 
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
     let settings = Settings::resolve(args, &Environment::read(variable)?, &file)?;
+    published::check(&args.publish)?;
     let terminal = if args.output.tty { Some(tty::size()?) } else { None };
     Ok((Plan::new(args, &settings, terminal)?, settings))
 }
@@ -79,6 +95,8 @@ pub(super) struct Run<'a> {
     daemon: Option<Arc<dyn Backend>>,
     /// Further members of the JSON document about the sandbox.
     about: Value,
+    /// The ports of the sandbox that are published.
+    published: Vec<Published>,
     /// The configuration of code execution.
     code: CodeConfig,
     /// True if the run is a call: it has a full result, or is screened, logged or bounded.
@@ -164,6 +182,7 @@ impl<'a> Run<'a> {
             launcher: None,
             daemon: None,
             about,
+            published: Vec::new(),
             code,
             called: false,
             versioned: None,
@@ -183,6 +202,7 @@ impl<'a> Run<'a> {
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, on_step)?
             }
         };
+        let listeners = published::listen(&self.args.publish, &*backend)?;
         let oversight = oversight(self.called);
         let executor = executor(&self.code, oversight)?;
         let on_screened = |screened: &Screened| {
@@ -197,6 +217,7 @@ impl<'a> Run<'a> {
         };
         progress.iter().for_each(Progress::finish);
         let sandbox = Arc::clone(execution.sandbox());
+        self.published = published::start(listeners, &sandbox, self.args.output.quiet);
         let outcome = self.follow(&*backend, execution, &mut interrupts).await;
         if !self.args.output.quiet {
             let denials = sandbox.network_denials();
@@ -205,6 +226,7 @@ impl<'a> Run<'a> {
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
+        published::finish(std::mem::take(&mut self.published), self.args.output.quiet).await;
         outcome
     }
 
@@ -228,6 +250,7 @@ impl<'a> Run<'a> {
         if let Sink::Events(events) = &mut sink {
             let mut line = json!({"type": "started", "exec": execution.handle().id()});
             merge(&mut line, identity(backend, &**execution.sandbox()));
+            published::add_to(&mut line, &self.published);
             if let Err(error) = events.line(&line).await {
                 execution.abandon().await;
                 return self.unwritable(&error);
@@ -327,6 +350,7 @@ impl<'a> Run<'a> {
             if !denials.is_empty() {
                 document["network_denials"] = denials.into();
             }
+            published::add_to(&mut document, &self.published);
             merge(&mut document, identity(backend, &*sandbox));
             merge(&mut document, self.about.clone());
             if self.plan.code.is_some() {

@@ -4,6 +4,7 @@
 mod census;
 mod cli;
 mod conformance;
+mod connect;
 mod daemon;
 mod forked;
 mod hostile;

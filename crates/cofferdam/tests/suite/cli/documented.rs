@@ -48,6 +48,8 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --net '@python", Row::Elsewhere("reaches the internet; net has servers of its own")),
     ("cofferdam run --net '*.example.com", Row::Elsewhere("names a program of an example")),
     ("cofferdam run --net ", Row::Here),
+    ("cofferdam run --publish ", Row::Elsewhere("serves until it is ended; published runs servers")),
+    ("curl ", Row::Elsewhere("a client of a server in a sandbox; published has clients")),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
     ("cofferdam run --level wasm", Row::WithInterpreter),
     ("cofferdam run --backend wasm -- python3", Row::WithInterpreter),

@@ -15,6 +15,7 @@ pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
 mod programs;
+pub mod published;
 mod quotas;
 mod repl;
 mod run;

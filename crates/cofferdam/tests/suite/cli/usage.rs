@@ -34,6 +34,8 @@ fn help_shows_options_and_examples() {
         "--root",
         "--env",
         "--net",
+        "--publish",
+        "--publish-beyond-loopback",
         "--tenant",
         "--label",
         "--stdin",

@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{Home, by_daemon, leaving_nothing, read, ready};
+use crate::cli::published::{ECHO, Serving, exchange};
 use crate::cli::terminals::Terminal;
 
 /// Arguments of a run and its standard input.
@@ -232,4 +233,37 @@ fn a_directory_is_lent_through_the_daemon_and_written_to_no_more_afterwards() {
     let before = size();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!(size(), before);
+}
+
+/// Promise (Daemon): A run through the daemon publishes ports like a run without it.
+#[test]
+fn ports_are_published_through_the_daemon() {
+    let home = Home::new();
+    leaving_nothing(|| {
+        let daemon = home.daemon(&[]);
+        let mut run = home.run(["--daemon", "require", "--timeout", "120s", "--publish", "0:8000"]);
+        let serving = Serving::start(run.args(["--", "python3", "-c", ECHO]), 1);
+        let address = serving.addresses[0].clone();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..8 {
+                        assert_eq!(exchange(&address, b"hello"), b"helloend 5");
+                    }
+                });
+            }
+        });
+        let (status, stderr) = serving.stop();
+        assert_eq!(
+            (status, stderr.as_str()),
+            (Some(143), "cofferdam: interrupted by signal 15; the run was cancelled\n")
+        );
+        assert_eq!(daemon.status()["runs"], 1);
+        let mut run = home.run(["--daemon", "require", "--publish", "0:8001"]);
+        let serving = Serving::start(run.args(["--", "sh", "-c", "echo ready; sleep 100"]), 1);
+        assert_eq!(exchange(&serving.addresses[0], b""), b"");
+        let (_, stderr) = serving.stop();
+        assert!(stderr.contains("no program in the sandbox listens on port 8001"), "{stderr}");
+        drop(daemon);
+    });
 }
