@@ -24,6 +24,9 @@ mod http;
 mod inspect;
 #[cfg(feature = "gateway")]
 mod names;
+#[cfg(feature = "gateway")]
+mod pace;
+mod plan;
 mod rules;
 #[cfg(feature = "gateway")]
 mod sniff;
@@ -37,6 +40,9 @@ pub use addresses::{is_own, is_public};
 pub use denials::Denial;
 #[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
+#[cfg(feature = "gateway")]
+pub use pace::Pace;
+pub use plan::{Plan, Reach};
 pub use rules::{Allowed, PRESETS, Query, Refusal, ResolvedAddress, Rules, Target, is_not_single_host};
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
