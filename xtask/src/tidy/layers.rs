@@ -36,7 +36,11 @@ const LAYERS: &[Layer] = &[
         &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
         &["cofferdam-conformance"],
     ),
-    layer("cofferdam-guest", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
+    layer(
+        "cofferdam-guest",
+        &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
+        &["cofferdam-conformance"],
+    ),
     layer(
         "cofferdam-vm",
         &[
