@@ -366,13 +366,16 @@ impl Connections {
         self.queries += 1;
     }
 
-    /// Accepts one connection, if the host waits for one.
+    /// Accepts the connections for which the host waits.
     fn accept_from(&mut self, at: usize, out: &mut Outbox) {
         let Some(Some(listener)) = self.listeners.get(at) else { return };
-        let waiting = self.list.iter_mut().find(|it| matches!(it.state, State::Waiting));
-        let Some(connection) = waiting.filter(|_| out.free() >= RESERVE) else { return };
-        // The guest may have closed the connection already.
-        let Ok((socket, local)) = sys::tcp_accept(listener) else { return };
-        connection.open(socket, local, out);
+        for connection in self.list.iter_mut().filter(|it| matches!(it.state, State::Waiting)) {
+            if out.free() < RESERVE {
+                return;
+            }
+            // The guest may have closed the connection already.
+            let Ok((socket, local)) = sys::tcp_accept(listener) else { return };
+            connection.open(socket, local, out);
+        }
     }
 }

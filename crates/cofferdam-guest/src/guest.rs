@@ -188,7 +188,8 @@ impl Guest {
     /// Waits for a connection of a program to a port of the settings. Returns it with its destination.
     ///
     /// # Behavior
-    /// - The agent accepts a connection only while this waits. Further ones wait in the short queues of its kernel.
+    /// - The agent accepts a connection only while a call waits for it. Further ones wait in the short queues of its
+    ///   kernel, or fail.
     /// - Fails with `Closed` once the connection to the agent has ended.
     pub async fn accept(&self) -> Result<(Stream, SocketAddrV4)> {
         streams::accept(&self.inner.link).await

@@ -89,7 +89,8 @@ mod serving {
 
     /// The first address of a name.
     const FIRST_NAME: Ipv4Addr = Ipv4Addr::new(127, 64, 1, 0);
-    /// The maximum of connections of one sandbox. Further ones wait in the short queues of its kernel.
+    /// The maximum of connections of one sandbox. The agent accepts so many at once, since the queues of its kernel are
+    /// short. Further connections wait there, or fail.
     const MAX_CONNECTIONS: usize = 64;
     /// Time to wait if the agent cannot accept now.
     const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -113,7 +114,10 @@ mod serving {
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
             let gateway = Arc::new(Gateway::without_sockets(rules, FIRST_NAME));
             let mut tasks = JoinSet::new();
-            tasks.spawn(accept(Arc::clone(&guest.inner.link), Arc::clone(&gateway)));
+            let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
+            for _ in 0..MAX_CONNECTIONS {
+                tasks.spawn(serve(Arc::clone(&guest.inner.link), Arc::clone(&gateway), Arc::clone(&pace)));
+            }
             tasks.spawn(answer(queries, Arc::clone(&gateway)));
             Ok(Self { gateway, tasks: Mutex::new(tasks) })
         }
@@ -137,26 +141,16 @@ mod serving {
         }
     }
 
-    /// Serves connections until the link ends. It keeps neither the guest nor its agent alive.
-    async fn accept(link: Arc<Link>, gateway: Arc<Gateway>) {
-        let mut connections = JoinSet::new();
-        let mut pace = Pace::of_connections();
+    /// Serves one connection after the other until the link ends. It keeps neither the guest nor its agent alive.
+    async fn serve(link: Arc<Link>, gateway: Arc<Gateway>, pace: Arc<tokio::sync::Mutex<Pace>>) {
         while link.is_open() {
-            pace.turn().await;
-            while connections.try_join_next().is_some() {}
-            if connections.len() >= MAX_CONNECTIONS {
-                connections.join_next().await;
-            }
+            pace.lock().await.turn().await;
             match streams::accept(&link).await {
-                Ok((stream, to)) => {
-                    let gateway = Arc::clone(&gateway);
-                    connections.spawn(async move { gateway.serve(stream, SocketAddr::V4(to)).await });
-                }
+                Ok((stream, to)) => gateway.serve(stream, SocketAddr::V4(to)).await,
                 // The sandbox is being copied, or has too many connections.
                 Err(_) => sleep(RETRY_INTERVAL).await,
             }
         }
-        connections.shutdown().await;
     }
 
     /// Answers queries until the link ends.
