@@ -33,7 +33,7 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-container",
-        &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
+        &["cofferdam-contract", "cofferdam-egress", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
         &["cofferdam-conformance"],
     ),
     layer(
@@ -46,6 +46,7 @@ const LAYERS: &[Layer] = &[
         &[
             "cofferdam-archive",
             "cofferdam-contract",
+            "cofferdam-egress",
             "cofferdam-guest",
             "cofferdam-image",
             "cofferdam-linux",
