@@ -148,7 +148,9 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         NetworkPolicy::None => String::new(),
         policy => {
             let hosts = policy.hosts().len();
-            format!("; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent")
+            format!(
+                "; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent"
+            )
         }
     };
     let network = row(

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;

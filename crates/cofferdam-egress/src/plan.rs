@@ -40,7 +40,8 @@ impl Plan {
     /// `Unsupported`, with a remedy, for hosts that such a sandbox cannot reach.
     pub fn of(policy: &NetworkPolicy, backend: &str, reach: Reach) -> Result<Option<Self>> {
         let Some(rules) = Rules::of(policy)? else { return Ok(None) };
-        let refused = |what: String, remedy: &str| Err(Error::unsupported("create", what).with_remedy(remedy.to_owned()));
+        let refused =
+            |what: String, remedy: &str| Err(Error::unsupported("create", what).with_remedy(remedy.to_owned()));
         let Some(ports) = rules.ports() else {
             return refused(
                 format!("the {backend} backend needs a port for each host of the network policy"),

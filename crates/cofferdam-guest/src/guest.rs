@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath,
+    SandboxUsage,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -23,8 +24,8 @@ use crate::inner::{Inner, Owner};
 use crate::link::Link;
 use crate::settings::{Groups, Meter, Settings, Termination};
 use crate::slots::Reply;
-use crate::wire::{Request, Root};
 use crate::streams::{self, Queries, Stream};
+use crate::wire::{Request, Root};
 use crate::{error, exec, files, probes};
 
 /// Time limit for the agent's exit on request.

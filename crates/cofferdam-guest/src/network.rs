@@ -53,18 +53,22 @@ mod absent {
 
     use crate::Guest;
 
+    /// The network of one sandbox. There is none.
     #[derive(Debug)]
     pub enum Network {}
 
     impl Network {
+        /// Returns an error.
         pub fn start(_: &Guest, _: Rules) -> Result<Self> {
             Err(Error::unsupported("create", "this build has no network policies"))
         }
 
+        /// Returns nothing.
         pub fn denials(&self) -> Vec<String> {
             match *self {}
         }
 
+        /// Does nothing.
         pub async fn close(&self) {
             match *self {}
         }

@@ -344,6 +344,24 @@ mod tests {
         assert!(with(|limits| limits.memory = Some(ByteSize::from_bytes(u64::MAX))).is_err());
     }
 
+    /// Promise (Network): A warm VM is compatible with its own network policy only.
+    #[cfg(feature = "net")]
+    #[test]
+    fn a_policy_is_fixed_and_names_hosts_with_ports() {
+        let of = |host: &str| {
+            Spec::builder().network(NetworkPolicy::Allow { hosts: vec![host.to_owned()] }).build().unwrap()
+        };
+        let (spec, same, other, none) =
+            (of("a.example:443"), of("a.example:443"), of("b.example:443"), Spec::default());
+        let plan = |spec| SpecPlan::of(spec).unwrap();
+        assert_eq!(plan(&spec).network.unwrap().ports, [443]);
+        assert!(plan(&spec).can_become(&plan(&same), true) && plan(&none).network.is_none());
+        assert!(!plan(&spec).can_become(&plan(&other), true) && !plan(&spec).can_become(&plan(&none), true));
+        for host in ["localhost:80", "10.0.0.7:5432", "a.example"] {
+            assert_eq!(SpecPlan::of(&of(host)).unwrap_err().kind(), ErrorKind::Unsupported, "{host}");
+        }
+    }
+
     proptest! {
         #[test]
         fn what_is_in_memory_leaves_some_of_it(memory in MIN_MEMORY.as_bytes()..1 << 40, disk in 1_u64 << 21..1 << 42) {

@@ -95,7 +95,9 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
         NetworkPolicy::None => String::new(),
         policy => {
             let hosts = policy.hosts().len();
-            format!("; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent")
+            format!(
+                "; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent"
+            )
         }
     };
     let network = match interfaces {

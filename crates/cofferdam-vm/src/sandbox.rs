@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::Record;
 use cofferdam_guest::network::Network;

@@ -67,9 +67,8 @@ async fn connections_of_guests_arrive_with_their_destination() {
     let (enclosure, guest) = guest_with(&[7, 8080]).await;
     let mut destinations = serve(&guest);
     for (to, port, length) in [("127.64.1.0", 7, 3_000_000), ("127.64.1.9", 8080, 0), ("127.0.0.1", 7, 5)] {
-        let code = format!(
-            "data = bytes(i * 7 % 251 for i in range({length}))\nprint(talk('{to}', {port}, data) == data)"
-        );
+        let code =
+            format!("data = bytes(i * 7 % 251 for i in range({length}))\nprint(talk('{to}', {port}, data) == data)");
         assert_eq!(python(&guest, &code).await, "True\n", "{to}:{port}");
         let expected = SocketAddrV4::new(to.parse().unwrap(), port);
         assert_eq!(destinations.recv().await, Some(expected));

@@ -174,9 +174,7 @@ async fn invalid_answers_end_the_connection() {
         (
             "data after its end",
             Operation::Connect,
-            Box::new(|id| {
-                [frame(CONNECTED, id, &[1; 6]), frame(DATA_END, id, b""), frame(DATA, id, b"x")].concat()
-            }),
+            Box::new(|id| [frame(CONNECTED, id, &[1; 6]), frame(DATA_END, id, b""), frame(DATA, id, b"x")].concat()),
         ),
         ("a connection cut short", Operation::Accept, Box::new(|id| frame(CONNECTED, id, &[1; 5]))),
         ("output of no program", Operation::Accept, Box::new(|id| frame(OUTPUT, id, b"\0x"))),

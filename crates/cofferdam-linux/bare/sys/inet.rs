@@ -134,8 +134,7 @@ pub fn udp_bind(to: Endpoint) -> Res<Fd> {
 pub fn receive_from(socket: &Fd, into: &mut [u8]) -> Res<(usize, Endpoint)> {
     let (mut from, mut length) = (Address::default(), LENGTH as u32);
     let pointers = [&raw mut from as usize, &raw mut length as usize];
-    let arguments =
-        [socket.raw(), into.as_mut_ptr() as usize, into.len(), MSG_DONTWAIT, pointers[0], pointers[1]];
+    let arguments = [socket.raw(), into.as_mut_ptr() as usize, into.len(), MSG_DONTWAIT, pointers[0], pointers[1]];
     // SAFETY: the buffer has the length that is passed; the kernel writes at most an address and its length.
     let received = retried(|| unsafe { checked(call(number::RECVFROM, arguments)) })?;
     Ok((received, from.endpoint()))
