@@ -203,6 +203,11 @@ impl Connections {
         Ok(())
     }
 
+    /// Returns the number of listening sockets.
+    pub fn listeners(&self) -> u64 {
+        self.listeners.iter().flatten().count() as u64
+    }
+
     /// Drops all connections and sockets, whose host has gone.
     pub fn reset(&mut self) {
         self.resolvers.iter_mut().chain(&mut self.listeners).for_each(|slot| *slot = None);

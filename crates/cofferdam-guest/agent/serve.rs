@@ -445,7 +445,13 @@ impl Agent {
         }
         let Table { outbox: out, desk, stack, execs, jobs, counters, connections } = table;
         match request {
-            Request::Configure(it) => done(id, self.configure(&it, counters), out),
+            Request::Configure(it) => {
+                let configured = self.configure(&it, counters);
+                if let Some(quotas) = &mut self.quotas {
+                    quotas.exclude_listeners(connections.listeners());
+                }
+                done(id, configured, out);
+            }
             Request::Probe(it) => probe::probe(id, &it, stack, (self.rules.as_ref(), self.tag), out),
             Request::Start(it) => {
                 let counts = counters.read();

@@ -202,7 +202,7 @@ async fn queries_reach_the_resolver() {
     let code = "
 def ask(address, data):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(0.3 if data[:6] in (b'silent', b'longer') else 30)
+        asking.settimeout(0.05 if data[:6] in (b'silent', b'longer') else 30)
         asking.connect((address, 53))
         asking.send(data)
         try: return asking.recv(1000)
@@ -212,6 +212,22 @@ for address in ('127.64.0.1', '127.0.0.1'):
 print([ask('127.0.0.1', b'silent') for _ in range(40)] == [b'nothing'] * 40, ask('127.0.0.1', b'xy'))";
     let line = "b'cba' True b'nothing'\n";
     assert_eq!(python(&guest, code).await, format!("{line}{line}True b'yx'\n"));
+}
+
+/// Promise (Network): The quota of listening sockets of a container does not count those of its policy.
+#[tokio::test]
+async fn a_policy_and_quotas_go_together() {
+    let ports: Vec<u16> = (7..23).collect();
+    let settings = Settings { ports: Some(ports), quotas: true, ..Settings::default() };
+    let (_enclosure, guest, _) = connect(settings).await.unwrap();
+    let _destinations = serve(&guest);
+    let code = "
+held = []
+try:
+    for _ in range(100): held.append(socket.create_server(('127.0.0.1', 0), backlog=8))
+except OSError: pass
+print(len(held), talk('127.64.1.1', 22, b'abc'))";
+    assert_eq!(python(&guest, code).await, "24 b'abc'\n");
 }
 
 /// Promise (Network): Open connections wait while a guest is quiesced, and continue after it.
