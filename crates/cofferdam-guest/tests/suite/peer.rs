@@ -212,6 +212,31 @@ async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
     drop(reader);
 }
 
+/// Promise (Network): A guest agent that sends queries without end is closed.
+#[tokio::test]
+async fn queries_without_end_are_refused() {
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let flooding = tokio::spawn(async move {
+        let (mut stream, kind, listener) = behave(theirs).await.unwrap();
+        assert_eq!(kind, 26, "it lets the agent listen");
+        stream.write_all(&frame(DONE, listener, &[0; 8])).await.unwrap();
+        let (mut stream, ..) = behave(stream).await.unwrap();
+        let mut sent = 0;
+        while stream.write_all(&frame(QUERY, listener, &[0; 500])).await.is_ok() {
+            sent += 1;
+        }
+        sent
+    });
+    let (reader, writer) = tokio::io::split(ours);
+    let settings = Settings { ports: Some(vec![80]), ..settings() };
+    let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + LONG).await.unwrap();
+    let error = tokio::time::timeout(LONG, ask(&guest, Operation::Usage)).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(guest.closed().await.unwrap().why.contains("more queries than the host allows"));
+    let sent = tokio::time::timeout(LONG, flooding).await.unwrap().unwrap();
+    assert!(sent < 1000, "{sent} queries were accepted");
+}
+
 /// Promise (Network): A guest agent cannot make the host buffer more of a connection than its window.
 #[tokio::test]
 async fn more_of_a_connection_than_its_window_ends_everything() {
