@@ -7,7 +7,7 @@
 //!   '--Forget--> closing --the guest has read all bytes, its slot is needed--> free
 //! ```
 //!
-//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the short queues of the kernel.
+//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the kernel's short queues.
 
 use super::buffers::{Outbox, Pending};
 use super::sys::{self, Endpoint, Fd, PollFd, Ready, Res};
@@ -225,7 +225,8 @@ impl Connections {
         self.find(id).is_some()
     }
 
-    /// Adds a connection. A guest that reads nothing keeps the slot of a closed connection only while no other needs it.
+    /// Adds a connection. A guest that reads nothing keeps the slot of a closed connection only while no other needs
+    /// it.
     fn add(&mut self, id: u64, state: State, left: u32, out: &mut Outbox) -> Option<&mut Connection> {
         let free = self.list.iter().position(|it| !it.is_used());
         let slot = free.or_else(|| self.list.iter().position(|it| matches!(it.state, State::Closing(_))));

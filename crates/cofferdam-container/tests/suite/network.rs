@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Capability, ErrorKind, ExecRequest, NetworkPolicy, OutputEvent, Protection};
+use cofferdam_contract::{Backend, Capability, ErrorKind, ExecRequest, OutputEvent};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{self, TestEngine};
@@ -51,6 +51,8 @@ connection.close()";
 #[cfg(feature = "net")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_of_a_container_is_its_only_way_out() {
+    use cofferdam_contract::{NetworkPolicy, Protection};
+
     for engine in engines("a_policy_of_a_container_is_its_only_way_out").await {
         let backend = engine.backend();
         let hosts = vec!["allowed.invalid:80".to_owned(), "allowed.invalid:443".to_owned()];

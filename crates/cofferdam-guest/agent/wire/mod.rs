@@ -11,7 +11,8 @@
 //! host --Read--> <--Opened-- <--Data... --More--> <--Done--
 //! host --Write--> --Data...--> <--Credit... --Finish--> <--Done--
 //! host --Listen--> <--Done-- <--Query... --Response...-->
-//! host --Accept, Connect--> <--Connected-- <--Data... --More--> --Input...--> <--Credit... --InputEnd--> <--DataEnd-- <--Done--
+//! host --Accept, Connect--> <--Connected-- <--Data... --More--> --Input...--> <--Credit...
+//!      --InputEnd--> <--DataEnd-- <--Done--
 //! host --Quiesce--> <--Quiesced--, silence of both, --Release--> <--Done--
 //! host --Quiesce--> <--Quiesced--, copied, another host --Reseed--> <--Reseeded-- --probes--> --Release--> <--Done--
 //! ```
