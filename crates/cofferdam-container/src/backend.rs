@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec, Workspace,
 };
+use cofferdam_guest::network;
 
 use crate::NAME;
 use crate::config::ContainerConfig;
@@ -83,7 +84,9 @@ impl Backend for ContainerBackend {
             Capability::Pause,
             Capability::Warm,
             Capability::UnixPrograms,
+            Capability::Connect,
         ]);
+        all.extend(network::IS_SUPPORTED.then_some(Capability::NetworkAllowlist));
         if !rustix::process::geteuid().is_root() {
             all.insert(Capability::HostWorkspace);
         }

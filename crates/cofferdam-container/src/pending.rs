@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
+use cofferdam_guest::network::Network;
 use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usual_rules};
 
 use crate::container::{Attached, Cause, Container};
@@ -37,6 +38,8 @@ pub(crate) struct PendingSandbox {
     pub container: Arc<Container>,
     pub guest: Guest,
     pub evidence: Evidence,
+    /// `None` if the policy allows no network.
+    pub network: Option<Network>,
     engine_limits: EngineLimits,
     quotas: bool,
     user: (u32, u32),
@@ -46,6 +49,7 @@ pub(crate) struct PendingSandbox {
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
     pub(crate) async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<Self> {
+        // Refused before anything is created.
         SpecPlan::of(spec)?;
         let (state, spec) = (Arc::clone(state), spec.clone());
         let creation = tokio::spawn(async move { create(&state, &spec).await });
@@ -89,6 +93,9 @@ impl PendingSandbox {
 
     /// Ends the sandbox. Its container is gone when this returns.
     pub(crate) async fn close(&self) -> Result<()> {
+        if let Some(network) = &self.network {
+            network.close().await;
+        }
         // Avoids a kill, for which the engine starts a program, if the agent exits on request. A paused or hijacked
         // agent does not.
         let mut termination = pin!(self.guest.close());
@@ -228,7 +235,12 @@ impl Creation<'_> {
             Err(error) => return Err(self.not_started(container, error, known).await),
         };
         let ready_by = Instant::now() + self.state.config.deadlines.change + READY_TIMEOUT;
-        let mut connecting = pin!(Guest::connect(reader, writer, self.settings(container), ready_by));
+        let (mut settings, mut rules) = (self.settings(container), None);
+        if let Some(plan) = SpecPlan::of(self.spec)?.network {
+            settings.ports = Some(plan.ports);
+            rules = Some(plan.rules);
+        }
+        let mut connecting = pin!(Guest::connect(reader, writer, settings, ready_by));
         // The agent answers some time before the engine reports that it runs.
         let (started, early) = {
             let mut starting = pin!(container.start(self.state.config.runtime.as_deref()));
@@ -262,9 +274,11 @@ impl Creation<'_> {
             guest.set_meter(meter);
         }
         bind(&guest, container);
+        let network = rules.map(|rules| Network::start(&guest, rules)).transpose()?;
         let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());
-        Ok(PendingSandbox { id, container, guest, evidence, engine_limits, quotas, user: self.user, own_namespaces })
+        let user = self.user;
+        Ok(PendingSandbox { id, container, guest, evidence, network, engine_limits, quotas, user, own_namespaces })
     }
 
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.

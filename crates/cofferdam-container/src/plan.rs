@@ -10,6 +10,7 @@ use bollard::models::{
 use cofferdam_contract::{
     Access, ByteSize, Cpus, Error, ErrorKind, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
+use cofferdam_guest::network;
 
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
@@ -177,7 +178,8 @@ fn host_config(plan: &Plan<'_>, spec_plan: &SpecPlan<'_>) -> Result<HostConfig> 
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
         ulimits: Some(ulimits(plan.facts, disk, max_memory)),
-        sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts)),
+        sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts, spec_plan.network.is_some())),
+        dns: spec_plan.network.is_some().then(|| vec![network::RESOLVER.to_string()]),
         tmpfs: Some(tmpfs(plan, workspace, sizes)?),
         mounts: Some(mounts(plan, workspace)),
         runtime: plan.runtime.map(str::to_owned),
@@ -194,8 +196,9 @@ fn has_own_kernel(plan: &Plan<'_>) -> bool {
     plan.facts.has_own_kernel(plan.runtime)
 }
 
-/// Returns limits of the kernel memory of connections in the container, as in the process backend.
-fn network_settings(facts: &Facts) -> HashMap<String, String> {
+/// Returns limits of the kernel memory of connections in the container, as in the process backend. With a network
+/// policy, the agent can listen on every port.
+fn network_settings(facts: &Facts, policy: bool) -> HashMap<String, String> {
     let mut settings = vec![
         ("net.ipv4.tcp_rmem", "4096 65536 65536"),
         ("net.ipv4.tcp_wmem", "4096 16384 131072"),
@@ -204,6 +207,9 @@ fn network_settings(facts: &Facts) -> HashMap<String, String> {
     // Older kernels hide it from an engine without root. The agent then refuses longer queues.
     if !(facts.rootless || facts.remapped) || facts.kernel_is_at_least(6, 6) {
         settings.push(("net.core.somaxconn", "16"));
+    }
+    if policy {
+        settings.push(("net.ipv4.ip_unprivileged_port_start", "0"));
     }
     settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }

@@ -144,11 +144,20 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         ),
     );
     let interfaces = evidence.interfaces.as_ref();
+    let policy = match measured.spec.network() {
+        NetworkPolicy::None => String::new(),
+        policy => {
+            let hosts = policy.hosts().len();
+            format!(
+                "; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent"
+            )
+        }
+    };
     let network = row(
         Protection::Network,
-        *measured.spec.network() == NetworkPolicy::None && interfaces.is_some_and(Vec::is_empty),
+        interfaces.is_some_and(Vec::is_empty),
         match interfaces {
-            Some(names) if names.is_empty() => "loopback only".to_owned(),
+            Some(names) if names.is_empty() => format!("loopback only{policy}"),
             Some(names) => format!("interfaces: {}", names.join(", ")),
             None => "the interfaces could not be read".to_owned(),
         },

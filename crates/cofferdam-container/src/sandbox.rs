@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
 };
+use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
 
 use crate::pending::{PendingSandbox, is_host_directory, max_archive_bytes};
@@ -105,6 +106,15 @@ impl Sandbox for ContainerSandbox {
 
     fn posture(&self) -> &Posture {
         &self.posture
+    }
+
+    fn network_denials(&self) -> Vec<String> {
+        self.inner.network.as_ref().map(Network::denials).unwrap_or_default()
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection> {
+        self.open("connect")?;
+        self.inner.guest.connect_to(port).await
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

@@ -8,6 +8,8 @@ use std::time::Duration;
 use cofferdam_contract::{
     ByteSize, Cpus, DirectoryId, Error, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, TenantId, Workspace,
 };
+use cofferdam_egress::Plan;
+use cofferdam_guest::network;
 
 use crate::NAME;
 
@@ -22,6 +24,8 @@ const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
 pub(crate) struct SpecPlan<'a> {
     pub built_in: BuiltIn<'a>,
     pub adjustable: Adjustable,
+    /// `None` if the policy allows no network.
+    pub network: Option<Plan>,
 }
 
 /// Settings that are fixed once a container exists.
@@ -36,6 +40,8 @@ pub(crate) struct BuiltIn<'a> {
     pub disk: Option<ByteSize>,
     /// Enforced by the agent, or reported as missing by the posture.
     processes: Option<u32>,
+    /// The agent listens on its ports, and the gateway serves them by its rules.
+    policy: &'a NetworkPolicy,
 }
 
 /// Limits that the engine or the supervisor can change.
@@ -69,7 +75,9 @@ impl<'a> SpecPlan<'a> {
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
         // A timer of the supervisor.
         let _ = wall_time;
-        check_network_and_root(network, root)?;
+        check_root(root)?;
+        let policy = network;
+        let network = network::plan(policy, NAME)?;
         check_sizes(memory, disk)?;
         let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
         if let Some(key) = own {
@@ -80,8 +88,9 @@ impl<'a> SpecPlan<'a> {
             .with_remedy("remove it: this backend takes no attributes"));
         }
         Ok(Self {
-            built_in: BuiltIn { workspace, root, directories, tenant, labels, disk, processes },
+            built_in: BuiltIn { workspace, root, directories, tenant, labels, disk, processes, policy },
             adjustable: Adjustable { memory, pids, cpus, cpu_time },
+            network,
         })
     }
 
@@ -100,14 +109,7 @@ impl<'a> SpecPlan<'a> {
     }
 }
 
-fn check_network_and_root(network: &NetworkPolicy, root: &RootFs) -> Result<()> {
-    match network {
-        NetworkPolicy::None => {}
-        _ => {
-            let what = "the docker backend has no network except the sandbox's own loopback";
-            return Err(Error::unsupported("create", what).with_remedy("use --net none"));
-        }
-    }
+fn check_root(root: &RootFs) -> Result<()> {
     match root {
         RootFs::Default | RootFs::Image { .. } => Ok(()),
         RootFs::Directory { path } => {

@@ -14,11 +14,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirec
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::denials::{Denial, Denials};
 use crate::inspect::Inspected;
 use crate::names::{FIRST_NAME, Names};
+use crate::pace::Pace;
 use crate::rules::{Query, Refusal, Rules, Target};
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
@@ -29,10 +30,6 @@ use crate::{dns, http};
 const MAX_CONNECTIONS: usize = 64;
 /// The maximum of connections of all sandboxes of this process. Each takes two descriptors.
 static CONNECTIONS: Semaphore = Semaphore::const_new(256);
-/// The interval at which one socket accepts connections or answers queries, on average. And the number that is served at
-/// once after a pause.
-const ACCEPT_PACE: (Duration, u32) = (Duration::from_millis(5), 128);
-const ANSWER_PACE: (Duration, u32) = (Duration::from_millis(1), 512);
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
 /// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
@@ -44,6 +41,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Ports on which only this protocol is spoken.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
+const DNS: u16 = 53;
 
 /// The sockets of a sandbox, in its network namespace.
 #[derive(Debug)]
@@ -62,35 +60,6 @@ pub struct Gateway {
     shared: Arc<Shared>,
     closing: watch::Sender<bool>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
-}
-
-/// The pace of one socket.
-#[derive(Debug)]
-struct Pace {
-    interval: Duration,
-    burst: Duration,
-    due: Instant,
-}
-
-impl Pace {
-    fn new((interval, burst): (Duration, u32)) -> Self {
-        let burst = interval * burst;
-        Self { interval, burst, due: earliest(burst) }
-    }
-
-    /// Waits until the next turn. Unused time is credit for a burst.
-    async fn turn(&mut self) {
-        self.due = self.due.max(earliest(self.burst)) + self.interval;
-        match self.due > Instant::now() {
-            true => sleep_until(self.due).await,
-            false => tokio::task::yield_now().await,
-        }
-    }
-}
-
-fn earliest(burst: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_sub(burst).unwrap_or(now)
 }
 
 #[derive(Debug)]
@@ -133,13 +102,19 @@ impl Gateway {
         Self { shared: Shared::new(rules, first_name), closing, tasks: tokio::sync::Mutex::default() }
     }
 
-    /// Serves a connection of the sandbox to an address, until it ends or the gateway closes.
+    /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 is the resolver's.
     pub async fn serve<S>(&self, client: S, to: SocketAddr)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Some(_permits) = self.shared.permits(to.port()) else { return };
-        until(self.closing.subscribe(), serve(client, to, Arc::clone(&self.shared))).await;
+        let serving = async {
+            match to.port() {
+                DNS => drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await),
+                _ => serve(client, to, Arc::clone(&self.shared)).await,
+            }
+        };
+        until(self.closing.subscribe(), serving).await;
     }
 
     /// Answers a query of the sandbox to its resolver. Returns `None` if it is not answered at all.
@@ -188,7 +163,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, closed: watch::Recei
 
 async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shared: &Arc<Shared>) {
     let port = listener.local_addr().map_or(0, |address| address.port());
-    let mut pace = Pace::new(ACCEPT_PACE);
+    let mut pace = Pace::of_connections();
     loop {
         pace.turn().await;
         let Ok((client, _)) = listener.accept().await else {
@@ -399,7 +374,7 @@ impl std::fmt::Display for Destination {
 }
 
 async fn answer(socket: UdpSocket, shared: Arc<Shared>) {
-    let (mut query, mut pace) = ([0; dns::MAX_QUERY + 1], Pace::new(ANSWER_PACE));
+    let (mut query, mut pace) = ([0; dns::MAX_QUERY + 1], Pace::of_queries());
     loop {
         let Ok((length, from)) = socket.recv_from(&mut query).await else {
             sleep(RETRY_INTERVAL).await;
@@ -434,8 +409,8 @@ async fn answer_connections(listener: TcpListener, shared: Arc<Shared>, closed: 
     connections.shutdown().await;
 }
 
-async fn answer_connection(mut client: TcpStream, shared: &Shared) -> io::Result<()> {
-    let mut pace = Pace::new(ANSWER_PACE);
+async fn answer_connection(mut client: impl AsyncRead + AsyncWrite + Unpin, shared: &Shared) -> io::Result<()> {
+    let mut pace = Pace::of_queries();
     loop {
         let length = usize::from(client.read_u16().await?);
         if length > dns::MAX_QUERY {

@@ -30,6 +30,8 @@ mod inspect;
 mod intercept;
 #[cfg(feature = "gateway")]
 mod names;
+mod pace;
+mod plan;
 #[cfg(feature = "gateway")]
 mod providers;
 mod rules;
@@ -54,6 +56,9 @@ pub use gateway::{Gateway, Sockets};
 pub use host::{PRESETS, is_not_single_host};
 #[cfg(feature = "gateway")]
 pub use intercept::Interception;
+#[cfg(feature = "gateway")]
+pub use pace::Pace;
+pub use plan::{Plan, Reach};
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
 #[cfg(feature = "gateway")]
 pub use secrets::Secrets;

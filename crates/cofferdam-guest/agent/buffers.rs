@@ -1,7 +1,7 @@
 //! Buffers of received frames and of frames to send.
 
-use super::sys::{self, Mapping, Res};
-use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_REQUEST, Sink, Split};
+use super::sys::{self, Fd, Mapping, Res};
+use super::wire::{self, Answer, Frame, HEAD, MAX_BODY, MAX_REQUEST, Sink, Split, WINDOW};
 
 const INBOX: usize = 2 * (HEAD + MAX_BODY);
 const OUTBOX: usize = 512 * 1024;
@@ -104,6 +104,78 @@ impl Assembly {
     /// Returns all parts.
     pub fn bytes(&self) -> &[u8] {
         self.parts.as_ref().and_then(|parts| parts.bytes().get(..self.length)).unwrap_or_default()
+    }
+}
+
+/// A buffer of bytes from the host that a guest has not read yet, at most one window. It uses memory only while it has
+/// bytes.
+pub struct Pending {
+    bytes: Option<Mapping>,
+    begin: usize,
+    end: usize,
+}
+
+impl Pending {
+    /// An empty buffer.
+    pub const NEW: Self = Self { bytes: None, begin: 0, end: 0 };
+
+    /// Returns true if it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.begin == self.end
+    }
+
+    /// Adds bytes. Fails if they exceed the window.
+    pub fn add(&mut self, data: &[u8]) -> Res<()> {
+        let length = self.end - self.begin;
+        if length + data.len() > WINDOW {
+            return Err(sys::EBADMSG);
+        }
+        if self.bytes.is_none() {
+            self.bytes = Some(Mapping::anonymous(2 * WINDOW)?);
+        }
+        let Some(bytes) = &mut self.bytes else { return Err(sys::EBADMSG) };
+        let bytes = bytes.bytes_mut();
+        if self.end + data.len() > bytes.len() {
+            bytes.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, length);
+        }
+        let space = bytes.get_mut(self.end..self.end + data.len()).ok_or(sys::EBADMSG)?;
+        space.copy_from_slice(data);
+        self.end += data.len();
+        Ok(())
+    }
+
+    /// Writes as many bytes as a non-blocking descriptor takes. Returns their number, and the error if it is broken.
+    pub fn write_to(&mut self, fd: &Fd) -> (usize, Res<()>) {
+        let mut written = 0;
+        let mut result = Ok(());
+        while let Some(bytes) = self.bytes.as_ref().and_then(|all| all.bytes().get(self.begin..self.end)) {
+            if bytes.is_empty() {
+                break;
+            }
+            match sys::write(fd.number(), bytes) {
+                Ok(length) => {
+                    self.begin += length;
+                    written += length;
+                }
+                Err(sys::EAGAIN) => break,
+                Err(errno) => {
+                    result = Err(errno);
+                    break;
+                }
+            }
+        }
+        if self.is_empty() {
+            self.clear();
+        }
+        (written, result)
+    }
+
+    /// Discards all bytes. Returns their number.
+    pub fn clear(&mut self) -> usize {
+        let length = self.end - self.begin;
+        *self = Self::NEW;
+        length
     }
 }
 

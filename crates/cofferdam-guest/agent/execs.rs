@@ -4,12 +4,12 @@
 //! free --Start--> running --program reaped--> ended --its output is sent--> free
 //! ```
 
-use super::buffers::Outbox;
+use super::buffers::{Outbox, Pending};
 use super::count::Counters;
 use super::launch;
-use super::sys::{self, Fd, Mapping, PollFd, Ready, Reaped, Res};
+use super::sys::{self, Fd, PollFd, Ready, Reaped, Res};
 use super::watch::Since;
-use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step, WINDOW};
+use super::wire::{Answer, HEAD, MAX_DATA, MAX_EXECS, NotStarted, Start, Step};
 
 /// The highest number of bytes of output per read.
 const CHUNK: usize = 32 * 1024;
@@ -32,9 +32,7 @@ pub struct Exec {
     out: [Option<Fd>; 2],
     input: Option<Fd>,
     /// Input that the program has not read yet.
-    pending: Option<Mapping>,
-    begin: usize,
-    end: usize,
+    pending: Pending,
     input_ended: bool,
     terminal: bool,
     ended: Option<Reaped>,
@@ -48,9 +46,7 @@ impl Exec {
         since: Since::NOTHING,
         out: [const { None }; 2],
         input: None,
-        pending: None,
-        begin: 0,
-        end: 0,
+        pending: Pending::NEW,
         input_ended: false,
         terminal: false,
         ended: None,
@@ -61,10 +57,6 @@ impl Exec {
         self.id != 0
     }
 
-    fn pending(&self) -> &[u8] {
-        self.pending.as_ref().and_then(|all| all.bytes().get(self.begin..self.end)).unwrap_or_default()
-    }
-
     /// Buffers input. Fails if it exceeds the window.
     fn take(&mut self, data: &[u8], out: &mut Outbox) -> Res<()> {
         if self.input.is_none() {
@@ -72,22 +64,7 @@ impl Exec {
             out.answer(self.id, &Answer::Credit { bytes: data.len() as u32 });
             return Ok(());
         }
-        if self.pending.is_none() {
-            self.pending = Some(Mapping::anonymous(2 * WINDOW)?);
-        }
-        let length = self.end - self.begin;
-        if length + data.len() > WINDOW {
-            return Err(sys::EBADMSG);
-        }
-        let Some(pending) = &mut self.pending else { return Err(sys::EBADMSG) };
-        let pending = pending.bytes_mut();
-        if self.end + data.len() > pending.len() {
-            pending.copy_within(self.begin..self.end, 0);
-            (self.begin, self.end) = (0, length);
-        }
-        let space = pending.get_mut(self.end..self.end + data.len()).ok_or(sys::EBADMSG)?;
-        space.copy_from_slice(data);
-        self.end += data.len();
+        self.pending.add(data)?;
         self.feed(out);
         Ok(())
     }
@@ -95,31 +72,17 @@ impl Exec {
     /// Writes as much input as the program reads.
     fn feed(&mut self, out: &mut Outbox) {
         let mut fed = 0;
-        while let Some(input) = &self.input {
-            let pending = self.pending();
-            if pending.is_empty() {
-                break;
-            }
-            match sys::write(input.number(), pending) {
-                Ok(length) => {
-                    self.begin += length;
-                    fed += length;
-                }
-                Err(sys::EAGAIN) => break,
-                Err(_) => {
-                    // The input has no reader any more.
-                    fed += self.end - self.begin;
-                    self.begin = self.end;
-                    self.input = None;
-                }
+        if let Some(input) = &self.input {
+            let written = self.pending.write_to(input);
+            fed = written.0;
+            if written.1.is_err() {
+                // The input has no reader any more.
+                fed += self.pending.clear();
+                self.input = None;
             }
         }
-        if self.begin == self.end {
-            (self.begin, self.end) = (0, 0);
-            self.pending = None;
-            if self.input_ended {
-                self.end_input();
-            }
+        if self.pending.is_empty() && self.input_ended {
+            self.end_input();
         }
         if fed > 0 {
             out.answer(self.id, &Answer::Credit { bytes: fed as u32 });
@@ -134,8 +97,7 @@ impl Exec {
 
     /// Drops the input of a former host. The next host gets the output.
     fn abandon(&mut self) {
-        self.pending = None;
-        (self.begin, self.end) = (0, 0);
+        self.pending.clear();
         self.end_input();
     }
 
@@ -287,7 +249,7 @@ impl Execs {
         for (exec, polls) in self.list.iter().zip(polls.chunks_exact_mut(POLLED)) {
             used += POLLED;
             let fds = [(&exec.out[0], reading, Ready::Read), (&exec.out[1], reading, Ready::Read)];
-            let input = (&exec.input, !exec.pending().is_empty(), Ready::Write);
+            let input = (&exec.input, !exec.pending.is_empty(), Ready::Write);
             for (poll, (fd, wanted, ready)) in polls.iter_mut().zip(fds.into_iter().chain([input])) {
                 *poll = match fd {
                     Some(fd) if wanted && exec.ended.is_none() => PollFd::new(fd.number(), ready),

@@ -14,6 +14,7 @@
 #[expect(dead_code, reason = "each side uses its half")]
 mod asks;
 mod buffers;
+mod connections;
 mod count;
 mod execs;
 mod jobs;

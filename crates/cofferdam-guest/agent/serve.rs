@@ -10,6 +10,7 @@
 mod quiesce;
 
 use super::buffers::{Assembly, Inbox, Outbox};
+use super::connections::{self, Connections};
 use super::count::Counters;
 use super::execs::{Execs, POLLED};
 use super::jobs::{self, Failure, Jobs};
@@ -38,8 +39,9 @@ const INVALID_FRAME: i32 = 74;
 const FIRST_SILENCE: u64 = 60_000_000;
 /// Space in the outbox below which no request is handled.
 const REQUEST_SPACE: usize = 2 * (HEAD + MAX_BODY);
-/// The number of polled descriptors in addition to those of execs.
+/// The number of polled descriptors of the agent itself, and of execs.
 const OWN: usize = 4;
+const EXECS: usize = MAX_EXECS * POLLED;
 /// The highest number of processes reaped in one turn, so that a guest that creates many cannot block the agent.
 const MAX_REAPED: usize = 1024;
 /// The OOM score adjustment of guests, so that the kernel kills them before the agent.
@@ -50,7 +52,7 @@ const EPROTO: i32 = 71;
 pub struct Buffers {
     inbox: Inbox,
     assembly: Assembly,
-    polls: [PollFd; OWN + MAX_EXECS * POLLED],
+    polls: [PollFd; OWN + EXECS + connections::POLLED],
     table: Table,
 }
 
@@ -62,6 +64,7 @@ struct Table {
     execs: Execs,
     jobs: Jobs,
     counters: Counters,
+    connections: Connections,
 }
 
 impl Buffers {
@@ -69,7 +72,7 @@ impl Buffers {
     pub const NEW: Self = Self {
         inbox: Inbox::NEW,
         assembly: Assembly::NEW,
-        polls: [PollFd::UNSET; OWN + MAX_EXECS * POLLED],
+        polls: [PollFd::UNSET; OWN + EXECS + connections::POLLED],
         table: Table {
             outbox: Outbox::NEW,
             desk: Desk::NEW,
@@ -77,6 +80,7 @@ impl Buffers {
             execs: Execs::NEW,
             jobs: Jobs::NEW,
             counters: Counters::NEW,
+            connections: Connections::NEW,
         },
     };
 }
@@ -328,7 +332,16 @@ impl Agent {
             return Ok(());
         }
         if self.stage == Stage::Open {
-            table.execs.serve(polls.get(OWN..).unwrap_or_default(), &mut table.outbox);
+            let (execs, connections) = polls.get(OWN..).and_then(|polls| polls.split_at_checked(EXECS)).ok_or(EPROTO)?;
+            // The first one can fill the outbox, so they take turns.
+            let first = table.connections.serve_first();
+            if first {
+                table.connections.serve(connections, &mut table.outbox);
+            }
+            table.execs.serve(execs, &mut table.outbox);
+            if !first {
+                table.connections.serve(connections, &mut table.outbox);
+            }
             if ended || self.reaping {
                 self.reaping = reap(self, &mut table.execs);
             }
@@ -370,7 +383,12 @@ impl Agent {
         let taking = table.outbox.free() >= REQUEST_SPACE;
         let open = self.stage == Stage::Open;
         let (own, theirs) = polls.split_at_mut_checked(OWN).ok_or(EPROTO)?;
-        let used = if open { table.execs.wait_for(theirs, &table.outbox) } else { 0 };
+        let used = match theirs.split_at_mut_checked(EXECS).filter(|_| open) {
+            Some((execs, connections)) => {
+                table.execs.wait_for(execs, &table.outbox) + table.connections.wait_for(connections, &table.outbox)
+            }
+            None => 0,
+        };
         let (input, writable) = self.line.readable();
         let wanted = [
             (input, taking && inbox.has_space(), Ready::Read),
@@ -425,9 +443,15 @@ impl Agent {
         if !self.greeted {
             return Err(sys::EBADMSG);
         }
-        let Table { outbox: out, desk, stack, execs, jobs, counters } = table;
+        let Table { outbox: out, desk, stack, execs, jobs, counters, connections } = table;
         match request {
-            Request::Configure(it) => done(id, self.configure(&it, counters), out),
+            Request::Configure(it) => {
+                let configured = self.configure(&it, counters);
+                if let Some(quotas) = &mut self.quotas {
+                    quotas.exclude_listeners(connections.listeners());
+                }
+                done(id, configured, out);
+            }
             Request::Probe(it) => probe::probe(id, &it, stack, (self.rules.as_ref(), self.tag), out),
             Request::Start(it) => {
                 let counts = counters.read();
@@ -437,6 +461,14 @@ impl Agent {
                 }
             }
             Request::Signal { kill } => self.signal(id, if kill { sys::SIGKILL } else { sys::SIGTERM }, execs),
+            Request::Listen { ports } => done(id, connections.listen(id, ports), out),
+            Request::Response { from, data } => connections.respond(from, data),
+            Request::Accept { window } => connections.accept(id, window, out),
+            Request::Connect { port, window } => connections.connect(id, port, window, out),
+            Request::Input { data } if connections.has(id) => connections.input(id, data, out)?,
+            Request::InputEnd if connections.has(id) => connections.end_input(id, out),
+            Request::More { bytes } if connections.has(id) => connections.more(id, bytes),
+            Request::Forget if connections.has(id) => connections.forget(id, out),
             Request::Input { data } => execs.input(id, data, out)?,
             Request::InputEnd => execs.end_input(id, out),
             Request::Resize { rows, columns } => execs.resize(id, (rows, columns)),
@@ -450,7 +482,7 @@ impl Agent {
             Request::Reseed(it) => {
                 // The sent bytes may contain data of guests.
                 out.wipe();
-                match self.reseed(&it, desk, execs, jobs) {
+                match self.reseed(&it, desk, execs, (jobs, connections)) {
                     Ok(()) => quiesce::answer_reseeded(id, execs, out),
                     Err(errno) => done(id, Err(errno), out),
                 }

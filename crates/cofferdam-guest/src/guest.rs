@@ -7,12 +7,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath, SandboxUsage,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath,
+    SandboxUsage,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -22,11 +24,20 @@ use crate::inner::{Inner, Owner};
 use crate::link::Link;
 use crate::settings::{Groups, Meter, Settings, Termination};
 use crate::slots::Reply;
+use crate::streams::{self, Queries, Stream};
 use crate::wire::{Request, Root};
 use crate::{error, exec, files, probes};
 
 /// Time limit for the agent's exit on request.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Lets the agent listen, if the settings have ports.
+pub(crate) async fn listen(link: &Arc<Link>, settings: &Settings) -> Result<Option<Queries>> {
+    match &settings.ports {
+        Some(ports) => streams::listen(link, ports).await.map(Some),
+        None => Ok(None),
+    }
+}
 
 /// An enclosure with an agent in it. Cheap to clone; dropping the last clone ends the connection, and with it the agent
 /// and everything in its pid namespace.
@@ -70,15 +81,17 @@ impl Guest {
                 return Err(Error::new(ErrorKind::Unavailable, "create", "the agent's program is damaged"));
             }
             stage = "configuring";
-            probes::configure(&link, &settings).await
+            // Before the agent enforces quotas, which count its own calls as well.
+            let queries = listen(&link, &settings).await?;
+            Ok((probes::configure(&link, &settings).await?, queries))
         };
         let connected = match tokio::time::timeout_at(deadline.into(), connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(Error::new(ErrorKind::Unavailable, "create", "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
-        let evidence = connected.map_err(|error| error.with_context("stage", stage))?;
-        let inner = Inner::new(link, settings, &evidence);
+        let (evidence, queries) = connected.map_err(|error: Error| error.with_context("stage", stage))?;
+        let inner = Inner::new(link, settings, &evidence, queries);
         Ok((Self { inner: Arc::new(inner), _owner: owner }, evidence))
     }
 
@@ -157,6 +170,35 @@ impl Guest {
             processes,
             disk_bytes: counts.stored,
         })
+    }
+
+    /// Connects to a TCP port of the loopback address, like `Sandbox::connect`.
+    pub async fn connect_to(&self, port: u16) -> Result<Connection> {
+        self.inner.ready("connect")?;
+        let _operation = self.inner.link.operate("connect")?;
+        if self.inner.frozen.load(Ordering::Acquire) {
+            return Err(error::paused("connect"));
+        }
+        let permit = Arc::clone(&self.inner.connects).try_acquire_owned().map_err(|_| {
+            Error::new(ErrorKind::ResourceExhausted, "connect", "too many connections to this sandbox are open")
+                .with_remedy("close some of them")
+        })?;
+        Ok(Box::new(streams::connect(&self.inner.link, port, permit).await?))
+    }
+
+    /// Waits for a connection of a program to a port of the settings. Returns it with its destination.
+    ///
+    /// # Behavior
+    /// - The agent accepts a connection only while a call waits for it. Further ones wait in the short queues of its
+    ///   kernel, or fail.
+    /// - Fails with `Closed` once the connection to the agent has ended.
+    pub async fn accept(&self) -> Result<(Stream, SocketAddrV4)> {
+        streams::accept(&self.inner.link).await
+    }
+
+    /// Takes the queries of programs to the resolver. Returns `None` if the settings had no ports, and the second time.
+    pub fn take_queries(&self) -> Option<Queries> {
+        self.inner.queries.lock().take()
     }
 
     /// Returns the current bounds of the enclosure's control groups, for a caller that has just changed them from

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{ErrorKind, ExecHandle, ExecId, Result, SandboxPath};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::error;
 use crate::evidence::Evidence;
@@ -14,6 +15,7 @@ use crate::link::Link;
 use crate::running::Running;
 use crate::settings::{Groups, Meter, Settings};
 use crate::slots::Reply;
+use crate::streams::{MAX_CONNECTS, Queries};
 use crate::wire::Request;
 
 /// Time limit for an answer on which a limit of an exec depends.
@@ -41,11 +43,15 @@ pub struct Inner {
     /// Handles of the execs of a former host, until the caller takes them.
     pub reattached: Mutex<BTreeMap<ExecId, ExecHandle>>,
     pub frozen: AtomicBool,
+    /// The queries to the resolver, until the network is started.
+    pub queries: Mutex<Option<Queries>>,
+    /// One permit for each further connection of the host.
+    pub connects: Arc<Semaphore>,
 }
 
 impl Inner {
     /// Creates the state of a guest after its measurement.
-    pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence) -> Self {
+    pub fn new(link: Arc<Link>, settings: Settings, evidence: &Evidence, queries: Option<Queries>) -> Self {
         let Settings { workspace, code, path, env, groups, answer_timeout, meter, .. } = settings;
         Self {
             link,
@@ -61,6 +67,8 @@ impl Inner {
             running: Arc::default(),
             reattached: Mutex::default(),
             frozen: AtomicBool::new(false),
+            queries: Mutex::new(queries),
+            connects: Arc::new(Semaphore::new(MAX_CONNECTS)),
         }
     }
 

@@ -20,6 +20,7 @@
 //! - Quiescing a guest and reattaching to a copy: `quiesce.rs` and `link/quiesce.rs` on the host,
 //!   `agent/serve/quiesce.rs` inside.
 //! - A stream over a VM's vsock: `agent/line.rs`.
+//! - Connections of guests and to guests: `agent/connections.rs` and `streams.rs`; network policies: `network.rs`.
 #![forbid(unsafe_code)]
 
 mod archive;
@@ -31,6 +32,7 @@ mod flow;
 mod guest;
 mod inner;
 mod link;
+pub mod network;
 mod probes;
 mod quiesce;
 mod record;
@@ -38,6 +40,7 @@ mod reseed;
 mod running;
 mod settings;
 mod slots;
+mod streams;
 mod window;
 #[expect(dead_code, reason = "each side uses its half")]
 #[path = "../agent/wire/mod.rs"]
@@ -52,6 +55,8 @@ pub use quiesce::Quiesced;
 pub use record::Record;
 pub use reseed::Reseed;
 pub use settings::{Groups, Meter, ReadCpu, Reason, Rule, Settings, Termination, usual_rules};
+pub use slots::ResolverQuery;
+pub use streams::{Queries, Stream};
 pub use wire::TAKEN;
 
 /// The version of the protocol that the agent in [`AGENT`] speaks. Hosts support no other version.

@@ -418,7 +418,8 @@ impl Link {
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
                 Slot::Write { window, .. } => window.close(),
                 Slot::Reattached(exec) => exec.end(None),
-                Slot::Call(_) | Slot::List { .. } => {}
+                Slot::Connection(connection) => connection.end(Some(self.error("connect"))),
+                Slot::Call(_) | Slot::List { .. } | Slot::Listener(_) => {}
             }
         }
         self.budget.close();

@@ -16,7 +16,7 @@ use cofferdam_contract::{Error, ErrorKind, ExecHandle, ExecId, Result};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::evidence::Evidence;
-use crate::guest::Guest;
+use crate::guest::{Guest, listen};
 use crate::inner::{Inner, Owner};
 use crate::link::Link;
 use crate::record::Record;
@@ -56,6 +56,7 @@ impl Guest {
     /// sends nothing until [`Self::release`]. The VM can then be copied.
     ///
     /// # Behavior
+    /// - Connections of guests, and to guests, stop as well. They continue after a release. A copy gets none of them.
     /// - While the guest is quiesced, operations fail with `Conflict`, the agent may be silent for any time, and no
     ///   time counts against the limits of execs. Input of programs and stop requests wait.
     /// - Fails with `Conflict` while a file is read or written, if another operation does not end soon, and if the
@@ -134,9 +135,11 @@ impl Guest {
                 None => probes::measure_again(&link, &settings).await?,
             };
             let first = first_count(&link, &record).await?;
+            // The agent has dropped the sockets for the former host.
+            let queries = listen(&link, &settings).await?;
             stage = "releasing";
             match link.call(RESTORE, &Request::Release).await? {
-                Reply::Done { errno: 0, .. } => Ok((evidence, first)),
+                Reply::Done { errno: 0, .. } => Ok((evidence, first, queries)),
                 Reply::Done { errno, .. } => Err(failed("cannot resume the programs in the sandbox", errno)),
                 _ => Err(unexpected_answer()),
             }
@@ -146,9 +149,9 @@ impl Guest {
             Err(_) => Err(Error::new(ErrorKind::Unavailable, RESTORE, "the agent was not ready in time")
                 .with_remedy("the host may be overloaded; try again")),
         };
-        let (evidence, first) = evidence.map_err(|error| error.with_context("stage", stage))?;
+        let (evidence, first, queries) = evidence.map_err(|error| error.with_context("stage", stage))?;
         let limits = settings.limits.clone();
-        let inner = Arc::new(Inner::new(link, settings, &evidence));
+        let inner = Arc::new(Inner::new(link, settings, &evidence, queries));
         let handles = record.execs().iter().zip(ends).map(|(exec, reattached)| {
             let handle = exec::enforce_limits(&inner, exec, &limits, first, reattached);
             (handle.id(), handle)

@@ -111,6 +111,9 @@ pub struct Settings {
     /// The path of the agent's program inside, to compare it with [`AGENT`](crate::AGENT) before anything else; `None`
     /// for no comparison. A damaged program may still greet. If it differs, connecting fails as for a missing greeting.
     pub program: Option<String>,
+    /// The TCP ports on which the agent listens for the gateway, and then also as resolver; `None` for no network.
+    /// Needs the right to listen on them.
+    pub ports: Option<Vec<u16>>,
 }
 
 impl Default for Settings {
@@ -131,6 +134,7 @@ impl Default for Settings {
             meter: None,
             reason: None,
             program: None,
+            ports: None,
         }
     }
 }

@@ -4,21 +4,23 @@
 //! call:  sent --> answered             exec:  sent --Started--> running --Output, Credit--> --Ended--> over
 //! read:  sent --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
 //! write: sent --Credit--> --Done--> over      list: sent --Entries--> --Done--> over
+//! connection: sent --Connected--> open --Data, Credit, DataEnd--> --Done--> over     listen: sent --Done--> --Query...
 //! exec of a former host: running --Output--> --Ended--> over
 //! ```
 //!
 //! Any other answer is a protocol violation.
 
+use std::net::SocketAddrV4;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use cofferdam_contract::supervise::Ended;
-use cofferdam_contract::{ExecDriver, OutputStream};
-use tokio::sync::oneshot;
+use cofferdam_contract::{Error, ErrorKind, ExecDriver, OutputStream};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::error;
 use crate::window::{Inflow, Window};
-use crate::wire::{self, Answer, Counts, NotStarted};
+use crate::wire::{self, Answer, Counts, MAX_QUERY, NotStarted};
 
 /// The highest number of entries of one listing.
 pub const MAX_ENTRIES: usize = 100_000;
@@ -94,6 +96,43 @@ pub enum Slot {
         found: Vec<Listed>,
         bytes: usize,
     },
+    Connection(ConnectionSlot),
+    Listener(ListenerSlot),
+}
+
+/// The local address of a connection, or the error number of its failure.
+pub type Opened = std::result::Result<SocketAddrV4, i32>;
+
+/// A connection of a guest, or to a guest.
+pub struct ConnectionSlot {
+    pub opened: Notifier<Opened>,
+    pub flow: Arc<Inflow>,
+    pub window: Arc<Window>,
+    /// True if the guest sends no more bytes.
+    pub ended: bool,
+}
+
+impl ConnectionSlot {
+    /// Ends both directions. With `failed`, bytes may be missing.
+    pub fn end(&self, failed: Option<Error>) {
+        self.flow.end(failed.map_or(Ok(()), Err));
+        self.window.close();
+    }
+}
+
+/// A query of a guest to the resolver.
+#[derive(Debug)]
+pub struct ResolverQuery {
+    /// The sender, as the agent sent it.
+    pub from: [u8; 7],
+    /// The bytes of the query.
+    pub data: Bytes,
+}
+
+/// A request to listen. Its channel has space for all queries without a response.
+pub struct ListenerSlot {
+    pub listening: Notifier<i32>,
+    pub queries: mpsc::Sender<ResolverQuery>,
 }
 
 /// A sender of a single value.
@@ -238,6 +277,51 @@ pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'st
             }
             _ => Err(UNEXPECTED),
         },
+        Slot::Connection(connection) => handle_connection_answer(connection, answer),
+        Slot::Listener(listener) => match *answer {
+            Answer::Done { errno, .. } if !listener.listening.is_notified() => {
+                listener.listening.notify(errno);
+                Ok(if errno == 0 { After::Go } else { After::Done })
+            }
+            Answer::Query { from, data } if listener.listening.is_notified() && data.len() <= MAX_QUERY => {
+                let query = ResolverQuery { from: *from, data: Bytes::copy_from_slice(data) };
+                match listener.queries.try_send(query) {
+                    Err(mpsc::error::TrySendError::Full(_)) => Err("more queries than the host allows"),
+                    // Without a gateway, there are no responses.
+                    Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(After::Go),
+                }
+            }
+            _ => Err(UNEXPECTED),
+        },
+    }
+}
+
+fn handle_connection_answer(connection: &mut ConnectionSlot, answer: &Answer<'_>) -> Result<After, &'static str> {
+    let open = connection.opened.is_notified();
+    match *answer {
+        Answer::Connected { address, port } if !open => {
+            connection.opened.notify(Ok(SocketAddrV4::new(address.into(), port)));
+            Ok(After::Go)
+        }
+        Answer::Data { data } if open && !connection.ended => {
+            connection.flow.put(data).then_some(After::Go).ok_or("more of a connection than the host requested")
+        }
+        Answer::DataEnd if open && !connection.ended => {
+            connection.ended = true;
+            connection.flow.end(Ok(()));
+            Ok(After::Go)
+        }
+        Answer::Credit { bytes } if open => {
+            let granted = connection.window.grant(bytes as usize);
+            granted.then_some(After::Go).ok_or("credit for bytes that the host did not send")
+        }
+        Answer::Done { errno, .. } => {
+            connection.opened.notify(Err(errno));
+            let reset = || Error::new(ErrorKind::Io, "connect", "the program in the sandbox broke the connection");
+            connection.end((errno != 0).then(reset));
+            Ok(After::Done)
+        }
+        _ => Err("events of a connection in the wrong order"),
     }
 }
 

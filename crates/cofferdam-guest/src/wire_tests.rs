@@ -120,6 +120,8 @@ proptest! {
                 boot_id: &[small.1 as u8; 16],
                 hostname: path,
             }),
+            Request::Accept { window: number },
+            Request::Connect { port: small.0, window: number },
         ] {
             request_is_read_back(&request, 9);
         }
@@ -133,6 +135,8 @@ proptest! {
             Request::Release,
             Request::Input { data },
             Request::Data { data },
+            Request::Listen { ports: data },
+            Request::Response { from: &[small.0 as u8; 7], data },
         ] {
             let mut body = Bytes::default();
             request.encode(&mut body);
@@ -163,6 +167,9 @@ proptest! {
             Answer::Pong,
             Answer::Quiesced,
             Answer::Reseeded { version: number, execs: data },
+            Answer::Query { from: &[flag.into(); 7], data },
+            Answer::Connected { address: number.to_le_bytes(), port: number as u16 },
+            Answer::DataEnd,
         ] {
             answer_is_read_back(&answer);
         }

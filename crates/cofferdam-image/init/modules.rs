@@ -50,14 +50,19 @@ const SWITCHES: [(&[u8], &[u8]); 5] = [
 /// Settings that disable periodic background work, such as compaction for huge pages: an idle VM must be idle.
 const BACKGROUND_WORK: [(&[u8], &[u8]); 1] = [(b"/proc/sys/vm/compaction_proactiveness\0", b"0")];
 
-/// Disables module loading, unneeded features and background work.
+/// Settings of the network: the agent, an ordinary user, can listen on every port for the gateway on the host.
+const NETWORK: [(&[u8], &[u8]); 1] = [(b"/proc/sys/net/ipv4/ip_unprivileged_port_start\0", b"0")];
+
+/// Disables module loading, unneeded features and background work, and sets up the network.
 pub fn harden() -> Result<(), Failure> {
-    for (path, value) in SWITCHES.into_iter().chain(BACKGROUND_WORK) {
+    for (path, value) in SWITCHES.into_iter().chain(BACKGROUND_WORK).chain(NETWORK) {
         match sys::open_at(sys::AT_FDCWD, path, sys::O_WRONLY, 0) {
             Ok(file) => sys::write(file.number(), value).map(drop).step("set", path)?,
             Err(sys::ENOENT) => {}
             Err(errno) => return Err(Failure::new("set", path, errno)),
         }
     }
+    // A kernel without a network has no loopback interface.
+    let _ = sys::raise_loopback();
     Ok(())
 }

@@ -13,6 +13,11 @@ const MACHINE_ID: &[u8] = b"/ids/machine-id\0";
 const BOOT_ID: &[u8] = b"/ids/boot-id\0";
 /// The kernel's boot ID.
 const KERNEL_BOOT_ID: &[u8] = b"/proc/sys/kernel/random/boot_id\0";
+/// The configuration of resolvers: the agent's address. A root file system without such a file needs none, since
+/// resolvers then ask the loopback address.
+const RESOLVER: &[u8] = b"/ids/resolv.conf\0";
+const NAME_SERVER: &[u8] = b"nameserver 127.64.0.1\n";
+const RESOLV: &[u8] = b"resolv.conf\0";
 const ETC: &[&[u8]] = &[b"etc\0"];
 const MACHINE: &[u8] = b"machine-id\0";
 const RANDOM: &[u8] = b"/dev/random\0";
@@ -53,6 +58,8 @@ impl Identity {
         let machine = Id { file: make(MACHINE_ID, b"").step("create", MACHINE_ID)?, bound: false };
         let mut identity = Self { random, root, machine, boot };
         identity.begin_machine().step("bind", MACHINE_ID)?;
+        make(RESOLVER, NAME_SERVER).step("create", RESOLVER)?;
+        identity.bind(RESOLVER, ETC, RESOLV).step("bind", RESOLVER)?;
         Ok(identity)
     }
 

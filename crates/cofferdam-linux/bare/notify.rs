@@ -65,6 +65,8 @@ pub struct Quotas {
     open_file_locks: Account,
     netlink: (Account, InFlight),
     listeners: (Account, InFlight),
+    /// Listening sockets of this process, which do not count.
+    own_listeners: u64,
     max_processes: u64,
     processes: (Account, InFlight),
     processes_refused: u64,
@@ -85,11 +87,17 @@ impl Quotas {
             open_file_locks: Account::new(OPEN_FILE_LOCKS),
             netlink: (Account::new(NETLINK), InFlight::NONE),
             listeners: (Account::new(LISTENERS), InFlight::NONE),
+            own_listeners: 0,
             max_processes,
             // The first call is counted as well, because its caller is a process.
             processes: (Account::used_up(processes), InFlight::NONE),
             processes_refused: 0,
         }
+    }
+
+    /// Excludes listening sockets of this process from the quota.
+    pub fn exclude_listeners(&mut self, count: u64) {
+        self.own_listeners = count;
     }
 
     /// Returns the descriptors that must stay open.
@@ -154,7 +162,9 @@ impl Quotas {
             }
             sys::SOCKET => decide_large(&mut self.netlink, asked.task, NETLINK.max_live, &netlink_sockets),
             sys::LISTEN => {
-                let error = decide_large(&mut self.listeners, asked.task, LISTENERS.max_live, &listeners);
+                let own = self.own_listeners;
+                let theirs = || listeners().map(|count| count.saturating_sub(own));
+                let error = decide_large(&mut self.listeners, asked.task, LISTENERS.max_live, &theirs);
                 // The kernel treats negative numbers as the longest queue.
                 match self.backlog {
                     Backlog::Bounded => error,

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use cofferdam_contract::{
     Backend, Capabilities, Capability, Error, ExecHandle, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec,
 };
+use cofferdam_guest::network;
 
 use crate::NAME;
 use crate::config::VmConfig;
@@ -67,7 +68,7 @@ impl Backend for VmBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::from([
+        let mut all = Capabilities::from([
             Capability::MultipleExecs,
             Capability::StreamingStdin,
             Capability::Terminal,
@@ -79,7 +80,10 @@ impl Backend for VmBackend {
             Capability::Pause,
             Capability::Warm,
             Capability::UnixPrograms,
-        ])
+            Capability::Connect,
+        ]);
+        all.extend(network::IS_SUPPORTED.then_some(Capability::NetworkAllowlist));
+        all
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {

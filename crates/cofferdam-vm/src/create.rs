@@ -8,13 +8,15 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
+use cofferdam_egress::Rules;
+use cofferdam_guest::network::Network;
 use cofferdam_guest::{Evidence, Guest, Meter, Reason, Record, Reseed, Settings, Termination};
 use cofferdam_image::{Image, ext4};
 use cofferdam_util::private;
 use parking_lot::Mutex;
 
 use crate::error::{VmError, io};
-use crate::plan::{self, PORT, Plan, USER};
+use crate::plan::{self, PORT, Plan, SpecPlan, USER};
 use crate::posture::{Measured, posture};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
 use crate::sparse;
@@ -41,6 +43,8 @@ pub(crate) struct PendingSandbox {
     pub vm: Arc<dyn Vm>,
     pub backend: Arc<BackendState>,
     pub evidence: Evidence,
+    /// `None` if the policy allows no network.
+    pub network: Option<Network>,
     plan: Plan,
     /// The accelerator, and the reason for it.
     runs: String,
@@ -124,6 +128,9 @@ impl PendingSandbox {
 
     /// Kills the VM; nothing is left when this returns.
     pub(crate) async fn close(&self) -> Result<()> {
+        if let Some(network) = &self.network {
+            network.close().await;
+        }
         // The VM's contents are of no use any more: it need not shut down cleanly.
         let ((), killed) = tokio::join!(self.guest.close(), self.vm.kill());
         drop(self.disks.lock().take());
@@ -149,10 +156,10 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
     let ready_by = Instant::now() + backend.config.deadlines.boot;
     let Started { vm, reader, writer } = backend.vmm.start(description).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let settings =
-        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &backend.config) };
+    let (settings, rules) = settings(backend, spec, &vm)?;
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
+            network: rules.map(|rules| Network::start(&guest, rules)).transpose()?,
             id: new_id(),
             guest: bind(guest, &vm),
             vm,
@@ -187,14 +194,14 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
     let ready_by = Instant::now() + backend.config.deadlines.boot;
     let Started { vm, reader, writer } = backend.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let settings =
-        Settings { reason: Some(reason(&vm)), meter: Some(meter(&vm)), ..Plan::settings(spec, &backend.config) };
+    let (settings, rules) = settings(backend, spec, &vm)?;
     let id = new_id();
     let reseed = Reseed::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
     let saved = (manifest.guest().clone(), snapshot.evidence());
     match Guest::reattach(reader, writer, settings, saved, reseed, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
+            network: rules.map(|rules| Network::start(&guest, rules)).transpose()?,
             id,
             guest: bind(guest, &vm),
             vm,
@@ -214,6 +221,13 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
             Err(error)
         }
     }
+}
+
+/// Returns the settings of the connection to the guest, and the rules of its network if it has one.
+fn settings(backend: &BackendState, spec: &Spec, vm: &Arc<dyn Vm>) -> Result<(Settings, Option<Rules>)> {
+    let (ports, rules) = SpecPlan::of(spec)?.network.map(|plan| (plan.ports, plan.rules)).unzip();
+    let settings = Plan::settings(spec, &backend.config);
+    Ok((Settings { reason: Some(reason(vm)), meter: Some(meter(vm)), ports, ..settings }, rules))
 }
 
 fn new_id() -> SandboxId {

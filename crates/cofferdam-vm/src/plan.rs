@@ -11,7 +11,8 @@ use cofferdam_contract::{
     ByteSize, Cpus, DirectoryId, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts,
     WORKSPACE_PATH, Workspace,
 };
-use cofferdam_guest::{Settings, usual_rules};
+use cofferdam_egress as egress;
+use cofferdam_guest::{Settings, network, usual_rules};
 use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
@@ -98,6 +99,8 @@ pub(crate) struct SpecPlan<'a> {
     built_in: BuiltIn<'a>,
     /// Enforced by the supervisor.
     cpu_time: Option<Duration>,
+    /// `None` if the policy allows no network.
+    pub network: Option<egress::Plan>,
 }
 
 /// Settings that are fixed once a VM runs.
@@ -112,6 +115,8 @@ struct BuiltIn<'a> {
     disk: Option<ByteSize>,
     pids: Option<u32>,
     cpus: Option<Cpus>,
+    /// The agent listens on its ports, and the gateway serves them by its rules.
+    policy: &'a NetworkPolicy,
 }
 
 impl<'a> SpecPlan<'a> {
@@ -124,13 +129,8 @@ impl<'a> SpecPlan<'a> {
         // VMs share nothing between tenants; labels belong to the client; the posture is checked against
         // `allow_weaker`.
         let (_, _, _) = (tenant, labels, allow_weaker);
-        match network {
-            NetworkPolicy::None => {}
-            _ => {
-                let what = "the vm backend offers no network";
-                return Err(Error::unsupported("create", what).with_remedy("use --net none"));
-            }
-        }
+        let policy = network;
+        let network = network::plan(policy, NAME)?;
         match root {
             RootFs::Default | RootFs::Directory { .. } | RootFs::Image { .. } => {}
         }
@@ -152,7 +152,8 @@ impl<'a> SpecPlan<'a> {
         let (_, _) = (wall_time, processes);
         limits.refuse_processes(NAME)?;
         check_sizes(memory, disk)?;
-        Ok(Self { built_in: BuiltIn { workspace, root, directories, memory, disk, pids, cpus }, cpu_time })
+        let built_in = BuiltIn { workspace, root, directories, memory, disk, pids, cpus, policy };
+        Ok(Self { built_in, cpu_time, network })
     }
 
     /// Returns true if a VM that was prepared by this plan can become a sandbox of another one.
@@ -341,6 +342,24 @@ mod tests {
         assert!(with(|limits| limits.memory = Some(ByteSize::from_mebibytes(1))).is_err());
         assert!(with(|limits| limits.disk = Some(ByteSize::from_bytes(4096))).is_err());
         assert!(with(|limits| limits.memory = Some(ByteSize::from_bytes(u64::MAX))).is_err());
+    }
+
+    /// Promise (Network): A warm VM is compatible with its own network policy only.
+    #[cfg(feature = "net")]
+    #[test]
+    fn a_policy_is_fixed_and_names_hosts_with_ports() {
+        let of = |host: &str| {
+            Spec::builder().network(NetworkPolicy::Allow { hosts: vec![host.to_owned()] }).build().unwrap()
+        };
+        let (spec, same, other, none) =
+            (of("a.example:443"), of("a.example:443"), of("b.example:443"), Spec::default());
+        let plan = |spec| SpecPlan::of(spec).unwrap();
+        assert_eq!(plan(&spec).network.unwrap().ports, [443]);
+        assert!(plan(&spec).can_become(&plan(&same), true) && plan(&none).network.is_none());
+        assert!(!plan(&spec).can_become(&plan(&other), true) && !plan(&spec).can_become(&plan(&none), true));
+        for host in ["localhost:80", "10.0.0.7:5432", "a.example"] {
+            assert_eq!(SpecPlan::of(&of(host)).unwrap_err().kind(), ErrorKind::Unsupported, "{host}");
+        }
     }
 
     proptest! {

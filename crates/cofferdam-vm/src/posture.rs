@@ -91,12 +91,20 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
          ambient {ambient:x}"
     );
     let interfaces = evidence.interfaces.as_ref();
+    let policy = match measured.spec.network() {
+        NetworkPolicy::None => String::new(),
+        policy => {
+            let hosts = policy.hosts().len();
+            format!(
+                "; its only way out is a gateway that allows {hosts} hosts of the policy, reached through the agent"
+            )
+        }
+    };
     let network = match interfaces {
-        Some(names) if names.is_empty() => "the VM has no network device".to_owned(),
+        Some(names) if names.is_empty() => format!("the VM has no network device{policy}"),
         Some(names) => format!("interfaces: {}", names.join(", ")),
         None => "the interfaces could not be read".to_owned(),
     };
-    let alone = *measured.spec.network() == NetworkPolicy::None && interfaces.is_some_and(Vec::is_empty);
     vec![
         root_filesystem(evidence),
         workspace(measured),
@@ -105,7 +113,7 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
         row(Protection::Capabilities, sets == [0; 5], capabilities),
         row(Protection::NoNewPrivileges, evidence.no_new_privileges, "no_new_privs is set"),
         user(measured),
-        row(Protection::Network, alone, network),
+        row(Protection::Network, interfaces.is_some_and(Vec::is_empty), network),
     ]
 }
 

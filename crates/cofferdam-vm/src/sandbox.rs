@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::Record;
+use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
 
 use crate::create::PendingSandbox;
@@ -198,6 +199,14 @@ impl Sandbox for VmSandbox {
 
     fn posture(&self) -> &Posture {
         &self.posture
+    }
+
+    fn network_denials(&self) -> Vec<String> {
+        self.shared.inner.network.as_ref().map(Network::denials).unwrap_or_default()
+    }
+
+    async fn connect(&self, port: u16) -> Result<Connection> {
+        self.open("connect")?.guest.connect_to(port).await
     }
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {

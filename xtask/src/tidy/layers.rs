@@ -33,15 +33,20 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-container",
-        &["cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
+        &["cofferdam-contract", "cofferdam-egress", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
         &["cofferdam-conformance"],
     ),
-    layer("cofferdam-guest", &["cofferdam-contract", "cofferdam-linux"], &["cofferdam-conformance"]),
+    layer(
+        "cofferdam-guest",
+        &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
+        &["cofferdam-conformance"],
+    ),
     layer(
         "cofferdam-vm",
         &[
             "cofferdam-archive",
             "cofferdam-contract",
+            "cofferdam-egress",
             "cofferdam-guest",
             "cofferdam-image",
             "cofferdam-linux",

@@ -219,6 +219,26 @@ fn unsupported_specs_are_refused() {
     assert!(SpecPlan::of(&spec(|spec| spec.attribute("process.x", true))).is_ok());
 }
 
+/// Promise (Network): A container with a policy has no other network than one without, but its own resolver.
+#[cfg(feature = "net")]
+#[test]
+fn a_policy_adds_a_resolver_and_no_network() {
+    let of = |hosts: &[&str]| {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        Spec::builder().network(NetworkPolicy::Allow { hosts }).build().unwrap()
+    };
+    let mut body = plain(&of(&["a.example:443", "*.b.example:80"]));
+    let config = body["HostConfig"].as_object_mut().unwrap();
+    assert_eq!(config.remove("Dns"), Some(json!(["127.64.0.1"])));
+    let ports = config["Sysctls"].as_object_mut().unwrap().remove("net.ipv4.ip_unprivileged_port_start");
+    assert_eq!(ports, Some(json!("0")));
+    assert_eq!(body, plain(&Spec::default()));
+    for hosts in [&["localhost:80"][..], &["10.0.0.7:5432"], &["a.example"], &["a.example:53"]] {
+        let error = SpecPlan::of(&of(hosts)).unwrap_err();
+        assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{hosts:?}: {error}");
+    }
+}
+
 #[test]
 fn a_small_share_of_a_processor_is_the_kernels_smallest() {
     for (text, quota_us) in [("1", 100_000), ("0.5", 50_000), ("16", 1_600_000), ("0.01", 1000)] {

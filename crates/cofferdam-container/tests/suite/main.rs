@@ -6,6 +6,7 @@ mod connect;
 mod faults;
 mod images;
 mod life;
+mod network;
 mod own;
 mod starved;
 mod support;

@@ -2,6 +2,7 @@
 
 use super::super::asks::{self, Request};
 use super::super::buffers::Outbox;
+use super::super::connections::Connections;
 use super::super::execs::Execs;
 use super::super::jobs::Jobs;
 use super::super::launch::Desk;
@@ -93,13 +94,20 @@ impl Agent {
     }
 
     /// Reseeds the VM, and becomes the agent of another VM.
-    pub fn reseed(&mut self, it: &Reseed<'_>, desk: &mut Desk, execs: &mut Execs, jobs: &mut Jobs) -> Res<()> {
+    pub fn reseed(
+        &mut self,
+        it: &Reseed<'_>,
+        desk: &mut Desk,
+        execs: &mut Execs,
+        (jobs, connections): (&mut Jobs, &mut Connections),
+    ) -> Res<()> {
         if self.stage != Stage::Quiesced {
             return Err(EBUSY);
         }
         let partner = self.partner.as_mut().ok_or(ENOSYS)?;
         // Discards the state of the former host.
         jobs.forget_all();
+        connections.reset();
         execs.abandon();
         *desk = Desk::NEW;
         let Reseed { silence, now, entropy, machine_id, boot_id, hostname } = *it;

@@ -10,6 +10,9 @@
 //! host --Start--> <--Started-- <--Output... --Input...--> <--Credit... --Signal--> <--Ended--
 //! host --Read--> <--Opened-- <--Data... --More--> <--Done--
 //! host --Write--> --Data...--> <--Credit... --Finish--> <--Done--
+//! host --Listen--> <--Done-- <--Query... --Response...-->
+//! host --Accept, Connect--> <--Connected-- <--Data... --More--> --Input...--> <--Credit...
+//!      --InputEnd--> <--DataEnd-- <--Done--
 //! host --Quiesce--> <--Quiesced--, silence of both, --Release--> <--Done--
 //! host --Quiesce--> <--Quiesced--, copied, another host --Reseed--> <--Reseeded-- --probes--> --Release--> <--Done--
 //! ```
@@ -23,7 +26,7 @@ pub use write::put_text;
 /// The number at the beginning of a greeting.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of the protocol.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The length of the part before a body.
 pub const HEAD: usize = 13;
 /// The maximum length of a body.
@@ -40,6 +43,17 @@ pub const MAX_PATH: usize = 4096;
 pub const MAX_JOBS: usize = 64;
 /// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
+/// The maximum number of TCP ports on which the agent listens for the gateway.
+pub const MAX_PORTS: usize = 16;
+/// The maximum number of connections, of guests and of the host together.
+pub const MAX_CONNECTIONS: usize = 128;
+/// The maximum length of a query to the resolver, and the number of queries without a response.
+pub const MAX_QUERY: usize = 512;
+pub const MAX_QUERIES: usize = 32;
+/// The address of the resolver inside. All addresses of 127.0.0.0/8 lead to the sandbox itself without a setting.
+pub const RESOLVER: [u8; 4] = [127, 64, 0, 1];
+/// The port of the resolver.
+pub const RESOLVER_PORT: u16 = 53;
 /// The byte that a listening agent sends before any frame on each accepted connection.
 pub const TAKEN: u8 = 6;
 /// The encoding of an unknown number.
@@ -248,6 +262,15 @@ pub enum Request<'a> {
     Release,
     /// Become the agent of another VM, for another host. The agent must be quiesced; guests stay stopped.
     Reseed(Reseed<'a>),
+    /// Listen on these TCP ports, each of two bytes, and as resolver, before any program is started. The answers have
+    /// the queries.
+    Listen { ports: &'a [u8] },
+    /// The response to a query; empty for none.
+    Response { from: &'a [u8; 7], data: &'a [u8] },
+    /// Wait for the next connection of a guest, and send up to this number of its bytes.
+    Accept { window: u32 },
+    /// Connect to a TCP port of the loopback address, and send up to this number of bytes.
+    Connect { port: u16, window: u32 },
 }
 
 /// The counters of the agent.
@@ -325,6 +348,12 @@ pub enum Answer<'a> {
     Quiesced,
     /// The agent has become another VM's. Contains the ids of execs whose end was not reported yet.
     Reseeded { version: u32, execs: &'a [u8] },
+    /// A query of a guest to the resolver. The response returns `from`, which identifies its socket and its sender.
+    Query { from: &'a [u8; 7], data: &'a [u8] },
+    /// A connection is open; its local address.
+    Connected { address: [u8; 4], port: u16 },
+    /// The guest sends no more bytes on a connection.
+    DataEnd,
 }
 
 /// The failed step and its error.

@@ -260,6 +260,10 @@ impl<'a> Request<'a> {
             23 => Self::Quiesce,
             24 => Self::Release,
             25 => Self::Reseed(it.reseed()?),
+            26 => Self::Listen { ports: it.all()? },
+            27 => Self::Response { from: it.chunk()?, data: it.all()? },
+            28 => Self::Accept { window: it.u32()? },
+            29 => Self::Connect { port: it.u16()?, window: it.u32()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(request)
@@ -288,6 +292,9 @@ impl<'a> Answer<'a> {
             14 => Self::Pong,
             15 => Self::Quiesced,
             16 => Self::Reseeded { version: it.u32()?, execs: it.all()? },
+            17 => Self::Query { from: it.chunk()?, data: it.all()? },
+            18 => Self::Connected { address: it.bytes()?, port: it.u16()? },
+            19 => Self::DataEnd,
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

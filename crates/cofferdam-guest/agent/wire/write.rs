@@ -176,6 +176,10 @@ impl Request<'_> {
             Self::Quiesce => 23,
             Self::Release => 24,
             Self::Reseed(_) => 25,
+            Self::Listen { .. } => 26,
+            Self::Response { .. } => 27,
+            Self::Accept { .. } => 28,
+            Self::Connect { .. } => 29,
         }
     }
 
@@ -191,7 +195,16 @@ impl Request<'_> {
             Self::Start(ref it) => it.encode(sink),
             Self::Reseed(ref it) => it.encode(sink),
             Self::Signal { kill: on } | Self::Freeze { on } => sink.put(&[on.into()]),
-            Self::Input { data } | Self::Data { data } => sink.put(data),
+            Self::Input { data } | Self::Data { data } | Self::Listen { ports: data } => sink.put(data),
+            Self::Response { from, data } => {
+                sink.put(from);
+                sink.put(data);
+            }
+            Self::Accept { window } => sink.put(&window.to_le_bytes()),
+            Self::Connect { port, window } => {
+                sink.put(&port.to_le_bytes());
+                sink.put(&window.to_le_bytes());
+            }
             Self::Resize { rows, columns } => {
                 sink.put(&rows.to_le_bytes());
                 sink.put(&columns.to_le_bytes());
@@ -259,6 +272,9 @@ impl Answer<'_> {
             Self::Pong => 14,
             Self::Quiesced => 15,
             Self::Reseeded { .. } => 16,
+            Self::Query { .. } => 17,
+            Self::Connected { .. } => 18,
+            Self::DataEnd => 19,
         }
     }
 
@@ -304,7 +320,15 @@ impl Answer<'_> {
                 sink.put(&version.to_le_bytes());
                 sink.put(execs);
             }
-            Self::Pong | Self::Quiesced => {}
+            Self::Query { from, data } => {
+                sink.put(from);
+                sink.put(data);
+            }
+            Self::Connected { address, port } => {
+                sink.put(&address);
+                sink.put(&port.to_le_bytes());
+            }
+            Self::Pong | Self::Quiesced | Self::DataEnd => {}
         }
     }
 }

@@ -146,6 +146,8 @@ impl Link {
         let quiet = table.slots.iter().all(|(id, slot)| match slot {
             Slot::Exec(exec) => exec.started.is_notified() && is_known(*id),
             Slot::Reattached(_) => is_known(*id),
+            // Their bytes wait. Another host does not get them.
+            Slot::Connection(_) | Slot::Listener(_) => true,
             Slot::Call(_) | Slot::Read { .. } | Slot::Write { .. } | Slot::List { .. } => false,
         });
         if table.operations > 0 || !quiet {

@@ -28,6 +28,8 @@ for name in usr bin sbin lib lib32 lib64 etc; do
 done
 mkdir proc tmp workspace dev dev/pts dev/shm sys .cofferdam
 mount -t proc proc proc
+/usr/sbin/ip link set lo up
+echo 0 > proc/sys/net/ipv4/ip_unprivileged_port_start
 mount -t tmpfs -o size=$workspace,nr_inodes=20000,mode=0700 workspace workspace
 mount -t tmpfs -o size=$tmp,nr_inodes=20000,mode=1777 tmp tmp
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts dev/pts

@@ -3,6 +3,7 @@
 
 mod backend;
 mod conformance;
+mod connections;
 mod enclosure;
 mod ends;
 mod execs;

@@ -28,6 +28,9 @@ const OPENED: u8 = 10;
 const DATA: u8 = 11;
 const ENTRIES: u8 = 12;
 const COUNTED: u8 = 13;
+const QUERY: u8 = 17;
+const CONNECTED: u8 = 18;
+const DATA_END: u8 = 19;
 const NUMBERS: [u8; 64] = [0xff; 64];
 
 /// Reads the next request. Returns its kind and id.
@@ -79,6 +82,8 @@ enum Operation {
     Write,
     List,
     Usage,
+    Connect,
+    Accept,
 }
 
 async fn ask(guest: &Guest, what: Operation) -> Result<(), Error> {
@@ -97,6 +102,13 @@ async fn ask(guest: &Guest, what: Operation) -> Result<(), Error> {
         Operation::Write => guest.write_file(&path, Box::new(tokio::io::repeat(0).take(10 << 20))).await.map(drop),
         Operation::List => guest.list_dir(&path).await.map(drop),
         Operation::Usage => guest.usage(&Limits::default()).await.map(drop),
+        Operation::Connect => {
+            let mut connection = guest.connect_to(80).await?;
+            let closed = |error: std::io::Error| Error::new(ErrorKind::Closed, "read", error.to_string());
+            connection.write_all(b"x").await.map_err(closed)?;
+            connection.read_to_end(&mut Vec::new()).await.map(drop).map_err(closed)
+        }
+        Operation::Accept => guest.accept().await.map(drop),
     }
 }
 
@@ -151,6 +163,21 @@ async fn invalid_answers_end_the_connection() {
         ("entries of nothing", Operation::List, Box::new(|id| frame(ENTRIES, id, &[0xff; 50]))),
         ("a name that leads out", Operation::List, Box::new(|id| frame(ENTRIES, id, &entry(b"../x")))),
         ("no name", Operation::List, Box::new(|id| frame(ENTRIES, id, &entry(b"")))),
+        ("data before the connection", Operation::Connect, Box::new(|id| frame(DATA, id, b"x"))),
+        ("two connections", Operation::Connect, Box::new(move |id| many(frame(CONNECTED, id, &[1; 6]), 2))),
+        ("a query of a connection", Operation::Connect, Box::new(|id| frame(QUERY, id, &[0; 20]))),
+        (
+            "credit beyond the window",
+            Operation::Connect,
+            Box::new(|id| [frame(CONNECTED, id, &[1; 6]), frame(CREDIT, id, &[0xff; 4])].concat()),
+        ),
+        (
+            "data after its end",
+            Operation::Connect,
+            Box::new(|id| [frame(CONNECTED, id, &[1; 6]), frame(DATA_END, id, b""), frame(DATA, id, b"x")].concat()),
+        ),
+        ("a connection cut short", Operation::Accept, Box::new(|id| frame(CONNECTED, id, &[1; 5]))),
+        ("output of no program", Operation::Accept, Box::new(|id| frame(OUTPUT, id, b"\0x"))),
     ];
     for (what, asked, answer) in cases {
         let (result, guest) = result_of(asked, answer).await;
@@ -185,6 +212,51 @@ async fn more_of_a_file_than_was_asked_for_ends_the_connection() {
     drop(reader);
 }
 
+/// Promise (Network): A guest agent that sends queries without end is closed.
+#[tokio::test]
+async fn queries_without_end_are_refused() {
+    let (ours, theirs) = tokio::io::duplex(64 * 1024);
+    let flooding = tokio::spawn(async move {
+        let (mut stream, kind, listener) = behave(theirs).await.unwrap();
+        assert_eq!(kind, 26, "it lets the agent listen");
+        stream.write_all(&frame(DONE, listener, &[0; 8])).await.unwrap();
+        let (mut stream, ..) = behave(stream).await.unwrap();
+        let mut sent = 0;
+        while stream.write_all(&frame(QUERY, listener, &[0; 500])).await.is_ok() {
+            sent += 1;
+        }
+        sent
+    });
+    let (reader, writer) = tokio::io::split(ours);
+    let settings = Settings { ports: Some(vec![80]), ..settings() };
+    let (guest, _) = Guest::connect(reader, writer, settings, Instant::now() + LONG).await.unwrap();
+    let error = tokio::time::timeout(LONG, ask(&guest, Operation::Usage)).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(guest.closed().await.unwrap().why.contains("more queries than the host allows"));
+    let sent = tokio::time::timeout(LONG, flooding).await.unwrap().unwrap();
+    assert!(sent < 1000, "{sent} queries were accepted");
+}
+
+/// Promise (Network): A guest agent cannot make the host buffer more of a connection than its window.
+#[tokio::test]
+async fn more_of_a_connection_than_its_window_ends_everything() {
+    let (guest, peer) = connected().await;
+    let flooding = tokio::spawn(async move {
+        let (mut stream, _, id) = peer.await.unwrap().unwrap();
+        stream.write_all(&frame(CONNECTED, id, &[1; 6])).await.unwrap();
+        let mut sent = 0usize;
+        while stream.write_all(&frame(DATA, id, &[7; 60 * 1024])).await.is_ok() {
+            sent += 60 * 1024;
+        }
+        sent
+    });
+    let connection = guest.connect_to(80).await.unwrap();
+    let sent = tokio::time::timeout(LONG, flooding).await.expect("the host closes the connection").unwrap();
+    assert!(sent < 1 << 20, "{sent} bytes were accepted");
+    assert!(!guest.is_alive());
+    drop(connection);
+}
+
 /// Promise (Containers): A directory listing without an end is cut off.
 #[tokio::test]
 async fn a_list_without_end_is_cut_off() {
@@ -197,7 +269,9 @@ async fn a_list_without_end_is_cut_off() {
 /// Promise (Containers): A guest agent that stays silent is an error of its own.
 #[tokio::test]
 async fn silence_is_an_error_of_its_own() {
-    for what in [Operation::Usage, Operation::Start, Operation::Read, Operation::List, Operation::Write] {
+    for what in
+        [Operation::Usage, Operation::Start, Operation::Read, Operation::List, Operation::Write, Operation::Connect]
+    {
         let (result, _) = result_of(what, |_| Vec::new()).await;
         let kind = result.unwrap_err().kind();
         assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Closed), "{what:?}: {kind:?}");
@@ -318,9 +392,9 @@ proptest! {
 
     #[test]
     fn no_answers_make_the_host_hang_or_panic(
-        what in prop_oneof![Just(Operation::Start), Just(Operation::Read), Just(Operation::List), Just(Operation::Usage), Just(Operation::Write)],
+        what in prop_oneof![Just(Operation::Start), Just(Operation::Read), Just(Operation::List), Just(Operation::Usage), Just(Operation::Write), Just(Operation::Connect), Just(Operation::Accept)],
         frames in prop::collection::vec(
-            (prop_oneof![1u8..16, any::<u8>()], -2i64..3, prop::collection::vec(any::<u8>(), 0..90)), 0..8),
+            (prop_oneof![1u8..20, any::<u8>()], -2i64..3, prop::collection::vec(any::<u8>(), 0..90)), 0..8),
         tail in prop::collection::vec(any::<u8>(), 0..30),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

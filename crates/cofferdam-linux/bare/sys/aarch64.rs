@@ -119,7 +119,12 @@ pub mod number {
     pub const SOCKETPAIR: usize = 199;
     pub const BIND: usize = 200;
     pub const LISTEN: usize = 201;
+    pub const CONNECT: usize = 203;
+    pub const GETSOCKNAME: usize = 204;
+    pub const SENDTO: usize = 206;
     pub const RECVFROM: usize = 207;
+    pub const SETSOCKOPT: usize = 208;
+    pub const SHUTDOWN: usize = 210;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
     pub const MUNMAP: usize = 215;

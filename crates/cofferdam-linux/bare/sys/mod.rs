@@ -3,6 +3,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod files;
+mod inet;
 mod isolation;
 mod memory;
 mod message;
@@ -23,6 +24,7 @@ pub use x86_64::O_DIRECTORY;
 use x86_64::{call, clone, number};
 
 pub use files::*;
+pub use inet::*;
 pub use isolation::*;
 pub use memory::{Mapping, Once};
 pub use message::{Fds, next_length, receive, send};

@@ -75,12 +75,17 @@ pub mod number {
     pub const IOCTL: usize = 16;
     pub const GETPID: usize = 39;
     pub const SOCKET: usize = 41;
+    pub const CONNECT: usize = 42;
+    pub const SENDTO: usize = 44;
     pub const RECVFROM: usize = 45;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
+    pub const SHUTDOWN: usize = 48;
     pub const BIND: usize = 49;
     pub const LISTEN: usize = 50;
+    pub const GETSOCKNAME: usize = 51;
     pub const SOCKETPAIR: usize = 53;
+    pub const SETSOCKOPT: usize = 54;
     pub const CLONE: usize = 56;
     pub const EXECVE: usize = 59;
     pub const WAIT4: usize = 61;

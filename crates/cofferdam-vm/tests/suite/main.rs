@@ -9,6 +9,7 @@ mod consoles;
 mod images;
 mod kill;
 mod life;
+mod network;
 mod quiesce;
 mod rest;
 mod state;

@@ -6,7 +6,7 @@ use super::code::typed;
 use super::{WEAKER, cofferdam, has_weaker_containers, json, outcome, run};
 
 /// Returns the command with the tests' engine, or prints why there is none.
-pub(super) fn with_engine(mut command: Command) -> Option<Command> {
+pub fn with_engine(mut command: Command) -> Option<Command> {
     let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
         println!("SKIP containers: COFFERDAM_TEST_DOCKER names no engine");
         return None;

@@ -93,7 +93,7 @@ fn a_missing_image_says_how_to_get_it_and_starts_nothing() {
 fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     let place = tempfile::tempdir().expect("a directory");
     for (words, says) in [
-        (&["--net", "example.org", "--", "true"][..], "no network"),
+        (&["--net", "10.0.0.7:80", "--", "true"][..], "names of a network policy only"),
         (&["--workspace", ".", "--", "true"], "lends no directory"),
         (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
         (&["--disk", "4K", "--", "true"], "at least 2 MiB"),

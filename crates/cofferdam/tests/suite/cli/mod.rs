@@ -3,7 +3,7 @@
 mod code;
 mod configuration;
 #[cfg(feature = "container")]
-mod containers;
+pub mod containers;
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 mod documented;
 mod documents;

@@ -63,7 +63,7 @@ impl Parts {
                 },
                 "access": "read-write",
                 "limits": { "wall_time": 9.0 },
-                "guest": { "version": 6, "last": 0, "execs": [] }
+                "guest": { "version": 7, "last": 0, "execs": [] }
             },
             "root": "00".repeat(32)
         });
@@ -251,7 +251,7 @@ fn what_cannot_be_saved_is_refused_before_a_machine_is_made() {
         (&["--out", "m", "--key-file", "there"], "key"),
         (&["--out", "m", "--after", "1s", "--when-done"], "cannot be used with"),
         (&["--out", "m", "--compression", "20"], "1..=19"),
-        (&["--out", "m", "--net", "example.org"], "no network"),
+        (&["--out", "m", "--net", "example.org"], "needs a port"),
         (&["--out", "m", "--backend", "process"], "only VMs can be saved"),
         (&["--out", "m", "--backend", "no-such"], "no-such"),
         // No image exists.

@@ -1,5 +1,8 @@
-//! Network policies of process sandboxes, with servers at invented names and public-looking addresses. Everything is in
+//! Network policies, with servers at invented names and public-looking addresses. Everything is in
 //! network namespaces that the test made.
+
+#[cfg(all(feature = "container", feature = "vm"))]
+mod agents;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

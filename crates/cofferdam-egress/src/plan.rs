@@ -1,0 +1,144 @@
+//! The part of a policy that a sandbox with a network namespace or kernel of its own needs before it starts.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use cofferdam_contract::{Error, NetworkPolicy, Result};
+
+use crate::{NETWORK, Rules};
+
+/// The maximum of ports and of addresses of a policy. Each is a socket or a setting of the kernel.
+const MAX_PORTS: usize = 16;
+const MAX_ADDRESSES: usize = 64;
+/// The port of the sandbox's resolver.
+const DNS: u16 = 53;
+
+/// The addresses of a policy that a backend can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Host names and IPv4 addresses.
+    Addresses,
+    /// Host names only.
+    Names,
+}
+
+/// The rules of a policy, and the ports and addresses on which the sandbox listens for the gateway.
+#[derive(Debug)]
+pub struct Plan {
+    /// The rules.
+    pub rules: Rules,
+    /// The ports, in ascending order.
+    pub ports: Vec<u16>,
+    /// The addresses.
+    pub addresses: Vec<Ipv4Addr>,
+}
+
+impl Plan {
+    /// Plans the network of a sandbox of the backend with this name. Returns `None` if the policy allows no network.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`, with a remedy, for hosts that such a sandbox cannot reach.
+    pub fn of(policy: &NetworkPolicy, backend: &str, reach: Reach) -> Result<Option<Self>> {
+        let Some(rules) = Rules::of(policy)? else { return Ok(None) };
+        let refused =
+            |what: String, remedy: &str| Err(Error::unsupported("create", what).with_remedy(remedy.to_owned()));
+        let Some(ports) = rules.ports() else {
+            return refused(
+                format!("the {backend} backend needs a port for each host of the network policy"),
+                "name it, such as --net example.com:443",
+            );
+        };
+        if rules.lookup("localhost").is_ok() {
+            return refused(
+                format!("localhost is the sandbox itself in the {backend} backend"),
+                match reach {
+                    Reach::Addresses => "name an address of this host that is not a loopback address",
+                    Reach::Names => "give the host a name",
+                },
+            );
+        }
+        let mut addresses = Vec::new();
+        for address in rules.addresses() {
+            match address {
+                _ if reach == Reach::Names => {
+                    return refused(
+                        format!("the {backend} backend reaches names of a network policy only, not {address}"),
+                        "use a host name, or the process backend",
+                    );
+                }
+                IpAddr::V4(address) if is_synthetic(address) => {
+                    return refused(
+                        format!("addresses in 198.18.0.0/15 stand for names in the {backend} backend"),
+                        "use a host name",
+                    );
+                }
+                IpAddr::V4(address) if !address.is_loopback() => addresses.push(address),
+                IpAddr::V4(_) => {
+                    return refused(
+                        format!("loopback addresses are the sandbox itself in the {backend} backend"),
+                        "name an address of this host that is not a loopback address",
+                    );
+                }
+                IpAddr::V6(_) => {
+                    return refused(
+                        format!("the {backend} backend reaches no IPv6 addresses of a policy"),
+                        "use a host name",
+                    );
+                }
+            }
+        }
+        if ports.contains(&DNS) {
+            return refused(
+                format!("port 53 is that of the sandbox's resolver in the {backend} backend"),
+                "leave it out",
+            );
+        }
+        if ports.len() > MAX_PORTS || addresses.len() > MAX_ADDRESSES {
+            return refused(
+                format!(
+                    "a network policy of the {backend} backend has at most {MAX_PORTS} different ports and \
+                     {MAX_ADDRESSES} addresses"
+                ),
+                "allow fewer hosts, or use several sandboxes",
+            );
+        }
+        Ok(Some(Self { rules, ports: ports.into_iter().collect(), addresses }))
+    }
+}
+
+fn is_synthetic(address: Ipv4Addr) -> bool {
+    let (network, prefix) = NETWORK;
+    (address.to_bits() ^ network.to_bits()) >> (32 - prefix) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(hosts: &[&str], reach: Reach) -> Result<Option<Plan>> {
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        Plan::of(&NetworkPolicy::Allow { hosts }, "test", reach)
+    }
+
+    #[test]
+    fn hosts_that_a_sandbox_cannot_reach_are_refused() {
+        for hosts in [
+            &["a.example"][..],
+            &["localhost:80"],
+            &["127.0.0.1:80"],
+            &["[fd00::1]:80"],
+            &["198.18.0.7:80"],
+            &["a.example:53"],
+            &["a.example:1", "b"],
+        ] {
+            let error = of(hosts, Reach::Addresses).unwrap_err();
+            assert!(error.remedy().is_some(), "{hosts:?}: {error}");
+        }
+        let hosts = ["a.example:443", "b.example:443", "*.c.example:80", "10.0.0.7:5432"];
+        let plan = of(&hosts, Reach::Addresses).unwrap().unwrap();
+        assert_eq!((plan.ports, plan.addresses), (vec![80, 443, 5432], vec![Ipv4Addr::new(10, 0, 0, 7)]));
+        assert!(of(&hosts, Reach::Names).is_err());
+        assert_eq!(of(&hosts[..3], Reach::Names).unwrap().unwrap().ports, [80, 443]);
+        assert!(Plan::of(&NetworkPolicy::None, "test", Reach::Names).unwrap().is_none());
+    }
+}

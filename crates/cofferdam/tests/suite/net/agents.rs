@@ -1,0 +1,82 @@
+//! Network policies of containers and VMs, whose connections come through their agent.
+
+use std::process::{Command, Stdio};
+
+use super::{PRELUDE, Place};
+use crate::cli::{WEAKER, containers, machines};
+
+/// Returns a run of a line of Python in the servers' network, under a backend.
+fn run(place: &Place, backend: &str, policy: &str, code: &str) -> Command {
+    let mut run = Command::new("nsenter");
+    run.args(["--mount", "--net", "--pid", "--target", &place.first.to_string()]);
+    run.args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--backend", backend, "--allow-weaker", WEAKER]);
+    run.args(["--net", policy, "--timeout", "120s", "--", "python3", "-c", &format!("{PRELUDE}\n{code}")]);
+    run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+    run
+}
+
+/// Checks that a backend reaches the hosts of its policy, and nothing else. `prepare` gives a run what it needs.
+fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
+    let http = "GET /x HTTP/1.1\\nHost: web.example\\nConnection: close\\n\\n";
+    let get = format!("print(http('web.example', '{http}')[:15])");
+    let tls = "context = ssl._create_unverified_context()\ndef greet():\n    \
+               with socket.create_connection(('web.example', 443), 30) as plain:\n        \
+               with context.wrap_socket(plain, server_hostname='web.example') as connection: return connection.recv(100)\n\
+               attempt(greet)";
+    let many = "import threading\ndone = []\n\
+                def one(): done.append(talk('web.example', 7, b'abc'))\n\
+                threads = [threading.Thread(target=one) for _ in range(40)]\n\
+                for thread in threads: thread.start()\n\
+                for thread in threads: thread.join()\n\
+                print(done == [b'3 bytes'] * 40)";
+    for (policy, code, printed, denied) in [
+        ("web.example:80", get.as_str(), "b'HTTP/1.1 200 OK'\n", ""),
+        ("web.example:443", tls, "b'secret greeting'\n", ""),
+        ("*.suffix.example:22", "print(talk('a.suffix.example', 22, b'x\\n'))", "b'banner\\necho x\\n'\n", ""),
+        ("web.example:7", "print(talk('web.example', 7, b'\\0' * 3_000_000))", "b'3000000 bytes'\n", ""),
+        ("web.example:7", many, "True\n", ""),
+        (
+            "web.example:80",
+            "attempt(talk, 'other.example', 80)",
+            "failed: gaierror\n",
+            "the look-up of other.example: the policy does not list it; --net other.example would allow it",
+        ),
+        ("web.example:80", "attempt(talk, 'web.example', 7)", "failed: ConnectionRefusedError\n", ""),
+        ("web.example:80", "attempt(talk, '11.22.33.44', 80)", "failed: OSError\n", ""),
+        ("web.example:80", "attempt(talk, '127.64.200.200', 80)", "b''\n", "the connection to 127.64.200.200:80"),
+        ("web.example:80", "attempt(talk, '127.0.0.1', 80)", "b''\n", "the connection to 127.0.0.1:80"),
+        ("private.example:80", "attempt(talk, 'private.example', 80)", "b''\n", "the address is not public"),
+    ] {
+        let Some(mut run) = prepare(run(place, backend, policy, code)) else { return };
+        let output = run.output().expect("it runs");
+        let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success() && stdout == printed,
+            "{backend} {policy} {code}: {} {stdout} {stderr}",
+            output.status
+        );
+        assert_eq!(stderr.contains("cofferdam: network: refused"), !denied.is_empty(), "{backend} {code}: {stderr}");
+        assert!(stderr.contains(denied), "{backend} {code}: {stderr}");
+    }
+}
+
+/// Promise (Network): A container reaches the hosts and ports of its policy by name, and nothing else.
+#[test]
+fn a_container_reaches_the_hosts_of_its_policy() {
+    let Some(place) = Place::new("a_container_reaches_the_hosts_of_its_policy") else { return };
+    check(&place, "docker", containers::with_engine);
+    // The same API, by another engine.
+    check(&place, "docker", |mut run| {
+        let socket = std::env::var("COFFERDAM_TEST_PODMAN").ok()?;
+        run.env("DOCKER_HOST", format!("unix://{socket}"));
+        Some(run)
+    });
+}
+
+/// Promise (Network): A VM reaches the hosts and ports of its policy by name, and nothing else.
+#[test]
+fn a_vm_reaches_the_hosts_of_its_policy() {
+    let test = "a_vm_reaches_the_hosts_of_its_policy";
+    let Some(place) = Place::new(test) else { return };
+    check(&place, "vm", |run| machines::with_machines(run, test));
+}
