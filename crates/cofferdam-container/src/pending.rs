@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
-use cofferdam_guest::network::Network;
+use cofferdam_guest::network::{Network, Opening};
 use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usual_rules};
 
 use crate::container::{Attached, Cause, Container};
@@ -235,10 +235,10 @@ impl Creation<'_> {
             Err(error) => return Err(self.not_started(container, error, known).await),
         };
         let ready_by = Instant::now() + self.state.config.deadlines.change + READY_TIMEOUT;
-        let (mut settings, mut rules) = (self.settings(container), None);
-        if let Some(plan) = SpecPlan::of(self.spec)?.network {
-            settings.ports = Some(plan.ports);
-            rules = Some(plan.rules);
+        let opening = Opening::of(self.spec.network(), SpecPlan::of(self.spec)?.network).await?;
+        let mut settings = self.settings(container);
+        if let Some(opening) = &opening {
+            opening.configure(&mut settings);
         }
         let mut connecting = pin!(Guest::connect(reader, writer, settings, ready_by));
         // The agent answers some time before the engine reports that it runs.
@@ -274,7 +274,10 @@ impl Creation<'_> {
             guest.set_meter(meter);
         }
         bind(&guest, container);
-        let network = rules.map(|rules| Network::start(&guest, rules)).transpose()?;
+        let network = match opening {
+            Some(opening) => Some(Network::start(&guest, opening).await?),
+            None => None,
+        };
         let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());
         let user = self.user;

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::{
-    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkPolicy, OutputEvent,
-    OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec, after_close,
+    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkEvent,
+    NetworkPolicy, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec,
+    after_close,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -227,6 +228,12 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Returns what the network policy refused so far: one printable text for each kind of refusal.
     fn network_denials(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Returns a receiver of an event for each connection and request of the network policy from now on. `None` without
+    /// a policy, and for backends without events. A reader that is too slow loses the oldest events.
+    fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {
+        None
     }
 
     /// Replaces the network policy. Connections that the new policy does not allow are closed.

@@ -49,7 +49,9 @@ pub use files::{DirEntry, EntryKind, FileReader, SandboxPath};
 pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
 pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
-pub use network::{NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, SecretPlace};
+pub use network::{
+    NetworkEvent, NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, SecretPlace,
+};
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};
 pub use prepared::PreparedSandbox;

@@ -81,6 +81,41 @@ pub struct NetworkRule {
     pub bytes_per_second: Option<ByteSize>,
 }
 
+/// A connection or request of a sandbox. A connection is reported at its end, and a request at its begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkEvent {
+    /// The time of the event, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// The name or address as the guest named it.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// The address of the server, if there was a connection to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<std::net::IpAddr>,
+    /// `any`, `tls`, `https` or `http`.
+    pub protocol: String,
+    /// The method of a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// The path of a request, without the query.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The rule that allowed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The reason of a refusal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Bytes that the guest sent on the connection so far.
+    pub sent: u64,
+    /// Bytes that the guest received on the connection so far.
+    pub received: u64,
+    /// Milliseconds since the begin of the connection.
+    pub duration_ms: u64,
+}
+
 /// The protocol that a rule allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

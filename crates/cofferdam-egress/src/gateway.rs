@@ -9,21 +9,27 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional, join};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::denials::{Denial, Denials};
+use crate::access::Access;
+use crate::denials::Denial;
+use crate::flow::{Flow, Judge, Metered};
 use crate::inspect::Inspected;
+use crate::intercept::{self, Interception};
 use crate::names::{FIRST_NAME, Names};
 use crate::pace::Pace;
-use crate::rules::{Query, Refusal, Rules, Target};
+use crate::proxy::{self, Wanted};
+use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
+use crate::secrets::Secrets;
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
-use crate::{dns, http};
+use crate::{PROXY_PORT, RESOLVER, dns, http};
 
 /// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
 /// waits to be accepted.
@@ -64,9 +70,14 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct Shared {
-    rules: Rules,
+    judge: Arc<Judge>,
     names: Mutex<Names>,
-    denials: Arc<Denials>,
+    secrets: Option<Arc<Secrets>>,
+    /// The secrets as the policy has them.
+    declared: Vec<NetworkSecret>,
+    interception: Option<Interception>,
+    /// The address of the resolver and the proxy.
+    own: Ipv4Addr,
     connections: Arc<Semaphore>,
     upstream: Upstream,
 }
@@ -80,8 +91,8 @@ enum Destination {
 
 impl Gateway {
     /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
-    pub fn start(sockets: Sockets, rules: Rules) -> io::Result<Self> {
-        let shared = Shared::new(rules, FIRST_NAME);
+    pub fn start(sockets: Sockets, access: Access) -> io::Result<Self> {
+        let shared = Shared::new(access, FIRST_NAME);
         let (closing, closed) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for listener in sockets.listeners {
@@ -97,9 +108,9 @@ impl Gateway {
 
     /// Creates a gateway without sockets, for a sandbox whose connections and queries arrive by another way. Names get
     /// the addresses from `first_name` on.
-    pub fn without_sockets(rules: Rules, first_name: Ipv4Addr) -> Self {
+    pub fn without_sockets(access: Access, first_name: Ipv4Addr) -> Self {
         let (closing, _) = watch::channel(false);
-        Self { shared: Shared::new(rules, first_name), closing, tasks: tokio::sync::Mutex::default() }
+        Self { shared: Shared::new(access, first_name), closing, tasks: tokio::sync::Mutex::default() }
     }
 
     /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 is the resolver's.
@@ -136,7 +147,22 @@ impl Gateway {
 
     /// Returns what was refused so far.
     pub fn denials(&self) -> Vec<Denial> {
-        self.shared.denials.list()
+        self.shared.judge.denials.list()
+    }
+
+    /// Replaces the rules. Connections that the new ones do not allow are closed.
+    pub fn set_rules(&self, rules: Rules) {
+        self.shared.judge.set_rules(rules);
+    }
+
+    /// Returns true if the sandbox was created with these secrets.
+    pub fn has_secrets(&self, secrets: &[NetworkSecret]) -> bool {
+        self.shared.declared == secrets
+    }
+
+    /// Returns a receiver of an event for each connection and request from now on.
+    pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
+        self.shared.judge.events()
     }
 }
 
@@ -188,33 +214,74 @@ async fn serve<S>(client: S, to: SocketAddr, shared: Arc<Shared>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    if to == SocketAddr::from((shared.own, PROXY_PORT)) {
+        return serve_proxy(Box::new(client), &shared).await;
+    }
     match shared.destination(to) {
-        Ok(destination) => relay(client, &destination, &shared).await,
-        Err((name, refusal)) => {
-            shared.denials.note(format_args!("the connection to {name}:{}", to.port()), refusal);
+        Ok(destination) => {
+            let flow = shared.flow(&destination);
+            follow(client, &destination, &shared, flow).await;
+        }
+        Err((name, refusal)) => shared.refused(&name, to.port()).deny(refusal),
+    }
+}
+
+/// Serves a client that names its server by a protocol of proxies.
+async fn serve_proxy(client: Connection, shared: &Shared) {
+    let Ok(Some((wanted, asked))) = timeout(FIRST_TIMEOUT, proxy::read(client)).await else { return };
+    let destination = match wanted {
+        Wanted::Name(name, port) => shared.named(name, port).map_err(|(name, refusal)| (name, port, refusal)),
+        Wanted::Address(to) => shared.destination(to).map_err(|(name, refusal)| (name, to.port(), refusal)),
+    };
+    match destination {
+        Ok(destination) => {
+            let flow = shared.flow(&destination);
+            if let Ok(Some(client)) = timeout(FIRST_TIMEOUT, asked.accept()).await {
+                follow(client, &destination, shared, flow).await;
+            }
+        }
+        Err((name, port, refusal)) => {
+            shared.refused(&name, port).deny(refusal);
+            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&refusal.to_string())).await;
         }
     }
 }
 
-async fn relay<S>(mut client: S, destination: &Destination, shared: &Shared)
+/// Relays a connection until it ends or the policy no longer allows it.
+async fn follow<S>(client: S, destination: &Destination, shared: &Shared, flow: Arc<Flow>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let denied = |why: &dyn std::fmt::Display| {
-        shared.denials.note(format_args!("the connection to {destination}"), why);
-    };
+    let metered = Metered::new(client, Arc::clone(&flow));
+    tokio::select! {
+        () = relay(metered, destination, shared, &flow) => {}
+        () = flow.revoked() => {}
+    }
+}
+
+async fn relay<S>(mut client: S, destination: &Destination, shared: &Shared, flow: &Arc<Flow>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    if shared.judge.rules().is_learning() {
+        return flow.deny(Refusal::Learning);
+    }
     let connected = match destination {
-        Destination::Name(target, port) => shared.upstream.connect(target, *port).await,
+        Destination::Name(target, port) => shared.upstream.connect(target, *port, &shared.judge.rules()).await,
         Destination::Address(address) => shared.upstream.to(address.ip(), address.port()).await,
     };
     let mut server = match connected {
         Ok(server) => server,
-        Err(Failure::Denied(refusal)) => return denied(&refusal),
+        Err(Failure::Denied(refusal)) => return flow.deny(refusal),
         Err(Failure::Unreachable) => return,
     };
+    *flow.address.lock() = server.peer_addr().ok().map(|address| address.ip());
     let Destination::Name(target, port) = destination else {
-        // An error belongs to one of the two sides, which see it.
-        drop(copy_bidirectional(&mut client, &mut server).await);
+        match flow.admit(Content::Any) {
+            // An error belongs to one of the two sides, which see it.
+            Ok(()) => drop(copy_bidirectional(&mut client, &mut server).await),
+            Err(why) => flow.deny(why),
+        }
         return;
     };
     let (mut first, mut greeting) = (Vec::new(), Vec::new());
@@ -225,37 +292,46 @@ where
     let protocol = match begun {
         Begun::Client(protocol) => protocol,
         Begun::Server => Protocol::Other,
-        Begun::Incomplete => return denied(&"its first message was never complete"),
+        Begun::Incomplete => return flow.deny("its first message was never complete"),
         Begun::Closed => return,
     };
+    let denials = Arc::clone(&shared.judge.denials);
+    let secrets = shared.secrets.clone();
+    let route = http::Route { target: Arc::clone(target), port: *port, denials, secrets, flow: Some(Arc::clone(flow)) };
     match protocol {
-        Protocol::Tls(Some(name)) if is_same_name(&name, &target.name) => {
-            if server.write_all(&first).await.is_ok() {
-                drop(copy_bidirectional(&mut client, &mut server).await);
+        Protocol::Tls(Some(name)) if is_same_name(&name, &target.name) => match shared.interception(target, *port) {
+            Some(interception) => {
+                flow.set_secure();
+                intercept::serve(client, first, server, route, interception).await;
             }
-        }
-        Protocol::Tls(Some(name)) => denied(&format_args!("TLS asks for {name}")),
-        Protocol::Tls(None) => denied(&"TLS asks for no name"),
-        Protocol::InvalidTls => denied(&"its first message is invalid TLS"),
-        _ if *port == HTTPS => denied(&"it is not TLS"),
-        Protocol::Http2 => denied(&"HTTP/2 without TLS is not supported"),
-        Protocol::Http => {
-            let (reader, writer) = tokio::io::split(client);
-            let client = join(io::Cursor::new(first).chain(reader), writer);
-            let denials = Arc::clone(&shared.denials);
-            let route = http::Route { target: Arc::clone(target), port: *port, denials, secrets: None };
-            http::serve(client, server, route).await;
-        }
+            None => {
+                if let Err(why) = flow.admit(Content::Tls) {
+                    return flow.deny(why);
+                }
+                if server.write_all(&first).await.is_ok() {
+                    drop(copy_bidirectional(&mut client, &mut server).await);
+                }
+            }
+        },
+        Protocol::Tls(Some(name)) => flow.deny(format_args!("TLS asks for {name}")),
+        Protocol::Tls(None) => flow.deny("TLS asks for no name"),
+        Protocol::InvalidTls => flow.deny("its first message is invalid TLS"),
+        _ if *port == HTTPS => flow.deny("it is not TLS"),
+        Protocol::Http2 => flow.deny("HTTP/2 without TLS is not supported"),
+        Protocol::Http => http::serve(proxy::replayed(client, first), server, route).await,
         Protocol::Other => {
             if is_unchecked_answer(&greeting) {
-                return denied(&"the server speaks HTTP/2 or TLS without a request");
+                return flow.deny("the server speaks HTTP/2 or TLS without a request");
+            }
+            if let Err(why) = flow.admit(Content::Any) {
+                return flow.deny(why);
             }
             if client.write_all(&greeting).await.is_err() || server.write_all(&first).await.is_err() {
                 return;
             }
             let copied = copy_bidirectional(&mut client, &mut Inspected::new(server, &greeting)).await;
             if copied.is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
-                denied(&"the server speaks HTTP or TLS, and the first message of the client was neither");
+                flow.deny("the server speaks HTTP or TLS, and the first message of the client was neither");
             }
         }
     }
@@ -319,14 +395,38 @@ fn is_same_name(asked: &str, name: &str) -> bool {
 }
 
 impl Shared {
-    fn new(rules: Rules, first_name: Ipv4Addr) -> Arc<Self> {
+    fn new(access: Access, first_name: Ipv4Addr) -> Arc<Self> {
+        let Access { rules, secrets, declared, interception } = access;
         Arc::new(Self {
-            rules,
+            judge: Arc::new(Judge::new(rules)),
             names: Mutex::new(Names::new(first_name)),
-            denials: Arc::default(),
+            secrets,
+            declared,
+            interception,
+            own: Ipv4Addr::from_bits(first_name.to_bits() - (FIRST_NAME.to_bits() - RESOLVER.to_bits())),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             upstream: Upstream::default(),
         })
+    }
+
+    /// Returns the means to intercept TLS to a server, if its requests must be seen.
+    fn interception(&self, target: &Target, port: u16) -> Option<&Interception> {
+        let secret = self.secrets.as_ref().is_some_and(|secrets| secrets.has_host(&target.name, port));
+        let needed = secret || self.judge.rules().needs_interception(Server::Name(&target.name), port);
+        self.interception.as_ref().filter(|_| needed)
+    }
+
+    /// Returns the state of a new connection.
+    fn flow(&self, destination: &Destination) -> Arc<Flow> {
+        match destination {
+            Destination::Name(target, port) => Flow::new(&self.judge, target.name.clone(), None, *port),
+            Destination::Address(to) => Flow::new(&self.judge, to.ip().to_string(), Some(to.ip()), to.port()),
+        }
+    }
+
+    /// Returns the state of a connection that is refused at once.
+    fn refused(&self, name: &str, port: u16) -> Arc<Flow> {
+        Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port)
     }
 
     /// Returns the permits of one more connection. Returns `None`, and notes it, if there are too many.
@@ -335,7 +435,7 @@ impl Shared {
         if let (Ok(own), Ok(all)) = permits {
             return Some((own, all));
         }
-        self.denials.note(format_args!("further connections to port {port}"), "too many are open");
+        self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
         None
     }
 
@@ -347,29 +447,25 @@ impl Shared {
             IpAddr::V6(_) => None,
         };
         let Some(name) = name else {
-            return match self.rules.connect([], to) {
+            return match self.judge.rules().connect([], to) {
                 Ok(_) => Ok(Destination::Address(to)),
                 Err(refusal) => Err((to.ip().to_string(), refusal)),
             };
         };
-        match self.rules.lookup(&name) {
-            Ok(Query::Name(target)) if target.has_port(to.port()) => Ok(Destination::Name(target, to.port())),
+        self.named(name, to.port())
+    }
+
+    /// Returns the destination of a connection to a name.
+    fn named(&self, name: String, port: u16) -> Result<Destination, (String, Refusal)> {
+        match self.judge.rules().lookup(&name) {
+            Ok(Query::Name(target)) if target.has_port(port) => Ok(Destination::Name(target, port)),
             Ok(_) => Err((name, Refusal::OtherPort)),
             Err(refusal) => Err((name, refusal)),
         }
     }
 
     fn answer(&self, query: &[u8]) -> Option<Vec<u8>> {
-        dns::answer(query, &self.rules, &self.names, &self.denials)
-    }
-}
-
-impl std::fmt::Display for Destination {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Name(target, port) => write!(f, "{}:{port}", target.name),
-            Self::Address(address) => address.fmt(f),
-        }
+        dns::answer(query, &self.judge.rules(), &self.names, &self.judge.denials)
     }
 }
 

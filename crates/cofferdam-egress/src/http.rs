@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::denials::Denials;
+use crate::flow::Flow;
 use crate::rules::Target;
 use crate::scrub::Scrubbed;
 use crate::secrets::Secrets;
@@ -51,6 +52,8 @@ pub struct Route {
     pub denials: Arc<Denials>,
     /// The secrets of the sandbox, if it has any.
     pub secrets: Option<Arc<Secrets>>,
+    /// Decides about each request. Without it, all are allowed.
+    pub flow: Option<Arc<Flow>>,
 }
 
 /// The gateway's side of one connection to a server.
@@ -133,6 +136,15 @@ impl Upstream {
         let route = &self.route;
         if let Err(why) = check(&request, route) {
             return self.refuse(&why);
+        }
+        if let Some(Err(why)) =
+            route.flow.as_ref().map(|flow| flow.admit_request(request.method().as_str(), request.uri().path()))
+        {
+            return self.refuse(&why);
+        }
+        // A client of the proxy names the server, which a server does not expect.
+        if let (Some(_), Some(path)) = (request.uri().authority(), request.uri().path_and_query().cloned()) {
+            *request.uri_mut() = path.into();
         }
         // Another protocol could carry requests that are not checked.
         let upgrades = is_websocket(request.headers());
@@ -285,7 +297,8 @@ mod tests {
 
         let policy = NetworkPolicy::Allow { hosts: vec!["a.example".to_owned()] };
         let Ok(Query::Name(target)) = Rules::of(&policy).unwrap().unwrap().lookup("a.example") else { panic!() };
-        let route = |port| Route { target: Arc::clone(&target), port, denials: Arc::default(), secrets: None };
+        let route =
+            |port| Route { target: Arc::clone(&target), port, denials: Arc::default(), secrets: None, flow: None };
         for (authority, port, expected) in [
             ("a.example", 80, true),
             ("A.Example.", 80, true),

@@ -27,7 +27,6 @@ pub struct Interception {
 }
 
 /// Serves the requests of one connection that has begun with the first message of TLS, until either side closes it.
-#[cfg_attr(not(test), expect(dead_code, reason = "the gateway calls it once its rules name the connections"))]
 pub async fn serve<C, S>(client: C, first: Vec<u8>, server: S, route: Route, interception: &Interception)
 where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,

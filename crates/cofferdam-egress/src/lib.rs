@@ -11,6 +11,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "gateway")]
+mod access;
 mod addresses;
 #[cfg(feature = "gateway")]
 mod authority;
@@ -19,6 +21,8 @@ mod budget;
 mod denials;
 #[cfg(feature = "gateway")]
 mod dns;
+#[cfg(feature = "gateway")]
+mod flow;
 #[cfg(feature = "gateway")]
 mod gateway;
 mod host;
@@ -34,6 +38,8 @@ mod pace;
 mod plan;
 #[cfg(feature = "gateway")]
 mod providers;
+#[cfg(feature = "gateway")]
+mod proxy;
 mod rules;
 #[cfg(feature = "gateway")]
 mod scrub;
@@ -46,6 +52,8 @@ mod upstream;
 
 use std::net::Ipv4Addr;
 
+#[cfg(feature = "gateway")]
+pub use access::{Access, BUNDLE};
 pub use addresses::{is_own, is_public};
 #[cfg(feature = "gateway")]
 pub use authority::{Authority, Roots};
@@ -58,6 +66,8 @@ pub use host::{PRESETS, is_not_single_host};
 pub use intercept::Interception;
 #[cfg(feature = "gateway")]
 pub use pace::Pace;
+#[cfg(feature = "gateway")]
+pub use plan::replace;
 pub use plan::{Plan, Reach};
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
 #[cfg(feature = "gateway")]
@@ -68,3 +78,5 @@ pub use secrets::Secrets;
 pub const NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 18, 0, 0), 15);
 /// The address of a sandbox's resolver.
 pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+/// The port of the proxy at the address of the resolver: HTTP and SOCKS5.
+pub const PROXY_PORT: u16 = 3128;

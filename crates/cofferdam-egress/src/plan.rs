@@ -28,8 +28,8 @@ pub struct Plan {
     pub rules: Rules,
     /// The ports, in ascending order.
     pub ports: Vec<u16>,
-    /// The addresses.
-    pub addresses: Vec<Ipv4Addr>,
+    /// The addresses and ranges, each with the length of its prefix.
+    pub addresses: Vec<(Ipv4Addr, u8)>,
 }
 
 impl Plan {
@@ -58,7 +58,7 @@ impl Plan {
             );
         }
         let mut addresses = Vec::new();
-        for address in rules.addresses() {
+        for (address, bits) in rules.addresses() {
             match address {
                 _ if reach == Reach::Names => {
                     return refused(
@@ -66,13 +66,13 @@ impl Plan {
                         "use a host name, or the process backend",
                     );
                 }
-                IpAddr::V4(address) if is_synthetic(address) => {
+                IpAddr::V4(address) if overlaps(NETWORK, (address, bits)) => {
                     return refused(
                         format!("addresses in 198.18.0.0/15 stand for names in the {backend} backend"),
                         "use a host name",
                     );
                 }
-                IpAddr::V4(address) if !address.is_loopback() => addresses.push(address),
+                IpAddr::V4(address) if !address.is_loopback() => addresses.push((address, bits)),
                 IpAddr::V4(_) => {
                     return refused(
                         format!("loopback addresses are the sandbox itself in the {backend} backend"),
@@ -106,9 +106,44 @@ impl Plan {
     }
 }
 
-fn is_synthetic(address: Ipv4Addr) -> bool {
-    let (network, prefix) = NETWORK;
-    (address.to_bits() ^ network.to_bits()) >> (32 - prefix) == 0
+/// Replaces the rules of a gateway that serves these ports of a sandbox of the backend with this name.
+///
+/// # Errors
+///
+/// `Unsupported` for hosts that need further ports or addresses, and for other secrets: programs have the first ones.
+#[cfg(feature = "gateway")]
+pub fn replace(
+    gateway: &crate::Gateway,
+    ports: &[u16],
+    policy: &NetworkPolicy,
+    backend: &str,
+    reach: Reach,
+) -> Result<()> {
+    let refused = |what: &str| {
+        Err(Error::unsupported("set_network", what).with_remedy("create another sandbox with this policy"))
+    };
+    let rules = match Plan::of(policy, backend, reach)? {
+        None => Rules::default(),
+        Some(plan) if plan.ports.iter().any(|port| !ports.contains(port)) => {
+            return refused("the new policy needs a port that the first one did not have");
+        }
+        Some(plan) => plan.rules,
+    };
+    let secrets: &[_] = match policy {
+        NetworkPolicy::Learn { .. } => return refused("a live sandbox cannot begin to learn a policy"),
+        NetworkPolicy::Rules(rules) => &rules.secrets,
+        _ => &[],
+    };
+    if *policy != NetworkPolicy::None && !gateway.has_secrets(secrets) {
+        return refused("the new policy has other secrets than the first one");
+    }
+    gateway.set_rules(rules);
+    Ok(())
+}
+
+/// Returns true if two networks have a common address.
+fn overlaps(one: (Ipv4Addr, u8), other: (Ipv4Addr, u8)) -> bool {
+    (one.0.to_bits() ^ other.0.to_bits()).leading_zeros() >= u32::from(one.1.min(other.1))
 }
 
 #[cfg(test)]
@@ -128,6 +163,7 @@ mod tests {
             &["127.0.0.1:80"],
             &["[fd00::1]:80"],
             &["198.18.0.7:80"],
+            &["198.0.0.0/8:80"],
             &["a.example:53"],
             &["a.example:1", "b"],
         ] {
@@ -136,7 +172,7 @@ mod tests {
         }
         let hosts = ["a.example:443", "b.example:443", "*.c.example:80", "10.0.0.7:5432"];
         let plan = of(&hosts, Reach::Addresses).unwrap().unwrap();
-        assert_eq!((plan.ports, plan.addresses), (vec![80, 443, 5432], vec![Ipv4Addr::new(10, 0, 0, 7)]));
+        assert_eq!((plan.ports, plan.addresses), (vec![80, 443, 5432], vec![(Ipv4Addr::new(10, 0, 0, 7), 32)]));
         assert!(of(&hosts, Reach::Names).is_err());
         assert_eq!(of(&hosts[..3], Reach::Names).unwrap().unwrap().ports, [80, 443]);
         assert!(Plan::of(&NetworkPolicy::None, "test", Reach::Names).unwrap().is_none());

@@ -20,7 +20,7 @@ const MAX_PATH: usize = 1024;
 pub const LEARNED_PORTS: [u16; 14] = [21, 22, 80, 443, 1433, 3306, 5000, 5432, 6379, 8000, 8080, 8443, 9418, 27017];
 
 /// The rules of a policy.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Rules {
     rules: Vec<Arc<Rule>>,
     /// True if everything is refused, and names are looked up only to learn what a guest wants.
@@ -275,6 +275,35 @@ impl Rules {
         Err(refusal)
     }
 
+    /// Returns true if nothing is allowed, and connections show only what a guest wants.
+    pub fn is_learning(&self) -> bool {
+        self.learns
+    }
+
+    /// Returns true if a rule needs TLS to be intercepted.
+    pub fn intercepts(&self) -> bool {
+        let https = |rule: &Arc<Rule>| match rule.protocol {
+            NetworkProtocol::Https => true,
+            NetworkProtocol::Any => rule.is_request(),
+            _ => false,
+        };
+        self.rules.iter().any(https)
+    }
+
+    /// Returns true if a rule may allow requests to a host, which is in the syntax of a policy.
+    pub fn may_request(&self, host: &str) -> bool {
+        let Ok((host, port)) = host::read(host) else { return false };
+        let fits = |rule: &Arc<Rule>| {
+            let same = match &host {
+                Host::Name(name) => rule.host.has(name),
+                other => rule.host == *other,
+            };
+            same && rule.protocol != NetworkProtocol::Tls
+                && (rule.port.is_none() || port.is_none() || rule.port == port)
+        };
+        self.rules.iter().any(fits)
+    }
+
     /// Returns true if requests over TLS to this server are seen only where the gateway intercepts them: rules allow
     /// some of them, and none allows TLS that passes through.
     pub fn needs_interception(&self, server: Server<'_>, port: u16) -> bool {
@@ -304,8 +333,8 @@ impl Rule {
         if is_request && *protocol == NetworkProtocol::Tls {
             return invalid("a rule for TLS that passes through cannot have methods or paths".to_owned());
         }
-        if is_request && matches!(host.0, Host::Range(..)) {
-            return invalid("a rule with methods or paths needs a host name, not an address".to_owned());
+        if (is_request || *protocol != NetworkProtocol::Any) && matches!(host.0, Host::Range(..)) {
+            return invalid("a rule with a protocol, methods or paths needs a host name, not an address".to_owned());
         }
         if methods.len() > MAX_LISTED || paths.len() > MAX_LISTED {
             return invalid(format!("a rule has at most {MAX_LISTED} methods and {MAX_LISTED} paths"));

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::addresses::is_own;
-use crate::rules::{Allowed, Refusal, Target};
+use crate::rules::{Allowed, Refusal, Rules, Target};
 
 /// Time to look up a name, and to connect to one of its addresses.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,6 +22,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// resolver returns.
 const MAX_LOOKUPS: usize = 8;
 static LOOKUPS: Semaphore = Semaphore::const_new(32);
+/// The maximum of addresses of a name that are kept.
+const MAX_ADDRESSES: usize = 64;
 /// The maximum of addresses of a name that are tried.
 const MAX_TRIED: usize = 4;
 /// The time for which addresses of a name are used again, and the maximum of names.
@@ -45,7 +47,7 @@ pub enum Failure {
 #[derive(Debug)]
 pub struct Upstream {
     lookups: Arc<Semaphore>,
-    /// Checked addresses, and the time until which they are used.
+    /// Addresses of names, and the time until which they are used.
     known: Mutex<HashMap<String, (Vec<IpAddr>, Instant)>>,
 }
 
@@ -58,8 +60,8 @@ impl Default for Upstream {
 impl Upstream {
     /// Connects to a name, by addresses that were resolved and checked here. So an answer that changes later gains
     /// nothing.
-    pub async fn connect(&self, target: &Arc<Target>, port: u16) -> Result<TcpStream, Failure> {
-        let addresses = self.addresses(target).await?;
+    pub async fn connect(&self, target: &Arc<Target>, port: u16, rules: &Rules) -> Result<TcpStream, Failure> {
+        let addresses = allowed(&self.addresses(target).await?, target, port, rules)?;
         for address in addresses.into_iter().take(MAX_TRIED) {
             if let Ok(stream) = self.to(address, port).await {
                 return Ok(stream);
@@ -92,13 +94,12 @@ impl Upstream {
         }
         let permits = async { (Arc::clone(&self.lookups).acquire_owned().await, LOOKUPS.acquire().await) };
         let Ok((Ok(own), Ok(all))) = timeout(LOOKUP_TIMEOUT, permits).await else { return Err(Failure::Unreachable) };
-        let wanted = Arc::clone(target);
+        let name = target.name.clone();
         let lookup = tokio::task::spawn_blocking(move || {
             let _permits = (own, all);
-            allowed(&wanted)
+            resolve(&name)
         });
-        let Ok(Ok(addresses)) = timeout(LOOKUP_TIMEOUT, lookup).await else { return Err(Failure::Unreachable) };
-        let addresses = addresses?;
+        let Ok(Ok(Some(addresses))) = timeout(LOOKUP_TIMEOUT, lookup).await else { return Err(Failure::Unreachable) };
         let mut known = self.known.lock();
         if known.len() >= MAX_KEPT {
             known.clear();
@@ -117,18 +118,24 @@ pub fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-/// Resolves a name as the host does. Returns the addresses that it may lead to. Blocks its thread.
-fn allowed(target: &Target) -> Result<Vec<IpAddr>, Failure> {
-    let mut found = in_hosts_file(&hosts_file(), &target.name);
+/// Resolves a name as the host does. Blocks its thread.
+fn resolve(name: &str) -> Option<Vec<IpAddr>> {
+    let mut found = in_hosts_file(&hosts_file(), name);
     if found.is_empty() {
         // With a dot at its end, the name is not completed by a search domain of the host, which the policy does not have.
-        let resolved = (format!("{}.", target.name), 0).to_socket_addrs().map_err(|_| Failure::Unreachable)?;
-        found.extend(resolved.map(|found| found.ip()));
+        let resolved = (format!("{name}."), 0).to_socket_addrs().ok()?;
+        found.extend(resolved.map(|found| found.ip()).take(MAX_ADDRESSES));
     }
+    Some(found)
+}
+
+/// Returns the addresses that a name may lead to: public ones, and those that a rule names with the port.
+fn allowed(found: &[IpAddr], target: &Target, port: u16, rules: &Rules) -> Result<Vec<IpAddr>, Failure> {
     let mut refusal = None;
     let mut addresses = Vec::new();
-    for address in found {
-        match target.leads_to(address) {
+    for address in found.iter().copied() {
+        let listed = rules.connect([], SocketAddr::new(address, port));
+        match listed.or_else(|_| target.leads_to(address)) {
             Ok(Allowed::Elsewhere) if is_own(address) => refusal = Some(Refusal::NotPublic),
             Ok(_) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}

@@ -214,12 +214,17 @@ async fn put_script(inner: &Arc<Inner>, exec: u64, script: &Script) -> Result<St
     let make = Make::Directory { mode: 0o755 };
     files::simple(inner, "start", &directory, &Request::Make { root: Root::Code, path: directory.as_bytes(), make })
         .await?;
-    let contents = Box::new(std::io::Cursor::new(script.contents.clone()));
-    let target = files::Target { root: Root::Code, path: path.as_bytes(), strict: true, mode: 0o444, modified: None };
-    files::write(inner, "start", &target, contents).await?;
+    put_file(inner, &path, script.contents.clone()).await?;
     let adjust = Request::Adjust { root: Root::Code, path: directory.as_bytes(), mode: Some(0o555), modified: None };
     files::simple(inner, "start", &directory, &adjust).await?;
     Ok(format!("{}/{path}", inner.code))
+}
+
+/// Writes a file to the directory of scripts. Returns when it is complete.
+pub async fn put_file(inner: &Arc<Inner>, path: &str, contents: Bytes) -> Result<()> {
+    let contents = Box::new(std::io::Cursor::new(contents));
+    let target = files::Target { root: Root::Code, path: path.as_bytes(), strict: true, mode: 0o444, modified: None };
+    files::write(inner, "start", &target, contents).await.map(drop)
 }
 
 async fn remove_script(inner: &Arc<Inner>, exec: u64) {

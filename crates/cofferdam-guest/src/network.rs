@@ -10,12 +10,14 @@
 use std::net::Ipv4Addr;
 
 use cofferdam_contract::{Error, NetworkPolicy, Result};
-use cofferdam_egress::{Plan, Reach};
+use cofferdam_egress::{PROXY_PORT, Plan, Reach};
 
+#[cfg(feature = "net")]
+use cofferdam_egress::Access;
 #[cfg(feature = "net")]
 pub use serving::Network;
 
-use crate::wire;
+use crate::{Settings, wire};
 
 /// The address of the resolver in a sandbox with a policy.
 pub const RESOLVER: Ipv4Addr = {
@@ -42,16 +44,67 @@ pub fn plan(policy: &NetworkPolicy, backend: &str) -> Result<Option<Plan>> {
     Ok(plan)
 }
 
+/// What the network of a policy needs, read before its sandbox exists.
+#[derive(Debug)]
+pub struct Opening {
+    ports: Vec<u16>,
+    access: Access,
+}
+
+impl Opening {
+    /// Reads the secrets of a policy. Returns `None` without a plan.
+    ///
+    /// # Errors
+    ///
+    /// Those of the sources of secrets, and `Unsupported` in builds without the feature `net`.
+    pub async fn of(policy: &NetworkPolicy, plan: Option<Plan>) -> Result<Option<Self>> {
+        match plan {
+            Some(Plan { rules, ports, .. }) => Ok(Some(Self { ports, access: Access::of(policy, rules).await? })),
+            None => Ok(None),
+        }
+    }
+
+    /// Adds the ports and the variables to the settings of the connection to the guest.
+    pub fn configure(&self, settings: &mut Settings) {
+        let mut ports = self.ports.clone();
+        if !ports.contains(&PROXY_PORT) {
+            ports.push(PROXY_PORT);
+        }
+        settings.ports = Some(ports);
+        settings.env.extend(self.access.variables(&settings.code));
+    }
+}
+
+#[cfg(not(feature = "net"))]
+use absent::Access;
 #[cfg(not(feature = "net"))]
 pub use absent::Network;
 
 /// Stands for the network in builds without it.
 #[cfg(not(feature = "net"))]
 mod absent {
-    use cofferdam_contract::{Error, Result};
+    use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, Result};
     use cofferdam_egress::Rules;
+    use tokio::sync::broadcast;
 
+    use super::Opening;
     use crate::Guest;
+
+    /// The access of a policy. There is none.
+    #[derive(Debug)]
+    pub enum Access {}
+
+    impl Access {
+        /// Returns an error.
+        pub async fn of(_: &NetworkPolicy, _: Rules) -> Result<Self> {
+            Err(Error::unsupported("create", "this build has no network policies"))
+        }
+
+        /// Returns nothing.
+        pub fn variables(&self, _: &str) -> Vec<(String, String)> {
+            match *self {}
+        }
+    }
 
     /// The network of one sandbox. There is none.
     #[derive(Debug)]
@@ -59,12 +112,22 @@ mod absent {
 
     impl Network {
         /// Returns an error.
-        pub fn start(_: &Guest, _: Rules) -> Result<Self> {
+        pub async fn start(_: &Guest, _: Opening) -> Result<Self> {
             Err(Error::unsupported("create", "this build has no network policies"))
         }
 
         /// Returns nothing.
         pub fn denials(&self) -> Vec<String> {
+            match *self {}
+        }
+
+        /// Returns nothing.
+        pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
+            match *self {}
+        }
+
+        /// Does nothing.
+        pub fn replace(&self, _: &NetworkPolicy, _: &str) -> Result<()> {
             match *self {}
         }
 
@@ -81,15 +144,17 @@ mod serving {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use cofferdam_contract::{Error, ErrorKind, Result};
-    use cofferdam_egress::{Gateway, Pace, Rules};
+    use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, Result};
+    use cofferdam_egress::{BUNDLE, Gateway, Pace, Reach};
     use parking_lot::Mutex;
+    use tokio::sync::broadcast;
     use tokio::task::JoinSet;
     use tokio::time::sleep;
 
-    use crate::Guest;
+    use super::Opening;
     use crate::link::Link;
     use crate::streams::{self, Queries};
+    use crate::{Guest, exec};
 
     /// The first address of a name.
     const FIRST_NAME: Ipv4Addr = Ipv4Addr::new(127, 64, 1, 0);
@@ -103,6 +168,7 @@ mod serving {
     #[derive(Debug)]
     pub struct Network {
         gateway: Arc<Gateway>,
+        ports: Vec<u16>,
         tasks: Mutex<JoinSet<()>>,
     }
 
@@ -111,24 +177,41 @@ mod serving {
         ///
         /// # Errors
         ///
-        /// `Internal` if the settings had no ports, or if its network was started already.
-        pub fn start(guest: &Guest, rules: Rules) -> Result<Self> {
+        /// `Internal` if the settings had no ports, or if its network was started already. The errors of a write.
+        pub async fn start(guest: &Guest, Opening { ports, access }: Opening) -> Result<Self> {
             let queries = guest.take_queries();
             let queries = queries
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
-            let gateway = Arc::new(Gateway::without_sockets(rules, FIRST_NAME));
+            if let Some(bundle) = access.bundle() {
+                exec::put_file(&guest.inner, BUNDLE, bundle.into()).await?;
+            }
+            let gateway = Arc::new(Gateway::without_sockets(access, FIRST_NAME));
             let mut tasks = JoinSet::new();
             let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
             for _ in 0..MAX_CONNECTIONS {
                 tasks.spawn(serve(Arc::clone(&guest.inner.link), Arc::clone(&gateway), Arc::clone(&pace)));
             }
             tasks.spawn(answer(queries, Arc::clone(&gateway)));
-            Ok(Self { gateway, tasks: Mutex::new(tasks) })
+            Ok(Self { gateway, ports, tasks: Mutex::new(tasks) })
         }
 
         /// Returns what the policy refused so far, as text.
         pub fn denials(&self) -> Vec<String> {
             self.gateway.denials().iter().map(ToString::to_string).collect()
+        }
+
+        /// Returns a receiver of an event for each connection and request from now on.
+        pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
+            self.gateway.events()
+        }
+
+        /// Replaces the policy of a sandbox of the backend with this name.
+        ///
+        /// # Errors
+        ///
+        /// `Unsupported` for hosts that need other ports than the first policy had, and for other secrets.
+        pub fn replace(&self, policy: &NetworkPolicy, backend: &str) -> Result<()> {
+            cofferdam_egress::replace(&self.gateway, &self.ports, policy, backend, Reach::Names)
         }
 
         /// Closes all connections, and waits until that is done.

@@ -290,10 +290,7 @@ pub struct Made {
 impl Made {
     /// Describes a sandbox that was just created.
     pub fn new(id: &str, backend: &str, level: Level, sandbox: &dyn Sandbox, idle: std::time::Duration) -> Self {
-        let network = match sandbox.spec().network() {
-            NetworkPolicy::Allow { hosts } => hosts.clone(),
-            _ => Vec::new(),
-        };
+        let network = sandbox.spec().network().hosts().into_iter().map(str::to_owned).collect();
         let less = |state| matches!(state, ProtectionState::WeakerThanRequired | ProtectionState::Absent);
         let weaker = sandbox.posture().items().iter().filter(|item| less(item.state)).map(|item| item.protection);
         Self {

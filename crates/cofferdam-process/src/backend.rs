@@ -109,7 +109,10 @@ impl ProcessBackend {
     async fn plan(&self, spec: Spec) -> Result<(Arc<Launcher>, Create, SandboxInputs)> {
         let SpecPlan { built_in, adjustable } = SpecPlan::of(&spec)?;
         let (workspace, directory) = workspace_plan(&spec)?;
-        let (network, rules) = network::plan(built_in.network)?.unzip();
+        let (network, access) = match network::plan(built_in.network)? {
+            Some((network, rules)) => (Some(network), Some(network::access(built_in.network, rules).await?)),
+            None => (None, None),
+        };
         let launcher = self.launcher(&spec).await?;
         let create = Create {
             serial: launcher.next_serial(),
@@ -126,7 +129,7 @@ impl ProcessBackend {
             expected: None,
         };
         let path = self.path_inside(built_in.root);
-        Ok((launcher, create, SandboxInputs { spec, path, directory, rules }))
+        Ok((launcher, create, SandboxInputs { spec, path, directory, access }))
     }
 
     /// Returns PATH inside a sandbox with this root.

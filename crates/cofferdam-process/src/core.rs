@@ -61,6 +61,8 @@ pub struct Core {
     /// The limits of the accepted spec. No program starts before that.
     pub limits: OnceLock<Limits>,
     pub path: String,
+    /// Variables of every exec that the network policy adds.
+    pub variables: Vec<(String, String)>,
     /// Facts about the host that the launcher found.
     pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,

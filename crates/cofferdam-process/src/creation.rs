@@ -14,7 +14,7 @@ use crate::core::Enrolled;
 use crate::pending::{PendingSandbox, SandboxInputs, kind};
 use crate::protocol::{self, Create, Evidence, Expected, Request};
 use crate::sandbox::ProcessSandbox;
-use crate::{error, exec};
+use crate::{error, exec, network};
 
 /// The number of a sandbox's first exec.
 const FIRST_EXEC: u64 = 1;
@@ -51,7 +51,9 @@ pub async fn start_one(
     inputs: SandboxInputs,
     request: ExecRequest,
 ) -> Result<(ProcessSandbox, ExecHandle)> {
-    if matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
+    // Such a command needs files of the sandbox.
+    let needs_files = inputs.access.as_ref().and_then(network::bundle).is_some();
+    if needs_files || matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
         let sandbox = create(launcher, plan, inputs).await?;
         let started = sandbox.start(request).await;
         return with(sandbox, started).await;
@@ -61,7 +63,7 @@ pub async fn start_one(
         Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
         None => Expected::Complete,
     });
-    let mut prepared = exec::prepare(&inputs.path, None, FIRST_EXEC, &request)?;
+    let mut prepared = exec::prepare((&inputs.path, &[]), None, FIRST_EXEC, &request)?;
     prepared.start.if_expected = true;
     prepared.start.last = true;
     let control = launcher.create(&plan)?;
@@ -111,8 +113,8 @@ async fn receive(
     inputs: SandboxInputs,
     control: OwnedFd,
 ) -> Result<(ProcessSandbox, Option<Enrolled>, Instant)> {
-    let SandboxInputs { spec, path, directory, rules } = inputs;
-    let (pending, enrolled) = PendingSandbox::receive(launcher, create, (directory, path, rules), control).await?;
+    let SandboxInputs { spec, path, directory, access } = inputs;
+    let (pending, enrolled) = PendingSandbox::receive(launcher, create, (directory, path, access), control).await?;
     let ready = pending.ready();
     Ok((pending.accept(spec).await?, enrolled, ready))
 }

@@ -65,7 +65,7 @@ pub struct Ends {
 pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle> {
     let begun = Instant::now();
     let enrolled = core.enroll();
-    let prepared = prepare(&core.path, Some(core.code()), enrolled.exec, &request)?;
+    let prepared = prepare((&core.path, &core.variables), Some(core.code()), enrolled.exec, &request)?;
     let guard = Unstarted { core, exec: Some(enrolled.exec) };
     let base = Base::begin(core, enrolled.exec);
     let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
@@ -207,8 +207,13 @@ pub struct Prepared {
     pub directory: String,
 }
 
-/// Prepares an exec. Scripts need the directory that contains them.
-pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequest) -> Result<Prepared> {
+/// Prepares an exec with this value of PATH and further variables. Scripts need the directory that contains them.
+pub fn prepare(
+    (path, variables): (&str, &[(String, String)]),
+    code: Option<&OwnedFd>,
+    exec: u64,
+    request: &ExecRequest,
+) -> Result<Prepared> {
     let argv = match request.command() {
         Command::Argv(argv) => argv.clone(),
         Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
@@ -219,6 +224,7 @@ pub fn prepare(path: &str, code: Option<&OwnedFd>, exec: u64, request: &ExecRequ
         }
     };
     let base = [("PATH", path)].into_iter().chain(BASE_ENV);
+    let base = base.chain(variables.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let terminal = request.terminal();
     let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
     let env = request.env().apply(base);

@@ -365,13 +365,9 @@ pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> 
     let put = || -> io::Result<()> {
         let directory = exec.to_string();
         rustix::fs::mkdirat(code, directory.as_str(), Mode::from_raw_mode(0o755))?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let path = format!("{directory}/{}", script.name);
-        let file = rustix::fs::openat(code, path.as_str(), flags, Mode::from_raw_mode(0o644))?;
-        // The caller's umask must not hide it from the guest.
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
+        put_file(code, &format!("{directory}/{}", script.name), &script.contents)?;
         rustix::fs::chmodat(code, directory.as_str(), Mode::from_raw_mode(0o555), AtFlags::empty())?;
-        io::Write::write_all(&mut std::fs::File::from(file), &script.contents)
+        Ok(())
     };
     put().map_err(|error| {
         // The part that was stored before the disk was full uses the guest's disk limit.
@@ -379,6 +375,15 @@ pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> 
         fail(error)
     })?;
     Ok(format!("/code/{exec}/{}", script.name))
+}
+
+/// Writes a new file to the directory of scripts, which guests can read and not change.
+pub fn put_file(code: &OwnedFd, path: &str, contents: &[u8]) -> io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(code, path, flags, Mode::from_raw_mode(0o644))?;
+    // The caller's umask must not hide it from the guest.
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;
+    io::Write::write_all(&mut std::fs::File::from(file), contents)
 }
 
 /// Removes the script that [`put_script`] wrote.

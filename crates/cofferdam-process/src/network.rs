@@ -3,23 +3,32 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use cofferdam_contract::{Error, NetworkPolicy, Result};
+use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, Result};
 use cofferdam_egress::{Plan, Reach, Rules};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::broadcast;
 
 use crate::client;
 use crate::protocol::{Event, NetworkPlan};
 
 #[cfg(feature = "net")]
-pub use cofferdam_egress::Gateway;
+pub use cofferdam_egress::{Access, Gateway};
 
-/// The maximum of sockets of one sandbox: those of ports, and of the resolver.
-const MAX_SOCKETS: usize = 18;
+/// The maximum of sockets of one sandbox: those of ports, of the resolver and of the proxy.
+const MAX_SOCKETS: usize = 19;
+
+/// The directory of the sandbox that has the file of certificates.
+const CODE: &str = "/code";
 
 /// Stands for the gateway in builds without it.
 #[cfg(not(feature = "net"))]
 #[derive(Debug)]
 pub enum Gateway {}
+
+/// Stands for the access of a policy in builds without the gateway.
+#[cfg(not(feature = "net"))]
+#[derive(Debug)]
+pub enum Access {}
 
 #[cfg(not(feature = "net"))]
 impl Gateway {
@@ -59,18 +68,51 @@ pub async fn receive_sockets(
     }
 }
 
-/// Starts the gateway of a sandbox.
+/// Reads what the gateway of a policy needs.
 #[cfg(feature = "net")]
-pub fn start(sockets: Vec<OwnedFd>, rules: Rules) -> Result<Gateway> {
+pub async fn access(policy: &NetworkPolicy, rules: Rules) -> Result<Access> {
+    Access::of(policy, rules).await
+}
+
+#[cfg(not(feature = "net"))]
+pub async fn access(_: &NetworkPolicy, _: Rules) -> Result<Access> {
+    Err(Error::unsupported("create", "this build has no network policies"))
+}
+
+/// Returns the variables that the policy adds to each exec.
+#[cfg(feature = "net")]
+pub fn variables(access: &Access) -> Vec<(String, String)> {
+    access.variables(CODE)
+}
+
+#[cfg(not(feature = "net"))]
+pub fn variables(access: &Access) -> Vec<(String, String)> {
+    match *access {}
+}
+
+/// Returns the file of certificates that programs of the sandbox need, with its name.
+#[cfg(feature = "net")]
+pub fn bundle(access: &Access) -> Option<(&'static str, String)> {
+    access.bundle().map(|bundle| (cofferdam_egress::BUNDLE, bundle))
+}
+
+#[cfg(not(feature = "net"))]
+pub fn bundle(access: &Access) -> Option<(&'static str, String)> {
+    match *access {}
+}
+
+/// Starts the gateway of a sandbox, whose sockets are those of its plan.
+#[cfg(feature = "net")]
+pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Result<Gateway> {
     use cofferdam_contract::ErrorKind;
 
-    let complete = sockets.len() == rules.ports().map_or(0, |ports| ports.len()) + 2;
+    let complete = sockets.len() == plan.listeners().count() + 2;
     let mut sockets = sockets.into_iter();
     let (Some(resolver), Some(resolver_listener), true) = (sockets.next(), sockets.next(), complete) else {
         return Err(Error::new(ErrorKind::Internal, "create", "the sandbox has not all sockets of its network"));
     };
     let sockets = cofferdam_egress::Sockets { listeners: sockets.collect(), resolver, resolver_listener };
-    Gateway::start(sockets, rules)
+    Gateway::start(sockets, access)
         .map_err(|error| crate::error::os("create", "cannot serve the sandbox's network", error))
 }
 
@@ -80,12 +122,34 @@ pub fn denials(gateway: &Gateway) -> Vec<String> {
     gateway.denials().iter().map(ToString::to_string).collect()
 }
 
+/// Returns a receiver of the gateway's events.
+#[cfg(feature = "net")]
+pub fn events(gateway: &Gateway) -> broadcast::Receiver<NetworkEvent> {
+    gateway.events()
+}
+
+#[cfg(not(feature = "net"))]
+pub fn events(gateway: &Gateway) -> broadcast::Receiver<NetworkEvent> {
+    match *gateway {}
+}
+
+/// Replaces the rules of a gateway that serves these ports.
+#[cfg(feature = "net")]
+pub fn replace(gateway: &Gateway, ports: &[u16], policy: &NetworkPolicy) -> Result<()> {
+    cofferdam_egress::replace(gateway, ports, policy, "process", Reach::Addresses)
+}
+
+#[cfg(not(feature = "net"))]
+pub fn replace(gateway: &Gateway, _: &[u16], _: &NetworkPolicy) -> Result<()> {
+    match *gateway {}
+}
+
 #[cfg(not(feature = "net"))]
 pub fn denials(gateway: &Gateway) -> Vec<String> {
     match *gateway {}
 }
 
 #[cfg(not(feature = "net"))]
-pub fn start(_: Vec<OwnedFd>, _: Rules) -> Result<Gateway> {
+pub fn start(_: Vec<OwnedFd>, _: &NetworkPlan, _: Access) -> Result<Gateway> {
     Err(Error::unsupported("create", "this build has no network policies"))
 }

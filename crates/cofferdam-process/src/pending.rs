@@ -7,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec};
-use cofferdam_egress::Rules;
 use cofferdam_linux::cgroup::{Stats, Version};
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
@@ -17,12 +16,13 @@ use tokio::sync::{Notify, Semaphore, watch as flag};
 use crate::client::{Kind, Launcher};
 use crate::connect::MAX_CONNECTIONS;
 use crate::core::{Core, Enrolled, receive_events};
+use crate::network::Access;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
 use crate::sandbox::ProcessSandbox;
 use crate::stored;
 use crate::sys::watch::watch;
-use crate::{error, network};
+use crate::{error, files, network};
 
 /// The size of a tmpfs is a multiple of this number of bytes on every kernel.
 const PAGE: u64 = 64 << 10;
@@ -37,8 +37,8 @@ pub struct SandboxInputs {
     pub path: String,
     /// The host directory that is its workspace.
     pub directory: Option<Directory>,
-    /// The rules of its network.
-    pub rules: Option<Rules>,
+    /// The access of its network policy.
+    pub access: Option<Access>,
 }
 
 /// A sandbox that was measured, but not yet verified against a spec. Dropping it ends it.
@@ -58,14 +58,14 @@ impl PendingSandbox {
     pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
         create.probe = launcher.known_probes(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        let SandboxInputs { spec: _, path, directory, rules } = inputs;
-        Ok(Self::receive(launcher, create, (directory, path, rules), control).await?.0)
+        let SandboxInputs { spec: _, path, directory, access } = inputs;
+        Ok(Self::receive(launcher, create, (directory, path, access), control).await?.0)
     }
 
     pub async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
-        (directory, path, rules): (Option<Directory>, String, Option<Rules>),
+        (directory, path, access): (Option<Directory>, String, Option<Access>),
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
         let control = watch(control, Interest::READABLE)
@@ -90,9 +90,17 @@ impl PendingSandbox {
             }
         };
         let ready = Instant::now();
-        let gateway = rules.map(|rules| network::start(sockets, rules)).transpose()?;
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
+        let variables = access.as_ref().map(network::variables).unwrap_or_default();
+        if let Some((name, bundle)) = access.as_ref().and_then(network::bundle) {
+            files::put_file(&code, name, bundle.as_bytes())
+                .map_err(|error| error::os("create", "cannot store the certificates in the sandbox", error))?;
+        }
+        let gateway = match (access, &create.network) {
+            (Some(access), Some(plan)) => Some(network::start(sockets, plan, access)?),
+            _ => None,
+        };
         let stats = version(&facts).map(|version| Stats::new(version, groups, &facts.cgroup_layout));
         let mut evidence = *evidence;
         let known = launcher.known_probes(kind(&create));
@@ -113,6 +121,7 @@ impl PendingSandbox {
             group_base: evidence.group_base,
             limits: OnceLock::new(),
             path,
+            variables,
             slots: Mutex::new(HashMap::new()),
             next_exec: AtomicU64::new(0),
             starts: Notify::new(),

@@ -183,14 +183,13 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
     );
     let (network, others) = (measured.spec.network(), measured.probes.interfaces);
     let gateway = match network {
-        NetworkPolicy::Allow { hosts } => {
-            format!("; its only way out is a gateway that allows {} hosts of the policy", hosts.len())
-        }
-        _ => String::new(),
+        NetworkPolicy::None => String::new(),
+        NetworkPolicy::Learn { .. } => "; its only way out is a gateway that learns a policy".to_owned(),
+        policy => format!("; its only way out is a gateway that allows {} hosts of the policy", policy.hosts().len()),
     };
     let network = row(
         Protection::Network,
-        matches!(network, NetworkPolicy::None | NetworkPolicy::Allow { .. }) && others == 0,
+        others == 0,
         format!("own network namespace with loopback only ({others} other interfaces){gateway}"),
     );
     vec![

@@ -8,7 +8,9 @@
 //!
 //! The host treats all data from an init as hostile: an init shares the fate of its guests.
 
+use cofferdam_egress::{PROXY_PORT, RESOLVER};
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -163,8 +165,19 @@ pub struct Create {
 pub struct NetworkPlan {
     /// The ports on which connections are accepted.
     pub ports: Vec<u16>,
-    /// The addresses that the policy names, besides the synthetic ones of names.
-    pub addresses: Vec<std::net::Ipv4Addr>,
+    /// The addresses and ranges that the policy names, besides the synthetic ones of names, each with the length of its
+    /// prefix.
+    pub addresses: Vec<(Ipv4Addr, u8)>,
+}
+
+impl NetworkPlan {
+    /// Returns the address and port of each listening socket for connections: the ports of the policy on every address,
+    /// and the proxy's.
+    pub fn listeners(&self) -> impl Iterator<Item = (Ipv4Addr, u16)> {
+        // A port of the policy includes the proxy's address.
+        let proxy = (!self.ports.contains(&PROXY_PORT)).then_some((RESOLVER, PROXY_PORT));
+        self.ports.iter().map(|port| (Ipv4Addr::UNSPECIFIED, *port)).chain(proxy)
+    }
 }
 
 /// The measurements of a sandbox that are needed to start an exec before the host has seen them.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId, SandboxPath,
-    SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture, Result,
+    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
 
@@ -78,6 +78,19 @@ impl Sandbox for ProcessSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.core.gateway.as_ref().map(network::denials).unwrap_or_default()
+    }
+
+    fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {
+        self.core.gateway.as_ref().map(network::events)
+    }
+
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        self.open("set_network")?;
+        match &self.core.gateway {
+            Some(gateway) => network::replace(gateway, &self.core.policy_ports, &policy),
+            None => Err(Error::unsupported("set_network", "the sandbox was created without a network policy")
+                .with_remedy("create another sandbox with a policy")),
+        }
     }
 
     async fn connect(&self, port: u16) -> Result<Connection> {

@@ -8,8 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
-use cofferdam_egress::Rules;
-use cofferdam_guest::network::Network;
+use cofferdam_guest::network::{Network, Opening};
 use cofferdam_guest::{Evidence, Guest, Meter, Reason, Record, Reseed, Settings, Termination};
 use cofferdam_image::{Image, ext4};
 use cofferdam_util::private;
@@ -152,14 +151,15 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
     let root = File::open(&image.root).map_err(io("open", &image.root)).map_err(failed)?;
     let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new) };
     let description = description(backend, &plan, &image, &disks).await?;
+    let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?;
     let _turn = backend.boots.acquire().await.map_err(|_| Error::closed("create"))?;
     let ready_by = Instant::now() + backend.config.deadlines.boot;
     let Started { vm, reader, writer } = backend.vmm.start(description).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let (settings, rules) = settings(backend, spec, &vm)?;
+    let settings = settings(backend, spec, &vm, opening.as_ref());
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
-            network: rules.map(|rules| Network::start(&guest, rules)).transpose()?,
+            network: start_network(&guest, opening).await?,
             id: new_id(),
             guest: bind(guest, &vm),
             vm,
@@ -191,17 +191,18 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
     });
     let disks = Disks { root, workspace: workspace.await.map_err(failed)?.map(Arc::new) };
     let parts = hardware(&plan, &disks).map_err(failed)?;
+    let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?;
     let ready_by = Instant::now() + backend.config.deadlines.boot;
     let Started { vm, reader, writer } = backend.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
-    let (settings, rules) = settings(backend, spec, &vm)?;
+    let settings = settings(backend, spec, &vm, opening.as_ref());
     let id = new_id();
     let reseed = Reseed::new(id.as_str())?;
     vm.resume().await.map_err(failed)?;
     let saved = (manifest.guest().clone(), snapshot.evidence());
     match Guest::reattach(reader, writer, settings, saved, reseed, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
-            network: rules.map(|rules| Network::start(&guest, rules)).transpose()?,
+            network: start_network(&guest, opening).await?,
             id,
             guest: bind(guest, &vm),
             vm,
@@ -223,11 +224,21 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
     }
 }
 
-/// Returns the settings of the connection to the guest, and the rules of its network if it has one.
-fn settings(backend: &BackendState, spec: &Spec, vm: &Arc<dyn Vm>) -> Result<(Settings, Option<Rules>)> {
-    let (ports, rules) = SpecPlan::of(spec)?.network.map(|plan| (plan.ports, plan.rules)).unzip();
+/// Returns the settings of the connection to the guest.
+fn settings(backend: &BackendState, spec: &Spec, vm: &Arc<dyn Vm>, opening: Option<&Opening>) -> Settings {
     let settings = Plan::settings(spec, &backend.config);
-    Ok((Settings { reason: Some(reason(vm)), meter: Some(meter(vm)), ports, ..settings }, rules))
+    let mut settings = Settings { reason: Some(reason(vm)), meter: Some(meter(vm)), ..settings };
+    if let Some(opening) = opening {
+        opening.configure(&mut settings);
+    }
+    settings
+}
+
+async fn start_network(guest: &Guest, opening: Option<Opening>) -> Result<Option<Network>> {
+    match opening {
+        Some(opening) => Network::start(guest, opening).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 fn new_id() -> SandboxId {

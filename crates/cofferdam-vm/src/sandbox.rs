@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
-    SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture,
+    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::Record;
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
 
+use crate::NAME;
 use crate::create::PendingSandbox;
 use crate::error::VmError;
 use crate::snapshot::VmSnapshot;
@@ -203,6 +204,19 @@ impl Sandbox for VmSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.shared.inner.network.as_ref().map(Network::denials).unwrap_or_default()
+    }
+
+    fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {
+        self.shared.inner.network.as_ref().map(Network::events)
+    }
+
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        self.open("set_network")?;
+        match &self.shared.inner.network {
+            Some(network) => network.replace(&policy, NAME),
+            None => Err(Error::unsupported("set_network", "the sandbox was created without a network policy")
+                .with_remedy("create another sandbox with a policy")),
+        }
     }
 
     async fn connect(&self, port: u16) -> Result<Connection> {

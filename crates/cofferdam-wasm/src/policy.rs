@@ -46,6 +46,10 @@ impl Policy {
         }
         // Read again where it is used.
         let rules = Rules::of(network)?;
+        if rules.as_ref().is_some_and(Rules::is_detailed) {
+            let what = "the wasm backend has rules for hosts and ports only, not for protocols, requests, or budgets";
+            return Err(Error::unsupported("create", what).with_remedy("list hosts with ports, or use level process"));
+        }
         let mut policy = Self::default();
         for (key, value) in attributes {
             let Some(option) = key.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('.')) else { continue };

@@ -49,10 +49,10 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
 
 fn network(spec: &Spec) -> String {
     match spec.network() {
-        NetworkPolicy::Allow { hosts } => format!(
+        policy if *policy != NetworkPolicy::None => format!(
             "components alone reach a network: by TCP, through functions of WASI that check each name, address and port \
              against the policy ({} hosts); modules of preview 1 and interpreters have no function for it",
-            hosts.len()
+            policy.hosts().len()
         ),
         _ => "no function of WASI that the guest can call opens a connection".to_owned(),
     }

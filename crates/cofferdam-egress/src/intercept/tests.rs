@@ -63,7 +63,7 @@ impl World {
         let policy = NetworkPolicy::Allow { hosts: vec![name.to_owned()] };
         let Ok(Query::Name(target)) = Rules::of(&policy).unwrap().unwrap().lookup(name) else { panic!("{name}") };
         let denials = Arc::clone(&self.denials);
-        let route = Route { target, port: 443, denials, secrets: Some(Arc::clone(&self.secrets)) };
+        let route = Route { target, port: 443, denials, secrets: Some(Arc::clone(&self.secrets)), flow: None };
         let gateway = async {
             let mut first = vec![0; 7];
             gateway_client.read_exact(&mut first).await.unwrap();

@@ -266,9 +266,11 @@ async fn a_policy_answers_for_its_names_only() {
     use cofferdam_guest::network::{self, Network};
 
     let hosts = vec!["allowed.invalid:80".to_owned()];
-    let plan = network::plan(&NetworkPolicy::Allow { hosts }, "test").unwrap().unwrap();
-    let (_enclosure, guest) = guest_with(&plan.ports).await;
-    let network = Network::start(&guest, plan.rules).unwrap();
+    let policy = NetworkPolicy::Allow { hosts };
+    let plan = network::plan(&policy, "test").unwrap();
+    let opening = network::Opening::of(&policy, plan).await.unwrap().unwrap();
+    let (_enclosure, guest) = guest_with(&[80]).await;
+    let network = Network::start(&guest, opening).await.unwrap();
     // The query is sent by UDP, and by TCP.
     let code = r#"
 def query(name):

@@ -56,12 +56,12 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
 /// interface than the loopback.
 pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     namespace::add_loopback_address(1, RESOLVER, NETWORK.1)?;
-    for (label, address) in (2..).zip(&plan.addresses) {
-        namespace::add_loopback_address(label, *address, 32)?;
+    for (label, (address, bits)) in (2..).zip(&plan.addresses) {
+        namespace::add_loopback_address(label, *address, *bits)?;
     }
     let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
-    for port in &plan.ports {
-        sockets.push(socket(SocketType::STREAM, Ipv4Addr::UNSPECIFIED, *port)?);
+    for (address, port) in plan.listeners() {
+        sockets.push(socket(SocketType::STREAM, address, port)?);
     }
     Ok(sockets)
 }

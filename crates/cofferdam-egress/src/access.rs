@@ -1,0 +1,87 @@
+//! What a gateway needs besides sockets: the rules of a policy, the values of its secrets, and an authority.
+
+use std::sync::Arc;
+
+use cofferdam_contract::{Error, ErrorKind, NetworkPolicy, NetworkSecret, Result};
+
+use crate::authority::{Authority, Roots};
+use crate::intercept::Interception;
+use crate::rules::Rules;
+use crate::secrets::Secrets;
+
+/// Variables with the path of a file of certificates, as programs read them: OpenSSL, Requests, curl, Node.js, pip, Git,
+/// Cargo, and the clients of AWS.
+const BUNDLE_VARIABLES: [&str; 8] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+    "CARGO_HTTP_CAINFO",
+    "AWS_CA_BUNDLE",
+];
+/// The name of the file of certificates in a sandbox.
+pub const BUNDLE: &str = "ca-certificates.crt";
+
+/// The network access of one sandbox: rules, secrets, and an authority if TLS is intercepted.
+#[derive(Debug)]
+pub struct Access {
+    pub(crate) rules: Rules,
+    pub(crate) secrets: Option<Arc<Secrets>>,
+    pub(crate) declared: Vec<NetworkSecret>,
+    pub(crate) interception: Option<Interception>,
+}
+
+impl Access {
+    /// Reads the secrets of a policy from their sources, and creates an authority if its rules need one.
+    ///
+    /// # Errors
+    /// - `InvalidInput` for a secret whose hosts no rule allows.
+    /// - The errors of the sources.
+    pub async fn of(policy: &NetworkPolicy, rules: Rules) -> Result<Self> {
+        let declared = match policy {
+            NetworkPolicy::Rules(detailed) => detailed.secrets.clone(),
+            _ => Vec::new(),
+        };
+        let secrets = match declared.is_empty() {
+            false => {
+                for secret in &declared {
+                    if let Some(host) = secret.hosts.iter().find(|host| !rules.may_request(host)) {
+                        let what = "no rule of the network policy allows requests to the host of a secret";
+                        return Err(Error::invalid("create", what)
+                            .with_context("host", host.escape_debug().to_string())
+                            .with_remedy("allow the host, with protocol any, https or http"));
+                    }
+                }
+                let list = declared.clone();
+                let reading = tokio::task::spawn_blocking(move || Secrets::read(&list)).await;
+                let failed =
+                    |error| Error::new(ErrorKind::Internal, "create", "cannot read the secrets").with_source(error);
+                Some(Arc::new(reading.map_err(failed)??))
+            }
+            true => None,
+        };
+        let interception = match secrets.is_some() || rules.intercepts() {
+            true => Some(Interception { authority: Authority::generate()?, roots: Roots::of_host().await? }),
+            false => None,
+        };
+        Ok(Self { rules, secrets, declared, interception })
+    }
+
+    /// Returns the variables of programs in the sandbox: placeholders of secrets, and the path of the file of
+    /// certificates in this directory.
+    pub fn variables(&self, directory: &str) -> Vec<(String, String)> {
+        let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let secrets = self.secrets.iter().flat_map(|secrets| secrets.variables()).map(pair);
+        let path = format!("{directory}/{BUNDLE}");
+        let bundles = BUNDLE_VARIABLES.iter().map(|name| pair((name, &path)));
+        secrets.chain(bundles.filter(|_| self.interception.is_some())).collect()
+    }
+
+    /// Returns the contents of the file of certificates: those that the host trusts, and the sandbox's authority.
+    /// `None` if TLS is not intercepted.
+    pub fn bundle(&self) -> Option<String> {
+        self.interception.as_ref().map(|interception| interception.authority.bundle(&interception.roots))
+    }
+}

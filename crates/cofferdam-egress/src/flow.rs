@@ -1,0 +1,293 @@
+//! One connection of a sandbox: what was decided about it, and what it used.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant, SystemTime};
+
+use cofferdam_contract::NetworkEvent;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{broadcast, watch};
+use tokio::time::{Sleep, sleep};
+
+use crate::denials::Denials;
+use crate::rules::{Content, Refusal, Rule, Rules, Server};
+
+/// The maximum of events that wait for a reader. Older ones are lost to it.
+const MAX_EVENTS: usize = 4096;
+/// The maximum length of a path in an event.
+const MAX_PATH: usize = 2048;
+
+/// What all connections of a sandbox share: the rules as they are now, and where decisions are noted.
+#[derive(Debug)]
+pub struct Judge {
+    rules: watch::Sender<Arc<Rules>>,
+    pub denials: Arc<Denials>,
+    events: broadcast::Sender<NetworkEvent>,
+}
+
+impl Judge {
+    pub fn new(rules: Rules) -> Self {
+        let denials = Arc::default();
+        Self { rules: watch::Sender::new(Arc::new(rules)), denials, events: broadcast::Sender::new(MAX_EVENTS) }
+    }
+
+    /// Returns the rules as they are now.
+    pub fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.borrow())
+    }
+
+    /// Replaces the rules. Connections that no longer match end.
+    pub fn set_rules(&self, rules: Rules) {
+        self.rules.send_modify(|now| *now = Arc::new(rules.with_budgets_of(now)));
+    }
+
+    /// Returns a receiver of the events from now on.
+    pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
+        self.events.subscribe()
+    }
+}
+
+/// A connection, with the decisions about its contents. Its end is reported when it is dropped.
+#[derive(Debug)]
+pub struct Flow {
+    judge: Arc<Judge>,
+    /// The name or address as the guest knows it.
+    host: String,
+    /// The address, if the guest named no host.
+    literal: Option<IpAddr>,
+    port: u16,
+    /// True once the gateway intercepts its TLS.
+    secure: AtomicBool,
+    began: Instant,
+    /// The server's address.
+    pub address: Mutex<Option<IpAddr>>,
+    /// The last contents that were allowed, and their rule.
+    current: Mutex<Option<(Content, Arc<Rule>)>>,
+    refused: Mutex<Option<String>>,
+    /// Bytes that no rule was charged for yet.
+    uncharged: AtomicU64,
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Flow {
+    pub fn new(judge: &Arc<Judge>, host: String, literal: Option<IpAddr>, port: u16) -> Arc<Self> {
+        Arc::new(Self {
+            judge: Arc::clone(judge),
+            host,
+            literal,
+            port,
+            secure: AtomicBool::new(false),
+            began: Instant::now(),
+            address: Mutex::default(),
+            current: Mutex::default(),
+            refused: Mutex::default(),
+            uncharged: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        })
+    }
+
+    fn server(&self) -> Server<'_> {
+        self.literal.map_or(Server::Name(&self.host), Server::Address)
+    }
+
+    /// Decides about contents of the connection, and counts a request of the rule.
+    pub fn admit(&self, content: Content) -> Result<(), String> {
+        let rules = self.judge.rules();
+        let decided = rules.decide(self.server(), self.port, &content);
+        let counted = decided.and_then(|rule| rule.budget.request(Instant::now()).map(|()| rule));
+        let result = match counted {
+            Ok(rule) => {
+                *self.current.lock() = Some((content.clone(), Arc::clone(&rule)));
+                let bytes = self.uncharged.swap(0, Ordering::Relaxed);
+                rule.budget
+                    .charge(bytes, Instant::now())
+                    .map(drop)
+                    .map_err(|refusal| refusal.to_string())
+                    .map(|()| rule)
+            }
+            Err(refusal) => Err(self.explained(refusal, &content)),
+        };
+        if let Content::Request { method, path, .. } = &content {
+            let event = NetworkEvent {
+                method: Some(method.clone()),
+                path: Some(path.chars().take(MAX_PATH).collect()),
+                rule: result.as_ref().ok().map(|rule| rule.text.clone()),
+                reason: result.as_ref().err().cloned(),
+                ..self.event(&content)
+            };
+            // Without a reader, there is nothing to do.
+            let _ = self.judge.events.send(event);
+        }
+        result.map(drop)
+    }
+
+    /// Decides about a request.
+    pub fn admit_request(&self, method: &str, path: &str) -> Result<(), String> {
+        let secure = self.secure.load(Ordering::Relaxed);
+        self.admit(Content::Request { secure, method: method.to_owned(), path: path.to_owned() })
+    }
+
+    /// Notes that the gateway intercepts TLS of the connection.
+    pub fn set_secure(&self) {
+        self.secure.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the connection is refused.
+    pub fn deny(&self, why: impl std::fmt::Display) {
+        self.judge.denials.note(format_args!("the connection to {}:{}", self.host, self.port), &why);
+        *self.refused.lock() = Some(why.to_string());
+    }
+
+    /// Returns a refusal with the rule that would allow the contents, if there can be one.
+    fn explained(&self, refusal: Refusal, content: &Content) -> String {
+        let Self { host, port, .. } = self;
+        let hint = match (refusal, content) {
+            (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
+            (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),
+            (Refusal::OtherPath, Content::Request { path, .. }) => {
+                format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_PATH).collect::<String>())
+            }
+            (Refusal::OtherProtocol, Content::Tls) => "a rule with protocol = \"tls\"".to_owned(),
+            (Refusal::OtherProtocol, Content::Request { secure, .. }) => {
+                format!("a rule with protocol = \"{}\"", if *secure { "https" } else { "http" })
+            }
+            (Refusal::OtherProtocol, Content::Any) => "a rule with protocol = \"any\"".to_owned(),
+            _ => return refusal.to_string(),
+        };
+        format!("{refusal}; {hint} would allow it")
+    }
+
+    fn event(&self, content: &Content) -> NetworkEvent {
+        let protocol = match content {
+            Content::Any => "any",
+            Content::Tls => "tls",
+            Content::Request { secure: true, .. } => "https",
+            Content::Request { secure: false, .. } => "http",
+        };
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        NetworkEvent {
+            time_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+            host: self.host.clone(),
+            port: self.port,
+            address: *self.address.lock(),
+            protocol: protocol.to_owned(),
+            method: None,
+            path: None,
+            rule: None,
+            reason: None,
+            sent: self.sent.load(Ordering::Relaxed),
+            received: self.received.load(Ordering::Relaxed),
+            duration_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Waits until the rules no longer allow what the connection carries.
+    pub async fn revoked(&self) {
+        let mut changes = self.judge.rules.subscribe();
+        loop {
+            let content = self.current.lock().as_ref().map(|(content, _)| content.clone());
+            let rules = Arc::clone(&changes.borrow_and_update());
+            let kept = match content {
+                Some(content) => rules.decide(self.server(), self.port, &content).is_ok(),
+                // Nothing is allowed yet: the next decision is by the new rules.
+                None => true,
+            };
+            if !kept {
+                return self.deny("the policy changed, and does not allow it any more");
+            }
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Counts bytes. Returns the time to wait before the next ones.
+    fn charge(&self, bytes: usize) -> Result<Option<Duration>, Refusal> {
+        match &*self.current.lock() {
+            Some((_, rule)) => rule.budget.charge(bytes as u64, Instant::now()),
+            None => {
+                self.uncharged.fetch_add(bytes as u64, Ordering::Relaxed);
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let current = self.current.lock().take();
+        let (content, rule) = current.map_or((Content::Any, None), |(content, rule)| (content, Some(rule)));
+        let (rule, reason) = (rule.map(|rule| rule.text.clone()), self.refused.lock().take());
+        let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ..self.event(&content) };
+        let _ = self.judge.events.send(event);
+    }
+}
+
+/// A client's side of a connection, which is counted against the budget of its rule.
+#[derive(Debug)]
+pub struct Metered<S> {
+    inner: S,
+    flow: Arc<Flow>,
+    /// The pause that the rate of the rule requires.
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Metered<S> {
+    pub fn new(inner: S, flow: Arc<Flow>) -> Self {
+        Self { inner, flow, pause: None }
+    }
+
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    fn count(&mut self, bytes: usize) -> io::Result<()> {
+        match self.flow.charge(bytes) {
+            Ok(wait) => self.pause = wait.map(|wait| Box::pin(sleep(wait))),
+            Err(refusal) => {
+                self.flow.deny(refusal);
+                return Err(io::Error::other("the budget is used up"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_pause(cx));
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
+        let bytes = buffer.filled().len() - before;
+        self.flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        Poll::Ready(self.count(bytes))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_pause(cx));
+        let bytes = ready!(Pin::new(&mut self.inner).poll_write(cx, data))?;
+        self.flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        Poll::Ready(self.count(bytes).map(|()| bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
