@@ -18,7 +18,7 @@ use crate::denials::Denials;
 use crate::rules::{Content, Refusal, Rule, Rules, Server};
 
 /// The maximum of events that wait for a reader. Older ones are lost to it.
-const MAX_EVENTS: usize = 4096;
+const MAX_EVENTS: usize = 256;
 /// The maximum length of a path in an event.
 const MAX_PATH: usize = 2048;
 
@@ -28,12 +28,15 @@ pub struct Judge {
     rules: watch::Sender<Arc<Rules>>,
     pub denials: Arc<Denials>,
     events: broadcast::Sender<NetworkEvent>,
+    /// The receiver of the first reader, which loses no event that came before it.
+    first: Mutex<Option<broadcast::Receiver<NetworkEvent>>>,
 }
 
 impl Judge {
     pub fn new(rules: Rules) -> Self {
-        let denials = Arc::default();
-        Self { rules: watch::Sender::new(Arc::new(rules)), denials, events: broadcast::Sender::new(MAX_EVENTS) }
+        let (events, first) = broadcast::channel(MAX_EVENTS);
+        let rules = watch::Sender::new(Arc::new(rules));
+        Self { rules, denials: Arc::default(), events, first: Mutex::new(Some(first)) }
     }
 
     /// Returns the rules as they are now.
@@ -46,9 +49,9 @@ impl Judge {
         self.rules.send_modify(|now| *now = Arc::new(rules.with_budgets_of(now)));
     }
 
-    /// Returns a receiver of the events from now on.
+    /// Returns a receiver of the events: the first time of all events, and later of those from now on.
     pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
-        self.events.subscribe()
+        self.first.lock().take().unwrap_or_else(|| self.events.subscribe())
     }
 }
 

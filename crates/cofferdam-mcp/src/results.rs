@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cofferdam_code::{CodeResult, Data, Touched};
-use cofferdam_contract::{DirEntry, EntryKind, Level, Limits, NetworkPolicy, Protection, ProtectionState, Sandbox};
+use cofferdam_contract::{DirEntry, EntryKind, Level, Limits, Protection, ProtectionState, Sandbox};
 use rmcp::schemars::{self, JsonSchema};
 use serde::Serialize;
 use serde_json::Value;

@@ -7,6 +7,7 @@ mod image;
 mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod net;
 mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cofferdam::configuration::{Bound, parse_bound};
 use cofferdam::registry::{MakePolicy, PullPolicy};
-use cofferdam::{ByteSize, Cpus, Level, NetworkPolicy, Protection, SandboxPath, TenantId, parse_duration};
+use cofferdam::{ByteSize, Cpus, Level, Protection, SandboxPath, TenantId, parse_duration};
 
 pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 #[cfg(feature = "container")]
@@ -27,12 +28,13 @@ pub use image::{ImageArgs, ImageCommand};
 pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs, MachineCommand};
 #[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
+pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
 
 use crate::resident::DaemonUse;
-use crate::values::{Publication, parse_env, parse_label, parse_network, parse_publish, parse_secret};
+use crate::values::{Publication, parse_env, parse_label, parse_publish, parse_secret};
 
 /// Run untrusted code in a sandbox.
 #[derive(Debug, Parser)]
@@ -89,6 +91,8 @@ pub enum Command {
     /// Run the conformance suite against a backend
     #[cfg(feature = "conformance")]
     Conformance(ConformanceArgs),
+    /// Explain what a network policy allows
+    Net(NetArgs),
     /// List the backends
     Backends(BackendsArgs),
     /// Print the JSON Schema of specs, requests and results
@@ -184,6 +188,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub publish: PublishArgs,
+
+    #[command(flatten)]
+    pub observe: ObserveArgs,
 
     #[command(flatten)]
     pub start: StartArgs,
@@ -302,9 +309,8 @@ pub struct SandboxArgs {
     #[arg(long, value_name = "N", value_parser = parse_bound::<NonZeroU64>)]
     pub fuel: Option<Bound<NonZeroU64>>,
 
-    /// Allow no network (`none`), or connections to these hosts only: NAME:PORT, *.DOMAIN:PORT, ADDRESS:PORT, @PRESET
-    #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
-    pub net: Option<NetworkPolicy>,
+    #[command(flatten)]
+    pub network: NetworkArgs,
 
     /// Run on behalf of this tenant
     #[arg(long, value_parser = |text: &str| TenantId::new(text))]

@@ -1,5 +1,7 @@
 //! Unit tests.
 
+use cofferdam::NetworkPolicy;
+
 use super::*;
 use clap::CommandFactory;
 
@@ -59,7 +61,10 @@ fn values_are_parsed_once() {
     assert_eq!(run.limits.pids, Some(Bound::Of(5)));
     assert_eq!(run.limits.allow_weaker, [Protection::Memory, Protection::Disk]);
     assert_eq!(run.start.env, [("A".to_owned(), "b=c".to_owned())]);
-    assert_eq!(run.sandbox.net, Some(NetworkPolicy::Allow { hosts: vec!["a.b".to_owned(), "c.d:443".to_owned()] }));
+    assert_eq!(
+        run.sandbox.network.net,
+        Some(NetworkPolicy::Allow { hosts: vec!["a.b".to_owned(), "c.d:443".to_owned()] })
+    );
 }
 
 #[test]

@@ -13,6 +13,8 @@ mod image;
 mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod net;
+mod observed;
 mod published;
 mod repl;
 mod run;
@@ -51,6 +53,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Snapshot(args) => snapshot::main(args, cli.config),
         #[cfg(feature = "conformance")]
         Command::Conformance(args) => conformance::main(&args),
+        Command::Net(args) => net::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),

@@ -14,6 +14,7 @@ use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
 use serde_json::{Value, json};
 
+use super::observed::{self, Observation, Observed};
 use super::{block_on, published};
 use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
@@ -202,6 +203,7 @@ impl<'a> Run<'a> {
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, on_step)?
             }
         };
+        let log = observed::open(self.args.observe.net_log.as_deref())?;
         let listeners = published::listen(&self.args.publish, &*backend)?;
         let oversight = oversight(self.called);
         let executor = executor(&self.code, oversight)?;
@@ -218,6 +220,7 @@ impl<'a> Run<'a> {
         progress.iter().for_each(Progress::finish);
         let sandbox = Arc::clone(execution.sandbox());
         self.published = published::start(listeners, &sandbox, self.args.output.quiet);
+        let observation = Observation::start(&sandbox, log);
         let outcome = self.follow(&*backend, execution, &mut interrupts).await;
         if !self.args.output.quiet {
             let denials = sandbox.network_denials();
@@ -226,8 +229,25 @@ impl<'a> Run<'a> {
         if let Err(error) = sandbox.close().await {
             report::remark(&format!("cannot close the sandbox: {error}"), Tone::Warning);
         }
+        if let Some(observation) = observation {
+            self.report_observed(observation.finish().await);
+        }
         published::finish(std::mem::take(&mut self.published), self.args.output.quiet).await;
         outcome
+    }
+
+    /// Reports a log that could not be written, and the policy that was learned.
+    fn report_observed(&self, observed: Observed) {
+        if let Some(error) = observed.error {
+            report::remark(&format!("cannot write the log of the network: {error}"), Tone::Warning);
+        }
+        if self.args.observe.net_learn.is_some() && !observed.hosts.is_empty() {
+            let hosts: Vec<String> = observed.hosts.into_iter().collect();
+            report::remark(
+                &format!("network: the smallest policy that allows this: --net {}", hosts.join(",")),
+                Tone::Good,
+            );
+        }
     }
 
     /// Returns the job of this run. It has a full result in one JSON document only.

@@ -1,0 +1,129 @@
+//! Options of the network, and the arguments of `cofferdam net`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use cofferdam::{NetworkPolicy, NetworkRules};
+
+use crate::values::parse_network;
+
+/// The maximum size of a policy file.
+const MAX_POLICY_BYTES: u64 = 1 << 20;
+
+/// The network policy of a sandbox.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Sandbox")]
+pub struct NetworkArgs {
+    /// Allow no network (`none`), or connections to these hosts only: NAME:PORT, *.DOMAIN:PORT, ADDRESS:PORT,
+    /// ADDRESS/PREFIX:PORT, @PRESET
+    #[arg(long, value_name = "none|HOST,…", value_parser = parse_network)]
+    pub net: Option<NetworkPolicy>,
+
+    /// Allow connections and requests by the rules of this TOML file, which can also have secrets
+    #[arg(long, value_name = "FILE", value_parser = read_policy, conflicts_with = "net")]
+    pub net_policy: Option<NetworkPolicy>,
+}
+
+impl NetworkArgs {
+    /// Returns the policy, if an option sets one.
+    pub fn policy(&self) -> Option<&NetworkPolicy> {
+        self.net.as_ref().or(self.net_policy.as_ref())
+    }
+}
+
+/// Observation of the network of a run.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Sandbox")]
+pub struct ObserveArgs {
+    /// Learn a policy: refuse everything, or allow it (`allow`), and print the smallest policy that would do
+    #[arg(
+        long, value_name = "refuse|allow", num_args = 0..=1, require_equals = true, default_missing_value = "refuse",
+        conflicts_with_all = ["net", "net_policy"]
+    )]
+    pub net_learn: Option<Learn>,
+
+    /// Append each connection and request to this file, one JSON document per line
+    #[arg(long, value_name = "FILE")]
+    pub net_log: Option<PathBuf>,
+}
+
+/// What happens to connections while a policy is learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Learn {
+    /// They are refused. Programs may give up before they have asked for everything.
+    Refuse,
+    /// They are allowed, to every name that leads to a public address.
+    Allow,
+}
+
+/// Reads a policy file.
+fn read_policy(path: &str) -> Result<NetworkPolicy, String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(Path::new(path))
+        .and_then(|file| file.take(MAX_POLICY_BYTES + 1).read_to_string(&mut text))
+        .map_err(|error| format!("cannot read the policy: {error}"))?;
+    if text.len() as u64 > MAX_POLICY_BYTES {
+        return Err("the policy is larger than 1 MiB".to_owned());
+    }
+    toml::from_str::<NetworkRules>(&text).map(NetworkPolicy::Rules).map_err(|error| error.to_string())
+}
+
+/// `cofferdam net`.
+#[derive(Debug, Args)]
+pub struct NetArgs {
+    /// The subcommand.
+    #[command(subcommand)]
+    pub command: NetCommand,
+}
+
+/// The subcommands of `cofferdam net`.
+#[derive(Debug, Subcommand)]
+pub enum NetCommand {
+    /// Explain what a policy allows for a host or URL, and by which rule; exit status 1 if nothing
+    Explain(ExplainArgs),
+}
+
+/// `cofferdam net explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// HOST, HOST:PORT (IPv6 in brackets) or an http or https URL
+    #[arg(value_name = "HOST[:PORT]|URL")]
+    pub server: String,
+
+    #[command(flatten)]
+    pub network: NetworkArgs,
+
+    /// The method of the request
+    #[arg(long, default_value = "GET")]
+    pub method: String,
+
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_file_has_rules_and_secrets() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_policy(path.to_str().unwrap())
+        };
+        let policy = read(
+            "[[allow]]\nhost = \"a.example:443\"\nmethods = [\"GET\"]\nmax_bytes = \"1M\"\n[[secret]]\nname = \
+             \"TOKEN\"\nfrom = \"env:TOKEN\"\nhosts = [\"a.example:443\"]\nplace = { query = \"key\" }\n",
+        );
+        let Ok(NetworkPolicy::Rules(rules)) = policy else { panic!("{policy:?}") };
+        assert_eq!((rules.allow.len(), rules.secrets.len()), (1, 1));
+        for text in ["[[deny]]\nhost = \"a\"\n", "[[allow]]\nhots = \"a\"\n", "x"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+        assert!(read_policy("/nonexistent/policy.toml").unwrap_err().starts_with("cannot read the policy"));
+    }
+}

@@ -1,0 +1,167 @@
+//! `cofferdam net`: explains network policies.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use cofferdam::{Error, NetworkPolicy, Result};
+use cofferdam_egress::{Content, Query, Rules, Server};
+use serde_json::{Value, json};
+
+use crate::args::{ExplainArgs, NetArgs, NetCommand};
+use crate::report::{self, Form, document, print, printed};
+
+const HTTP: u16 = 80;
+const HTTPS: u16 = 443;
+
+/// Runs the subcommand.
+pub fn main(args: &NetArgs) -> u8 {
+    let NetCommand::Explain(args) = &args.command;
+    match explain(args) {
+        Ok(status) => status,
+        Err(error) => report::error(&error, if args.json { Form::Json } else { Form::Text }),
+    }
+}
+
+/// The decision about one kind of contents.
+struct Verdict {
+    what: String,
+    /// The deciding rule, or the reason of the refusal.
+    decided: std::result::Result<String, String>,
+}
+
+fn explain(args: &ExplainArgs) -> Result<u8> {
+    let asked = Asked::read(&args.server)?;
+    let policy = args.network.policy().unwrap_or(&NetworkPolicy::None);
+    let rules = Rules::of(policy)?.unwrap_or_default();
+    let verdicts = asked.verdicts(&rules, &args.method);
+    let allowed = verdicts.iter().any(|verdict| verdict.decided.is_ok());
+    let status = if allowed { 0 } else { 1 };
+    if args.json {
+        let list: Vec<Value> = verdicts
+            .iter()
+            .map(|Verdict { what, decided }| match decided {
+                Ok(rule) => json!({"what": what, "allowed": true, "rule": rule}),
+                Err(reason) => json!({"what": what, "allowed": false, "reason": reason}),
+            })
+            .collect();
+        return Ok(printed(document(&json!({"server": args.server, "allowed": allowed, "verdicts": list})), status));
+    }
+    let mut text = String::new();
+    for Verdict { what, decided } in &verdicts {
+        // Writing to a string cannot fail.
+        let _ = match decided {
+            Ok(rule) => writeln!(text, "{what}: allowed by the rule {rule}"),
+            Err(reason) => writeln!(text, "{what}: refused: {reason}"),
+        };
+    }
+    Ok(printed(print(&text), status))
+}
+
+/// The server of a question.
+struct Asked {
+    host: String,
+    port: Option<u16>,
+    /// True over TLS, and the path. `None` for a host without a request.
+    request: Option<(bool, String)>,
+}
+
+impl Asked {
+    fn read(text: &str) -> Result<Self> {
+        let (request, rest) = match text.split_once("://") {
+            Some((scheme @ ("http" | "https"), rest)) => {
+                let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+                let path = rest[end..].split(['?', '#']).next().unwrap_or_default();
+                let path = if path.is_empty() { "/" } else { path };
+                (Some((scheme == "https", path.to_owned())), &rest[..end])
+            }
+            Some(_) => return Err(Error::invalid("explain", "the URL is not one of http or https")),
+            None => (None, text),
+        };
+        let bracketed = rest.rfind(']').map_or(0, |end| end + 1);
+        let bare = bracketed == 0 && rest.matches(':').count() > 1;
+        let (host, port) = match rest[bracketed..].rsplit_once(':').filter(|_| !bare) {
+            Some((before, port)) => {
+                let port = port.parse().ok().filter(|port| *port != 0);
+                let bad = || Error::invalid("explain", "the port is not a number from 1 to 65535");
+                (&rest[..bracketed + before.len()], Some(port.ok_or_else(bad)?))
+            }
+            None => (rest, None),
+        };
+        let port = port.or(request.as_ref().map(|(secure, _)| if *secure { HTTPS } else { HTTP }));
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() || host.contains('@') {
+            return Err(Error::invalid("explain", "name a host, such as example.com:443"));
+        }
+        Ok(Self { host: host.to_owned(), port, request })
+    }
+
+    fn verdicts(&self, rules: &Rules, method: &str) -> Vec<Verdict> {
+        let refused = |what: String, why: String| Verdict { what, decided: Err(why) };
+        let name = match rules.lookup(&self.host) {
+            Ok(Query::Name(target)) => target.name.clone(),
+            Ok(Query::Address(_)) => self.host.clone(),
+            Err(refusal) => {
+                let what = if self.host.parse::<IpAddr>().is_ok() { "the address" } else { "the look-up of" };
+                return vec![refused(format!("{what} {}", self.host), refusal.to_string())];
+            }
+        };
+        let server = name.parse().map_or(Server::Name(&name), Server::Address);
+        // Without a port in the question, those of the rules.
+        let ports = match self.port {
+            Some(port) => BTreeSet::from([port]),
+            None => rules.ports().unwrap_or_else(|| BTreeSet::from([HTTP, HTTPS])),
+        };
+        let mut verdicts = Vec::new();
+        for port in ports {
+            for content in self.contents(method) {
+                let what = match &content {
+                    Content::Any => format!("{name}:{port}, other protocols"),
+                    Content::Tls => format!("{name}:{port}, TLS that passes through"),
+                    Content::Request { secure, method, path } => {
+                        let scheme = if *secure { "https" } else { "http" };
+                        format!("{method} {scheme}://{name}:{port}{path}")
+                    }
+                };
+                let decided = rules.decide(server, port, &content);
+                let rule = |rule: std::sync::Arc<cofferdam_egress::Rule>| rule.text.clone();
+                verdicts.push(Verdict { what, decided: decided.map(rule).map_err(|refusal| refusal.to_string()) });
+            }
+        }
+        verdicts
+    }
+
+    /// Returns the contents to decide about.
+    fn contents(&self, method: &str) -> Vec<Content> {
+        let request =
+            |secure, path: &str| Content::Request { secure, method: method.to_owned(), path: path.to_owned() };
+        match &self.request {
+            Some((secure, path)) => vec![request(*secure, path)],
+            None => vec![Content::Tls, request(true, "/"), request(false, "/"), Content::Any],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read() {
+        for (text, host, port, path) in [
+            ("a.example", "a.example", None, None),
+            ("a.example:443", "a.example", Some(443), None),
+            ("[::1]:80", "::1", Some(80), None),
+            ("::1", "::1", None, None),
+            ("https://a.example/x?y", "a.example", Some(443), Some("/x")),
+            ("http://a.example:8080", "a.example", Some(8080), Some("/")),
+        ] {
+            let asked = Asked::read(text).unwrap();
+            let found = (asked.host.as_str(), asked.port, asked.request.as_ref().map(|(_, path)| path.as_str()));
+            assert_eq!(found, (host, port, path), "{text}");
+        }
+        for text in ["", "a:0", "a:x", "ftp://a", "https://", "https://u@a/"] {
+            assert!(Asked::read(text).is_err(), "{text}");
+        }
+    }
+}

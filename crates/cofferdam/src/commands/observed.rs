@@ -1,0 +1,122 @@
+//! Observation of a run's network: the log of its connections, and the policy that it would need.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use cofferdam::{Error, ErrorKind, NetworkEvent, Result, Sandbox, SandboxId, TenantId};
+use serde::Serialize;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// The maximum number of hosts of a learned policy.
+const MAX_LEARNED: usize = 1024;
+
+/// Opens the log, before anything is created.
+pub fn open(path: Option<&Path>) -> Result<Option<File>> {
+    let Some(path) = path else { return Ok(None) };
+    OpenOptions::new().append(true).create(true).open(path).map(Some).map_err(|error| {
+        Error::new(ErrorKind::Io, "run", format!("cannot open the log of the network: {error}"))
+            .with_context("path", path.display().to_string())
+    })
+}
+
+/// What was observed until the end of a run.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// The hosts and ports that programs connected to, or tried to.
+    pub hosts: BTreeSet<String>,
+    /// The error of writing the log.
+    pub error: Option<String>,
+}
+
+/// An observation that is under way.
+pub struct Observation {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Observed>,
+}
+
+/// A line of the log.
+#[derive(Serialize)]
+struct Line<'a> {
+    sandbox: &'a SandboxId,
+    tenant: &'a TenantId,
+    #[serde(flatten)]
+    event: &'a NetworkEvent,
+}
+
+impl Observation {
+    /// Begins to observe a sandbox. Returns `None` if it has no events.
+    pub fn start(sandbox: &Arc<dyn Sandbox>, log: Option<File>) -> Option<Self> {
+        let events = sandbox.network_events()?;
+        let (stop, stopped) = oneshot::channel();
+        let writer = Writer {
+            sandbox: sandbox.id().clone(),
+            tenant: sandbox.spec().tenant().clone(),
+            log,
+            observed: Observed::default(),
+        };
+        Some(Self { stop, task: tokio::spawn(writer.follow(events, stopped)) })
+    }
+
+    /// Ends the observation once the sandbox is closed.
+    pub async fn finish(self) -> Observed {
+        let _ = self.stop.send(());
+        self.task.await.unwrap_or_default()
+    }
+}
+
+struct Writer {
+    sandbox: SandboxId,
+    tenant: TenantId,
+    log: Option<File>,
+    observed: Observed,
+}
+
+impl Writer {
+    async fn follow(mut self, mut events: Receiver<NetworkEvent>, mut stopped: oneshot::Receiver<()>) -> Observed {
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) => self.note(&event),
+                    Err(RecvError::Lagged(lost)) => self.lost(lost),
+                    Err(RecvError::Closed) => return self.observed,
+                },
+                _ = &mut stopped => break,
+            }
+        }
+        loop {
+            match events.try_recv() {
+                Ok(event) => self.note(&event),
+                Err(TryRecvError::Lagged(lost)) => self.lost(lost),
+                Err(_) => return self.observed,
+            }
+        }
+    }
+
+    fn note(&mut self, event: &NetworkEvent) {
+        if self.observed.hosts.len() < MAX_LEARNED {
+            self.observed.hosts.insert(format!("{}:{}", event.host, event.port));
+        }
+        let line = Line { sandbox: &self.sandbox, tenant: &self.tenant, event };
+        self.write(serde_json::to_vec(&line).unwrap_or_default());
+    }
+
+    fn lost(&mut self, lost: u64) {
+        self.write(
+            serde_json::json!({"sandbox": self.sandbox, "tenant": self.tenant, "lost": lost}).to_string().into(),
+        );
+    }
+
+    /// Writes a line in one call, so that lines of several runs do not mix.
+    fn write(&mut self, mut line: Vec<u8>) {
+        line.push(b'\n');
+        if let Some(Err(error)) = self.log.as_mut().map(|log| log.write_all(&line)) {
+            self.observed.error.get_or_insert(error.to_string());
+        }
+    }
+}
