@@ -13,7 +13,7 @@ use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBou
 use cofferdam::configuration::{Bound, Human, from_text};
 use cofferdam::daemon::DaemonSettings;
 use cofferdam::registry::{ContainerSettings, Setup, VmSettings, WasmSettings};
-use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, Protection, Result, TenantId};
+use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, NetworkRules, Protection, Result, TenantId};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use serde::{Deserialize, Deserializer};
 
@@ -35,6 +35,8 @@ pub struct ConfigFile {
     pub tenant: Option<TenantId>,
     /// Protections that may be weaker than requested.
     pub allow_weaker: Vec<Protection>,
+    /// The network policy of sandboxes.
+    pub network: Option<NetworkRules>,
     /// Maximum output in bytes.
     pub max_output: Option<Human<ByteSize>>,
     /// Limits of sandboxes.

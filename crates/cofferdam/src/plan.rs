@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use cofferdam::registry::{self, MODULE_BACKEND};
 use cofferdam::{
-    Access, ByteSize, Command, Error, ErrorKind, ExecRequest, NetworkPolicy, Result, RootFs, Script, Spec, Stdin,
-    TerminalSize, WORKSPACE_PATH, Workspace,
+    Access, ByteSize, Command, Error, ErrorKind, ExecRequest, Result, RootFs, Script, Spec, Stdin, TerminalSize,
+    WORKSPACE_PATH, Workspace,
 };
 use cofferdam_contract::DirectoryId;
 use cofferdam_linux::named::{Directory, UntrustedLink};
 
-use crate::args::{Learn, RunArgs};
+use crate::args::RunArgs;
 use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
@@ -148,12 +148,7 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     if let Some(reference) = &args.sandbox.image {
         builder = builder.root(RootFs::Image { reference: reference.clone() });
     }
-    if let Some(network) = args.sandbox.network.policy() {
-        builder = builder.network(network.clone());
-    }
-    if let Some(learn) = args.observe.net_learn {
-        builder = builder.network(NetworkPolicy::Learn { allow: learn == Learn::Allow });
-    }
+    builder = builder.network(settings.network.clone());
     for (key, value) in &args.sandbox.label {
         builder = builder.label(key, value);
     }

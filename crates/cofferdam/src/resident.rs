@@ -76,9 +76,7 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
     if settings.daemon == DaemonUse::Never {
         return Ok(None);
     }
-    if args.sandbox.network.policy().is_some_and(|network| *network != NetworkPolicy::None)
-        || args.observe.net_learn.is_some()
-    {
+    if settings.network != NetworkPolicy::None {
         let why = "sandboxes of a daemon have no network";
         if settings.daemon == DaemonUse::Require {
             return Err(Error::unsupported("run", why).with_remedy("use --daemon auto, or --net none"));

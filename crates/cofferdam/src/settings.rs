@@ -10,11 +10,11 @@ use cofferdam::code::{Bounds, CodeConfig, Languages, MODULE, Warn};
 use cofferdam::configuration::{Bound, Variables};
 use cofferdam::registry::{self, BackendInfo, BackendOptions, Setup};
 use cofferdam::{
-    ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, Protection, Result, TenantId,
-    parse_duration,
+    ByteSize, DEFAULT_CANCEL_GRACE, DEFAULT_MAX_OUTPUT, Error, Level, Limits, NetworkPolicy, Protection, Result,
+    TenantId, parse_duration,
 };
 
-use crate::args::{LimitArgs, RunArgs, SandboxArgs};
+use crate::args::{Learn, LimitArgs, RunArgs, SandboxArgs};
 use crate::config::{ConfigFile, ConfigLimits};
 use crate::plan::STANDARD_INPUT;
 use crate::report;
@@ -86,6 +86,8 @@ pub struct Settings {
     pub tenant: TenantId,
     /// Protections that may be weaker than requested.
     pub allow_weaker: BTreeSet<Protection>,
+    /// The network policy.
+    pub network: NetworkPolicy,
     /// Time between SIGTERM and SIGKILL.
     pub cancel_grace: Duration,
     /// Settings of code execution: languages, screening, audit log and bounds.
@@ -118,11 +120,23 @@ impl Settings {
             max_output: flags.limits.max_output.or(file.max_output.map(|size| size.0)).unwrap_or(DEFAULT_MAX_OUTPUT),
             tenant,
             allow_weaker: weaker.iter().copied().collect(),
+            network: network(flags, file),
             cancel_grace: flags.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
             code: code(flags, file)?,
             watched: file.screening.is_some() || file.audit.is_some() || file.code.is_some(),
             daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
         })
+    }
+}
+
+/// Returns the network policy.
+fn network(flags: &RunArgs, file: &ConfigFile) -> NetworkPolicy {
+    match flags.observe.net_learn {
+        Some(learn) => NetworkPolicy::Learn { allow: learn == Learn::Allow },
+        None => {
+            let in_file = || file.network.clone().map(NetworkPolicy::Rules);
+            flags.sandbox.network.policy().cloned().or_else(in_file).unwrap_or_default()
+        }
     }
 }
 
