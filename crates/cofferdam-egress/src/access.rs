@@ -54,6 +54,7 @@ impl Access {
                             .with_remedy("allow the host, with protocol any, https or http"));
                     }
                 }
+                avoid_core_dumps();
                 let list = declared.clone();
                 let reading = tokio::task::spawn_blocking(move || Secrets::read(&list)).await;
                 let failed =
@@ -84,4 +85,12 @@ impl Access {
     pub fn bundle(&self) -> Option<String> {
         self.interception.as_ref().map(|interception| interception.authority.bundle(&interception.roots))
     }
+}
+
+/// Lets the kernel write no core dump of this process, which would contain the values.
+fn avoid_core_dumps() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Core);
+    // Lowering the current limit needs no right.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), ..limit });
 }

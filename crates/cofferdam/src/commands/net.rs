@@ -114,7 +114,7 @@ impl Asked {
         };
         let mut verdicts = Vec::new();
         for port in ports {
-            for content in self.contents(method) {
+            for content in self.contents(method, port) {
                 let what = match &content {
                     Content::Any => format!("{name}:{port}, other protocols"),
                     Content::Tls => format!("{name}:{port}, TLS that passes through"),
@@ -131,13 +131,15 @@ impl Asked {
         verdicts
     }
 
-    /// Returns the contents to decide about.
-    fn contents(&self, method: &str) -> Vec<Content> {
+    /// Returns the contents to decide about. The gateway expects HTTP on port 80, and TLS on port 443.
+    fn contents(&self, method: &str, port: u16) -> Vec<Content> {
         let request =
             |secure, path: &str| Content::Request { secure, method: method.to_owned(), path: path.to_owned() };
-        match &self.request {
-            Some((secure, path)) => vec![request(*secure, path)],
-            None => vec![Content::Tls, request(true, "/"), request(false, "/"), Content::Any],
+        match (&self.request, port) {
+            (Some((secure, path)), _) => vec![request(*secure, path)],
+            (None, HTTP) => vec![request(false, "/")],
+            (None, HTTPS) => vec![Content::Tls, request(true, "/")],
+            (None, _) => vec![Content::Tls, request(true, "/"), request(false, "/"), Content::Any],
         }
     }
 }
