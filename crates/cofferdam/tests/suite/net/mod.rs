@@ -51,6 +51,22 @@ impl Place {
         self.directory.path().join("files")
     }
 
+    /// Returns the processes that run in the network's process namespace, which adopts those whose parent is gone.
+    fn processes(&self) -> Vec<u32> {
+        let mut found = vec![self.first];
+        let mut next = 0;
+        while let Some(pid) = found.get(next).copied() {
+            let children = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).ok();
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let lists: Vec<String> = tasks.filter_map(children).collect();
+            found.extend(
+                lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse::<u32>().ok()),
+            );
+            next += 1;
+        }
+        found
+    }
+
     /// Runs a line of Python in a sandbox with this policy, as root or as an ordinary user. Returns the exit status,
     /// standard output and standard error.
     fn python(&self, user: &str, policy: &str, code: &str) -> (i32, String, String) {
@@ -291,10 +307,10 @@ fn many_connections_are_bounded() {
 #[test]
 fn a_killed_run_leaves_no_namespace() {
     let Some(place) = Place::new("a_killed_run_leaves_no_namespace") else { return };
+    // Only those of the test's own processes: others run beside it.
     let namespaces = || {
-        let processes = std::fs::read_dir("/proc").expect("proc").flatten();
-        let of = |entry: std::fs::DirEntry| std::fs::read_link(entry.path().join("ns/net")).ok();
-        processes.filter_map(of).collect::<std::collections::BTreeSet<_>>()
+        let link = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        place.processes().iter().filter_map(link).collect::<std::collections::BTreeSet<_>>()
     };
     let before = namespaces();
     let (status, _, stderr) = place.python(
