@@ -139,7 +139,7 @@ pub struct NetworkSecret {
     /// The environment variable in the sandbox that has the placeholder.
     pub name: String,
     /// The source of the value on the host: `env:NAME`, `file:PATH`, `command:PROGRAM ARGUMENTS`,
-    /// `keyring:USER@SERVICE` (of the kernel) or `credential:NAME` (of systemd).
+    /// `keyring:SERVICE/USER` (of the kernel) or `credential:NAME` (of systemd).
     pub from: String,
     /// The hosts whose requests get the value, in the syntax of [`NetworkPolicy::Allow`]. Each must be allowed by a rule.
     pub hosts: Vec<String>,

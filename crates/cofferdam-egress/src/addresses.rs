@@ -26,6 +26,19 @@ const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// Addresses of metadata services: of most clouds, Azure, Alibaba, and AWS by IPv6.
+const METADATA: [IpAddr; 4] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// Returns true for an address of a metadata service.
+pub fn is_metadata(address: IpAddr) -> bool {
+    METADATA.contains(&address)
+}
+
 /// Returns true if an address is public, in any of its representations.
 pub fn is_public(address: IpAddr) -> bool {
     match address {

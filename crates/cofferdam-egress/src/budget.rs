@@ -84,6 +84,17 @@ impl Budget {
         Ok(())
     }
 
+    /// Returns the time that bytes so far take at the rule's rate.
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        let due = *self.due.lock();
+        due.map(|due| due.saturating_duration_since(now)).filter(|wait| !wait.is_zero())
+    }
+
+    /// Returns true if bytes are limited.
+    pub fn limits_bytes(&self) -> bool {
+        self.limits.bytes.is_some() || self.limits.per_second.is_some()
+    }
+
     /// Counts bytes. Returns the time to wait before the next ones. Refuses bytes beyond the budget.
     pub fn charge(&self, bytes: u64, now: Instant) -> std::result::Result<Option<Duration>, Refusal> {
         let total = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);

@@ -14,13 +14,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Sleep, sleep};
 
+use crate::addresses::is_public;
 use crate::denials::Denials;
-use crate::rules::{Content, Refusal, Rule, Rules, Server};
+use crate::rules::{Content, Query, Refusal, Rule, Rules, Server};
 
 /// The maximum of events that wait for a reader. Older ones are lost to it.
 const MAX_EVENTS: usize = 256;
-/// The maximum length of a path in an event.
-const MAX_PATH: usize = 2048;
+/// The maximum length of each text in an event.
+const MAX_TEXT: usize = 1024;
 
 /// What all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
@@ -103,9 +104,11 @@ impl Flow {
     /// Decides about contents of the connection, and counts a request of the rule.
     pub fn admit(&self, content: Content) -> Result<(), String> {
         let rules = self.judge.rules();
-        let decided = rules.decide(self.server(), self.port, &content);
+        let decided = self.decide(&rules, &content);
+        let alike = decided.as_ref().is_ok_and(|rule| self.is_charged_alike(rule));
         let counted = decided.and_then(|rule| rule.budget.request(Instant::now()).map(|()| rule));
         let result = match counted {
+            Ok(_) if !alike => Err("requests of a rule that limits bytes need a connection of their own".to_owned()),
             Ok(rule) => {
                 *self.current.lock() = Some((content.clone(), Arc::clone(&rule)));
                 let bytes = self.uncharged.swap(0, Ordering::Relaxed);
@@ -117,24 +120,72 @@ impl Flow {
             }
             Err(refusal) => Err(self.explained(refusal, &content)),
         };
-        if let Content::Request { method, path, .. } = &content {
-            let event = NetworkEvent {
-                method: Some(method.clone()),
-                path: Some(path.chars().take(MAX_PATH).collect()),
-                rule: result.as_ref().ok().map(|rule| rule.text.clone()),
-                reason: result.as_ref().err().cloned(),
-                ..self.event(&content)
-            };
-            // Without a reader, there is nothing to do.
-            let _ = self.judge.events.send(event);
-        }
         result.map(drop)
+    }
+
+    /// Decides about contents by these rules. A name that leads to an address which is not public needs a rule for that
+    /// address too.
+    fn decide(&self, rules: &Rules, content: &Content) -> Result<Arc<Rule>, Refusal> {
+        let rule = rules.decide(self.server(), self.port, content)?;
+        let address = self.address.lock().filter(|address| self.literal.is_none() && !is_public(*address));
+        if let Some(address) = address {
+            rules.connect([], (address, self.port).into())?;
+        }
+        Ok(rule)
+    }
+
+    /// Returns true if bytes of contents by this rule may be read together with those of the rule before.
+    fn is_charged_alike(&self, rule: &Arc<Rule>) -> bool {
+        let limited = |rule: &Rule| rule.budget.limits_bytes();
+        match &*self.current.lock() {
+            Some((_, last)) => Arc::ptr_eq(last, rule) || !(limited(last) || limited(rule)),
+            None => true,
+        }
+    }
+
+    /// Returns true if the rules may allow contents of the connection.
+    pub fn may_be_allowed(&self) -> bool {
+        let rules = self.judge.rules();
+        match self.server() {
+            Server::Name(name) => {
+                matches!(rules.lookup(name), Ok(Query::Name(target)) if target.has_port(self.port))
+            }
+            Server::Address(address) => rules.connect([], (address, self.port).into()).is_ok(),
+        }
+    }
+
+    /// Waits as long as the rate of the rule requires.
+    pub async fn paced(&self) {
+        if let Some(wait) = self.wait() {
+            sleep(wait).await;
+        }
+    }
+
+    fn wait(&self) -> Option<Duration> {
+        self.current.lock().as_ref().and_then(|(_, rule)| rule.budget.wait(Instant::now()))
     }
 
     /// Decides about a request.
     pub fn admit_request(&self, method: &str, path: &str) -> Result<(), String> {
         let secure = self.secure.load(Ordering::Relaxed);
         self.admit(Content::Request { secure, method: method.to_owned(), path: path.to_owned() })
+    }
+
+    /// Reports a request, with the reason if it was refused.
+    pub fn report_request(&self, method: &str, path: &str, refused: Option<&str>) {
+        let secure = self.secure.load(Ordering::Relaxed);
+        let short = |text: &str| text.chars().take(MAX_TEXT).collect::<String>();
+        let current = self.current.lock().as_ref().map(|(_, rule)| rule.text.clone());
+        let content = Content::Request { secure, method: String::new(), path: String::new() };
+        let event = NetworkEvent {
+            method: Some(short(method)),
+            path: Some(short(path)),
+            rule: current.filter(|_| refused.is_none()),
+            reason: refused.map(short),
+            ..self.event(&content)
+        };
+        // Without a reader, there is nothing to do.
+        let _ = self.judge.events.send(event);
     }
 
     /// Notes that the gateway intercepts TLS of the connection.
@@ -155,7 +206,7 @@ impl Flow {
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),
             (Refusal::OtherPath, Content::Request { path, .. }) => {
-                format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_PATH).collect::<String>())
+                format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_TEXT).collect::<String>())
             }
             (Refusal::OtherProtocol, Content::Tls) => "a rule with protocol = \"tls\"".to_owned(),
             (Refusal::OtherProtocol, Content::Request { secure, .. }) => {
@@ -195,12 +246,15 @@ impl Flow {
     pub async fn revoked(&self) {
         let mut changes = self.judge.rules.subscribe();
         loop {
-            let content = self.current.lock().as_ref().map(|(content, _)| content.clone());
             let rules = Arc::clone(&changes.borrow_and_update());
+            let content = self.current.lock().as_ref().map(|(content, _)| content.clone());
             let kept = match content {
-                Some(content) => rules.decide(self.server(), self.port, &content).is_ok(),
-                // Nothing is allowed yet: the next decision is by the new rules.
-                None => true,
+                // The limits of the rule may be new.
+                Some(content) => match self.decide(&rules, &content) {
+                    Ok(rule) => self.current.lock().replace((content, rule)).is_some(),
+                    Err(_) => false,
+                },
+                None => self.may_be_allowed(),
             };
             if !kept {
                 return self.deny("the policy changed, and does not allow it any more");
@@ -238,7 +292,7 @@ impl Drop for Flow {
 pub struct Metered<S> {
     inner: S,
     flow: Arc<Flow>,
-    /// The pause that the rate of the rule requires.
+    /// The pause that the rate of the rule requires now.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -248,6 +302,10 @@ impl<S> Metered<S> {
     }
 
     fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.pause.is_none() {
+            // Other connections of the rule may have used its rate.
+            self.pause = self.flow.wait().map(|wait| Box::pin(sleep(wait)));
+        }
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
@@ -257,7 +315,7 @@ impl<S> Metered<S> {
 
     fn count(&mut self, bytes: usize) -> io::Result<()> {
         match self.flow.charge(bytes) {
-            Ok(wait) => self.pause = wait.map(|wait| Box::pin(sleep(wait))),
+            Ok(_) => {}
             Err(refusal) => {
                 self.flow.deny(refusal);
                 return Err(io::Error::other("the budget is used up"));

@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
+use crate::addresses::is_own;
 use crate::denials::Denial;
 use crate::flow::{Flow, Judge, Metered};
 use crate::inspect::Inspected;
@@ -25,7 +26,7 @@ use crate::intercept::{self, Interception};
 use crate::names::{FIRST_NAME, Names};
 use crate::pace::Pace;
 use crate::proxy::{self, Wanted};
-use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
+use crate::rules::{Allowed, Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
@@ -160,6 +161,11 @@ impl Gateway {
         self.shared.declared == secrets
     }
 
+    /// Returns true if the sandbox trusts an authority of the gateway.
+    pub fn intercepts(&self) -> bool {
+        self.shared.interception.is_some()
+    }
+
     /// Returns a receiver of an event for each connection and request from now on.
     pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
         self.shared.judge.events()
@@ -222,7 +228,7 @@ where
             let flow = shared.flow(&destination);
             follow(client, &destination, &shared, flow).await;
         }
-        Err((name, refusal)) => shared.refused(&name, to.port()).deny(refusal),
+        Err((name, refusal)) => shared.refused(&name, to.port(), refusal).deny(refusal),
     }
 }
 
@@ -241,7 +247,7 @@ async fn serve_proxy(client: Connection, shared: &Shared) {
             }
         }
         Err((name, port, refusal)) => {
-            shared.refused(&name, port).deny(refusal);
+            shared.refused(&name, port, refusal).deny(refusal);
             let _ = timeout(FIRST_TIMEOUT, asked.refuse(&refusal.to_string())).await;
         }
     }
@@ -265,6 +271,9 @@ where
 {
     if shared.judge.rules().is_learning() {
         return flow.deny(Refusal::Learning);
+    }
+    if !flow.may_be_allowed() {
+        return flow.deny(Refusal::NotListed);
     }
     let connected = match destination {
         Destination::Name(target, port) => shared.upstream.connect(target, *port, &shared.judge.rules()).await,
@@ -308,6 +317,7 @@ where
                 if let Err(why) = flow.admit(Content::Tls) {
                     return flow.deny(why);
                 }
+                flow.paced().await;
                 if server.write_all(&first).await.is_ok() {
                     drop(copy_bidirectional(&mut client, &mut server).await);
                 }
@@ -326,6 +336,7 @@ where
             if let Err(why) = flow.admit(Content::Any) {
                 return flow.deny(why);
             }
+            flow.paced().await;
             if client.write_all(&greeting).await.is_err() || server.write_all(&first).await.is_err() {
                 return;
             }
@@ -425,7 +436,9 @@ impl Shared {
     }
 
     /// Returns the state of a connection that is refused at once.
-    fn refused(&self, name: &str, port: u16) -> Arc<Flow> {
+    fn refused(&self, name: &str, port: u16, refusal: Refusal) -> Arc<Flow> {
+        // Not a text of the guest's choice.
+        let name = if refusal == Refusal::InvalidName { "an invalid name" } else { name };
         Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port)
     }
 
@@ -448,6 +461,7 @@ impl Shared {
         };
         let Some(name) = name else {
             return match self.judge.rules().connect([], to) {
+                Ok(Allowed::InRange) if is_own(to.ip()) => Err((to.ip().to_string(), Refusal::NotPublic)),
                 Ok(_) => Ok(Destination::Address(to)),
                 Err(refusal) => Err((to.ip().to_string(), refusal)),
             };

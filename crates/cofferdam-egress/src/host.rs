@@ -61,6 +61,11 @@ impl Host {
         }
     }
 
+    /// Returns true for a single address.
+    pub fn is_single(&self) -> bool {
+        matches!(self, Self::Range(address, bits) if *bits == length(*address))
+    }
+
     /// Returns true if the host matches an address. An IPv4-mapped address is not its IPv4 address.
     pub fn has_address(&self, address: IpAddr) -> bool {
         match (self, address) {

@@ -41,6 +41,12 @@ const HOP_BY_HOP: [HeaderName; 5] = [
 ];
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
+/// Headers by which servers take a request for one of another method or path than those that were checked.
+const OVERRIDES: [&str; 5] =
+    ["x-http-method-override", "x-http-method", "x-method-override", "x-original-url", "x-rewrite-url"];
+/// The maximum length of a method.
+const MAX_METHOD: usize = 32;
+
 /// The body of a server's answer, that answer without secrets, or an answer of the gateway.
 type Body = Either<Either<Incoming, Scrubbed<Incoming>>, Full<Bytes>>;
 
@@ -132,15 +138,29 @@ fn server_builder() -> hyper::server::conn::http1::Builder {
 }
 
 impl Upstream {
-    async fn answer(&self, mut request: Request<Incoming>) -> Response<Body> {
-        let route = &self.route;
-        if let Err(why) = check(&request, route) {
-            return self.refuse(&why);
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let prepared = self.prepare(request).await;
+        if let Some(flow) = &self.route.flow {
+            flow.report_request(method.as_str(), &path, prepared.as_ref().err().map(String::as_str));
         }
-        if let Some(Err(why)) =
-            route.flow.as_ref().map(|flow| flow.admit_request(request.method().as_str(), request.uri().path()))
-        {
-            return self.refuse(&why);
+        match prepared {
+            Ok((request, client)) => self.send(request, client).await,
+            Err(why) => self.refuse(&why),
+        }
+    }
+
+    /// Checks a request, and converts it to the one that is sent on. Returns the client's side of an upgrade. Fails with
+    /// the reason of a refusal.
+    async fn prepare(&self, mut request: Request<Incoming>) -> Result<(Request<Incoming>, Option<OnUpgrade>), String> {
+        let route = &self.route;
+        check(&request, route)?;
+        if let Some(flow) = &route.flow {
+            flow.admit_request(request.method().as_str(), request.uri().path())?;
+            flow.paced().await;
+        }
+        for name in OVERRIDES {
+            request.headers_mut().remove(name);
         }
         // A client of the proxy names the server, which a server does not expect.
         if let (Some(_), Some(path)) = (request.uri().authority(), request.uri().path_and_query().cloned()) {
@@ -158,14 +178,22 @@ impl Upstream {
             set_upgrade(request.headers_mut());
             hyper::upgrade::on(&mut request)
         });
-        let secrets = route.secrets.as_deref().filter(|secrets| secrets.has_host(&route.target.name, route.port));
-        if let Some(secrets) = secrets {
+        if let Some(secrets) = self.secrets() {
             let (mut head, body) = request.into_parts();
-            if let Err(why) = secrets.inject(&mut head, &route.target.name, route.port) {
-                return self.refuse(&why);
-            }
+            secrets.inject(&mut head, &route.target.name, route.port)?;
             request = Request::from_parts(head, body);
         }
+        Ok((request, client))
+    }
+
+    /// Returns the secrets of the server, if it has any.
+    fn secrets(&self) -> Option<&Secrets> {
+        let Route { target, port, secrets, .. } = &self.route;
+        secrets.as_deref().filter(|secrets| secrets.has_host(&target.name, *port))
+    }
+
+    async fn send(&self, request: Request<Incoming>, client: Option<OnUpgrade>) -> Response<Body> {
+        let (route, secrets) = (&self.route, self.secrets());
         let sending = async {
             let mut sender = self.sender.lock().await;
             sender.ready().await?;
@@ -219,6 +247,9 @@ impl Upstream {
 fn check(request: &Request<Incoming>, route: &Route) -> Result<(), String> {
     if request.method() == Method::CONNECT {
         return Err("a connection through another server is not allowed".to_owned());
+    }
+    if request.method().as_str().len() > MAX_METHOD {
+        return Err("its method is too long".to_owned());
     }
     let mut hosts = request.headers().get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

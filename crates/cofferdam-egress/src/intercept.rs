@@ -32,7 +32,11 @@ where
     C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let flow = route.flow.clone();
     let denied = |why: &str| {
+        if let Some(flow) = &flow {
+            return flow.deny(why);
+        }
         route.denials.note(format_args!("the connection to {}:{}", route.target.name, route.port), why);
     };
     let Ok(settings) = interception.authority.server(&route.target.name) else {

@@ -110,7 +110,8 @@ impl Plan {
 ///
 /// # Errors
 ///
-/// `Unsupported` for hosts that need further ports or addresses, and for other secrets: programs have the first ones.
+/// `Unsupported` for hosts that need further ports, for other secrets, and for the first interception of TLS: programs
+/// have what the first policy needed. New addresses are not reached.
 #[cfg(feature = "gateway")]
 pub fn replace(
     gateway: &crate::Gateway,
@@ -134,6 +135,9 @@ pub fn replace(
         NetworkPolicy::Rules(rules) => &rules.secrets,
         _ => &[],
     };
+    if rules.intercepts() && !gateway.intercepts() {
+        return refused("the new policy needs interception of TLS, which the first one did not");
+    }
     if *policy != NetworkPolicy::None && !gateway.has_secrets(secrets) {
         return refused("the new policy has other secrets than the first one");
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cofferdam_contract::{Error, NetworkPolicy, NetworkProtocol, NetworkRule, Result};
 
-use crate::addresses::is_public;
+use crate::addresses::{is_metadata, is_public};
 use crate::budget::Budget;
 use crate::host::{self, Host, HostAndPort};
 
@@ -73,6 +73,8 @@ pub struct ResolvedAddress {
 pub enum Allowed {
     /// The policy lists this address.
     Listed,
+    /// The policy lists a range with this address. The address must not be one of this host's own.
+    InRange,
     /// The policy lists `localhost`.
     Localhost,
     /// A name resolved to this address. The address must not be one of this host's own.
@@ -245,11 +247,19 @@ impl Rules {
         to: SocketAddr,
     ) -> std::result::Result<Allowed, Refusal> {
         let mut refusal = Refusal::NotLookedUp;
+        let mut in_range = false;
         for rule in self.rules.iter().filter(|rule| rule.host.has_address(to.ip())) {
-            if rule.has_port(to.port()) {
-                return Ok(Allowed::Listed);
+            match (rule.has_port(to.port()), rule.host.is_single()) {
+                (true, true) => return Ok(Allowed::Listed),
+                (true, false) => in_range = true,
+                (false, _) => refusal = Refusal::OtherPort,
             }
-            refusal = Refusal::OtherPort;
+        }
+        // Services of clouds that trust any client are not meant by a range.
+        match (in_range, is_metadata(to.ip())) {
+            (true, false) => return Ok(Allowed::InRange),
+            (true, true) => refusal = Refusal::NotPublic,
+            (false, _) => {}
         }
         for ResolvedAddress { target, .. } in known.into_iter().filter(|known| known.address == to.ip()) {
             match target.leads_to(to.ip()) {

@@ -136,7 +136,7 @@ fn allowed(found: &[IpAddr], target: &Target, port: u16, rules: &Rules) -> Resul
     for address in found.iter().copied() {
         let listed = rules.connect([], SocketAddr::new(address, port));
         match listed.or_else(|_| target.leads_to(address)) {
-            Ok(Allowed::Elsewhere) if is_own(address) => refusal = Some(Refusal::NotPublic),
+            Ok(Allowed::Elsewhere | Allowed::InRange) if is_own(address) => refusal = Some(Refusal::NotPublic),
             Ok(_) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}
             Err(other) => refusal = Some(other),

@@ -13,7 +13,7 @@ async fn engines(test: &str) -> Vec<TestEngine> {
 
 /// Returns a builder of a spec that gVisor can enforce too: its limit of processes is outside.
 fn spec() -> SpecBuilder {
-    support::spec().allow_weaker(Protection::Pids)
+    support::spec().allow_weaker(Protection::Processes)
 }
 
 fn python(code: &str) -> ExecRequest {

@@ -54,7 +54,7 @@ impl Host {
         }
         let egress = self.egress.as_mut().ok_or(ErrorCode::AccessDenied)?;
         let allowed = egress.allows(to).map_err(|_| ErrorCode::AccessDenied)?;
-        if allowed == Allowed::Elsewhere && is_own(to.ip()) {
+        if matches!(allowed, Allowed::Elsewhere | Allowed::InRange) && is_own(to.ip()) {
             egress.note(format_args!("the connection to {to}"), "an allowed name resolves to it, but it is this host");
             return Err(ErrorCode::AccessDenied.into());
         }

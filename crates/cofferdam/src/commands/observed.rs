@@ -99,7 +99,9 @@ impl Writer {
     }
 
     fn note(&mut self, event: &NetworkEvent) {
-        if self.observed.hosts.len() < MAX_LEARNED {
+        // The text of a guest must not become an option, or more of a command line.
+        let plain = event.host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
+        if plain && self.observed.hosts.len() < MAX_LEARNED {
             self.observed.hosts.insert(format!("{}:{}", event.host, event.port));
         }
         let line = Line { sandbox: &self.sandbox, tenant: &self.tenant, event };
