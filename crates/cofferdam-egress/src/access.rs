@@ -1,4 +1,4 @@
-//! What a gateway needs besides sockets: the rules of a policy, the values of its secrets, and an authority.
+//! The needs of a gateway besides sockets: the rules of a policy, the values of its secrets, and an authority.
 
 use std::sync::Arc;
 

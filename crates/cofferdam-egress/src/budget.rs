@@ -13,7 +13,7 @@ use crate::rules::Refusal;
 const MAX_PER_MINUTE: u32 = 10_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What a rule allows in number and size, and what is used of it.
+/// The number and size of what a rule allows, and the part that is used.
 #[derive(Debug)]
 pub struct Budget {
     limits: Limits,

@@ -23,7 +23,7 @@ const MAX_EVENTS: usize = 256;
 /// The maximum length of each text in an event.
 const MAX_TEXT: usize = 1024;
 
-/// What all connections of a sandbox share: the rules as they are now, and where decisions are noted.
+/// The state that all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
 pub struct Judge {
     rules: watch::Sender<Arc<Rules>>,

@@ -44,7 +44,7 @@ pub fn plan(policy: &NetworkPolicy, backend: &str) -> Result<Option<Plan>> {
     Ok(plan)
 }
 
-/// What the network of a policy needs, read before its sandbox exists.
+/// The needs of a policy's network, read before its sandbox exists.
 #[derive(Debug)]
 pub struct Opening {
     ports: Vec<u16>,

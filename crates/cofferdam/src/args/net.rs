@@ -47,7 +47,7 @@ pub struct ObserveArgs {
     pub net_log: Option<PathBuf>,
 }
 
-/// What happens to connections while a policy is learned.
+/// The treatment of connections while a policy is learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Learn {
     /// They are refused. Programs may give up before they have asked for everything.
@@ -60,7 +60,7 @@ pub enum Learn {
 fn read_policy(path: &str) -> Result<NetworkPolicy, String> {
     use std::io::Read;
     let mut text = String::new();
-    std::fs::File::open(Path::new(path))
+    cofferdam_linux::named::read(Path::new(path))
         .and_then(|file| file.take(MAX_POLICY_BYTES + 1).read_to_string(&mut text))
         .map_err(|error| format!("cannot read the policy: {error}"))?;
     if text.len() as u64 > MAX_POLICY_BYTES {

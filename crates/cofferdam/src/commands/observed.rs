@@ -1,12 +1,15 @@
 //! Observation of a run's network: the log of its connections, and the policy that it would need.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use cofferdam::{Error, ErrorKind, NetworkEvent, Result, Sandbox, SandboxId, TenantId};
+use cofferdam_linux::named::Directory;
+use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
@@ -19,13 +22,24 @@ const MAX_LEARNED: usize = 1024;
 /// Opens the log, before anything is created.
 pub fn open(path: Option<&Path>) -> Result<Option<File>> {
     let Some(path) = path else { return Ok(None) };
-    OpenOptions::new().append(true).create(true).open(path).map(Some).map_err(|error| {
-        Error::new(ErrorKind::Io, "run", format!("cannot open the log of the network: {error}"))
-            .with_context("path", path.display().to_string())
+    append_to(path).map(Some).map_err(|error| {
+        let error = Error::new(ErrorKind::Io, "run", format!("cannot open the log of the network: {error}"));
+        error.with_context("path", path.display().to_string())
     })
 }
 
-/// What was observed until the end of a run.
+/// Opens a regular file for appending, and creates it if it is missing. No link is followed.
+fn append_to(path: &Path) -> io::Result<File> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = OwnedFd::from(Directory::open(parent)?);
+    let flags =
+        OFlags::APPEND | OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o600))?);
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
+/// The observations until the end of a run.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// The hosts and ports that programs connected to, or tried to.
