@@ -42,7 +42,7 @@ pub enum Host {
     Below(String),
     /// Every address with this prefix of this length. A single address has the full length.
     Range(IpAddr, u8),
-    /// Every name, while a policy is learned.
+    /// Every name but `localhost`, while a policy is learned.
     Every,
 }
 
@@ -56,7 +56,8 @@ impl Host {
             Self::Name(own) => own == name,
             Self::Below(domain) => name.strip_suffix(domain.as_str()).is_some_and(|rest| rest.ends_with('.')),
             Self::Range(..) => false,
-            Self::Every => true,
+            // In a sandbox, this name is the sandbox itself.
+            Self::Every => name != "localhost",
         }
     }
 
