@@ -222,7 +222,7 @@ where
             let flow = shared.flow(&destination);
             follow(client, &destination, &shared, flow).await;
         }
-        Err((name, refusal)) => shared.refused(&name, to.port()).deny(refusal),
+        Err((name, refusal)) => drop(shared.refused(&name, to.port()).refuse(refusal)),
     }
 }
 
@@ -241,8 +241,8 @@ async fn serve_proxy(client: Connection, shared: &Shared) {
             }
         }
         Err((name, port, refusal)) => {
-            shared.refused(&name, port).deny(refusal);
-            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&refusal.to_string())).await;
+            let why = shared.refused(&name, port).refuse(refusal);
+            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&why)).await;
         }
     }
 }
