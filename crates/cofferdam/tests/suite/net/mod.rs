@@ -4,6 +4,7 @@
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
 mod hostile;
+mod packages;
 mod policies;
 mod proxies;
 mod secrets;
