@@ -199,6 +199,13 @@ impl Flow {
         *self.refused.lock() = Some(why.to_string());
     }
 
+    /// Notes that the connection is refused before its contents are known. Returns the reason.
+    pub fn refuse(&self, refusal: Refusal) -> String {
+        let why = self.explained(refusal, &Content::Any);
+        self.deny(&why);
+        why
+    }
+
     /// Returns a refusal with the rule that would allow the contents, if there can be one.
     fn explained(&self, refusal: Refusal, content: &Content) -> String {
         let Self { host, port, .. } = self;

@@ -228,7 +228,7 @@ where
             let flow = shared.flow(&destination);
             follow(client, &destination, &shared, flow).await;
         }
-        Err((name, refusal)) => shared.refused(&name, to.port(), refusal).deny(refusal),
+        Err((name, refusal)) => drop(shared.refused(&name, to.port(), refusal).refuse(refusal)),
     }
 }
 
@@ -247,8 +247,8 @@ async fn serve_proxy(client: Connection, shared: &Shared) {
             }
         }
         Err((name, port, refusal)) => {
-            shared.refused(&name, port, refusal).deny(refusal);
-            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&refusal.to_string())).await;
+            let why = shared.refused(&name, port, refusal).refuse(refusal);
+            let _ = timeout(FIRST_TIMEOUT, asked.refuse(&why)).await;
         }
     }
 }

@@ -42,7 +42,7 @@ pub enum Host {
     Below(String),
     /// Every address with this prefix of this length. A single address has the full length.
     Range(IpAddr, u8),
-    /// Every name, while a policy is learned.
+    /// Every name but `localhost`, while a policy is learned.
     Every,
 }
 

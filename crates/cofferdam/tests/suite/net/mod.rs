@@ -3,6 +3,11 @@
 
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
+mod hostile;
+mod packages;
+mod policies;
+mod proxies;
+mod secrets;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -67,19 +72,41 @@ impl Place {
         found
     }
 
-    /// Runs a line of Python in a sandbox with this policy, as root or as an ordinary user. Returns the exit status,
-    /// standard output and standard error.
-    fn python(&self, user: &str, policy: &str, code: &str) -> (i32, String, String) {
+    /// Returns `cofferdam run` with these options in the servers' network, as root or as an ordinary user. It trusts the
+    /// authority of the servers.
+    fn command(&self, user: &str, options: &[&str]) -> Command {
         let mut run = Command::new("nsenter");
         run.args(["--mount", "--net", "--pid", "--target", &self.first.to_string(), "setpriv"]);
         run.args(["--reuid", user, "--regid", user]);
         run.args(["--clear-groups", env!("CARGO_BIN_EXE_cofferdam"), "run", "--allow-weaker", super::cli::WEAKER]);
-        run.args(["--net", policy, "--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display()));
-        run.args(["--", "python3", "-c", &format!("{PRELUDE}\n{code}")]);
+        run.args(["--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
         run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
-        let output = run.output().expect("it runs");
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+        run.env("SSL_CERT_FILE", self.files().join("certificate.pem"));
+        run
+    }
+
+    /// Runs lines of Python in a sandbox with these options. Returns the exit status, standard output and standard
+    /// error.
+    fn run(&self, user: &str, options: &[&str], code: &str) -> (i32, String, String) {
+        outcome(self.command(user, options).args(["--", "python3", "-c", &format!("{PRELUDE}\n{code}")]))
+    }
+
+    /// Runs lines of Python in a sandbox with this policy.
+    fn python(&self, user: &str, policy: &str, code: &str) -> (i32, String, String) {
+        self.run(user, &["--net", policy], code)
+    }
+
+    /// Writes a policy file, in place of the last one. Returns its path.
+    fn policy(&self, text: &str) -> String {
+        let path = self.directory.path().join("policy.toml");
+        std::fs::write(&path, text).expect("the policy is written");
+        path.to_str().expect("a path of UTF-8").to_owned()
+    }
+
+    /// Returns the lines of a log of the servers: `requests` or `connections`.
+    fn log(&self, name: &str) -> String {
+        let text = std::fs::read(self.directory.path().join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Checks that code prints a text first, and that the run reports this denial, or none if the text is empty.
@@ -96,6 +123,13 @@ impl Drop for Place {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Runs a command. Returns the exit status, standard output and standard error.
+fn outcome(run: &mut Command) -> (i32, String, String) {
+    let output = run.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
 fn open_to_all(path: &Path) {
@@ -118,6 +152,19 @@ def http(name, lines, port=80):
 def attempt(call, *rest):
     try: print(call(*rest))
     except OSError as error: print('failed:', type(error).__name__)
+def fetch(url, method='GET', headers={}, body=None, cafile=None):
+    import http.client, urllib.parse
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == 'https':
+        context = ssl.create_default_context(cafile=cafile)
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=15, context=context)
+    else: connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=15)
+    connection.request(method, parts.path + (parts.query and '?' + parts.query), body, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+def status(*rest, **more):
+    try: return fetch(*rest, **more)[0]
+    except Exception as error: return type(error).__name__
 ";
 
 const USERS: [&str; 2] = ["0", ORDINARY];

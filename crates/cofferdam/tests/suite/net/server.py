@@ -1,15 +1,41 @@
-"""Servers outside of the sandboxes: HTTP, WebSocket, TLS, a banner, an echo, and one that never answers.
+"""Servers outside of the sandboxes: HTTP, HTTPS, WebSocket, TLS, a banner, an echo, and one that never answers.
 
-Usage: server.py ADDRESS CERTIFICATE KEY. Prints "ready" once all ports accept connections.
+Usage: server.py DIRECTORY. Serves the files of DIRECTORY/served/HOST, and logs to DIRECTORY/requests and
+DIRECTORY/connections. Prints "ready" once all ports accept connections.
 """
 
+import http.server
+import pathlib
 import socket
 import socketserver
 import ssl
 import sys
 import threading
 
-ADDRESS, CERTIFICATE, KEY = sys.argv[1:]
+DIRECTORY = pathlib.Path(sys.argv[1])
+# The address of the plain servers, of the servers of HTTPS and files, and of a private network.
+ADDRESS, WEB, PRIVATE = "11.22.33.44", "11.22.33.45", "10.1.2.3"
+CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+CONTEXT.load_cert_chain(DIRECTORY / "server.pem", DIRECTORY / "key.pem")
+
+
+def log(name, line):
+    """Appends a line to a log, in one write."""
+    with open(DIRECTORY / name, "ab", buffering=0) as file:
+        file.write(line + b"\n")
+
+
+def read_body(file, length):
+    """Reads a body of a length, or of chunks."""
+    if length is not None:
+        return file.read(length)
+    body = b""
+    while size := int(file.readline(64), 16):
+        body += file.read(size)
+        file.readline(16)
+    while file.readline(4096) not in (b"\r\n", b""):
+        pass
+    return body
 
 
 class Http(socketserver.StreamRequestHandler):
@@ -17,18 +43,13 @@ class Http(socketserver.StreamRequestHandler):
 
     def handle(self):
         while line := self.rfile.readline(65536):
+            log("requests", line.strip())
             headers, length = {}, 0
             while (header := self.rfile.readline(65536)) not in (b"\r\n", b""):
                 name, _, value = header.partition(b":")
                 headers[name.lower()] = value.strip()
-            if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
-                body = b""
-                while size := int(self.rfile.readline(64), 16):
-                    body += self.rfile.read(size)
-                    self.rfile.readline(16)
-                self.rfile.readline(16)
-            else:
-                body = self.rfile.read(int(headers.get(b"content-length", b"0")))
+            chunked = headers.get(b"transfer-encoding", b"").lower() == b"chunked"
+            body = read_body(self.rfile, None if chunked else int(headers.get(b"content-length", b"0")))
             if headers.get(b"upgrade"):
                 self.wfile.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
                 while data := self.connection.recv(4096):
@@ -42,13 +63,57 @@ class Tls(socketserver.StreamRequestHandler):
     """Greets over TLS."""
 
     def handle(self):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(CERTIFICATE, KEY)
         try:
-            with context.wrap_socket(self.connection, server_side=True) as connection:
+            with CONTEXT.wrap_socket(self.connection, server_side=True) as connection:
                 connection.sendall(b"secret greeting")
         except OSError:
             pass
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """Serves files. Answers `/size/N` with N bytes, and other requests with the request itself and with the values of
+    its headers and its query backwards: the gateway does not recognise secrets in these."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        log("requests", self.requestline.encode())
+        chunked = self.headers.get("Transfer-Encoding") == "chunked"
+        body = read_body(self.rfile, None if chunked else int(self.headers.get("Content-Length", 0)))
+        path = self.path.partition("?")[0].strip("/")
+        root = DIRECTORY / "served" / self.headers.get("Host", "").partition(":")[0]
+        file = root / path
+        if file.is_dir():
+            file = file / "index.html"
+        kind, status = "application/octet-stream", 200
+        if file.is_file():
+            kind, data = "text/html" if file.suffix == ".html" else kind, file.read_bytes()
+        elif root.is_dir():
+            status, data = 404, b""
+        elif path.startswith("size/"):
+            data = b"x" * int(path[5:])
+        else:
+            headers = "".join(f"{name}: {value}\n" for name, value in self.headers.items())
+            backwards = " ".join(value[::-1] for value in [*self.headers.values(), self.path])
+            data = f"{self.requestline}\n{headers}\n".encode() + body + f"\nbackwards: {backwards}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
+
+    def log_message(self, *rest):
+        """Prints nothing."""
+
+
+class Secure(Web):
+    """The same over TLS."""
+
+    def setup(self):
+        self.request = CONTEXT.wrap_socket(self.request, server_side=True)
+        super().setup()
 
 
 class Banner(socketserver.StreamRequestHandler):
@@ -74,12 +139,27 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def verify_request(self, request, client_address):
+        """Logs each connection."""
+        log("connections", b"%s:%d" % (self.server_address[0].encode(), self.server_address[1]))
+        return True
+
     def handle_error(self, request, client_address):
         """Ignores invalid requests of guests."""
 
 
-for port, handler in ((80, Http), (8080, Http), (443, Tls), (22, Banner), (7, Echo)):
-    server = Server((ADDRESS, port), handler)
+for address, port, handler in (
+    (ADDRESS, 80, Http),
+    (ADDRESS, 8080, Http),
+    (ADDRESS, 443, Tls),
+    (ADDRESS, 22, Banner),
+    (ADDRESS, 7, Echo),
+    (WEB, 80, Web),
+    (WEB, 443, Secure),
+    (PRIVATE, 7, Echo),
+    (PRIVATE, 80, Http),
+):
+    server = Server((address, port), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 silent = socket.create_server((ADDRESS, 9))
 print("ready", flush=True)

@@ -1,0 +1,268 @@
+//! Detailed rules, learned policies, the log of connections and the explanation of policies.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{Place, USERS, outcome};
+
+/// Promise (Network): Requests are allowed by method and path, without TLS and over TLS that is intercepted. Others get
+/// status 403, never reach the server, and are reported.
+#[test]
+fn requests_are_allowed_by_method_and_path() {
+    let Some(place) = Place::new("requests_are_allowed_by_method_and_path") else { return };
+    let policy = place.policy(
+        r#"
+        [[allow]]
+        host = "api.example:80"
+        methods = ["GET", "POST"]
+        paths = ["/v1", "/public/"]
+        [[allow]]
+        host = "api.example:443"
+        methods = ["GET"]
+        paths = ["/v1"]
+        [[allow]]
+        host = "wrong.example:443"
+        protocol = "https"
+        "#,
+    );
+    let code = r"
+for url, method in (
+    ('http://api.example/v1', 'GET'), ('http://api.example/v1/x?y=/../z', 'POST'), ('http://api.example/public/x', 'GET'),
+    ('http://api.example/v1', 'DELETE'), ('http://api.example/v10', 'GET'), ('http://api.example/public', 'GET'),
+    ('https://api.example/v1/x', 'GET'), ('https://api.example/v1', 'PUT'), ('https://api.example/refused', 'GET')):
+    code, text = fetch(url, method)
+    print(code, text.splitlines()[0])
+# The server has no certificate for this name.
+print(*fetch('https://wrong.example/'))";
+    let expected = "\
+        200 GET /v1 HTTP/1.1\n\
+        200 POST /v1/x?y=/../z HTTP/1.1\n\
+        200 GET /public/x HTTP/1.1\n\
+        403 refused by the sandbox's network policy: the policy does not allow this method; a rule with methods = \
+        [\"DELETE\"] would allow it\n\
+        403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = [\"/v10\"] \
+        would allow it\n\
+        403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = \
+        [\"/public\"] would allow it\n\
+        200 GET /v1/x HTTP/1.1\n\
+        403 refused by the sandbox's network policy: the policy does not allow this method; a rule with methods = \
+        [\"PUT\"] would allow it\n\
+        403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = \
+        [\"/refused\"] would allow it\n\
+        502 no TLS connection to wrong.example:443: invalid peer certificate: ";
+    for user in USERS {
+        let (status, stdout, stderr) = place.run(user, &["--net-policy", &policy], code);
+        assert_eq!(status, 0, "{stderr}");
+        assert!(stdout.starts_with(expected), "{stdout}");
+        for denied in ["[\\\"DELETE\\\"]", "[\\\"/v10\\\"]", "[\\\"/public\\\"]", "[\\\"PUT\\\"]", "[\\\"/refused\\\"]"]
+        {
+            assert!(stderr.contains(denied), "{denied} {stderr}");
+        }
+    }
+    let requests = place.log("requests");
+    assert!(requests.contains("GET /v1/x HTTP/1.1") && !requests.contains("refused"), "{requests}");
+}
+
+/// Promise (Network): TLS passes untouched unless a rule of its host needs the requests.
+#[test]
+fn only_tls_of_hosts_with_rules_for_requests_is_intercepted() {
+    let Some(place) = Place::new("only_tls_of_hosts_with_rules_for_requests_is_intercepted") else { return };
+    let code = r"
+import os
+def issuer(name):
+    context = ssl.create_default_context()
+    with socket.create_connection((name, 443), 15) as plain, context.wrap_socket(plain, server_hostname=name) as secure:
+        return dict(pair[0] for pair in secure.getpeercert()['issuer'])['commonName'][:17]
+print(os.environ.get('SSL_CERT_FILE'))
+os.environ.setdefault('SSL_CERT_FILE', '/workspace/certificate.pem')
+attempt(issuer, 'api.example')
+attempt(issuer, 'elsewhere.example')
+print(status('http://api.example/', cafile=None))";
+    let rule = |host: &str, protocol: &str| format!("[[allow]]\nhost = \"{host}\"\nprotocol = \"{protocol}\"\n");
+    for (api, printed, denied) in [
+        ("https", "/code/ca-certificates.crt\nCofferdam sandbox\nPlace authority\n403\n", "this protocol"),
+        ("tls", "None\nPlace authority\nPlace authority\n403\n", "this protocol"),
+        ("http", "None\nfailed: SSLEOFError\nPlace authority\n403\n", "a rule with protocol = \"tls\" would allow it"),
+    ] {
+        let port_80 = rule("api.example:80", if api == "http" { "tls" } else { api });
+        let policy =
+            place.policy(&[rule("api.example:443", api), rule("elsewhere.example:443", "tls"), port_80].concat());
+        let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+        let issuers = stdout.replace("failed: ConnectionResetError", "failed: SSLEOFError");
+        assert_eq!((status, issuers.as_str()), (0, printed), "{api}: {stderr}");
+        assert!(stderr.replace('\\', "").contains(denied), "{api}: {stderr}");
+    }
+}
+
+/// Promise (Network): A rule's budget of requests and bytes, and its rate, hold for the whole sandbox.
+#[test]
+fn budgets_of_rules_hold() {
+    let Some(place) = Place::new("budgets_of_rules_hold") else { return };
+    let policy = place.policy(
+        r#"
+        [[allow]]
+        host = "api.example:80"
+        max_requests = 2
+        [[allow]]
+        host = "elsewhere.example:80"
+        max_bytes = "100k"
+        [[allow]]
+        host = "web.example:80"
+        requests_per_minute = 3
+        [[allow]]
+        host = "web.example:7"
+        max_requests = 1
+        [[allow]]
+        host = "api.example:443"
+        protocol = "https"
+        max_requests = 1
+        "#,
+    );
+    let code = r"
+print([status('http://api.example/') for _ in range(4)])
+print([status('https://api.example/') for _ in range(2)])
+print([status('http://web.example/') for _ in range(5)])
+print([status('http://elsewhere.example/size/1000'), status('http://elsewhere.example/size/200000'),
+       status('http://elsewhere.example/size/1000')])
+print(talk('web.example', 7, b'abc'))
+attempt(talk, 'web.example', 7, b'abc')";
+    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+    let expected =
+        "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n";
+    assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
+    for denied in ["api.example:80: the budget of its rule is used up", "its rule allows fewer requests a minute"] {
+        assert!(stderr.contains(denied), "{stderr}");
+    }
+}
+
+/// Promise (Network): A policy reaches ranges of addresses and private addresses by naming them, and no others.
+#[test]
+fn ranges_and_named_private_addresses_are_reached() {
+    let Some(place) = Place::new("ranges_and_named_private_addresses_are_reached") else { return };
+    for user in USERS {
+        for (policy, code, printed, denied) in [
+            ("11.22.33.0/24:7", "attempt(talk, '11.22.33.44', 7, b'abc')", "b'3 bytes'\n", ""),
+            ("11.22.33.0/24:7", "attempt(talk, '11.22.34.44', 7, b'abc')", "failed: OSError\n", ""),
+            ("11.22.33.0/24:7", "attempt(talk, '11.22.33.44', 80, b'abc')", "failed: ConnectionRefusedError\n", ""),
+            ("private.example:7,10.1.2.3:7", "attempt(talk, 'private.example', 7, b'abc')", "b'3 bytes'\n", ""),
+            (
+                "private.example:7,private.example:80,10.1.2.3:7",
+                "attempt(talk, 'private.example', 80)",
+                "b''\n",
+                "the address is not public",
+            ),
+            ("private.example:7,10.1.2.0/30:7", "attempt(talk, 'private.example', 7, b'abc')", "b'3 bytes'\n", ""),
+            (
+                "private.example:7,10.1.2.4:7",
+                "attempt(talk, 'private.example', 7)",
+                "b''\n",
+                "the address is not public",
+            ),
+        ] {
+            place.check((user, policy), code, printed, denied);
+        }
+    }
+}
+
+/// Promise (Network): A policy is learned without any connection, or with all of them, and allows what the run did.
+#[test]
+fn a_learned_policy_allows_what_the_run_did() {
+    let Some(place) = Place::new("a_learned_policy_allows_what_the_run_did") else { return };
+    let code =
+        "print(status('https://api.example/', cafile='/workspace/certificate.pem'), status('http://web.example/'))";
+    for user in USERS {
+        let before = place.log("connections");
+        let (status, stdout, stderr) = place.run(user, &["--net-learn"], code);
+        assert!(status == 0 && !stdout.contains("200"), "{stdout} {stderr}");
+        assert_eq!(place.log("connections"), before, "a run that learns connects to nothing");
+        let learned = learned(&stderr);
+        assert_eq!(learned, "api.example:443,web.example:80", "{stderr}");
+        let (status, stdout, stderr) = place.run(user, &["--net", learned], code);
+        assert_eq!((status, stdout.as_str()), (0, "200 200\n"), "{stderr}");
+        let (status, stdout, stderr) = place.run(user, &["--net-learn=allow"], code);
+        assert_eq!((status, stdout.as_str()), (0, "200 200\n"), "{stderr}");
+        assert_eq!(self::learned(&stderr), learned);
+    }
+    // Everything is allowed, but no private address.
+    let (_, stdout, stderr) = place.run("0", &["--net-learn=allow"], "attempt(talk, 'private.example', 80)");
+    assert_eq!(stdout, "b''\n", "{stderr}");
+}
+
+fn learned(stderr: &str) -> &str {
+    let line = stderr.lines().find_map(|line| line.split_once("the smallest policy that allows this: --net "));
+    line.unwrap_or_else(|| panic!("no policy: {stderr}")).1
+}
+
+/// Promise (Network): The log has each connection and request, with sandbox, tenant, rule, bytes and reason.
+#[test]
+fn the_log_has_each_connection_and_request() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(place) = Place::new("the_log_has_each_connection_and_request") else { return };
+    let log = place.directory.path().join("log");
+    std::fs::write(&log, "{\"earlier\": true}\n").expect("a log");
+    std::fs::set_permissions(&log, std::fs::Permissions::from_mode(0o666)).expect("the mode is set");
+    let policy = place
+        .policy("[[allow]]\nhost = \"api.example:443\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n");
+    let code = "fetch('https://api.example/x?token=hidden'); fetch('https://api.example/y', 'POST')\n\
+                talk('web.example', 7, b'abc')";
+    for user in USERS {
+        let options = ["--net-policy", &policy, "--tenant", "acme", "--net-log", log.to_str().expect("a path")];
+        let (status, _, stderr) = place.run(user, &options, code);
+        assert_eq!(status, 0, "{stderr}");
+        let text = std::fs::read_to_string(&log).expect("the log");
+        assert!(!text.contains("hidden"), "a query can have secrets: {text}");
+        let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert_eq!(lines.remove(0)["earlier"], true, "the log is appended to");
+        let lines = &lines[lines.len() - 5..];
+        for line in lines {
+            assert_eq!(line["tenant"], "acme", "{line}");
+            assert!(line["sandbox"].as_str().is_some_and(|id| !id.is_empty()), "{line}");
+        }
+        let find =
+            |what: &dyn Fn(&Value) -> bool| lines.iter().find(|line| what(line)).unwrap_or_else(|| panic!("{text}"));
+        let x = find(&|line| line["path"] == "/x");
+        assert_eq!(
+            (&x["method"], &x["rule"], &x["protocol"]),
+            (&"GET".into(), &"api.example:443".into(), &"https".into())
+        );
+        let y = find(&|line| line["path"] == "/y");
+        assert!(y["rule"].is_null() && y["reason"].as_str().is_some_and(|why| why.contains("method")), "{y}");
+        let echo = find(&|line| line["port"] == 7);
+        assert_eq!((&echo["rule"], &echo["address"]), (&"web.example:7".into(), &"11.22.33.44".into()), "{echo}");
+        assert_eq!((&echo["sent"], &echo["received"]), (&3.into(), &7.into()), "{echo}");
+    }
+}
+
+/// Promise (Network): `net explain` names the deciding rule, and its exit status is 1 if the policy allows nothing.
+#[test]
+fn net_explain_names_the_deciding_rule() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let policy = directory.path().join("policy.toml");
+    let rules = "[[allow]]\nhost = \"*.example:443\"\nmethods = [\"GET\"]\npaths = [\"/v1\"]\n[[allow]]\nhost = \
+                 \"10.0.0.0/8:5432\"\n";
+    std::fs::write(&policy, rules).expect("a policy");
+    let explain = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        outcome(command.args(["net", "explain", "--net-policy"]).arg(&policy).args(words))
+    };
+    for (words, expected, text) in [
+        (&["https://a.example/v1/x"][..], 0, "GET https://a.example:443/v1/x: allowed by the rule *.example:443\n"),
+        (&["https://a.example/v1", "--method", "PUT"], 1, "refused: the policy does not allow this method\n"),
+        (&["https://a.example/v1/%2e%2e/x"], 1, "refused: servers may read this path as another one\n"),
+        (&["a.example:443"], 1, "a.example:443, other protocols: refused: the policy does not allow this protocol\n"),
+        (&["a.example:22"], 1, "refused: the policy does not allow this port\n"),
+        (&["10.1.2.3:5432"], 0, "10.1.2.3:5432, other protocols: allowed by the rule 10.0.0.0/8:5432\n"),
+        (&["example"], 1, "the look-up of example: refused: the policy does not list it\n"),
+        (&["a.example", "--net", "none"], 125, ""),
+    ] {
+        let (status, stdout, stderr) = explain(words);
+        assert!(status == expected && stdout.contains(text), "{words:?}: {status} {stdout} {stderr}");
+    }
+    let (status, stdout, _) = explain(&["--json", "https://a.example/v1"]);
+    let document: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(
+        (status, &document["allowed"], &document["verdicts"][0]["rule"]),
+        (0, &true.into(), &"*.example:443".into())
+    );
+}
