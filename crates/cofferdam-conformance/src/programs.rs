@@ -176,6 +176,11 @@ pub enum GuestProgram {
         /// A port.
         port: u16,
     },
+    /// Looks up the IPv4 address of a name, prints `found` or `unknown`, and exits with code 0.
+    LookUp {
+        /// The name.
+        name: String,
+    },
     /// Serves TCP connections to the IPv4 loopback address: sends back what arrives, then `end N` and a newline, where N
     /// is the number of bytes, and closes. Prints [`READY`] once it listens, and serves forever.
     EchoConnections {

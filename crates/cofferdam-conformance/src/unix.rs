@@ -102,6 +102,15 @@ except OSError:
     print("refused")
 "#;
 
+const LOOK_UP: &str = r#"
+import socket, sys
+try:
+    socket.gethostbyname(sys.argv[1])
+    print("found")
+except OSError:
+    print("unknown")
+"#;
+
 const ECHO: &str = r#"
 import socket, sys, threading
 
@@ -183,6 +192,7 @@ impl Programs for UnixPrograms {
                 self.python(SWAP, vec![path.clone(), inside.clone(), outside.clone()])
             }
             P::Connect { host, port } => self.python(CONNECT, vec![host.clone(), port.to_string()]),
+            P::LookUp { name } => self.python(LOOK_UP, vec![name.clone()]),
             P::EchoConnections { port } => self.python(ECHO, vec![port.to_string()]),
             other => line(other).map(ExecRequest::shell),
         }
@@ -315,6 +325,8 @@ mod tests {
         check(P::Fork { count: 3 }, Some(0), b"forked 3\n");
         check(P::FillDisk { path: "f".into(), bytes: 100 }, Some(0), b"stored 100\n");
         check(P::Connect { host: "127.0.0.1".into(), port: 1 }, Some(0), b"refused\n");
+        check(P::LookUp { name: "127.0.0.1".into() }, Some(0), b"found\n");
+        check(P::LookUp { name: "not a name".into() }, Some(0), b"unknown\n");
         let sequence = vec![
             P::MakeDirectory { path: "d".into() },
             P::MakeFiles { path: "d".into(), count: 3 },

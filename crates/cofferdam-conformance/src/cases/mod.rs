@@ -9,6 +9,7 @@ mod hostile;
 mod isolation;
 mod lifecycle;
 mod limits;
+mod network;
 mod output;
 mod pause;
 mod posture;
@@ -232,6 +233,19 @@ cases! {
     "connect/unused-port-is-unavailable" "K10" [Connect] connect::unused_port_is_unavailable;
     /// Promise (Contract): A connection ends with its sandbox.
     "connect/ends-with-the-sandbox" "K10" [Connect] connect::ends_with_the_sandbox;
+
+    /// Promise (Network): A sandbox with a policy looks up the names of the policy, and no others.
+    "network/names-of-the-policy-alone" "K10" [NetworkAllowlist] network::names_of_the_policy_alone;
+    /// Promise (Network): A sandbox with a policy connects to the names and ports of the policy, and to nothing else.
+    "network/connections-of-the-policy-alone" "K10" [NetworkAllowlist] network::connections_of_the_policy_alone;
+    /// Promise (Network): A policy gives a sandbox no interface or route of the host's network.
+    "network/no-interface-but-loopback" "K10" [NetworkAllowlist] network::no_interface_but_loopback;
+    /// Promise (Network): A denial names what was refused and what would allow it.
+    "network/denials-name-the-look-up" "K10" [NetworkAllowlist] network::denials_name_the_look_up;
+    /// Promise (Network): The policy of a live sandbox can be replaced, unless the backend answers `Unsupported`.
+    "network/policy-of-a-live-sandbox" "K10" [NetworkAllowlist] network::policy_of_a_live_sandbox;
+    /// Promise (Network): A policy with a host that is not valid, or that the backend cannot reach, is refused with a remedy.
+    "network/refused-hosts-have-a-remedy" "K10" [NetworkAllowlist] network::refused_hosts_have_a_remedy;
 
     "snapshot/restores-files" "E2" [Snapshot, Files] snapshot::restores_files;
     "snapshot/of-another-backend" "E2" [Snapshot] snapshot::of_another_backend;
