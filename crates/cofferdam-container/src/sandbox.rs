@@ -167,7 +167,12 @@ impl Sandbox for ContainerSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.inner.container.state, self.spec.clone(), &snapshot).await?))
+        // The policy may have changed since the sandbox was created.
+        let spec = match &self.inner.network {
+            Some(network) => self.spec.to_builder().network(network.policy()).build()?,
+            None => self.spec.clone(),
+        };
+        Ok(Arc::new(Self::restore(&self.inner.container.state, spec, &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {

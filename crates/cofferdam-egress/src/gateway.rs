@@ -93,7 +93,7 @@ enum Destination {
 impl Gateway {
     /// Starts the gateway. Must be called in a tokio runtime with IO and time enabled.
     pub fn start(sockets: Sockets, access: Access) -> io::Result<Self> {
-        let shared = Shared::new(access, FIRST_NAME);
+        let shared = Shared::new(access, RESOLVER, FIRST_NAME);
         let (closing, closed) = watch::channel(false);
         let mut tasks = JoinSet::new();
         for listener in sockets.listeners {
@@ -107,11 +107,11 @@ impl Gateway {
         Ok(Self { shared, closing, tasks: tokio::sync::Mutex::new(tasks) })
     }
 
-    /// Creates a gateway without sockets, for a sandbox whose connections and queries arrive by another way. Names get
-    /// the addresses from `first_name` on.
-    pub fn without_sockets(access: Access, first_name: Ipv4Addr) -> Self {
+    /// Creates a gateway without sockets, for a sandbox whose connections and queries arrive by another way. Its resolver
+    /// has the address `resolver`, and names get the addresses from `first_name` on.
+    pub fn without_sockets(access: Access, resolver: Ipv4Addr, first_name: Ipv4Addr) -> Self {
         let (closing, _) = watch::channel(false);
-        Self { shared: Shared::new(access, first_name), closing, tasks: tokio::sync::Mutex::default() }
+        Self { shared: Shared::new(access, resolver, first_name), closing, tasks: tokio::sync::Mutex::default() }
     }
 
     /// Serves a connection of the sandbox to an address, until it ends or the gateway closes. Port 53 is the resolver's.
@@ -406,7 +406,7 @@ fn is_same_name(asked: &str, name: &str) -> bool {
 }
 
 impl Shared {
-    fn new(access: Access, first_name: Ipv4Addr) -> Arc<Self> {
+    fn new(access: Access, own: Ipv4Addr, first_name: Ipv4Addr) -> Arc<Self> {
         let Access { rules, secrets, declared, interception } = access;
         Arc::new(Self {
             judge: Arc::new(Judge::new(rules)),
@@ -414,7 +414,7 @@ impl Shared {
             secrets,
             declared,
             interception,
-            own: Ipv4Addr::from_bits(first_name.to_bits() - (FIRST_NAME.to_bits() - RESOLVER.to_bits())),
+            own,
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             upstream: Upstream::default(),
         })

@@ -248,9 +248,6 @@ fn check(request: &Request<Incoming>, route: &Route) -> Result<(), String> {
     if request.method() == Method::CONNECT {
         return Err("a connection through another server is not allowed".to_owned());
     }
-    if request.method().as_str().len() > MAX_METHOD {
-        return Err("its method is too long".to_owned());
-    }
     let mut hosts = request.headers().get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err("the request must have one Host header".to_owned());
@@ -261,6 +258,9 @@ fn check(request: &Request<Incoming>, route: &Route) -> Result<(), String> {
         if !is_of(named, route) {
             return Err(format!("the request is for {named}"));
         }
+    }
+    if request.method().as_str().len() > MAX_METHOD {
+        return Err("its method is too long".to_owned());
     }
     Ok(())
 }

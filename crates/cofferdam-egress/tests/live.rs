@@ -41,7 +41,7 @@ fn rule(address: SocketAddr) -> NetworkRule {
 async fn gateway(rules: impl IntoIterator<Item = NetworkRule>) -> Arc<Gateway> {
     let policy = policy(rules);
     let access = Access::of(&policy, self::rules(&policy)).await.expect("access");
-    Arc::new(Gateway::without_sockets(access, Ipv4Addr::new(198, 18, 1, 0)))
+    Arc::new(Gateway::without_sockets(access, Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 1, 0)))
 }
 
 fn rules(policy: &NetworkPolicy) -> Rules {

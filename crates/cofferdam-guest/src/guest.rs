@@ -175,7 +175,7 @@ impl Guest {
     /// Connects to a TCP port of the loopback address, like `Sandbox::connect`.
     pub async fn connect_to(&self, port: u16) -> Result<Connection> {
         self.inner.ready("connect")?;
-        let _operation = self.inner.link.operate("connect")?;
+        let operation = self.inner.link.operate("connect")?;
         if self.inner.frozen.load(Ordering::Acquire) {
             return Err(error::paused("connect"));
         }
@@ -183,7 +183,7 @@ impl Guest {
             Error::new(ErrorKind::ResourceExhausted, "connect", "too many connections to this sandbox are open")
                 .with_remedy("close some of them")
         })?;
-        Ok(Box::new(streams::connect(&self.inner.link, port, permit).await?))
+        Ok(Box::new(streams::connect(&self.inner.link, port, permit, operation).await?))
     }
 
     /// Waits for a connection of a program to a port of the settings. Returns it with its destination.

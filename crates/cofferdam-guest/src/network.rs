@@ -47,8 +47,11 @@ pub fn plan(policy: &NetworkPolicy, backend: &str) -> Result<Option<Plan>> {
 /// The needs of a policy's network, read before its sandbox exists.
 #[derive(Debug)]
 pub struct Opening {
+    policy: NetworkPolicy,
     ports: Vec<u16>,
     access: Access,
+    /// True if programs of the sandbox ran before, with another gateway.
+    resumed: bool,
 }
 
 impl Opening {
@@ -59,9 +62,17 @@ impl Opening {
     /// Those of the sources of secrets, and `Unsupported` in builds without the feature `net`.
     pub async fn of(policy: &NetworkPolicy, plan: Option<Plan>) -> Result<Option<Self>> {
         match plan {
-            Some(Plan { rules, ports, .. }) => Ok(Some(Self { ports, access: Access::of(policy, rules).await? })),
+            Some(Plan { rules, ports, .. }) => {
+                let access = Access::of(policy, rules).await?;
+                Ok(Some(Self { policy: policy.clone(), ports, access, resumed: false }))
+            }
             None => Ok(None),
         }
+    }
+
+    /// Notes that programs of the sandbox ran before, with another gateway.
+    pub fn resumed(self) -> Self {
+        Self { resumed: true, ..self }
     }
 
     /// Adds the ports and the variables to the settings of the connection to the guest.
@@ -131,6 +142,11 @@ mod absent {
             match *self {}
         }
 
+        /// Returns nothing.
+        pub fn policy(&self) -> NetworkPolicy {
+            match *self {}
+        }
+
         /// Does nothing.
         pub async fn close(&self) {
             match *self {}
@@ -140,6 +156,7 @@ mod absent {
 
 #[cfg(feature = "net")]
 mod serving {
+    use std::hash::{BuildHasher, Hasher, RandomState};
     use std::net::{Ipv4Addr, SocketAddr};
     use std::sync::Arc;
     use std::time::Duration;
@@ -151,13 +168,17 @@ mod serving {
     use tokio::task::JoinSet;
     use tokio::time::sleep;
 
-    use super::Opening;
+    use super::{Opening, RESOLVER};
     use crate::link::Link;
     use crate::streams::{self, Queries};
-    use crate::{Guest, exec};
+    use crate::wire::{Request, Root};
+    use crate::{Guest, exec, files};
 
     /// The first address of a name.
     const FIRST_NAME: Ipv4Addr = Ipv4Addr::new(127, 64, 1, 0);
+    /// The number of further blocks of addresses, and of addresses in each.
+    const BLOCKS: u64 = 1000;
+    const NAMES_OF_BLOCK: u32 = 4096;
     /// The maximum of connections of one sandbox. The agent accepts so many at once, since the queues of its kernel are
     /// short. Further connections wait there, or fail.
     const MAX_CONNECTIONS: usize = 64;
@@ -169,6 +190,7 @@ mod serving {
     pub struct Network {
         gateway: Arc<Gateway>,
         ports: Vec<u16>,
+        policy: Mutex<NetworkPolicy>,
         tasks: Mutex<JoinSet<()>>,
     }
 
@@ -178,21 +200,28 @@ mod serving {
         /// # Errors
         ///
         /// `Internal` if the settings had no ports, or if its network was started already. The errors of a write.
-        pub async fn start(guest: &Guest, Opening { ports, access }: Opening) -> Result<Self> {
+        pub async fn start(guest: &Guest, opening: Opening) -> Result<Self> {
+            let Opening { policy, ports, access, resumed } = opening;
             let queries = guest.take_queries();
             let queries = queries
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
             if let Some(bundle) = access.bundle() {
-                exec::put_file(&guest.inner, BUNDLE, bundle.into()).await?;
+                let put = put_bundle(guest, bundle, resumed).await;
+                // A guest of an earlier time may have made it impossible. Then its programs do not trust the gateway.
+                if let Err(error) = put
+                    && !(resumed && guest.inner.link.is_open())
+                {
+                    return Err(error);
+                }
             }
-            let gateway = Arc::new(Gateway::without_sockets(access, FIRST_NAME));
+            let gateway = Arc::new(Gateway::without_sockets(access, RESOLVER, first_name(resumed)));
             let mut tasks = JoinSet::new();
             let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
             for _ in 0..MAX_CONNECTIONS {
                 tasks.spawn(serve(Arc::clone(&guest.inner.link), Arc::clone(&gateway), Arc::clone(&pace)));
             }
             tasks.spawn(answer(queries, Arc::clone(&gateway)));
-            Ok(Self { gateway, ports, tasks: Mutex::new(tasks) })
+            Ok(Self { gateway, ports, policy: Mutex::new(policy), tasks: Mutex::new(tasks) })
         }
 
         /// Returns what the policy refused so far, as text.
@@ -211,7 +240,15 @@ mod serving {
         ///
         /// `Unsupported` for hosts that need other ports than the first policy had, and for other secrets.
         pub fn replace(&self, policy: &NetworkPolicy, backend: &str) -> Result<()> {
-            cofferdam_egress::replace(&self.gateway, &self.ports, policy, backend, Reach::Names)
+            let mut own = self.policy.lock();
+            cofferdam_egress::replace(&self.gateway, &self.ports, policy, backend, Reach::Names)?;
+            *own = policy.clone();
+            Ok(())
+        }
+
+        /// Returns the policy as it is now.
+        pub fn policy(&self) -> NetworkPolicy {
+            self.policy.lock().clone()
         }
 
         /// Closes all connections, and waits until that is done.
@@ -226,6 +263,26 @@ mod serving {
         fn drop(&mut self) {
             self.gateway.shut();
         }
+    }
+
+    /// Puts the file of certificates into the guest.
+    async fn put_bundle(guest: &Guest, bundle: String, resumed: bool) -> Result<()> {
+        if resumed {
+            let remove = Request::Remove { root: Root::Code, path: BUNDLE.as_bytes() };
+            // It need not be there.
+            let _ = files::simple(&guest.inner, "start", BUNDLE, &remove).await;
+        }
+        exec::put_file(&guest.inner, BUNDLE, bundle.into()).await
+    }
+
+    /// Returns the first address of a name. Programs that ran before may still have addresses from another gateway. They
+    /// must not lead to another name, so these names get other addresses.
+    fn first_name(resumed: bool) -> Ipv4Addr {
+        let block = match resumed {
+            true => 1 + (RandomState::new().build_hasher().finish() % BLOCKS) as u32,
+            false => 0,
+        };
+        Ipv4Addr::from_bits(FIRST_NAME.to_bits() + block * NAMES_OF_BLOCK)
     }
 
     /// Serves one connection after the other until the link ends. It keeps neither the guest nor its agent alive.

@@ -84,11 +84,18 @@ pub async fn accept(link: &Arc<Link>) -> Result<(Stream, SocketAddrV4)> {
     }
 }
 
-/// Connects to a port of a guest's loopback address.
-pub async fn connect(link: &Arc<Link>, port: u16, permit: OwnedSemaphorePermit) -> Result<Stream> {
+/// Connects to a port of a guest's loopback address. Drops the operation once the request is sent.
+pub async fn connect(
+    link: &Arc<Link>,
+    port: u16,
+    permit: OwnedSemaphorePermit,
+    operation: impl Sized,
+) -> Result<Stream> {
     const OPERATION: &str = "connect";
     let connect = Request::Connect { port, window: READ_WINDOW as u32 };
     let Requested { stream, opened } = request(link, OPERATION, &connect)?;
+    // A server that does not accept must not delay a snapshot.
+    drop(operation);
     let refused = |what: String| Error::new(ErrorKind::Unavailable, OPERATION, what);
     match tokio::time::timeout(CONNECT_TIMEOUT, opened).await {
         Ok(Ok(Ok(_))) => Ok(Stream { _permit: Some(permit), ..stream }),

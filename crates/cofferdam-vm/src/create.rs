@@ -159,7 +159,7 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
     let settings = settings(backend, spec, &vm, opening.as_ref());
     match Guest::connect(reader, writer, settings, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
-            network: start_network(&guest, opening).await?,
+            network: start_network(&guest, &*vm, opening).await?,
             id: new_id(),
             guest: bind(guest, &vm),
             vm,
@@ -191,7 +191,7 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
     });
     let disks = Disks { root, workspace: workspace.await.map_err(failed)?.map(Arc::new) };
     let parts = hardware(&plan, &disks).map_err(failed)?;
-    let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?;
+    let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?.map(Opening::resumed);
     let ready_by = Instant::now() + backend.config.deadlines.boot;
     let Started { vm, reader, writer } = backend.vmm.restore(parts, snapshot.state()).await.map_err(failed)?;
     let vm: Arc<dyn Vm> = Arc::from(vm);
@@ -202,7 +202,7 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
     let saved = (manifest.guest().clone(), snapshot.evidence());
     match Guest::reattach(reader, writer, settings, saved, reseed, ready_by).await {
         Ok((guest, evidence)) => Ok(PendingSandbox {
-            network: start_network(&guest, opening).await?,
+            network: start_network(&guest, &*vm, opening).await?,
             id,
             guest: bind(guest, &vm),
             vm,
@@ -234,10 +234,15 @@ fn settings(backend: &BackendState, spec: &Spec, vm: &Arc<dyn Vm>, opening: Opti
     settings
 }
 
-async fn start_network(guest: &Guest, opening: Option<Opening>) -> Result<Option<Network>> {
-    match opening {
-        Some(opening) => Network::start(guest, opening).await.map(Some),
-        None => Ok(None),
+/// Starts the network. Kills the VM if that is impossible.
+async fn start_network(guest: &Guest, vm: &dyn Vm, opening: Option<Opening>) -> Result<Option<Network>> {
+    let Some(opening) = opening else { return Ok(None) };
+    match Network::start(guest, opening).await {
+        Ok(network) => Ok(Some(network)),
+        Err(error) => {
+            guest.close().await;
+            Err(error.with_failed_close(vm.kill().await.map_err(|error| error.into_error("close"))))
+        }
     }
 }
 

@@ -250,7 +250,12 @@ impl Sandbox for VmSandbox {
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
         let snapshot = self.take_snapshot("fork").await?;
-        Ok(Arc::new(Self::restore(&self.shared.inner.backend, self.spec.clone(), &snapshot).await?))
+        // The policy may have changed since the sandbox was created.
+        let spec = match &self.shared.inner.network {
+            Some(network) => self.spec.to_builder().network(network.policy()).build()?,
+            None => self.spec.clone(),
+        };
+        Ok(Arc::new(Self::restore(&self.shared.inner.backend, spec, &snapshot).await?))
     }
 
     async fn pause(&self) -> Result<()> {

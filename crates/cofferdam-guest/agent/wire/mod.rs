@@ -44,7 +44,7 @@ pub const MAX_JOBS: usize = 64;
 /// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
 /// The maximum number of TCP ports on which the agent listens for the gateway.
-pub const MAX_PORTS: usize = 16;
+pub const MAX_PORTS: usize = 17;
 /// The maximum number of connections, of guests and of the host together.
 pub const MAX_CONNECTIONS: usize = 128;
 /// The maximum length of a query to the resolver, and the number of queries without a response.
