@@ -184,6 +184,15 @@ fn a_learned_policy_allows_what_the_run_did() {
         assert_eq!((status, stdout.as_str()), (0, "200 200\n"), "{stderr}");
         assert_eq!(self::learned(&stderr), learned);
     }
+    // A guest cannot add other hosts or words to the policy.
+    let names = r"
+for name in (b'x:80,*.evil.test:443,y', b'*.evil.test', b'x; reboot', b'\x1b[31mred', b'fine.example'):
+    with socket.create_connection(('198.18.0.1', 3128), 15) as c:
+        c.sendall(b'\x05\x01\0\x05\x01\0\x03%c%s\0\x50' % (len(name), name)); c.shutdown(socket.SHUT_WR)
+        while c.recv(64): pass
+for address in ('198.18.0.1', '198.18.7.7', '127.0.0.1'): attempt(talk, address, 80)";
+    let (_, _, stderr) = place.run("0", &["--net-learn"], names);
+    assert_eq!(self::learned(&stderr), "fine.example:80", "{stderr}");
     // Everything is allowed, but no private address.
     let (_, stdout, stderr) = place.run("0", &["--net-learn=allow"], "attempt(talk, 'private.example', 80)");
     assert_eq!(stdout, "b''\n", "{stderr}");
