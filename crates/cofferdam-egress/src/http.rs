@@ -142,7 +142,9 @@ impl Upstream {
         {
             return self.refuse(&why);
         }
-        // A client of the proxy names the server, which a server does not expect.
+        // A client of the proxy names the server, which a server does not expect. Its next request can be for another one,
+        // and needs another connection.
+        let proxied = request.uri().authority().is_some();
         if let (Some(_), Some(path)) = (request.uri().authority(), request.uri().path_and_query().cloned()) {
             *request.uri_mut() = path.into();
         }
@@ -191,7 +193,7 @@ impl Upstream {
             set_upgrade(response.headers_mut());
             return response.map(|body| Either::Left(Either::Left(body)));
         }
-        let closes = response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
+        let closes = proxied || response.version() == Version::HTTP_10 || has_token(response.headers(), "close");
         remove_hop_by_hop(response.headers_mut());
         if response.headers().contains_key(TRANSFER_ENCODING) {
             response.headers_mut().remove(CONTENT_LENGTH);
