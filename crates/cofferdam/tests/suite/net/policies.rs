@@ -117,6 +117,9 @@ fn budgets_of_rules_hold() {
         host = "api.example:443"
         protocol = "https"
         max_requests = 1
+        [[allow]]
+        host = "elsewhere.example:443"
+        bytes_per_second = "100k"
         "#,
     );
     let code = r"
@@ -126,10 +129,13 @@ print([status('http://web.example/') for _ in range(5)])
 print([status('http://elsewhere.example/size/1000'), status('http://elsewhere.example/size/200000'),
        status('http://elsewhere.example/size/1000')])
 print(talk('web.example', 7, b'abc'))
-attempt(talk, 'web.example', 7, b'abc')";
+attempt(talk, 'web.example', 7, b'abc')
+import time
+begun = time.monotonic()
+print(len(fetch('https://elsewhere.example/size/150000', cafile='/workspace/certificate.pem')[1]), time.monotonic() - begun > 0.5)";
     let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
-    let expected =
-        "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n";
+    let expected = "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n\
+                    150000 True\n";
     assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
     for denied in ["api.example:80: the budget of its rule is used up", "its rule allows fewer requests a minute"] {
         assert!(stderr.contains(denied), "{stderr}");
