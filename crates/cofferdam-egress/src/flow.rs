@@ -210,6 +210,8 @@ impl Flow {
     fn explained(&self, refusal: Refusal, content: &Content) -> String {
         let Self { host, port, .. } = self;
         let hint = match (refusal, content) {
+            // No policy allows the sandbox itself.
+            (Refusal::NotListed, _) if host == "localhost" => return refusal.to_string(),
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),
             (Refusal::OtherPath, Content::Request { path, .. }) => {

@@ -140,12 +140,20 @@ fn server_builder() -> hyper::server::conn::http1::Builder {
 impl Upstream {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let proxied = request.uri().authority().is_some();
         let prepared = self.prepare(request).await;
         if let Some(flow) = &self.route.flow {
             flow.report_request(method.as_str(), &path, prepared.as_ref().err().map(String::as_str));
         }
         match prepared {
-            Ok((request, client)) => self.send(request, client).await,
+            Ok((request, client)) => {
+                let mut response = self.send(request, client).await;
+                // The next request of a client of the proxy can be for another server, and needs another connection.
+                if proxied && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                response
+            }
             Err(why) => self.refuse(&why),
         }
     }

@@ -51,7 +51,10 @@ async fn socks(client: Connection) -> Option<(Wanted, Asked)> {
     }
     let wanted = match target {
         TargetAddr::Ip(address) => Wanted::Address(address),
-        TargetAddr::Domain(name, port) => Wanted::Name(name, port),
+        TargetAddr::Domain(name, port) => match name.parse() {
+            Ok(address) => Wanted::Address(SocketAddr::new(address, port)),
+            Err(_) => Wanted::Name(name, port),
+        },
     };
     Some((wanted, Asked::Socks(protocol)))
 }
@@ -176,6 +179,7 @@ mod tests {
             (b"CONNECT [::1]:443 HTTP/1.1\r\n\r\n", Some(Wanted::Address("[::1]:443".parse().unwrap()))),
             (b"\x05\x01\0\x05\x01\0\x03\x09a.example\x01\xbb", name("a.example", 443)),
             (b"\x05\x01\0\x05\x01\0\x01\x0a\0\0\x07\0\x50", Some(Wanted::Address("10.0.0.7:80".parse().unwrap()))),
+            (b"\x05\x01\0\x05\x01\0\x03\x0810.0.0.7\0\x50", Some(Wanted::Address("10.0.0.7:80".parse().unwrap()))),
             (b"CONNECT a.example HTTP/1.1\r\n\r\n", None),
             (b"CONNECT a.example:0 HTTP/1.1\r\n\r\n", None),
             (b"CONNECT http://a.example:443/ HTTP/1.1\r\n\r\n", None),

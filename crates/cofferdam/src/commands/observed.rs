@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use cofferdam::{Error, ErrorKind, NetworkEvent, Result, Sandbox, SandboxId, TenantId};
+use cofferdam::{Error, ErrorKind, NetworkEvent, NetworkPolicy, Result, Sandbox, SandboxId, TenantId};
+use cofferdam_egress::{Plan, Reach};
 use cofferdam_linux::named::Directory;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
@@ -115,8 +116,9 @@ impl Writer {
     fn note(&mut self, event: &NetworkEvent) {
         // The text of a guest must not become an option, or more of a command line.
         let plain = event.host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
-        if plain && self.observed.hosts.len() < MAX_LEARNED {
-            self.observed.hosts.insert(format!("{}:{}", event.host, event.port));
+        let host = format!("{}:{}", event.host, event.port);
+        if plain && self.observed.hosts.len() < MAX_LEARNED && is_host_of_policy(&host) {
+            self.observed.hosts.insert(host);
         }
         let line = Line { sandbox: &self.sandbox, tenant: &self.tenant, event };
         self.write(serde_json::to_vec(&line).unwrap_or_default());
@@ -133,6 +135,39 @@ impl Writer {
         line.push(b'\n');
         if let Some(Err(error)) = self.log.as_mut().map(|log| log.write_all(&line)) {
             self.observed.error.get_or_insert(error.to_string());
+        }
+    }
+}
+
+/// Returns true for a single name or address that a policy can have. Other texts come from a guest too: one with a comma
+/// or a `*` would add hosts to the learned policy, and one with a blank would add words to a command.
+fn is_host_of_policy(host: &str) -> bool {
+    let policy = NetworkPolicy::Allow { hosts: vec![host.to_owned()] };
+    !host.contains(['*', '/', '@']) && matches!(Plan::of(&policy, "process", Reach::Addresses), Ok(Some(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_cannot_add_hosts_to_a_learned_policy() {
+        for host in ["a.example:80", "a_b.example:443", "10.0.0.7:5432"] {
+            assert!(is_host_of_policy(host), "{host}");
+        }
+        for host in [
+            "a.example,*.example:443",
+            "*.example:443",
+            "@git-hosts:80",
+            "10.0.0.0/8:80",
+            "a.example; reboot:80",
+            "\u{1b}[31ma:80",
+            "198.18.0.1:80",
+            "127.0.0.1:80",
+            "localhost:80",
+            "::1:80",
+        ] {
+            assert!(!is_host_of_policy(host), "{host}");
         }
     }
 }

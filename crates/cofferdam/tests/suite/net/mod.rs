@@ -4,6 +4,7 @@
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
 mod hostile;
+mod live;
 mod packages;
 mod policies;
 mod proxies;
@@ -54,22 +55,6 @@ impl Place {
 
     fn files(&self) -> PathBuf {
         self.directory.path().join("files")
-    }
-
-    /// Returns the processes that run in the network's process namespace, which adopts those whose parent is gone.
-    fn processes(&self) -> Vec<u32> {
-        let mut found = vec![self.first];
-        let mut next = 0;
-        while let Some(pid) = found.get(next).copied() {
-            let children = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).ok();
-            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            let lists: Vec<String> = tasks.filter_map(children).collect();
-            found.extend(
-                lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse::<u32>().ok()),
-            );
-            next += 1;
-        }
-        found
     }
 
     /// Returns `cofferdam run` with these options in the servers' network, as root or as an ordinary user. It trusts the
@@ -354,20 +339,24 @@ fn many_connections_are_bounded() {
 #[test]
 fn a_killed_run_leaves_no_namespace() {
     let Some(place) = Place::new("a_killed_run_leaves_no_namespace") else { return };
-    // Only those of the test's own processes: others run beside it.
+    // Of the processes in this place only: other tests have namespaces, too.
     let namespaces = || {
-        let link = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-        place.processes().iter().filter_map(link).collect::<std::collections::BTreeSet<_>>()
+        let mut list = Command::new("nsenter");
+        list.args(["--mount", "--net", "--pid", "--target", &place.first.to_string()]);
+        let (_, stdout, _) = outcome(list.args(["sh", "-c", "readlink /proc/[0-9]*/ns/net"]));
+        stdout.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
     };
     let before = namespaces();
+    assert!(!before.is_empty(), "the network of the servers is seen");
     let (status, _, stderr) = place.python(
         "0",
         "web.example:7",
         "socket.create_connection(('web.example', 7)); import os; os.kill(os.getpid(), 9)",
     );
     assert_eq!(status, 137, "{stderr}");
-    let (status, _, _) = place.python("0", "web.example:9", "talk('web.example', 9, b'', False)");
-    assert_ne!(status, 0);
+    let open = "connection = socket.create_connection(('web.example', 9)); connection.send(b'x'); sys.exit(3)";
+    let (status, _, stderr) = place.python("0", "web.example:9", open);
+    assert_eq!(status, 3, "{stderr}");
     let begun = std::time::Instant::now();
     while !namespaces().is_subset(&before) {
         assert!(begun.elapsed().as_secs() < 20, "a network namespace is left");

@@ -117,6 +117,9 @@ fn budgets_of_rules_hold() {
         host = "api.example:443"
         protocol = "https"
         max_requests = 1
+        [[allow]]
+        host = "elsewhere.example:443"
+        bytes_per_second = "100k"
         "#,
     );
     let code = r"
@@ -126,10 +129,13 @@ print([status('http://web.example/') for _ in range(5)])
 print([status('http://elsewhere.example/size/1000'), status('http://elsewhere.example/size/200000'),
        status('http://elsewhere.example/size/1000')])
 print(talk('web.example', 7, b'abc'))
-attempt(talk, 'web.example', 7, b'abc')";
+attempt(talk, 'web.example', 7, b'abc')
+import time
+begun = time.monotonic()
+print(len(fetch('https://elsewhere.example/size/150000', cafile='/workspace/certificate.pem')[1]), time.monotonic() - begun > 0.5)";
     let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
-    let expected =
-        "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n";
+    let expected = "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n\
+                    150000 True\n";
     assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
     for denied in ["api.example:80: the budget of its rule is used up", "its rule allows fewer requests a minute"] {
         assert!(stderr.contains(denied), "{stderr}");
@@ -184,6 +190,15 @@ fn a_learned_policy_allows_what_the_run_did() {
         assert_eq!((status, stdout.as_str()), (0, "200 200\n"), "{stderr}");
         assert_eq!(self::learned(&stderr), learned);
     }
+    // A guest cannot add other hosts or words to the policy.
+    let names = r"
+for name in (b'x:80,*.evil.test:443,y', b'*.evil.test', b'x; reboot', b'\x1b[31mred', b'fine.example'):
+    with socket.create_connection(('198.18.0.1', 3128), 15) as c:
+        c.sendall(b'\x05\x01\0\x05\x01\0\x03%c%s\0\x50' % (len(name), name)); c.shutdown(socket.SHUT_WR)
+        while c.recv(64): pass
+for address in ('198.18.0.1', '198.18.7.7', '127.0.0.1'): attempt(talk, address, 80)";
+    let (_, _, stderr) = place.run("0", &["--net-learn"], names);
+    assert_eq!(self::learned(&stderr), "fine.example:80", "{stderr}");
     // Everything is allowed, but no private address.
     let (_, stdout, stderr) = place.run("0", &["--net-learn=allow"], "attempt(talk, 'private.example', 80)");
     assert_eq!(stdout, "b''\n", "{stderr}");

@@ -75,6 +75,7 @@ class Web(http.server.BaseHTTPRequestHandler):
     its headers and its query backwards: the gateway does not recognise secrets in these."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def answer(self):
         log("requests", self.requestline.encode())
