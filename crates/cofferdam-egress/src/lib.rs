@@ -16,6 +16,7 @@ mod access;
 mod addresses;
 #[cfg(feature = "gateway")]
 mod authority;
+#[cfg_attr(not(feature = "gateway"), expect(dead_code, reason = "only the gateway counts"))]
 mod budget;
 #[cfg(feature = "gateway")]
 mod denials;
@@ -34,6 +35,7 @@ mod inspect;
 mod intercept;
 #[cfg(feature = "gateway")]
 mod names;
+#[cfg(feature = "gateway")]
 mod pace;
 mod plan;
 #[cfg(feature = "gateway")]
