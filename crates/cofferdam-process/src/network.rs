@@ -18,6 +18,7 @@ pub use cofferdam_egress::{Access, Gateway};
 const MAX_SOCKETS: usize = 19;
 
 /// The directory of the sandbox that has the file of certificates.
+#[cfg(feature = "net")]
 const CODE: &str = "/code";
 
 /// Stands for the gateway in builds without it.
