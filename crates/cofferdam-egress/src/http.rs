@@ -142,8 +142,8 @@ impl Upstream {
         {
             return self.refuse(&why);
         }
-        // A client of the proxy names the server, which a server does not expect. Its next request can be for another one,
-        // and needs another connection.
+        // A client of the proxy names the server, which a server does not expect. Its next request can be for another
+        // one, and needs another connection.
         let proxied = request.uri().authority().is_some();
         if let (Some(_), Some(path)) = (request.uri().authority(), request.uri().path_and_query().cloned()) {
             *request.uri_mut() = path.into();
