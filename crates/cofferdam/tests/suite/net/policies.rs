@@ -267,7 +267,12 @@ fn net_explain_names_the_deciding_rule() {
         (&["https://a.example/v1/x"][..], 0, "GET https://a.example:443/v1/x: allowed by the rule *.example:443\n"),
         (&["https://a.example/v1", "--method", "PUT"], 1, "refused: the policy does not allow this method\n"),
         (&["https://a.example/v1/%2e%2e/x"], 1, "refused: servers may read this path as another one\n"),
-        (&["a.example:443"], 1, "a.example:443, other protocols: refused: the policy does not allow this protocol\n"),
+        (
+            &["a.example:443"],
+            1,
+            "a.example:443, TLS that passes through: refused: the policy does not allow this protocol\n",
+        ),
+        (&["http://a.example:443/v1"], 1, "refused: nothing but TLS is spoken on port 443\n"),
         (&["a.example:22"], 1, "refused: the policy does not allow this port\n"),
         (&["10.1.2.3:5432"], 0, "10.1.2.3:5432, other protocols: allowed by the rule 10.0.0.0/8:5432\n"),
         (&["example"], 1, "the look-up of example: refused: the policy does not list it\n"),
