@@ -73,8 +73,8 @@ async fn ends(connection: &mut DuplexStream) {
     assert!(matches!(read.expect("the connection ends in time"), Ok(0) | Err(_)));
 }
 
-/// Promise (Network): After a change of the rules, idle connections that they do not allow end at once. Others go on, and
-/// new ones follow the new rules.
+/// Promise (Network): After a change of the rules, idle connections that they do not allow end at once. Others go on,
+/// and new ones follow the new rules.
 #[tokio::test]
 async fn connections_that_no_longer_match_end_at_once() {
     let (first, second) = (echo().await, echo().await);

@@ -123,9 +123,16 @@ impl Asked {
                         format!("{method} {scheme}://{name}:{port}{path}")
                     }
                 };
-                let decided = rules.decide(server, port, &content);
-                let rule = |rule: std::sync::Arc<cofferdam_egress::Rule>| rule.text.clone();
-                verdicts.push(Verdict { what, decided: decided.map(rule).map_err(|refusal| refusal.to_string()) });
+                let decided = match unspoken(server, port, &content) {
+                    // A question about a host is about what can be spoken there.
+                    Some(_) if self.request.is_none() => continue,
+                    Some(why) => Err(why.to_owned()),
+                    None => match rules.decide(server, port, &content) {
+                        Ok(rule) => Ok(rule.text.clone()),
+                        Err(refusal) => Err(refusal.to_string()),
+                    },
+                };
+                verdicts.push(Verdict { what, decided });
             }
         }
         verdicts
@@ -141,6 +148,19 @@ impl Asked {
             (None, HTTPS) => vec![Content::Tls, request(true, "/")],
             (None, _) => vec![Content::Tls, request(true, "/"), request(false, "/"), Content::Any],
         }
+    }
+}
+
+/// Returns the reason for which the gateway accepts no such content on a port, whatever the rules are.
+fn unspoken(server: Server<'_>, port: u16, content: &Content) -> Option<&'static str> {
+    let tls = matches!(content, Content::Tls | Content::Request { secure: true, .. });
+    let plain = matches!(content, Content::Request { secure: false, .. });
+    match (server, port) {
+        // Connections to addresses pass unchecked.
+        (Server::Address(_), _) => None,
+        (_, HTTPS) if !tls => Some("nothing but TLS is spoken on port 443"),
+        (_, HTTP) if !plain => Some("nothing but HTTP without TLS is spoken on port 80"),
+        _ => None,
     }
 }
 

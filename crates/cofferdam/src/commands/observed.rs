@@ -139,8 +139,8 @@ impl Writer {
     }
 }
 
-/// Returns true for a single name or address that a policy can have. Other texts come from a guest too: one with a comma
-/// or a `*` would add hosts to the learned policy, and one with a blank would add words to a command.
+/// Returns true for a single name or address that a policy can have. Other texts come from a guest too: one with a
+/// comma or a `*` would add hosts to the learned policy, and one with a blank would add words to a command.
 fn is_host_of_policy(host: &str) -> bool {
     let policy = NetworkPolicy::Allow { hosts: vec![host.to_owned()] };
     !host.contains(['*', '/', '@']) && matches!(Plan::of(&policy, "process", Reach::Addresses), Ok(Some(_)))

@@ -29,6 +29,7 @@ fn requests_cannot_be_smuggled() {
     let code = r"
 hidden = 'GET /SMUGGLED HTTP/1.1\r\nHost: api.example\r\n\r\n'
 chunk = f'{len(hidden):x}\r\n{hidden}\r\n0\r\n\r\n'
+get = 'GET /ok HTTP/1.1\r\nHost: api.example\r\n'
 post = 'POST /ok HTTP/1.1\r\nHost: api.example\r\nConnection: close\r\n'
 requests = {
     'two lengths': f'{post}Content-Length: 1\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}',
@@ -51,10 +52,10 @@ requests = {
     'a negative chunk': f'{post}Transfer-Encoding: chunked\r\n\r\n-1\r\n{hidden}',
     'a trailer': f'{post}Transfer-Encoding: chunked\r\n\r\n0\r\nHost: other.example\r\n\r\n{hidden}',
     'another version': f'POST /ok HTTP/1.0\r\nHost: api.example\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}',
-    'a body of a GET': f'GET /ok HTTP/1.1\r\nHost: api.example\r\nConnection: close\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}',
+    'a body of a GET': f'{get}Connection: close\r\nContent-Length: {len(hidden)}\r\n\r\n{hidden}',
     'a second request': post.replace('Connection: close\r\n', '') + f'Content-Length: 0\r\n\r\n{hidden}',
-    'an upgrade': f'GET /ok HTTP/1.1\r\nHost: api.example\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n{hidden}',
-    'a connection header': f'{post}Connection: Transfer-Encoding, Content-Length, Host\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}',
+    'an upgrade': f'{get}Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n{hidden}',
+    'a connection header': f'{post}Connection: Transfer-Encoding, Host\r\nTransfer-Encoding: chunked\r\n\r\n{chunk}',
 }
 for port in (80, 443):
     for name, request in requests.items():
@@ -86,9 +87,10 @@ fn paths_and_hosts_have_one_meaning() {
     );
     let code = r"
 for port in (80, 443):
-    for path in ('/v1/../admin', '/v1/%2e%2e/admin', '/v1/%2E./admin', '/v1/..%2fadmin', '/v1/..%5cadmin', '/v1/..\\admin',
-                 '//v1/x', '/v1//../admin', '/v1/./x', '/%76%31/../admin', '/v1;/../admin', '/v1/%', '/v1/%zz', '/V1', '/v1x',
-                 '/v1/%00', '/v1/%252e%252e/admin', '/admin', '/admin?/v1', '*', '/v1/.%2e/admin', '/%2e/v1',
+    for path in ('/v1/../admin', '/v1/%2e%2e/admin', '/v1/%2E./admin', '/v1/..%2fadmin', '/v1/..%5cadmin',
+                 '/v1/..\\admin', '//v1/x', '/v1//../admin', '/v1/./x', '/%76%31/../admin', '/v1;/../admin', '/v1/%',
+                 '/v1/%zz', '/V1', '/v1x', '/v1/%00', '/v1/%252e%252e/admin', '/admin', '/admin?/v1', '*',
+                 '/v1/.%2e/admin', '/%2e/v1',
                  'http://elsewhere.example/v1', 'https://api.example:1/v1', '/v1/\x7f', '/v1/%c0%ae%c0%ae/admin'):
         found = statuses(send(port, f'GET {path} HTTP/1.1\r\nHost: api.example\r\nConnection: close\r\n\r\n'))
         # An overlong encoding is no dot: the path stays below /v1, whose server decides.
@@ -96,8 +98,9 @@ for port in (80, 443):
     for path in ('/v1', '/%761', '/v1/', '/v1/x?a=/../b', 'http://api.example/v1'):
         found = statuses(send(port, f'GET {path} HTTP/1.1\r\nHost: api.example\r\nConnection: close\r\n\r\n'))
         if found != [200]: print(port, repr(path), found)
-    for host in ('elsewhere.example', 'api.example.', 'api.example:22', 'api.example@elsewhere.example', 'elsewhere.example:443',
-                 'api.example, elsewhere.example', 'api.example\r\nHost: elsewhere.example', '', 'xapi.example', '11.22.33.45'):
+    for host in ('elsewhere.example', 'api.example.', 'api.example:22', 'api.example@elsewhere.example',
+                 'elsewhere.example:443', 'api.example, elsewhere.example', 'api.example\r\nHost: elsewhere.example',
+                 '', 'xapi.example', '11.22.33.45'):
         found = statuses(send(port, f'GET /v1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n'))
         if found not in ([403], [400]): print(port, repr(host), found)
 # Names of TLS: another allowed one, another one, and none.
@@ -105,7 +108,8 @@ for name in ('elsewhere.example', 'web.example', 'xapi.example', None):
     def hello():
         context = ssl.create_default_context()
         context.check_hostname = False
-        with socket.create_connection(('api.example', 443), 15) as c: return context.wrap_socket(c, server_hostname=name)
+        with socket.create_connection(('api.example', 443), 15) as c:
+            return context.wrap_socket(c, server_hostname=name)
     try: hello(); print('accepted', name)
     except OSError: pass";
     let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], &format!("{SEND}{code}"));
@@ -171,18 +175,22 @@ for family, kind, protocol in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_
     except OSError: pass
 try:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1) as ping:
-        ping.settimeout(0.3); ping.connect(('11.22.33.44', 1)); ping.send(b'\x08\0\0\0\0\0\0\0'); print('ping', ping.recv(64))
+        ping.settimeout(0.3); ping.connect(('11.22.33.44', 1)); ping.send(b'\x08\0\0\0\0\0\0\0')
+        print('ping', ping.recv(64))
 except OSError: pass
-for address in ('::ffff:11.22.33.44', '::ffff:127.0.0.1', '2001:db8::1', '64:ff9b::b16:212c', '2002:b16:212c::1', 'fe80::1%lo', '::'):
+for address in ('::ffff:11.22.33.44', '::ffff:127.0.0.1', '2001:db8::1', '64:ff9b::b16:212c', '2002:b16:212c::1',
+                'fe80::1%lo', '::'):
     try:
         if answer := talk(address, 80, b'GET / HTTP/1.1\r\nHost: web.example\r\n\r\n'): print('IPv6', address, answer)
     except OSError: pass
 for cid in (0, 1, 2):
     try:
-        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as c: c.settimeout(0.3); c.connect((cid, 1024)); print('vsock', cid)
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as c:
+            c.settimeout(0.3); c.connect((cid, 1024)); print('vsock', cid)
     except OSError: pass
 try:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as c: c.settimeout(1); c.connect(('11.22.33.44', 80)); print('MPTCP')
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as c:
+        c.settimeout(1); c.connect(('11.22.33.44', 80)); print('MPTCP')
 except OSError: pass
 # Look-ups: other types and names have no answer, in any transport and of any class.
 def question(name, kind, kind_class=1):

@@ -57,8 +57,8 @@ impl Place {
         self.directory.path().join("files")
     }
 
-    /// Returns `cofferdam run` with these options in the servers' network, as root or as an ordinary user. It trusts the
-    /// authority of the servers.
+    /// Returns `cofferdam run` with these options in the servers' network, as root or as an ordinary user. It
+    /// trusts the authority of the servers.
     fn command(&self, user: &str, options: &[&str]) -> Command {
         let mut run = Command::new("nsenter");
         run.args(["--mount", "--net", "--pid", "--target", &self.first.to_string(), "setpriv"]);

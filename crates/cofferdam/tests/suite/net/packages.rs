@@ -57,7 +57,8 @@ fn npm_installs_with_the_preset() {
     let test = "npm_installs_with_the_preset";
     let Some(place) = place(test) else { return };
     let script = "export NODE_EXTRA_CA_CERTS=/workspace/certificate.pem\n\
-                  npm install --no-audit --no-fund --no-update-notifier --fetch-retries=0 --prefix out cofferdam-demo && \
+                  npm install --no-audit --no-fund --no-update-notifier --fetch-retries=0 --prefix out cofferdam-demo \
+                  && \
                   NODE_PATH=out/node_modules node -p 'require(\"cofferdam-demo\")'";
     check(&place, test, "npm --version", "@node-packages", script);
 }
@@ -85,7 +86,8 @@ fn cargo_fetches_with_the_preset() {
     }
     let script = "export CARGO_HTTP_CAINFO=/workspace/certificate.pem CARGO_HOME=/tmp/cargo CARGO_NET_RETRY=0\n\
                   mkdir -p demo/src; cd demo; : > src/lib.rs\n\
-                  printf '[package]\\nname = \"x\"\\nedition = \"2021\"\\n[dependencies]\\ncofferdam-demo = \"1\"\\n' > Cargo.toml\n\
+                  printf '[package]\\nname = \"x\"\\nedition = \"2021\"\\n[dependencies]\\ncofferdam-demo = \"1\"\\n' \
+                  > Cargo.toml\n\
                   cargo fetch && cat /tmp/cargo/registry/src/*/cofferdam-demo-1.0.0/src/lib.rs";
     check(&place, test, "cargo --version && rustc --version", "@rust-packages", script);
 }
@@ -101,9 +103,11 @@ fn apt_downloads_with_the_preset() {
     let script = "mkdir -p apt/etc apt/state/lists/partial apt/cache/archives/partial; : > apt/status\n\
                   echo 'deb [trusted=yes] http://deb.debian.org/debian ./' > apt/sources.list\n\
                   cat > apt/apt.conf << 'CONF'\n\
-                  Dir::Etc \"/tmp/apt/etc\"; Dir::Etc::sourcelist \"/tmp/apt/sources.list\"; Dir::State \"/tmp/apt/state\";\n\
+                  Dir::Etc \"/tmp/apt/etc\"; Dir::Etc::sourcelist \"/tmp/apt/sources.list\";\n\
+                  Dir::State \"/tmp/apt/state\";\n\
                   Dir::State::status \"/tmp/apt/status\"; Dir::Cache \"/tmp/apt/cache\"; Dir::Log \"/tmp/apt\";\n\
-                  APT::Sandbox::User \"\"; Acquire::Retries \"0\"; Acquire::Languages \"none\"; APT::Update::Error-Mode \"any\";\n\
+                  APT::Sandbox::User \"\"; Acquire::Retries \"0\"; Acquire::Languages \"none\";\n\
+                  APT::Update::Error-Mode \"any\";\n\
                   CONF\n\
                   export APT_CONFIG=/tmp/apt/apt.conf\n\
                   apt-get update -q && apt-get download -q cofferdam-demo && \

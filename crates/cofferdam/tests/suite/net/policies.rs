@@ -28,8 +28,9 @@ fn requests_are_allowed_by_method_and_path() {
     );
     let code = r"
 for url, method in (
-    ('http://api.example/v1', 'GET'), ('http://api.example/v1/x?y=/../z', 'POST'), ('http://api.example/public/x', 'GET'),
-    ('http://api.example/v1', 'DELETE'), ('http://api.example/v10', 'GET'), ('http://api.example/public', 'GET'),
+    ('http://api.example/v1', 'GET'), ('http://api.example/v1/x?y=/../z', 'POST'),
+    ('http://api.example/public/x', 'GET'), ('http://api.example/v1', 'DELETE'), ('http://api.example/v10', 'GET'),
+    ('http://api.example/public', 'GET'),
     ('https://api.example/v1/x', 'GET'), ('https://api.example/v1', 'PUT'), ('https://api.example/refused', 'GET')):
     code, text = fetch(url, method)
     print(code, text.splitlines()[0])
@@ -41,8 +42,8 @@ print(*fetch('https://wrong.example/'))";
         200 GET /public/x HTTP/1.1\n\
         403 refused by the sandbox's network policy: the policy does not allow this method; a rule with methods = \
         [\"DELETE\"] would allow it\n\
-        403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = [\"/v10\"] \
-        would allow it\n\
+        403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = \
+        [\"/v10\"] would allow it\n\
         403 refused by the sandbox's network policy: the policy does not allow this path; a rule with paths = \
         [\"/public\"] would allow it\n\
         200 GET /v1/x HTTP/1.1\n\
@@ -132,10 +133,11 @@ print(talk('web.example', 7, b'abc'))
 attempt(talk, 'web.example', 7, b'abc')
 import time
 begun = time.monotonic()
-print(len(fetch('https://elsewhere.example/size/150000', cafile='/workspace/certificate.pem')[1]), time.monotonic() - begun > 0.5)";
+answer = fetch('https://elsewhere.example/size/150000', cafile='/workspace/certificate.pem')
+print(len(answer[1]), time.monotonic() - begun > 0.5)";
     let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
-    let expected = "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\nb'3 bytes'\nb''\n\
-                    150000 True\n";
+    let expected = "[200, 200, 403, 403]\n[200, 403]\n[200, 200, 200, 403, 403]\n[200, 'IncompleteRead', 403]\n\
+                    b'3 bytes'\nb''\n150000 True\n";
     assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
     for denied in ["api.example:80: the budget of its rule is used up", "its rule allows fewer requests a minute"] {
         assert!(stderr.contains(denied), "{stderr}");
@@ -265,7 +267,12 @@ fn net_explain_names_the_deciding_rule() {
         (&["https://a.example/v1/x"][..], 0, "GET https://a.example:443/v1/x: allowed by the rule *.example:443\n"),
         (&["https://a.example/v1", "--method", "PUT"], 1, "refused: the policy does not allow this method\n"),
         (&["https://a.example/v1/%2e%2e/x"], 1, "refused: servers may read this path as another one\n"),
-        (&["a.example:443"], 1, "a.example:443, other protocols: refused: the policy does not allow this protocol\n"),
+        (
+            &["a.example:443"],
+            1,
+            "a.example:443, TLS that passes through: refused: the policy does not allow this protocol\n",
+        ),
+        (&["http://a.example:443/v1"], 1, "refused: nothing but TLS is spoken on port 443\n"),
         (&["a.example:22"], 1, "refused: the policy does not allow this port\n"),
         (&["10.1.2.3:5432"], 0, "10.1.2.3:5432, other protocols: allowed by the rule 10.0.0.0/8:5432\n"),
         (&["example"], 1, "the look-up of example: refused: the policy does not list it\n"),

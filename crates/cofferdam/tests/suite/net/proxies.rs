@@ -11,7 +11,8 @@ def socks(host, port, data=None, command=1):
         c.sendall(b'\x05\x01\x00'); assert c.recv(2) == b'\x05\x00'
         try: to = b'\x01' + socket.inet_aton(host)
         except OSError:
-            to = b'\x04' + socket.inet_pton(socket.AF_INET6, host) if ':' in host else b'\x03%c' % len(host) + host.encode()
+            if ':' in host: to = b'\x04' + socket.inet_pton(socket.AF_INET6, host)
+            else: to = b'\x03%c' % len(host) + host.encode()
         c.sendall(b'\x05%c\x00' % command + to + port.to_bytes(2, 'big'))
         reply = c.recv(10)
         return (reply[1], *rest(c, data)) if reply else 'closed'
@@ -127,7 +128,8 @@ for proxy in ('socks5h', 'http'):
 curl = ['curl', '-sS', '-o', '/dev/null', '-o', '/dev/null', '-w', '%{http_code} ', '--proxy', 'http://198.18.0.1:3128']
 print(subprocess.run([*curl, 'http://web.example/', 'http://api.example/'], capture_output=True, text=True).stdout)";
     let policy = place.policy(
-        "[[allow]]\nhost = \"web.example:80\"\n[[allow]]\nhost = \"api.example:80\"\n[[allow]]\nhost = \"api.example:443\"\nmethods = [\"GET\"]\npaths = \
+        "[[allow]]\nhost = \"web.example:80\"\n[[allow]]\nhost = \"api.example:80\"\n[[allow]]\nhost = \
+         \"api.example:443\"\nmethods = [\"GET\"]\npaths = \
          [\"/v1\"]\n",
     );
     let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
