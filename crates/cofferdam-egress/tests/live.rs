@@ -90,10 +90,12 @@ async fn connections_that_no_longer_match_end_at_once() {
     let denials: Vec<String> = gateway.denials().iter().map(ToString::to_string).collect();
     assert!(denials[0].contains("the policy changed"), "{denials:?}");
 
-    // A rule can come back, and a range includes an address.
+    // A range includes no address of this host. A rule can come back.
     let range = NetworkRule { host: format!("127.0.0.0/8:{}", first.port()), ..NetworkRule::default() };
     gateway.set_rules(rules(&policy([range])));
     ends(&mut to_second).await;
+    assert!(!is_alive(&mut connect(&gateway, first)).await);
+    gateway.set_rules(rules(&policy([rule(first)])));
     let mut again = connect(&gateway, first);
     assert!(is_alive(&mut again).await);
     gateway.set_rules(rules(&NetworkPolicy::None));

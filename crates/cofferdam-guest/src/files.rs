@@ -11,7 +11,7 @@ use crate::flow::Reader;
 use crate::inner::Inner;
 use crate::link::Link;
 use crate::slots::{Listed, MAX_ENTRIES, Notifier, Reply, Slot};
-use crate::window::{Inflow, READ_WINDOW, Window};
+use crate::window::{Inflow, READ_WINDOW, Taken, Window};
 use crate::wire::{MAX_DATA, Request, Root};
 
 const S_IFMT: u32 = 0o170_000;
@@ -87,19 +87,19 @@ pub async fn write(
     let mut writing = Writing::begin(inner, operation, target).await?;
     let mut written = 0;
     let mut buffer = vec![0; MAX_DATA];
-    while let Some(room) = writing.room(MAX_DATA).await? {
+    while let Some(mut room) = writing.room(MAX_DATA).await? {
         let read = tokio::select! {
-            read = contents.read(&mut buffer[..room]) => read,
+            read = contents.read(&mut buffer[..room.bytes()]) => read,
             // Writing has failed, so that the rest of the contents is not needed.
             () = writing.failed() => break,
         };
         let count = read
             .map_err(|error| Error::new(ErrorKind::Io, operation, "cannot read the new contents").with_source(error))?;
-        writing.window.put_back(room - count);
+        room.shrink(count);
         if count == 0 {
             break;
         }
-        writing.data(&buffer[..count]).await?;
+        writing.data(&buffer[..count], room).await?;
         written += count as u64;
     }
     writing.finish().await.map(|()| written)
@@ -131,8 +131,8 @@ impl<'a> Writing<'a> {
         Ok(Self { inner, operation, target, forgotten, window, done, reply: None })
     }
 
-    /// Returns the number of bytes that can be sent now, or `None` if writing has failed.
-    pub async fn room(&self, max: usize) -> Result<Option<usize>> {
+    /// Returns credit for the bytes that can be sent now, or `None` if writing has failed.
+    pub async fn room(&self, max: usize) -> Result<Option<Taken>> {
         timed(self.inner, self.operation, self.window.take(max)).await
     }
 
@@ -141,9 +141,10 @@ impl<'a> Writing<'a> {
         self.reply = Some((&mut self.done).await.ok());
     }
 
-    /// Sends as many bytes as [`Self::room`] returned.
-    pub async fn data(&self, data: &[u8]) -> Result<()> {
-        self.inner.link.send_long(self.operation, self.forgotten.id, &Request::Data { data }).await
+    /// Sends as many bytes as the credit that [`Self::room`] returned.
+    pub async fn data(&self, data: &[u8], room: Taken) -> Result<()> {
+        let (link, id) = (self.forgotten.link, self.forgotten.id);
+        link.send_queued(self.operation, id, &Request::Data { data }, Some(room)).await
     }
 
     /// Gives the file its name, unless writing has failed.

@@ -29,7 +29,7 @@ impl Input {
         if !std::mem::replace(&mut self.ended, true)
             && let Some(link) = self.link.upgrade()
         {
-            link.send(self.id, &Request::InputEnd);
+            link.send_taken(self.id, &Request::InputEnd, self.window.take_nothing());
         }
     }
 }
@@ -47,11 +47,12 @@ impl AsyncWrite for Input {
             return Poll::Ready(result);
         }
         let Poll::Ready(taken) = self.window.poll_take(context, data.len()) else { return Poll::Pending };
-        let sent = taken.zip(self.link.upgrade()).filter(|(count, link)| {
-            link.send(self.id, &Request::Input { data: &data[..*count] });
-            link.is_open()
+        let sent = taken.zip(self.link.upgrade()).and_then(|(taken, link)| {
+            let count = taken.bytes();
+            link.send_taken(self.id, &Request::Input { data: &data[..count] }, taken);
+            link.is_open().then_some(count)
         });
-        Poll::Ready(sent.map(|(count, _)| count).ok_or_else(|| io::ErrorKind::BrokenPipe.into()))
+        Poll::Ready(sent.ok_or_else(|| io::ErrorKind::BrokenPipe.into()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -193,7 +193,7 @@ impl Guest {
     ///   kernel, or fail.
     /// - Fails with `Closed` once the connection to the agent has ended.
     pub async fn accept(&self) -> Result<(Stream, SocketAddrV4)> {
-        streams::accept(&self.inner.link).await
+        streams::accept(&self.inner.link, None).await
     }
 
     /// Takes the queries of programs to the resolver. Returns `None` if the settings had no ports, and the second time.

@@ -25,6 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use crate::error;
 use crate::settings::{Reason, Termination};
 use crate::slots::{After, Notifier, Reply, Slot, handle_answer};
+use crate::window::Taken;
 use crate::wire::{self, Answer, Frame, HEAD, MAX_BODY, PART, Request, Split};
 
 /// The interval of pings.
@@ -59,19 +60,31 @@ struct Table {
     quiescing: quiesce::State,
     /// Limits that the agent found exceeded: memory, CPU time.
     passed: (bool, bool),
-    ponged: bool,
+    ping: Ping,
+}
+
+/// The state of the last ping.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ping {
+    Queued,
+    /// The agent can answer it.
+    Written,
+    Answered,
 }
 
 struct Outgoing {
     bytes: Vec<u8>,
     _permit: Option<OwnedSemaphorePermit>,
+    /// Credit for the contents, until the frame is written.
+    taken: Option<Taken>,
+    is_ping: bool,
     /// The source of the next frame. Until it yields, nothing is written.
     then: Option<oneshot::Receiver<Vec<u8>>>,
 }
 
 impl Outgoing {
     fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, _permit: None, then: None }
+        Self { bytes, _permit: None, taken: None, is_ping: false, then: None }
     }
 }
 
@@ -111,7 +124,14 @@ impl Link {
         let (out, outgoing) = mpsc::unbounded_channel();
         let (operations, quiescing) = (0, quiesce::State::Open);
         let link = Arc::new(Self {
-            table: Mutex::new(Table { slots, last, operations, quiescing, passed: (false, false), ponged: true }),
+            table: Mutex::new(Table {
+                slots,
+                last,
+                operations,
+                quiescing,
+                passed: (false, false),
+                ping: Ping::Answered,
+            }),
             out,
             budget: Arc::new(Semaphore::new(MAX_QUEUED)),
             over: watch::Sender::new(false),
@@ -267,8 +287,24 @@ impl Link {
         let _ = self.out.send(Outgoing::new(encode(id, request)));
     }
 
+    /// Sends a short request that uses credit of a window. It is lost if the connection has ended.
+    pub fn send_taken(&self, id: u64, request: &Request<'_>, taken: Taken) {
+        let _ = self.out.send(Outgoing { taken: Some(taken), ..Outgoing::new(encode(id, request)) });
+    }
+
     /// Sends a request that may be long, once the queue has room for it.
     pub async fn send_long(&self, operation: &'static str, id: u64, request: &Request<'_>) -> Result<()> {
+        self.send_queued(operation, id, request, None).await
+    }
+
+    /// Sends a request that may be long and uses credit of a window, like [`Self::send_long`].
+    pub async fn send_queued(
+        &self,
+        operation: &'static str,
+        id: u64,
+        request: &Request<'_>,
+        taken: Option<Taken>,
+    ) -> Result<()> {
         let bytes = encode(id, request);
         let count = u32::try_from(bytes.len().min(MAX_QUEUED)).unwrap_or(u32::MAX);
         let acquired = Arc::clone(&self.budget).acquire_many_owned(count);
@@ -276,7 +312,7 @@ impl Link {
             permit = acquired => permit.map_err(|_| self.error(operation))?,
             termination = self.closed() => return Err(error::ended(operation, termination.as_ref())),
         };
-        let _ = self.out.send(Outgoing { _permit: Some(permit), ..Outgoing::new(bytes) });
+        let _ = self.out.send(Outgoing { _permit: Some(permit), taken, ..Outgoing::new(bytes) });
         Ok(())
     }
 
@@ -347,7 +383,7 @@ impl Link {
     ) -> Termination {
         let mut next: Option<Outgoing> = None;
         loop {
-            let out = match next.take() {
+            let mut out = match next.take() {
                 Some(out) => out,
                 None => match outgoing.recv().await {
                     Some(out) => out,
@@ -356,6 +392,11 @@ impl Link {
             };
             let written = async {
                 writer.write_all(&out.bytes).await?;
+                // The agent may answer from here on.
+                out.taken = None;
+                if out.is_ping {
+                    self.table().ping = Ping::Written;
+                }
                 if outgoing.is_empty() || out.then.is_some() { writer.flush().await } else { Ok(()) }
             };
             tokio::pin!(written);
@@ -382,7 +423,7 @@ impl Link {
         let mut asked: Option<Instant> = None;
         loop {
             tokio::time::sleep(PING_INTERVAL.min(self.answer_timeout / 3)).await;
-            let ponged = self.table().ponged;
+            let ponged = self.table().ping == Ping::Answered;
             match asked {
                 _ if self.is_stopped() => asked = asked.map(|_| Instant::now()),
                 Some(since) if !ponged => {
@@ -391,9 +432,9 @@ impl Link {
                     }
                 }
                 _ => {
-                    self.table().ponged = false;
+                    self.table().ping = Ping::Queued;
                     asked = Some(Instant::now());
-                    self.send(0, &Request::Ping);
+                    let _ = self.out.send(Outgoing { is_ping: true, ..Outgoing::new(encode(0, &Request::Ping)) });
                 }
             }
         }
@@ -436,8 +477,8 @@ impl Link {
             return Err("a frame while it was quiesced");
         }
         match answer {
-            Answer::Pong if !table.ponged && frame.id == 0 => {
-                table.ponged = true;
+            Answer::Pong if table.ping == Ping::Written && frame.id == 0 => {
+                table.ping = Ping::Answered;
                 return Ok(());
             }
             Answer::LimitPassed { memory } if frame.id == 0 => {

@@ -164,7 +164,7 @@ mod serving {
     use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, Result};
     use cofferdam_egress::{BUNDLE, Gateway, Pace, Reach};
     use parking_lot::Mutex;
-    use tokio::sync::broadcast;
+    use tokio::sync::{Semaphore, broadcast};
     use tokio::task::JoinSet;
     use tokio::time::sleep;
 
@@ -217,8 +217,10 @@ mod serving {
             let gateway = Arc::new(Gateway::without_sockets(access, RESOLVER, first_name(resumed)));
             let mut tasks = JoinSet::new();
             let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
+            let turns = Arc::new(Semaphore::new(MAX_CONNECTIONS));
             for _ in 0..MAX_CONNECTIONS {
-                tasks.spawn(serve(Arc::clone(&guest.inner.link), Arc::clone(&gateway), Arc::clone(&pace)));
+                let (link, gateway) = (Arc::clone(&guest.inner.link), Arc::clone(&gateway));
+                tasks.spawn(serve(link, gateway, Arc::clone(&pace), Arc::clone(&turns)));
             }
             tasks.spawn(answer(queries, Arc::clone(&gateway)));
             Ok(Self { gateway, ports, policy: Mutex::new(policy), tasks: Mutex::new(tasks) })
@@ -286,10 +288,12 @@ mod serving {
     }
 
     /// Serves one connection after the other until the link ends. It keeps neither the guest nor its agent alive.
-    async fn serve(link: Arc<Link>, gateway: Arc<Gateway>, pace: Arc<tokio::sync::Mutex<Pace>>) {
+    async fn serve(link: Arc<Link>, gateway: Arc<Gateway>, pace: Arc<tokio::sync::Mutex<Pace>>, turns: Arc<Semaphore>) {
         while link.is_open() {
+            // A connection keeps its turn until its last byte was written to the agent.
+            let Ok(turn) = Arc::clone(&turns).acquire_owned().await else { return };
             pace.lock().await.turn().await;
-            match streams::accept(&link).await {
+            match streams::accept(&link, Some(turn)).await {
                 Ok((stream, to)) => gateway.serve(stream, SocketAddr::V4(to)).await,
                 // The sandbox is being copied, or has too many connections.
                 Err(_) => sleep(RETRY_INTERVAL).await,

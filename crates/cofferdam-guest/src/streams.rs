@@ -32,7 +32,6 @@ const EMFILE: i32 = 24;
 pub struct Stream {
     reader: Reader,
     writer: Input,
-    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl AsyncRead for Stream {
@@ -61,21 +60,28 @@ struct Requested {
     opened: oneshot::Receiver<Opened>,
 }
 
-fn request(link: &Arc<Link>, operation: &'static str, request: &Request<'_>) -> Result<Requested> {
+/// Requests a connection. It keeps the permit until all its frames were written to the agent.
+fn request(
+    link: &Arc<Link>,
+    operation: &'static str,
+    request: &Request<'_>,
+    permit: Option<OwnedSemaphorePermit>,
+) -> Result<Requested> {
     let (notifier, opened) = Notifier::new();
-    let (flow, window) = (Inflow::new(), Window::new());
+    let (flow, window) = (Inflow::new(), Window::with(permit));
     let slot = ConnectionSlot { opened: notifier, flow: Arc::clone(&flow), window: Arc::clone(&window), ended: false };
     let id = link.enroll(operation, |_| Slot::Connection(slot))?;
     let reader = Reader::new(link, id, flow);
     let writer = Input::new(link, id, window);
     link.send(id, request);
-    Ok(Requested { stream: Stream { reader, writer, _permit: None }, opened })
+    Ok(Requested { stream: Stream { reader, writer }, opened })
 }
 
 /// Waits for the next connection of a guest. Returns it with its destination.
-pub async fn accept(link: &Arc<Link>) -> Result<(Stream, SocketAddrV4)> {
+pub async fn accept(link: &Arc<Link>, permit: Option<OwnedSemaphorePermit>) -> Result<(Stream, SocketAddrV4)> {
     const OPERATION: &str = "accept";
-    let Requested { stream, opened } = request(link, OPERATION, &Request::Accept { window: READ_WINDOW as u32 })?;
+    let accept = Request::Accept { window: READ_WINDOW as u32 };
+    let Requested { stream, opened } = request(link, OPERATION, &accept, permit)?;
     match opened.await {
         Ok(Ok(to)) => Ok((stream, to)),
         Ok(Err(errno)) => Err(Error::new(ErrorKind::ResourceExhausted, OPERATION, "cannot accept a connection")
@@ -93,12 +99,12 @@ pub async fn connect(
 ) -> Result<Stream> {
     const OPERATION: &str = "connect";
     let connect = Request::Connect { port, window: READ_WINDOW as u32 };
-    let Requested { stream, opened } = request(link, OPERATION, &connect)?;
+    let Requested { stream, opened } = request(link, OPERATION, &connect, Some(permit))?;
     // A server that does not accept must not delay a snapshot.
     drop(operation);
     let refused = |what: String| Error::new(ErrorKind::Unavailable, OPERATION, what);
     match tokio::time::timeout(CONNECT_TIMEOUT, opened).await {
-        Ok(Ok(Ok(_))) => Ok(Stream { _permit: Some(permit), ..stream }),
+        Ok(Ok(Ok(_))) => Ok(stream),
         Ok(Ok(Err(EMFILE))) => {
             Err(Error::new(ErrorKind::ResourceExhausted, OPERATION, "the sandbox has too many connections"))
         }

@@ -220,9 +220,10 @@ async fn put_file(inner: &Inner, entry: &Entry, size: u64, input: &mut (impl Asy
     while left > 0 {
         let max = usize::try_from(left).unwrap_or(MAX_DATA);
         let Some(room) = writing.room(max.min(MAX_DATA)).await? else { break };
-        input.read_exact(&mut buffer[..room]).await.map_err(unreadable)?;
-        writing.data(&buffer[..room]).await?;
-        left -= room as u64;
+        let count = room.bytes();
+        input.read_exact(&mut buffer[..count]).await.map_err(unreadable)?;
+        writing.data(&buffer[..count], room).await?;
+        left -= count as u64;
     }
     let padding = (BLOCK as u64 - size % BLOCK as u64) % BLOCK as u64;
     if left == 0 {

@@ -28,6 +28,7 @@ const OPENED: u8 = 10;
 const DATA: u8 = 11;
 const ENTRIES: u8 = 12;
 const COUNTED: u8 = 13;
+const PONG: u8 = 14;
 const QUERY: u8 = 17;
 const CONNECTED: u8 = 18;
 const DATA_END: u8 = 19;
@@ -56,7 +57,7 @@ async fn behave(mut stream: DuplexStream) -> Option<(DuplexStream, u8, u64)> {
             ),
             2 => frame(DONE, id, &[0; 8]),
             3 => frame(PROBED, id, &[&38i32.to_le_bytes()[..], &[0; 8]].concat()),
-            21 => frame(14, 0, b""),
+            21 => frame(PONG, 0, b""),
             kind => return Some((stream, kind, id)),
         };
         stream.write_all(&answer).await.ok()?;
@@ -255,6 +256,81 @@ async fn more_of_a_connection_than_its_window_ends_everything() {
     assert!(sent < 1 << 20, "{sent} bytes were accepted");
     assert!(!guest.is_alive());
     drop(connection);
+}
+
+/// Writes to a connection until it fails. Returns the number of bytes that were accepted.
+async fn fill(connection: &mut (impl AsyncWriteExt + Unpin)) -> usize {
+    let mut sent = 0;
+    while let Ok(count @ 1..) = connection.write(&[7; 60 * 1024]).await {
+        sent += count;
+    }
+    sent
+}
+
+#[tokio::test]
+async fn credit_of_a_peer_that_reads_nothing_ends_the_connection() {
+    let (guest, peer) = connected().await;
+    let crediting = tokio::spawn(async move {
+        let (mut stream, _, id) = peer.await.unwrap().unwrap();
+        stream.write_all(&frame(CONNECTED, id, &[1; 6])).await.unwrap();
+        loop {
+            // Meanwhile the host uses the credit.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if stream.write_all(&frame(CREDIT, id, &(60u32 * 1024).to_le_bytes())).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut connection = guest.connect_to(80).await.unwrap();
+    let sent = tokio::time::timeout(LONG, fill(&mut connection)).await.expect("the host closes the connection");
+    assert!(sent < 256 * 1024, "{sent} bytes were queued");
+    assert!(guest.closed().await.unwrap().why.contains("credit for bytes that the host did not send"));
+    tokio::time::timeout(LONG, crediting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn connections_whose_bytes_are_not_read_count_as_open() {
+    let (guest, peer) = connected().await;
+    let mut connection = Box::pin(guest.connect_to(80));
+    let (mut stream, _, first) = tokio::select! {
+        peer = peer => peer.unwrap().unwrap(),
+        _ = &mut connection => panic!("the peer did not answer"),
+    };
+    for id in first.. {
+        let opened = [frame(CONNECTED, id, &[1; 6]), frame(DONE, id, &[0; 8])];
+        stream.write_all(&opened[0]).await.unwrap();
+        let mut open = connection.await.unwrap();
+        open.write_all(&[7; 60 * 1024]).await.unwrap();
+        stream.write_all(&opened[1]).await.unwrap();
+        open.read_to_end(&mut Vec::new()).await.unwrap();
+        drop(open);
+        connection = Box::pin(guest.connect_to(80));
+        // Sends the request, whose id is the next one.
+        let sent = tokio::time::timeout(Duration::ZERO, &mut connection).await;
+        if let Ok(result) = sent {
+            let error = result.err().expect("the peer did not answer");
+            // The frames of the first one fill the stream.
+            assert_eq!((error.kind(), id - first), (ErrorKind::ResourceExhausted, 64), "{error}");
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn pong_without_a_written_ping_ends_the_connection() {
+    let (guest, peer) = connected().await;
+    let blind = tokio::spawn(async move {
+        let (mut stream, ..) = peer.await.unwrap().unwrap();
+        // By now a ping waits behind the contents.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        stream.write_all(&frame(PONG, 0, b"")).await.unwrap();
+        tokio::time::sleep(LONG).await;
+    });
+    let contents = Box::new(tokio::io::repeat(0).take(64 << 20));
+    let written = tokio::time::timeout(LONG, guest.write_file(&SandboxPath::new("file").unwrap(), contents)).await;
+    assert!(written.expect("writing does not hang").is_err());
+    assert!(guest.closed().await.unwrap().why.contains("an answer without a request"));
+    blind.abort();
 }
 
 /// Promise (Containers): A directory listing without an end is cut off.
