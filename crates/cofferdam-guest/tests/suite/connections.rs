@@ -17,9 +17,14 @@ const PRELUDE: &str = "
 import socket, sys, threading
 def talk(address, port, data=b''):
     with socket.create_connection((address, port), 30) as connection:
-        threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR))).start()
-        answer = b''
+        def send():
+            # The other side may end first.
+            try: connection.sendall(data), connection.shutdown(socket.SHUT_WR)
+            except OSError: pass
+        sender, answer = threading.Thread(target=send), b''
+        sender.start()
         while more := connection.recv(65536): answer += more
+        sender.join()
         return answer
 ";
 
