@@ -40,7 +40,7 @@ const MAX_ANSWER: usize = 1024;
 /// Size of the pipes between client, gateway and server.
 const PIPE: usize = 256 << 10;
 
-/// What a guest can send, with seeds of each.
+/// Samples of what a guest can send, for each parser.
 const SAMPLES: [&[&[u8]]; 5] = [
     // Queries to the resolver.
     &[
