@@ -52,7 +52,7 @@ cargo xtask bench container [--quick]         compare containers with the engine
 cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and docker run
 cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
 cargo xtask bench NAME --help                 print the options of a benchmark
-cargo xtask fuzz module | screen | snapshot | archive [--seconds N] [--seed S] [--cases N]
+cargo xtask fuzz module | screen | snapshot | archive | network [--seconds N] [--seed S] [--cases N]
                                               run untrusted input and check the invariants
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test suite on level wasm";
 
@@ -87,7 +87,7 @@ fn run(words: &[&str]) -> Result<()> {
             name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code"),
             options @ ..,
         ] => bench::run(&repository, name, options),
-        ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive"), options @ ..] => {
+        ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive" | "network"), options @ ..] => {
             fuzz::run(&repository, target, options)
         }
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {

@@ -24,6 +24,8 @@ mod denials;
 mod dns;
 #[cfg(feature = "gateway")]
 mod flow;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 #[cfg(feature = "gateway")]
 mod gateway;
 mod host;

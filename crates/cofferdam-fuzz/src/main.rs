@@ -1,4 +1,4 @@
-//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]`.
+//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive|network [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -8,10 +8,11 @@ use anyhow::{Context, Result, bail};
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
 use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::network::Networks;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive|network [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -69,6 +70,10 @@ fn checker(target: &str) -> Result<Check> {
         "archive" => {
             let mut archives = Archives::new()?;
             Ok(Box::new(move |seed| archives.case(seed)))
+        }
+        "network" => {
+            let mut networks = Networks::new()?;
+            Ok(Box::new(move |seed| networks.case(seed)))
         }
         _ => bail!(USAGE),
     }

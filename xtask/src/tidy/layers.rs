@@ -93,7 +93,14 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-fuzz",
-        &["cofferdam-archive", "cofferdam-contract", "cofferdam-conformance", "cofferdam-screen", "cofferdam-wasm"],
+        &[
+            "cofferdam-archive",
+            "cofferdam-contract",
+            "cofferdam-conformance",
+            "cofferdam-egress",
+            "cofferdam-screen",
+            "cofferdam-wasm",
+        ],
         &[],
     ),
     layer("cofferdam", ANY, ANY),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
+use cofferdam_fuzz::network::Networks;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
@@ -48,4 +49,21 @@ fn code_of_strangers_is_screened_without_harm() {
     let mut screens = Screens::new();
     let report = drive(1, bound, |seed| screens.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.refused > 0 && report.ended > 0, "{report}");
+}
+
+/// Promise (Network): Arbitrary bytes of a guest do not harm the resolver and the gateway, and reach no host or path that
+/// the policy does not allow.
+#[test]
+fn bytes_of_a_guest_do_not_harm_the_gateway() {
+    let bound = Bound { time: Duration::from_secs(10), cases: u64::MAX };
+    let mut networks = Networks::new().unwrap();
+    let report = drive(1, bound, |seed| networks.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
+    // Arbitrary bytes, as libFuzzer provides them.
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..1000 {
+        let mut bytes = vec![0; rng.usize(..200)];
+        rng.fill(&mut bytes);
+        networks.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
+    }
 }
