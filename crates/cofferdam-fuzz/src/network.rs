@@ -139,7 +139,9 @@ fn case(rng: &mut Rng) -> Vec<u8> {
 /// Looks up a name. An address is only given for a name of the policy.
 async fn look_up(query: &[u8], rules: Rules) -> Result<Outcome> {
     let access = Access::of(&NetworkPolicy::None, rules).await?;
-    let Some(answer) = Gateway::without_sockets(access, FIRST_NAME).answer(query) else { return Ok(Outcome::Refused) };
+    let Some(answer) = Gateway::without_sockets(access, cofferdam_egress::RESOLVER, FIRST_NAME).answer(query) else {
+        return Ok(Outcome::Refused);
+    };
     ensure!(answer.len() <= MAX_ANSWER, "the answer has {} bytes", answer.len());
     ensure!(answer[..2] == query[..2], "the answer is to another query");
     let message = Message::from_vec(&answer).context("the answer is not valid")?;
