@@ -51,6 +51,7 @@ cargo xtask bench wasm [--quick]              compare WebAssembly runs with othe
 cargo xtask bench container [--quick]         compare containers with the engine's own command line
 cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and docker run
 cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
+cargo xtask bench net [--quick]               compare the network of sandboxes with a direct one
 cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz module | screen | snapshot | archive | network [--seconds N] [--seed S] [--cases N]
                                               run untrusted input and check the invariants
@@ -84,7 +85,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["docs"] => docs::run(&repository),
         [
             "bench",
-            name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code"),
+            name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"),
             options @ ..,
         ] => bench::run(&repository, name, options),
         ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive" | "network"), options @ ..] => {

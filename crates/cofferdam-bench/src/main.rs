@@ -15,6 +15,7 @@ mod host;
 mod leak;
 mod memory;
 mod neighbours;
+mod net;
 mod options;
 mod ours;
 mod plot;
@@ -45,5 +46,6 @@ fn main() -> Result<()> {
         Benchmark::Container(container) => container::run(&container, &options.out),
         Benchmark::Vm(vm) => vm::run(&vm, &options.out),
         Benchmark::Code(code) => code::run(&code, &options.out),
+        Benchmark::Net(net) => net::run(&net, &options.out),
     }
 }

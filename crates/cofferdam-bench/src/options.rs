@@ -42,6 +42,8 @@ pub enum Benchmark {
     Vm(VmOptions),
     /// Measure a line of Python and of JavaScript at each isolation level, compared with the bare interpreter.
     Code(CodeOptions),
+    /// Measure the network of sandboxes, compared with a client without one.
+    Net(NetOptions),
 }
 
 /// Options of `spawn`.
@@ -175,6 +177,23 @@ pub struct CodeOptions {
     /// Address of a container engine [default: `DOCKER_HOST`, else the usual sockets].
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
+}
+
+/// Options of `net`.
+#[derive(Debug, Args)]
+pub struct NetOptions {
+    /// Run for shorter times and end within a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Measure in the namespaces of this process, with servers' files in this directory.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub inside: Option<PathBuf>,
+    /// Run the servers, with their files in this directory.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub serve: Option<PathBuf>,
+    /// Run the client against this port.
+    #[arg(long, value_name = "PORT", hide = true)]
+    pub load: Option<u16>,
 }
 
 #[cfg(test)]
