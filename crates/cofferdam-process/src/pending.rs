@@ -191,7 +191,7 @@ impl PendingSandbox {
         let facts = &core.facts;
         let bounds = version(facts)
             .zip(core.stats.as_ref())
-            .map(|(version, stats)| GroupBounds::read(stats, version.as_str(), spec.limits()));
+            .map(|(version, stats)| GroupBounds::read(stats, evidence.group_bounds, version.as_str(), spec.limits()));
         posture(&Measured { spec, facts, evidence, probes, group: bounds.as_ref() })
     }
 

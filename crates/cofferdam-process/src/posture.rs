@@ -26,14 +26,16 @@ pub struct GroupBounds {
 }
 
 impl GroupBounds {
-    /// Reads back those limits that `limits` contains.
-    pub fn read(stats: &Stats, version: &'static str, limits: &Limits) -> Self {
+    /// Reads back those limits that `limits` contains. `early` are those that the launcher read: the group of a short
+    /// command can be gone now.
+    pub fn read(stats: &Stats, early: [Option<u64>; 3], version: &'static str, limits: &Limits) -> Self {
+        let [memory, tasks, cpu_millis] = early;
         Self {
             version,
-            memory: limits.memory.and_then(|_| stats.memory_bound()),
+            memory: limits.memory.and_then(|_| stats.memory_bound().or(memory)),
             sockets: limits.memory.and_then(|_| stats.sockets_bound()),
-            tasks: limits.pids.and_then(|_| stats.tasks_bound()),
-            cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis()),
+            tasks: limits.pids.and_then(|_| stats.tasks_bound().or(tasks)),
+            cpu_millis: limits.cpus.and_then(|_| stats.cpu_millis().or(cpu_millis)),
         }
     }
 }

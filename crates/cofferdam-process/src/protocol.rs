@@ -340,6 +340,9 @@ pub struct Evidence {
     pub members: u64,
     /// The control group's counters before this sandbox: kills for memory, refused forks, used bytes.
     pub group_base: (u64, u64, u64),
+    /// The limits of a control group of version 2, which may be gone once the owner reads this: bytes of memory, tasks,
+    /// and the share of processors in thousandths.
+    pub group_bounds: [Option<u64>; 3],
 }
 
 impl Evidence {

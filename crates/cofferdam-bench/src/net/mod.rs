@@ -190,18 +190,20 @@ impl Report {
         let mut text = format!("{}\n\n", facts.line());
         let heads = ["requests/s", "median us", "p99 us", "new: us", "p99 us", "MiB/s"];
         let _ = write!(text, "{:29}", "");
-        heads.iter().for_each(|head| drop(write!(text, " {head:>10}")));
+        heads.iter().for_each(|head| text.push_str(&format!(" {head:>10}")));
         text.push('\n');
         let names = ["per_second", "median_us", "p99_us", "new_median_us", "new_p99_us", "mebibytes_per_second"];
         for (protocol, way, value) in &self.figures {
             let _ = write!(text, "{:29}", format!("{}, {}", PROTOCOLS[*protocol], WAYS[*way]));
-            names.iter().for_each(|name| drop(write!(text, " {:10.0}", value[*name].as_f64().unwrap_or(f64::NAN))));
+            names
+                .iter()
+                .for_each(|name| text.push_str(&format!(" {:10.0}", value[*name].as_f64().unwrap_or(f64::NAN))));
             text.push('\n');
         }
         let [without, with] = &self.creates;
         let (without, with) = (without.median(), with.median());
         let _ = writeln!(text, "\ncreate: {without:.0} us without a policy, {with:.0} us with one");
-        self.absent.iter().for_each(|why| drop(writeln!(text, "not measured: {why}")));
+        self.absent.iter().for_each(|why| text.push_str(&format!("not measured: {why}\n")));
         text + &render(&self.targets())
     }
 

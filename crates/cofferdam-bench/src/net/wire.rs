@@ -147,7 +147,7 @@ fn connect(port: u16, directory: &Path) -> Result<BufReader<Box<dyn Stream>>> {
 /// Sends a request for this many bytes, and reads them.
 fn request(stream: &mut BufReader<Box<dyn Stream>>, port: u16, bytes: u64) -> Result<()> {
     match port {
-        7 => write!(stream.get_mut(), "{bytes}\n")?,
+        7 => writeln!(stream.get_mut(), "{bytes}")?,
         _ => write!(stream.get_mut(), "GET /{bytes} HTTP/1.1\r\nHost: {NAME}\r\n\r\n")?,
     }
     stream.get_mut().flush()?;

@@ -488,6 +488,15 @@ impl Group {
         self.base
     }
 
+    /// Returns the limits on memory in bytes, on tasks, and on the share of processors in thousandths, as the kernel has
+    /// them. `None` for those that are not there, as in every group of version 1.
+    pub fn bounds(&self) -> [Option<u64>; 3] {
+        let text = |name: &str| read(self.dirs.first()?.1.as_fd(), name).ok();
+        let number = |name: &str| text(name)?.trim().parse().ok();
+        let share = || stats::share_of_cpu_max(&text("cpu.max")?);
+        [number("memory.max"), number("pids.max"), share()]
+    }
+
     /// Resets an empty version 1 group. Returns false if too much is still charged to it, and an error while it is not
     /// empty.
     fn reset(&mut self, layout: &[Vec<String>]) -> io::Result<bool> {

@@ -154,14 +154,16 @@ impl Stats {
                 let quota = self.number("cpu.cfs_quota_us", "")?;
                 Some(quota * 1000 / self.number("cpu.cfs_period_us", "")?.max(1))
             }
-            Version::V2 => {
-                let text = self.read("", "cpu.max")?;
-                let mut parts = text.split_whitespace().map(str::parse::<u64>);
-                let quota = parts.next()?.ok()?;
-                Some(quota * 1000 / parts.next()?.ok()?.max(1))
-            }
+            Version::V2 => share_of_cpu_max(&self.read("", "cpu.max")?),
         }
     }
+}
+
+/// Reads the share of processors in thousandths from a file `cpu.max`.
+pub(super) fn share_of_cpu_max(text: &str) -> Option<u64> {
+    let mut parts = text.split_whitespace().map(str::parse::<u64>);
+    let quota = parts.next()?.ok()?;
+    Some(quota * 1000 / parts.next()?.ok()?.max(1))
 }
 
 /// Returns true if a file of version 1, named after its controller, belongs to a hierarchy with these controllers.

@@ -53,6 +53,7 @@ pub struct Setup<'a> {
     /// The one of `groups` in which tasks are counted.
     pub counting_dir: Option<BorrowedFd<'a>>,
     pub group_base: Base,
+    pub group_bounds: [Option<u64>; 3],
     pub identity: Identity,
     pub facts: &'a HostFacts,
     /// Contains the child's process id outside.
@@ -438,6 +439,7 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
     let mut evidence = evidence::collect(watching, create.probe, own_root, create.read_only);
     let base = setup.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
+    evidence.group_bounds = setup.group_bounds;
     evidence.members = handles.members;
     evidence.outside_uid = handles.outside_uid;
     let own = process::pidfd(std::process::id() as i32).step("open the init's descriptor")?;

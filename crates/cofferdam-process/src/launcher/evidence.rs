@@ -54,6 +54,7 @@ pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> 
         watching,
         members: 0,
         group_base: (0, 0, 0),
+        group_bounds: [None; 3],
     }
 }
 

@@ -393,6 +393,7 @@ impl Launcher {
         control: &OwnedFd,
         workspace: Option<&OwnedFd>,
     ) -> Step<i32> {
+        let keeps_groups = self.owner.as_ref().is_some_and(Owner::keeps_groups);
         let ChildResources { init, watch_bounds, stack, pid } = &mut self.child_resources;
         let groups: Vec<_> = group.map(|group| group.dirs().collect()).unwrap_or_default();
         let mut child = create::NewSandbox(create::Setup {
@@ -401,6 +402,7 @@ impl Launcher {
             groups: &groups,
             counting_dir: self.owner.as_ref().zip(group).and_then(|(owner, group)| owner.counting_dir(group)),
             group_base: group.map(Group::base).unwrap_or_default(),
+            group_bounds: group.filter(|_| !keeps_groups).map(Group::bounds).unwrap_or_default(),
             identity: self.identity,
             facts: &self.facts,
             outside_pid: pid,
