@@ -174,6 +174,9 @@ impl Guest {
 
     /// Connects to a TCP port of the loopback address, like `Sandbox::connect`.
     pub async fn connect_to(&self, port: u16) -> Result<Connection> {
+        if port == 0 {
+            return Err(Error::invalid("connect", "0 is not the port of a server"));
+        }
         self.inner.ready("connect")?;
         let operation = self.inner.link.operate("connect")?;
         if self.inner.frozen.load(Ordering::Acquire) {
