@@ -74,9 +74,11 @@ attempt(talk, '{allowed}.invalid', 81)
 attempt(talk, '1.1.1.1', 80)"
         );
         let done = promptly(sandbox.exec(python(&code))).await.unwrap();
-        let expected = "127.64.1.0\ngaierror\nb''\nb''\nConnectionRefusedError\nOSError\n";
-        let stderr = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(String::from_utf8_lossy(&done.stdout), expected, "{stderr}");
+        let expected = "gaierror\nb''\nb''\nConnectionRefusedError\nOSError\n";
+        let (stdout, stderr) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        // A copy has other addresses for its names.
+        let (address, rest) = stdout.split_once('\n').unwrap_or_default();
+        assert!(address.starts_with("127.") && rest == expected, "{stdout} {stderr}");
         let denials = sandbox.network_denials().join("\n");
         assert!(denials.contains(&format!("the look-up of {denied}.invalid")), "{denials}");
     };
