@@ -73,7 +73,7 @@ async fn ends(connection: &mut DuplexStream) {
     assert!(matches!(read.expect("the connection ends in time"), Ok(0) | Err(_)));
 }
 
-/// Promise (Network): After a change of the rules, idle connections that they do not allow end at once. Others go on,
+/// Promise (Network): After a change of the rules, idle connections that they do not allow end at once. Others stay open,
 /// and new ones follow the new rules.
 #[tokio::test]
 async fn connections_that_no_longer_match_end_at_once() {
@@ -84,7 +84,7 @@ async fn connections_that_no_longer_match_end_at_once() {
 
     gateway.set_rules(rules(&policy([rule(second)])));
     ends(&mut to_first).await;
-    assert!(is_alive(&mut to_second).await, "a connection that still matches goes on");
+    assert!(is_alive(&mut to_second).await, "a connection that still matches stays open");
     assert!(!is_alive(&mut connect(&gateway, first)).await);
     assert!(is_alive(&mut connect(&gateway, second)).await);
     let denials: Vec<String> = gateway.denials().iter().map(ToString::to_string).collect();

@@ -34,7 +34,7 @@ fn allow(servers: &[SocketAddr]) -> NetworkPolicy {
     NetworkPolicy::Allow { hosts: servers.iter().map(ToString::to_string).collect() }
 }
 
-/// Connects to the first address until a connection ends, while a connection to the second one goes on.
+/// Connects to the first address until a connection ends, while a connection to the second one stays open.
 const CLIENT: &str = r"
 import socket, sys
 first, second = ((address, int(port)) for address, port in (text.split(':') for text in sys.argv[1:]))
