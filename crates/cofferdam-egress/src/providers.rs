@@ -48,7 +48,7 @@ pub fn read(from: &str) -> Result<Value> {
 fn env(name: &str) -> Result<Value> {
     match std::env::var_os(name) {
         Some(value) => Ok(Zeroizing::new(value.into_vec())),
-        None => Err(Error::new(ErrorKind::NotFound, "create", "the environment variable of a secret is not set")
+        None => Err(Error::new(ErrorKind::InvalidInput, "create", "the environment variable of a secret is not set")
             .with_context("variable", name)
             .with_remedy("set it where cofferdam is started")),
     }
@@ -59,7 +59,7 @@ fn file(path: &Path) -> Result<Value> {
     let shown = || path.display().to_string();
     let failed = |error: io::Error| {
         let kind = match error.kind() {
-            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::NotFound => ErrorKind::InvalidInput,
             _ => ErrorKind::Io,
         };
         Error::new(kind, "create", format!("cannot read the file of a secret: {error}"))
@@ -188,7 +188,7 @@ fn keyring(source: &str) -> Result<Value> {
         // The persistent keyring is linked to a keyring of this thread alone, as a program could inherit any other.
         .or_else(|| KeyRing::get_persistent(KeyRingIdentifier::Thread).ok().and_then(search));
     let missing = |what: &str| {
-        Error::new(ErrorKind::NotFound, "create", format!("the key of a secret {what}"))
+        Error::new(ErrorKind::InvalidInput, "create", format!("the key of a secret {what}"))
             .with_context("key", description.clone())
             .with_remedy(format!("add it with `keyctl padd user '{description}' @u`"))
     };
@@ -207,7 +207,7 @@ fn credential(name: &str) -> Result<Value> {
     }
     match std::env::var_os("CREDENTIALS_DIRECTORY") {
         Some(directory) => file(&Path::new(&directory).join(name)),
-        None => Err(Error::new(ErrorKind::NotFound, "create", "there is no credential of systemd for a secret")
+        None => Err(Error::new(ErrorKind::InvalidInput, "create", "there is no credential of systemd for a secret")
             .with_context("credential", name)
             .with_remedy("start cofferdam in a unit with LoadCredential=")),
     }
@@ -265,7 +265,7 @@ mod tests {
         std::fs::write(&path, vec![b'x'; 2 * MAX_VALUE]).unwrap();
         assert_eq!(read().unwrap().len(), MAX_VALUE + 1);
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(read().unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(read().unwrap_err().kind(), ErrorKind::InvalidInput);
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
         assert_eq!(read().unwrap_err().kind(), ErrorKind::InvalidInput);
     }
@@ -316,7 +316,7 @@ mod tests {
         let value = read(&format!("keyring:cofferdam-test-{}/user", std::process::id()));
         ring.unlink_key(key).expect("the key can be removed");
         assert_eq!(value.unwrap().as_slice(), b"a-value-of-a-key");
-        assert_eq!(read("keyring:cofferdam-no-such-key/user").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(read("keyring:cofferdam-no-such-key/user").unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -324,6 +324,6 @@ mod tests {
         for from in ["", "env", "env:", "vault:x", "keyring:service", "credential:../x", "credential:.."] {
             assert_eq!(read(from).unwrap_err().kind(), ErrorKind::InvalidInput, "{from}");
         }
-        assert_eq!(read("env:COFFERDAM_NO_SUCH_VARIABLE").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(read("env:COFFERDAM_NO_SUCH_VARIABLE").unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 }
