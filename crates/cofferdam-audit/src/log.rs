@@ -11,8 +11,8 @@ use crate::error::failed;
 use crate::synchronise::{Group, Written};
 use crate::writer::{Notice, Writer};
 use crate::{
-    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result, Subject,
-    Text, Timestamp, files,
+    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, NetworkRecord, Outcome, Record, Redactor,
+    Result, Subject, Text, Timestamp, files,
 };
 
 /// The maximum pause between two attempts to lock the log.
@@ -77,6 +77,21 @@ impl Log {
             (Err(error), Mandatory::No) => (None, Some(error)),
         };
         Ok(Reservation { log: self.clone(), subject, begin, problem, open: true })
+    }
+
+    /// Records what belongs to a sandbox rather than to one execution: its connections and requests. All lines are
+    /// synchronized by one call. On a full disk, none of them uses the reserve for outcomes.
+    pub fn note(&self, records: Vec<NetworkRecord>) -> Result<()> {
+        let written = self.0.locked(|writer| {
+            self.0.group.check()?;
+            writer.rotate_if_due()?;
+            for record in records {
+                writer.reserve_space()?;
+                writer.append(record.into())?;
+            }
+            Ok(writer.unsynchronised())
+        })?;
+        self.0.synchronise(written)
     }
 
     /// Returns the position of the last line. Stored out of reach of the log's user, it proves later that the log was

@@ -329,6 +329,10 @@ pub enum Record {
     End(Box<End>),
     /// An execution that was never started after its begin record.
     Cancelled(Cancelled),
+    /// A connection or request of a sandbox.
+    Network(Box<Network>),
+    /// Connections and requests without a record.
+    NetworkLost(NetworkLost),
     /// A line that a crash left unfinished and that was set aside.
     Torn(Torn),
     /// A gap: lines that are known to have been written are missing.
@@ -379,6 +383,78 @@ pub struct Cancelled {
     pub time: Timestamp,
     /// The reason.
     pub reason: Text<256>,
+}
+
+/// A connection or request that a network policy allowed or refused. A connection is recorded at its end, and a request
+/// at its begin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// The backend's id of the sandbox.
+    pub sandbox: Text<128>,
+    /// The tenant.
+    pub tenant: Text<128>,
+    /// The time.
+    pub time: Timestamp,
+    /// The name or address as the guest named it.
+    pub host: Text<256>,
+    /// The port.
+    pub port: u16,
+    /// The address of the server, if there was a connection to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<std::net::IpAddr>,
+    /// `any`, `tls`, `https` or `http`.
+    pub protocol: Text<16>,
+    /// The method of a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<Text<32>>,
+    /// The path of a request, without the query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<Text<1024>>,
+    /// True if the policy allowed it.
+    pub allowed: bool,
+    /// The rule that allowed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Text<256>>,
+    /// The reason of a refusal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Text<512>>,
+    /// Bytes that the guest sent on the connection so far.
+    pub sent_bytes: u64,
+    /// Bytes that the guest received on the connection so far.
+    pub received_bytes: u64,
+    /// Time since the begin of the connection, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// Connections and requests that came faster than they could be recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkLost {
+    /// The backend's id of the sandbox.
+    pub sandbox: Text<128>,
+    /// The tenant.
+    pub tenant: Text<128>,
+    /// The time.
+    pub time: Timestamp,
+    /// Their number.
+    pub count: u64,
+}
+
+/// A record about the network of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NetworkRecord {
+    /// A connection or request.
+    Event(Box<Network>),
+    /// Connections and requests without a record.
+    Lost(NetworkLost),
+}
+
+impl From<NetworkRecord> for Record {
+    fn from(record: NetworkRecord) -> Self {
+        match record {
+            NetworkRecord::Event(event) => Self::Network(event),
+            NetworkRecord::Lost(lost) => Self::NetworkLost(lost),
+        }
+    }
 }
 
 /// Bytes at the end of a segment that are not a complete line.
@@ -436,12 +512,14 @@ impl Record {
     /// Returns the tenant, if the line has one.
     pub fn tenant(&self) -> Option<&str> {
         let tenant = match self {
-            Self::Begin(subject) => &subject.tenant,
-            Self::End(end) => &end.subject.tenant,
-            Self::Cancelled(cancelled) => &cancelled.tenant,
-            _ => return None,
+            Self::Begin(subject) => subject.tenant.as_ref(),
+            Self::End(end) => end.subject.tenant.as_ref(),
+            Self::Cancelled(cancelled) => cancelled.tenant.as_ref(),
+            Self::Network(line) => Some(&line.tenant),
+            Self::NetworkLost(line) => Some(&line.tenant),
+            _ => None,
         };
-        tenant.as_ref().map(Text::as_str)
+        tenant.map(Text::as_str)
     }
 
     /// Returns the time of the event; for an execution, its start.
@@ -451,6 +529,8 @@ impl Record {
             Self::Begin(subject) => Some(subject.start),
             Self::End(end) => Some(end.subject.start),
             Self::Cancelled(line) => Some(line.time),
+            Self::Network(line) => Some(line.time),
+            Self::NetworkLost(line) => Some(line.time),
             Self::Torn(line) => Some(line.time),
             Self::Gap(line) => Some(line.time),
             Self::Removed(line) => Some(line.time),

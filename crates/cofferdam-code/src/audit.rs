@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cofferdam_audit::{
-    Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome,
-    Program, Redactor, Reservation, Restored, Subject, Sync, Text, Timestamp, Usage,
+    Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory,
+    NetworkRecord, Outcome, Program, Redactor, Reservation, Restored, Subject, Sync, Text, Timestamp, Usage,
 };
 use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, SandboxId, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
-use crate::{CodeRequest, CodeResult, Place, Touched, Warn, error};
+use crate::{CodeRequest, CodeResult, Place, Secrets, Touched, Warn, error};
 
 /// The policy for flushing records to stable storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -154,7 +154,7 @@ impl Audit {
                 output_bytes: request.max_output.map(|size| size.as_bytes()),
             },
         };
-        let redactor = redactor(request)?;
+        let redactor = redactor(&request.secrets)?;
         let (log, missing, code) = (self.log.clone(), Arc::clone(&self.missing), request.code.clone());
         // The entry is created on the thread that reserves the record, so that the record is committed even if no task
         // awaits it.
@@ -168,14 +168,21 @@ impl Audit {
         }
         Ok(entry)
     }
+
+    /// Records connections and requests of a sandbox. Returns false if the log is mandatory and cannot be written.
+    pub async fn note(&self, records: Vec<NetworkRecord>) -> bool {
+        let log = self.log.clone();
+        let written = write(Arc::clone(&self.missing), move || log.note(records)).await;
+        written.map_err(|error| self.missing.report(error)).is_ok()
+    }
 }
 
-/// Returns the redactor of a request. Refuses secrets that are too short to be redacted.
-fn redactor(request: &CodeRequest) -> Result<Redactor> {
-    if request.secrets.is_empty() {
+/// Returns the redactor of secrets. Refuses secrets that are too short to be redacted.
+pub(crate) fn redactor(secrets: &Secrets) -> Result<Redactor> {
+    if secrets.is_empty() {
         return Ok(Redactor::none());
     }
-    Redactor::new(request.secrets.iter().map(|(name, secret)| (name, secret.reveal().as_bytes())))
+    Redactor::new(secrets.iter().map(|(name, secret)| (name, secret.reveal().as_bytes())))
         .map_err(|problem| Error::invalid("execute", format!("a secret cannot be redacted in artifacts: {problem}")))
 }
 
@@ -351,6 +358,11 @@ fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Out
     // If the workspace was not scanned, an empty list is not a count of zero.
     let files = Some(files).filter(|files| files.count() > 0 || result.files.complete);
     let refused = |limit| Denial { by: Text::new("limit"), what: Text::new(limit_name(limit)), times: 1 };
+    let denied = |text: &String| Denial {
+        by: Text::new("network"),
+        what: Text::new(redactor.redact(text.as_bytes())),
+        times: 1,
+    };
     let usage = result.usage;
     Outcome {
         exit: Exit {
@@ -370,7 +382,13 @@ fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Out
         },
         posture: result.meta.posture.parse::<Digest>().ok(),
         files,
-        denials: result.limits_hit.iter().copied().map(refused).collect(),
+        denials: result
+            .limits_hit
+            .iter()
+            .copied()
+            .map(refused)
+            .chain(result.network_denials.iter().map(denied))
+            .collect(),
         artifact: None,
         sandbox: Some(Text::new(result.meta.sandbox.as_str())),
         restored: None,

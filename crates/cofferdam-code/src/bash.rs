@@ -99,14 +99,14 @@ impl BashTool {
             return self.run_in(place, &**sandbox, line, timeout).await;
         }
         let place = Place::of(&*self.default.backend);
-        let sandbox = self.default.sandbox().await?;
+        let sandbox = self.default.sandbox(&self.executor).await?;
         let result = self.run_in(&place, &*sandbox, line, timeout).await;
         if !matches!(&result, Err(error) if error.kind() == ErrorKind::Closed) {
             return result;
         }
         self.move_to(sandbox.id(), SandboxPath::default());
         self.default.forget(&sandbox).await;
-        let sandbox = self.default.sandbox().await?;
+        let sandbox = self.default.sandbox(&self.executor).await?;
         let (mut result, mut shown) = self.run_in(&place, &*sandbox, line, timeout).await?;
         result.stderr = bytes::Bytes::from([RECREATED.as_bytes(), result.stderr.bytes()].concat()).into();
         shown.0[1].head.splice(..0, RECREATED.bytes());
@@ -167,12 +167,12 @@ impl BashTool {
 }
 
 impl Fallback {
-    async fn sandbox(&self) -> Result<Arc<dyn Sandbox>> {
+    async fn sandbox(&self, executor: &Executor) -> Result<Arc<dyn Sandbox>> {
         let mut made = self.made.lock().await;
         if let Some(sandbox) = &*made {
             return Ok(Arc::clone(sandbox));
         }
-        let sandbox = self.backend.create(self.spec.clone()).await?;
+        let sandbox = executor.recorded(self.backend.create(self.spec.clone()).await?);
         *made = Some(Arc::clone(&sandbox));
         Ok(sandbox)
     }
@@ -212,6 +212,9 @@ fn answer(result: &CodeResult, shown: Shown, max: usize) -> String {
     }
     for limit in result.limits_hit.iter().filter(|limit| Some(**limit) != result.killed_by) {
         remark(format!("[something was refused or killed at the limit {}]", limit_name(*limit)));
+    }
+    for denial in &result.network_denials {
+        remark(format!("[network: {denial}]"));
     }
     if text.is_empty() { "[no output]".to_owned() } else { text }
 }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::BytesMut;
+use cofferdam_audit::Redactor;
 use cofferdam_contract::{
     Backend, Completed, Error, ErrorKind, ExecHandle, ExecRequest, Exit, OutputEvent, OutputStream, OutputSubscription,
     Result, Sandbox, Spec,
@@ -109,10 +110,12 @@ impl Executor {
     ) -> Result<Started<T>> {
         let place = Place::of(backend);
         let start = async |admitted: &mut AdmittedJob| {
+            let redactor = admitted.redactor.clone();
             if !admitted.needs_sandbox() {
-                return backend.start_one(spec.clone(), admitted.exec.clone()).await;
+                let (sandbox, handle) = backend.start_one(spec.clone(), admitted.exec.clone()).await?;
+                return Ok((self.recorded_without(sandbox, redactor), handle));
             }
-            let sandbox = backend.create(spec.clone()).await?;
+            let sandbox = self.recorded_without(backend.create(spec.clone()).await?, redactor);
             match admitted.start(self, &place, &*sandbox).await {
                 Ok(handle) => Ok((sandbox, handle)),
                 Err(error) => Err(error.with_failed_close(sandbox.close().await)),
@@ -141,11 +144,12 @@ impl Executor {
 
     async fn admit_job(&self, place: &Place, spec: &Spec, job: Job<'_>) -> Result<AdmittedJob> {
         let Job { exec, code, secrets, oversight, checked_version, on_screened } = job;
+        let redactor = self.redactor(code.as_ref().map_or(&secrets, |code| &code.secrets))?;
         if oversight == Oversight::Analysis {
             if let Some(code) = code {
                 self.analyze(&code.language, &code.code).await?.iter().for_each(on_screened);
             }
-            return Ok(AdmittedJob { call: None, exec, checked_version });
+            return Ok(AdmittedJob { call: None, exec, checked_version, redactor });
         }
         let wrapped = code.as_ref().is_some_and(|code| code.results == Want::Yes);
         let call = match code {
@@ -159,7 +163,7 @@ impl Executor {
         match exec {
             Ok(exec) => {
                 call.screened.iter().for_each(on_screened);
-                Ok(AdmittedJob { call: Some(call), exec, checked_version })
+                Ok(AdmittedJob { call: Some(call), exec, checked_version, redactor })
             }
             Err(error) => Err(call.not_started(error).await),
         }
@@ -171,6 +175,8 @@ struct AdmittedJob {
     call: Option<Call>,
     exec: ExecRequest,
     checked_version: Option<String>,
+    /// Leaves the secrets of the job out of the audit log.
+    redactor: Redactor,
 }
 
 impl AdmittedJob {

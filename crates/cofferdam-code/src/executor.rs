@@ -12,16 +12,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cofferdam_audit::Program;
+use cofferdam_audit::{Program, Redactor};
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
-    ExecRequest, Exit, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin, after_close,
+    ExecRequest, Exit, LayeredSandbox, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
+    after_close,
 };
 
-use crate::audit::{Audit, Entry};
+use crate::audit::{self, Audit, Entry};
 use crate::bootstrap::{self, Parameters};
 use crate::execution::OutputPrefix;
 use crate::files::{self, OwnFile, OwnFiles, Scan};
+use crate::recorded::Recorded;
 use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
 use crate::screening::{self, Verdict};
@@ -150,9 +152,30 @@ impl Executor {
         }
     }
 
+    /// Returns a sandbox whose connections and requests are in the audit log, until it is closed. Call this for each new
+    /// sandbox before the network is used.
+    pub fn recorded(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        self.recorded_without(sandbox, Redactor::none())
+    }
+
+    /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
+    pub(crate) fn recorded_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
+        let layer = self.0.audit.as_ref().and_then(|audit| Recorded::start(audit, &sandbox, secrets));
+        match layer {
+            Some(layer) => Arc::new(LayeredSandbox::new(sandbox, layer)),
+            None => sandbox,
+        }
+    }
+
+    /// Returns the redactor of secrets for the audit log, if there is one.
+    pub(crate) fn redactor(&self, secrets: &Secrets) -> Result<Redactor> {
+        if self.0.audit.is_some() { audit::redactor(secrets) } else { Ok(Redactor::none()) }
+    }
+
     /// Creates a sandbox, runs code in it and closes it.
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
-        let sandbox = backend.create(spec).await?;
+        let redactor = self.redactor(&request.secrets)?;
+        let sandbox = self.recorded_without(backend.create(spec).await?, redactor);
         let result = self.execute(&Place::of(backend), &*sandbox, request).await;
         after_close(result, sandbox.close().await)
     }
@@ -201,6 +224,7 @@ impl Executor {
             screened,
             channel,
             before: None,
+            denied: Vec::new(),
             timeout,
             max_output,
         })
@@ -247,6 +271,7 @@ impl Executor {
             screened: None,
             channel: None,
             before: None,
+            denied: Vec::new(),
         })
     }
 
@@ -299,6 +324,8 @@ pub(crate) struct Call {
     pub(crate) screened: Option<Screened>,
     channel: Option<Channel>,
     before: Option<Scan>,
+    /// The denials of the sandbox's network before the start.
+    denied: Vec<String>,
     timeout: Duration,
     max_output: ByteSize,
 }
@@ -319,6 +346,7 @@ impl Call {
     /// and the contents of the workspace. Without this call, a result lists no files.
     pub(crate) async fn prepare(&mut self, sandbox: &dyn Sandbox) -> Result<()> {
         let inner = &self.executor.0;
+        self.denied = sandbox.network_denials();
         let self_reported = self.language.results() != Results::None && self.language.least_version.is_none();
         if self.version.is_none() && !self_reported {
             let asked = inner.versions.ask(&self.place, sandbox, &self.name, &self.language).await?;
@@ -369,6 +397,7 @@ impl Call {
             results: taken.results,
             results_dropped: taken.dropped,
             files,
+            network_denials: denied_since(sandbox, &self.denied),
             screening: self.screened.take(),
             ..result(exit, stdout, stderr, meta)
         };
@@ -377,6 +406,13 @@ impl Call {
         }
         Ok(result)
     }
+}
+
+/// Returns the denials of a sandbox's network that are new, or were repeated.
+pub(crate) fn denied_since(sandbox: &dyn Sandbox, before: &[String]) -> Vec<String> {
+    let mut denials = sandbox.network_denials();
+    denials.retain(|denial| !before.contains(denial));
+    denials
 }
 
 /// Returns a command as it appears in an artifact: arguments as JSON, a shell line or script unchanged.
@@ -403,6 +439,7 @@ pub(crate) fn result(exit: Exit, stdout: Bytes, stderr: Bytes, meta: Meta) -> Co
         cancelled: exit.cancelled,
         killed_by: exit.killed_by,
         limits_hit: exit.limits_hit,
+        network_denials: Vec::new(),
         usage: Some(exit.usage),
         results: Vec::new(),
         results_dropped: 0,

@@ -30,6 +30,7 @@ mod executor;
 mod files;
 mod language;
 mod line;
+mod recorded;
 mod request;
 mod restore;
 mod result;

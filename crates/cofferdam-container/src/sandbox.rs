@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture,
-    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
@@ -111,6 +111,10 @@ impl Sandbox for ContainerSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.inner.network.as_ref().map(Network::denials).unwrap_or_default()
+    }
+
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        self.inner.network.as_ref().map(Network::usage)
     }
 
     fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {

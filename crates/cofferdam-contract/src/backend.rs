@@ -14,8 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::{
     ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkEvent,
-    NetworkPolicy, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec,
-    after_close,
+    NetworkPolicy, NetworkUsage, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath,
+    Snapshot, Spec, after_close,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -228,6 +228,12 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Returns what the network policy refused so far: one printable text for each kind of refusal.
     fn network_denials(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Returns what the sandbox has used of its network. `None` without a network policy, and for backends that do not
+    /// count it.
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        None
     }
 
     /// Returns a receiver of an event for each connection and request of the network policy from now on. `None` without

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::{
-    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture, Result, Sandbox,
-    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, NetworkUsage, Posture,
+    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
@@ -84,6 +84,10 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
 
     fn network_denials(&self) -> Vec<String> {
         self.inner.network_denials()
+    }
+
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        self.inner.network_usage()
     }
 
     fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {

@@ -50,7 +50,7 @@ pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, Exec
 pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use network::{
-    NetworkEvent, NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, SecretPlace,
+    NetworkEvent, NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, NetworkUsage, SecretPlace,
 };
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};

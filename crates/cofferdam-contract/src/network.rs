@@ -116,6 +116,21 @@ pub struct NetworkEvent {
     pub duration_ms: u64,
 }
 
+/// What a sandbox has used of its network since its creation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkUsage {
+    /// Connections, those that are open and those that were refused included.
+    pub connections: u64,
+    /// Requests of HTTP where the gateway sees them.
+    pub requests: u64,
+    /// Look-ups, connections and requests that the policy refused.
+    pub refused: u64,
+    /// Bytes that the guest sent on its connections.
+    pub sent_bytes: u64,
+    /// Bytes that the guest received on its connections.
+    pub received_bytes: u64,
+}
+
 /// The protocol that a rule allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -50,6 +50,12 @@ impl Denials {
         }
     }
 
+    /// Returns the number of all denials.
+    pub fn count(&self) -> u64 {
+        let kept = self.0.lock();
+        kept.list.iter().map(|denial| denial.times).sum::<u64>() + kept.others
+    }
+
     /// Returns the denials in the order of their first occurrence. The last one counts those that were not kept.
     pub fn list(&self) -> Vec<Denial> {
         let kept = self.0.lock();
@@ -77,6 +83,6 @@ mod tests {
         }
         let list = denials.list();
         assert_eq!(list.len(), MAX_KEPT + 1);
-        assert_eq!(list.iter().map(|denial| denial.times).sum::<u64>(), 1002);
+        assert_eq!(denials.count(), 1002);
     }
 }

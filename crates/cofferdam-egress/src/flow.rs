@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime};
 
-use cofferdam_contract::NetworkEvent;
+use cofferdam_contract::{NetworkEvent, NetworkUsage};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{broadcast, watch};
@@ -29,15 +29,29 @@ pub struct Judge {
     rules: watch::Sender<Arc<Rules>>,
     pub denials: Arc<Denials>,
     events: broadcast::Sender<NetworkEvent>,
-    /// The receiver of the first reader, which loses no event that came before it.
-    first: Mutex<Option<broadcast::Receiver<NetworkEvent>>>,
+    /// The receivers of the first readers, which lose no event that came before them: the audit log, and one more.
+    first: Mutex<Vec<broadcast::Receiver<NetworkEvent>>>,
+    connections: AtomicU64,
+    requests: AtomicU64,
+    sent: AtomicU64,
+    received: AtomicU64,
 }
 
 impl Judge {
     pub fn new(rules: Rules) -> Self {
         let (events, first) = broadcast::channel(MAX_EVENTS);
         let rules = watch::Sender::new(Arc::new(rules));
-        Self { rules, denials: Arc::default(), events, first: Mutex::new(Some(first)) }
+        let first = vec![first, events.subscribe()];
+        Self {
+            rules,
+            denials: Arc::default(),
+            events,
+            first: Mutex::new(first),
+            connections: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        }
     }
 
     /// Returns the rules as they are now.
@@ -50,9 +64,20 @@ impl Judge {
         self.rules.send_modify(|now| *now = Arc::new(rules.with_budgets_of(now)));
     }
 
-    /// Returns a receiver of the events: the first time of all events, and later of those from now on.
+    /// Returns what all connections have used so far.
+    pub fn usage(&self) -> NetworkUsage {
+        NetworkUsage {
+            connections: self.connections.load(Ordering::Relaxed),
+            requests: self.requests.load(Ordering::Relaxed),
+            refused: self.denials.count(),
+            sent_bytes: self.sent.load(Ordering::Relaxed),
+            received_bytes: self.received.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns a receiver of the events: the first two times of all events, and later of those from now on.
     pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
-        self.first.lock().take().unwrap_or_else(|| self.events.subscribe())
+        self.first.lock().pop().unwrap_or_else(|| self.events.subscribe())
     }
 }
 
@@ -81,6 +106,7 @@ pub struct Flow {
 
 impl Flow {
     pub fn new(judge: &Arc<Judge>, host: String, literal: Option<IpAddr>, port: u16) -> Arc<Self> {
+        judge.connections.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             judge: Arc::clone(judge),
             host,
@@ -173,6 +199,7 @@ impl Flow {
 
     /// Reports a request, with the reason if it was refused.
     pub fn report_request(&self, method: &str, path: &str, refused: Option<&str>) {
+        self.judge.requests.fetch_add(1, Ordering::Relaxed);
         let secure = self.secure.load(Ordering::Relaxed);
         let short = |text: &str| text.chars().take(MAX_TEXT).collect::<String>();
         let current = self.current.lock().as_ref().map(|(_, rule)| rule.text.clone());
@@ -341,6 +368,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
         let bytes = buffer.filled().len() - before;
         self.flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.flow.judge.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         Poll::Ready(self.count(bytes))
     }
 }
@@ -350,6 +378,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
         ready!(self.poll_pause(cx));
         let bytes = ready!(Pin::new(&mut self.inner).poll_write(cx, data))?;
         self.flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.flow.judge.received.fetch_add(bytes as u64, Ordering::Relaxed);
         Poll::Ready(self.count(bytes).map(|()| bytes))
     }
 

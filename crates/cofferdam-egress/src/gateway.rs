@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret};
+use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret, NetworkUsage};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -149,6 +149,11 @@ impl Gateway {
     /// Returns what was refused so far.
     pub fn denials(&self) -> Vec<Denial> {
         self.shared.judge.denials.list()
+    }
+
+    /// Returns what the sandbox has used so far.
+    pub fn usage(&self) -> NetworkUsage {
+        self.shared.judge.usage()
     }
 
     /// Replaces the rules. Connections that the new ones do not allow are closed.

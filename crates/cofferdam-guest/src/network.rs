@@ -94,7 +94,7 @@ pub use absent::Network;
 /// Stands for the network in builds without it.
 #[cfg(not(feature = "net"))]
 mod absent {
-    use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, Result};
+    use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
     use cofferdam_egress::Rules;
     use tokio::sync::broadcast;
 
@@ -133,6 +133,11 @@ mod absent {
         }
 
         /// Returns nothing.
+        pub fn usage(&self) -> NetworkUsage {
+            match *self {}
+        }
+
+        /// Returns nothing.
         pub fn events(&self) -> broadcast::Receiver<NetworkEvent> {
             match *self {}
         }
@@ -161,7 +166,7 @@ mod serving {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, Result};
+    use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
     use cofferdam_egress::{BUNDLE, Gateway, Pace, Reach};
     use parking_lot::Mutex;
     use tokio::sync::{Semaphore, broadcast};
@@ -229,6 +234,11 @@ mod serving {
         /// Returns what the policy refused so far, as text.
         pub fn denials(&self) -> Vec<String> {
             self.gateway.denials().iter().map(ToString::to_string).collect()
+        }
+
+        /// Returns what the sandbox has used of its network.
+        pub fn usage(&self) -> NetworkUsage {
+            self.gateway.usage()
         }
 
         /// Returns a receiver of an event for each connection and request from now on.

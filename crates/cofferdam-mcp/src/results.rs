@@ -118,6 +118,8 @@ pub struct End {
     pub killed_by: Option<String>,
     /// Limits that refused an operation or killed a process during the run.
     pub limits_hit: Vec<String>,
+    /// What the network policy of the server refused during the run, with the rule that would allow it.
+    pub network_denials: Vec<String>,
     /// Real time of the run in seconds.
     pub duration_seconds: f64,
 }
@@ -131,6 +133,7 @@ impl From<&CodeResult> for End {
             truncated: result.truncated,
             killed_by: result.killed_by.map(|limit| limit.as_str().to_owned()),
             limits_hit: result.limits_hit.iter().map(|limit| limit.as_str().to_owned()).collect(),
+            network_denials: result.network_denials.clone(),
             duration_seconds: result.duration.as_secs_f64(),
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, Result};
+use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
 use cofferdam_egress::{Plan, Reach, Rules};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::broadcast;
@@ -121,6 +121,17 @@ pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Resul
 #[cfg(feature = "net")]
 pub fn denials(gateway: &Gateway) -> Vec<String> {
     gateway.denials().iter().map(ToString::to_string).collect()
+}
+
+/// Returns what the sandbox has used of its network.
+#[cfg(feature = "net")]
+pub fn usage(gateway: &Gateway) -> NetworkUsage {
+    gateway.usage()
+}
+
+#[cfg(not(feature = "net"))]
+pub fn usage(gateway: &Gateway) -> NetworkUsage {
+    match *gateway {}
 }
 
 /// Returns a receiver of the gateway's events.

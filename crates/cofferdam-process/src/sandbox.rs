@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture, Result,
-    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, NetworkUsage,
+    Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
 
@@ -78,6 +78,10 @@ impl Sandbox for ProcessSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.core.gateway.as_ref().map(network::denials).unwrap_or_default()
+    }
+
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        self.core.gateway.as_ref().map(network::usage)
     }
 
     fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {

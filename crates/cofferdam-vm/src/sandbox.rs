@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, Posture,
-    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::Record;
 use cofferdam_guest::network::Network;
@@ -204,6 +204,10 @@ impl Sandbox for VmSandbox {
 
     fn network_denials(&self) -> Vec<String> {
         self.shared.inner.network.as_ref().map(Network::denials).unwrap_or_default()
+    }
+
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        self.shared.inner.network.as_ref().map(Network::usage)
     }
 
     fn network_events(&self) -> Option<tokio::sync::broadcast::Receiver<NetworkEvent>> {

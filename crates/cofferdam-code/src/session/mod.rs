@@ -359,6 +359,7 @@ impl CodeSession {
             Want::Yes => Some(files::scan(sandbox, &config.bounds, &executor.0.own_files).await),
             Want::No => None,
         };
+        let denied = sandbox.network_denials();
         // From here on, dropping this future drops the interpreter as well.
         let (Some(calls), Some(mut live)) = (self.begin(), turn.take()) else {
             if let Some(entry) = entry {
@@ -407,6 +408,7 @@ impl CodeSession {
             results: taken.results,
             results_dropped: taken.dropped,
             files,
+            network_denials: executor::denied_since(sandbox, &denied),
             screening: screened,
             session: Some(SessionState { id: self.id.clone(), calls, lost, exited }),
             ..executor::result(exit, stdout, stderr, meta)

@@ -55,6 +55,7 @@ fn remarks(end: &End) -> Vec<String> {
     }
     let others = end.limits_hit.iter().filter(|limit| end.killed_by.as_ref() != Some(limit));
     remarks.extend(others.map(|limit| format!("[an operation was refused or a process killed at the {limit} limit]")));
+    remarks.extend(end.network_denials.iter().map(|denial| format!("[network: {denial}]")));
     remarks
 }
 
@@ -71,15 +72,18 @@ mod tests {
             truncated: true,
             killed_by: None,
             limits_hit: vec!["disk".to_owned()],
+            network_denials: vec!["refused the look-up of a.example: the policy does not list it".to_owned()],
             duration_seconds: 1.0,
         };
         let text = of("out\n", "err\n", &end);
         assert_eq!(
             text,
             "out\nstderr:\nerr\n[exit code 3]\n\
-             [an operation was refused or a process killed at the disk limit]"
+             [an operation was refused or a process killed at the disk limit]\n\
+             [network: refused the look-up of a.example: the policy does not list it]"
         );
-        let quiet = End { exit_code: 0, truncated: false, limits_hit: Vec::new(), ..end.clone() };
+        let quiet =
+            End { exit_code: 0, truncated: false, limits_hit: Vec::new(), network_denials: Vec::new(), ..end.clone() };
         assert_eq!(of("", "", &quiet), "[no output]");
         let killed = End { killed_by: Some("memory".to_owned()), ..quiet.clone() };
         assert_eq!(of("", "", &killed), "[killed at the memory limit]");

@@ -64,7 +64,7 @@ async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<Pa
     let executor = Executor::new(settings.code.clone())?;
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let sandbox = tokio::select! {
-        created = backend.create(spec) => created?,
+        created = backend.create(spec) => executor.recorded(created?),
         number = interrupts.next() => return Ok(signal_status(number)),
     };
     let repl = Repl {
@@ -198,6 +198,9 @@ impl Repl<'_> {
             };
             output.show(&Chunk { stream: OutputStream::Stdout, data: format!("{text}\n").into_bytes().into() });
             output.finish();
+        }
+        for denial in &result.network_denials {
+            report::remark(&format!("network: {denial}"), Tone::Warning);
         }
         if result.truncated {
             report::remark(&format!("output beyond {} was dropped", result.meta.max_output), Tone::Warning);

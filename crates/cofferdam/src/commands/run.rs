@@ -370,6 +370,9 @@ impl<'a> Run<'a> {
             if !denials.is_empty() {
                 document["network_denials"] = denials.into();
             }
+            if let Some(usage) = sandbox.network_usage() {
+                document["network"] = json!(usage);
+            }
             published::add_to(&mut document, &self.published);
             merge(&mut document, identity(backend, &*sandbox));
             merge(&mut document, self.about.clone());

@@ -1,0 +1,132 @@
+//! Audit records of the network of a sandbox: one for each connection and request.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cofferdam_audit::{Network, NetworkLost, NetworkRecord, Redactor, Text, Timestamp};
+use cofferdam_contract::{NetworkEvent, NetworkPolicy, NetworkRules, Result, Sandbox, SandboxLayer};
+use parking_lot::Mutex;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::audit::Audit;
+
+/// The maximum number of records that are written at once.
+const MAX_BATCH: usize = 256;
+
+/// A layer that records until the sandbox is closed.
+#[derive(Debug)]
+pub(crate) struct Recorded(Mutex<Option<Recording>>);
+
+/// A recording that is under way.
+#[derive(Debug)]
+struct Recording {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+#[async_trait]
+impl SandboxLayer for Recorded {
+    async fn close(&self, inner: &dyn Sandbox) -> Result<()> {
+        let closed = inner.close().await;
+        let recording = self.0.lock().take();
+        if let Some(Recording { stop, task }) = recording {
+            let _ = stop.send(());
+            let _ = task.await;
+        }
+        closed
+    }
+}
+
+impl Recorded {
+    /// Begins to record. Returns `None` for a sandbox without a network.
+    pub(crate) fn start(audit: &Audit, sandbox: &Arc<dyn Sandbox>, redactor: Redactor) -> Option<Self> {
+        let events = sandbox.network_events()?;
+        let (stop, stopped) = oneshot::channel();
+        let recorder = Recorder {
+            audit: audit.clone(),
+            sandbox: Arc::downgrade(sandbox),
+            id: Text::new(sandbox.id().as_str()),
+            tenant: Text::new(sandbox.spec().tenant().as_str()),
+            redactor,
+        };
+        Some(Self(Mutex::new(Some(Recording { stop, task: tokio::spawn(recorder.follow(events, stopped)) }))))
+    }
+}
+
+struct Recorder {
+    audit: Audit,
+    /// Does not keep the sandbox open.
+    sandbox: std::sync::Weak<dyn Sandbox>,
+    id: Text<128>,
+    tenant: Text<128>,
+    redactor: Redactor,
+}
+
+impl Recorder {
+    async fn follow(self, mut events: Receiver<NetworkEvent>, mut stopped: oneshot::Receiver<()>) {
+        let mut last = false;
+        while !last {
+            let mut batch = Vec::new();
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) => batch.push(self.event(event)),
+                    Err(RecvError::Lagged(count)) => batch.push(self.lost(count)),
+                    Err(RecvError::Closed) => return,
+                },
+                _ = &mut stopped => last = true,
+            }
+            loop {
+                match events.try_recv() {
+                    Ok(event) => batch.push(self.event(event)),
+                    Err(TryRecvError::Lagged(count)) => batch.push(self.lost(count)),
+                    Err(_) => break,
+                }
+                if batch.len() >= MAX_BATCH {
+                    self.write(std::mem::take(&mut batch)).await;
+                }
+            }
+            self.write(batch).await;
+        }
+    }
+
+    /// Writes records. If the log is mandatory and cannot be written, the sandbox loses its network.
+    async fn write(&self, batch: Vec<NetworkRecord>) {
+        if !batch.is_empty()
+            && !self.audit.note(batch).await
+            && let Some(sandbox) = self.sandbox.upgrade()
+        {
+            // A sandbox that is closed already has no network.
+            let _ = sandbox.set_network(NetworkPolicy::Rules(NetworkRules::default())).await;
+        }
+    }
+
+    /// Returns the record of an event. The guest chooses its texts, which may contain a secret.
+    fn event(&self, event: NetworkEvent) -> NetworkRecord {
+        let clean = |text: &str| self.redactor.redact(text.as_bytes());
+        NetworkRecord::Event(Box::new(Network {
+            sandbox: self.id.clone(),
+            tenant: self.tenant.clone(),
+            time: Timestamp::from_micros(i64::try_from(event.time_ms.saturating_mul(1000)).unwrap_or(i64::MAX)),
+            host: Text::new(clean(&event.host)),
+            port: event.port,
+            address: event.address,
+            protocol: Text::new(event.protocol),
+            method: event.method.map(|method| Text::new(clean(&method))),
+            path: event.path.map(|path| Text::new(clean(&path))),
+            allowed: event.reason.is_none(),
+            rule: event.rule.map(Text::new),
+            reason: event.reason.map(|reason| Text::new(clean(&reason))),
+            sent_bytes: event.sent,
+            received_bytes: event.received,
+            duration_ms: event.duration_ms,
+        }))
+    }
+
+    fn lost(&self, count: u64) -> NetworkRecord {
+        let (sandbox, tenant) = (self.id.clone(), self.tenant.clone());
+        NetworkRecord::Lost(NetworkLost { sandbox, tenant, time: Timestamp::now(), count })
+    }
+}
