@@ -21,8 +21,8 @@ const BUNDLE_VARIABLES: [&str; 8] = [
     "CARGO_HTTP_CAINFO",
     "AWS_CA_BUNDLE",
 ];
-/// The name of the file of certificates in a sandbox.
-pub const BUNDLE: &str = "ca-certificates.crt";
+/// The names of the files of certificates in a sandbox: in PEM, and as a key store of Java.
+pub const FILES: [&str; 2] = ["ca-certificates.crt", "ca-certificates.jks"];
 
 /// The network access of one sandbox: rules, secrets, and an authority if TLS is intercepted.
 #[derive(Debug)]
@@ -75,15 +75,18 @@ impl Access {
     pub fn variables(&self, directory: &str) -> Vec<(String, String)> {
         let pair = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
         let secrets = self.secrets.iter().flat_map(|secrets| secrets.variables()).map(pair);
-        let path = format!("{directory}/{BUNDLE}");
-        let bundles = BUNDLE_VARIABLES.iter().map(|name| pair((name, &path)));
-        secrets.chain(bundles.filter(|_| self.interception.is_some())).collect()
+        let [bundle, key_store] = FILES.map(|name| format!("{directory}/{name}"));
+        let bundles = BUNDLE_VARIABLES.iter().map(|name| pair((name, &bundle)));
+        let java = format!("-Djavax.net.ssl.trustStore={key_store} -Djavax.net.ssl.trustStoreType=JKS");
+        let certificates = bundles.chain([("JAVA_TOOL_OPTIONS".to_owned(), java)]);
+        secrets.chain(certificates.filter(|_| self.interception.is_some())).collect()
     }
 
-    /// Returns the contents of the file of certificates: those that the host trusts, and the sandbox's authority.
-    /// `None` if TLS is not intercepted.
-    pub fn bundle(&self) -> Option<String> {
-        self.interception.as_ref().map(|interception| interception.authority.bundle(&interception.roots))
+    /// Returns the names and contents of the files of certificates: those that the host trusts, and the sandbox's
+    /// authority. There are none if TLS is not intercepted.
+    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let Some(Interception { authority, roots }) = &self.interception else { return Vec::new() };
+        FILES.into_iter().zip([authority.bundle(roots).into_bytes(), authority.key_store(roots)]).collect()
     }
 }
 

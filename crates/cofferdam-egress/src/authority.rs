@@ -22,6 +22,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use time::{Duration, OffsetDateTime};
 use tokio::sync::OnceCell;
 
+use crate::key_store;
+
 /// The validity of certificates before and after their creation. A sandbox can live long, and clocks differ.
 const BEFORE: Duration = Duration::days(1);
 const AFTER: Duration = Duration::days(365);
@@ -61,6 +63,11 @@ impl Authority {
             roots.certificates.iter().map(|root| pem::encode(&Pem::new("CERTIFICATE", root.to_vec()))).collect();
         bundle.push_str(&self.pem());
         bundle
+    }
+
+    /// Returns the same certificates as a key store of Java.
+    pub fn key_store(&self, roots: &Roots) -> Vec<u8> {
+        key_store::encode(roots.certificates.iter().map(|root| root.as_ref()).chain([self.issuer.der().as_ref()]))
     }
 
     /// Returns the settings of a TLS server with a certificate for a host name.

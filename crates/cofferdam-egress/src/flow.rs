@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_contract::{NetworkEvent, NetworkUsage};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Sleep, sleep};
 
@@ -321,6 +321,18 @@ impl Drop for Flow {
         let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ..self.event(&content) };
         let _ = self.judge.events.send(event);
     }
+}
+
+/// The size of the two buffers that a connection is copied through.
+const COPY_BUFFER: usize = 64 << 10;
+
+/// Copies in both directions until both have ended.
+pub async fn copy<A, B>(a: &mut A, b: &mut B) -> io::Result<()>
+where
+    A: AsyncRead + AsyncWrite + Unpin + ?Sized,
+    B: AsyncRead + AsyncWrite + Unpin + ?Sized,
+{
+    copy_bidirectional_with_sizes(a, b, COPY_BUFFER, COPY_BUFFER).await.map(drop)
 }
 
 /// A client's side of a connection, which is counted against the budget of its rule.

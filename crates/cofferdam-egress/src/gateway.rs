@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret, NetworkUsage};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, broadcast, watch};
 use tokio::task::JoinSet;
@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use crate::access::Access;
 use crate::addresses::is_own;
 use crate::denials::Denial;
-use crate::flow::{Flow, Judge, Metered};
+use crate::flow::{Flow, Judge, Metered, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
 use crate::names::{FIRST_NAME, Names};
@@ -293,7 +293,7 @@ where
     let Destination::Name(target, port) = destination else {
         match flow.admit(Content::Any) {
             // An error belongs to one of the two sides, which see it.
-            Ok(()) => drop(copy_bidirectional(&mut client, &mut server).await),
+            Ok(()) => drop(copy(&mut client, &mut server).await),
             Err(why) => flow.deny(why),
         }
         return;
@@ -324,7 +324,7 @@ where
                 }
                 flow.paced().await;
                 if server.write_all(&first).await.is_ok() {
-                    drop(copy_bidirectional(&mut client, &mut server).await);
+                    drop(copy(&mut client, &mut server).await);
                 }
             }
         },
@@ -345,7 +345,7 @@ where
             if client.write_all(&greeting).await.is_err() || server.write_all(&first).await.is_err() {
                 return;
             }
-            let copied = copy_bidirectional(&mut client, &mut Inspected::new(server, &greeting)).await;
+            let copied = copy(&mut client, &mut Inspected::new(server, &greeting)).await;
             if copied.is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
                 flow.deny("the server speaks HTTP or TLS, and the first message of the client was neither");
             }

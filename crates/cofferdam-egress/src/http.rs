@@ -15,12 +15,12 @@ use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper::{Method, Request, Response, StatusCode, Version};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::denials::Denials;
-use crate::flow::Flow;
+use crate::flow::{Flow, copy};
 use crate::rules::Target;
 use crate::scrub::Scrubbed;
 use crate::secrets::Secrets;
@@ -117,7 +117,7 @@ where
     if let Some([client, server]) = upgraded
         && let (Ok(client), Ok(server)) = tokio::join!(client, server)
     {
-        let _ = copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
+        let _ = copy(&mut TokioIo::new(client), &mut TokioIo::new(server)).await;
     }
 }
 

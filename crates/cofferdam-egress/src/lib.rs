@@ -36,6 +36,8 @@ mod inspect;
 #[cfg(feature = "gateway")]
 mod intercept;
 #[cfg(feature = "gateway")]
+mod key_store;
+#[cfg(feature = "gateway")]
 mod names;
 #[cfg(feature = "gateway")]
 mod pace;
@@ -57,7 +59,7 @@ mod upstream;
 use std::net::Ipv4Addr;
 
 #[cfg(feature = "gateway")]
-pub use access::{Access, BUNDLE};
+pub use access::{Access, FILES};
 pub use addresses::{is_own, is_public};
 #[cfg(feature = "gateway")]
 pub use authority::{Authority, Roots};

@@ -167,7 +167,7 @@ mod serving {
     use std::time::Duration;
 
     use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
-    use cofferdam_egress::{BUNDLE, Gateway, Pace, Reach};
+    use cofferdam_egress::{Gateway, Pace, Reach};
     use parking_lot::Mutex;
     use tokio::sync::{Semaphore, broadcast};
     use tokio::task::JoinSet;
@@ -210,8 +210,8 @@ mod serving {
             let queries = guest.take_queries();
             let queries = queries
                 .ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the agent does not listen for a policy"))?;
-            if let Some(bundle) = access.bundle() {
-                let put = put_bundle(guest, bundle, resumed).await;
+            for (name, contents) in access.files() {
+                let put = put_file(guest, name, contents, resumed).await;
                 // A guest of an earlier time may have made it impossible. Then its programs do not trust the gateway.
                 if let Err(error) = put
                     && !(resumed && guest.inner.link.is_open())
@@ -277,14 +277,14 @@ mod serving {
         }
     }
 
-    /// Puts the file of certificates into the guest.
-    async fn put_bundle(guest: &Guest, bundle: String, resumed: bool) -> Result<()> {
+    /// Puts a file of certificates into the guest.
+    async fn put_file(guest: &Guest, name: &'static str, contents: Vec<u8>, resumed: bool) -> Result<()> {
         if resumed {
-            let remove = Request::Remove { root: Root::Code, path: BUNDLE.as_bytes() };
+            let remove = Request::Remove { root: Root::Code, path: name.as_bytes() };
             // It need not be there.
-            let _ = files::simple(&guest.inner, "start", BUNDLE, &remove).await;
+            let _ = files::simple(&guest.inner, "start", name, &remove).await;
         }
-        exec::put_file(&guest.inner, BUNDLE, bundle.into()).await
+        exec::put_file(&guest.inner, name, contents.into()).await
     }
 
     /// Returns the first address of a name. Programs that ran before may still have addresses from another gateway. They

@@ -91,14 +91,14 @@ pub fn variables(access: &Access) -> Vec<(String, String)> {
     match *access {}
 }
 
-/// Returns the file of certificates that programs of the sandbox need, with its name.
+/// Returns the files of certificates that programs of the sandbox need, with their names.
 #[cfg(feature = "net")]
-pub fn bundle(access: &Access) -> Option<(&'static str, String)> {
-    access.bundle().map(|bundle| (cofferdam_egress::BUNDLE, bundle))
+pub fn files(access: &Access) -> Vec<(&'static str, Vec<u8>)> {
+    access.files()
 }
 
 #[cfg(not(feature = "net"))]
-pub fn bundle(access: &Access) -> Option<(&'static str, String)> {
+pub fn files(access: &Access) -> Vec<(&'static str, Vec<u8>)> {
     match *access {}
 }
 

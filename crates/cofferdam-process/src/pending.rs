@@ -93,8 +93,8 @@ impl PendingSandbox {
         let groups = fds.split_off(3);
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let variables = access.as_ref().map(network::variables).unwrap_or_default();
-        if let Some((name, bundle)) = access.as_ref().and_then(network::bundle) {
-            files::put_file(&code, name, bundle.as_bytes())
+        for (name, contents) in access.as_ref().map(network::files).unwrap_or_default() {
+            files::put_file(&code, name, &contents)
                 .map_err(|error| error::os("create", "cannot store the certificates in the sandbox", error))?;
         }
         let gateway = match (access, &create.network) {

@@ -288,3 +288,27 @@ fn net_explain_names_the_deciding_rule() {
         (0, &true.into(), &"*.example:443".into())
     );
 }
+
+/// Promise (Network): A program of Java trusts the gateway where it intercepts TLS.
+#[test]
+fn java_trusts_the_authority_of_the_gateway() {
+    let test = "java_trusts_the_authority_of_the_gateway";
+    let Some(place) = Place::new(test) else { return };
+    let policy = place.policy("[[allow]]\nhost = \"api.example:443\"\npaths = [\"/v1/\"]\n");
+    let source = "import java.net.*;\npublic class Fetch {\n  public static void main(String[] urls) throws Exception {\n    \
+                  for (String url : urls) {\n      \
+                  System.out.println(((HttpURLConnection) new URL(url).openConnection()).getResponseCode());\n    \
+                  }\n  }\n}\n";
+    std::fs::write(place.files().join("Fetch.java"), source).expect("written");
+    let run = |words: &[&str]| {
+        let options = ["--net-policy", &policy, "--memory", "1G", "--timeout", "60s", "--cpu-time", "60s"];
+        outcome(place.command("0", &options).arg("--").args(words))
+    };
+    let (status, _, stderr) = run(&["java", "-version"]);
+    if status != 0 {
+        return println!("SKIP {test}: the sandbox has no Java: {stderr}");
+    }
+    let words = ["java", "/workspace/Fetch.java", "https://api.example/v1/x", "https://api.example/v2/x"];
+    let (status, stdout, stderr) = run(&words);
+    assert_eq!((status, stdout.as_str()), (0, "200\n403\n"), "{stderr}");
+}
