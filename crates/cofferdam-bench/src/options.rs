@@ -194,6 +194,9 @@ pub struct NetOptions {
     /// Run the client against this port.
     #[arg(long, value_name = "PORT", hide = true)]
     pub load: Option<u16>,
+    /// Run the client as one of many that start at the same time.
+    #[arg(long, hide = true)]
+    pub of_many: bool,
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ pub const NAME: &str = "web.example";
 pub const PORTS: [u16; 3] = [80, 443, 7];
 /// The file of the servers' certificate.
 pub const CERTIFICATE: &str = "certificate.der";
+/// The file whose presence starts the clients that wait.
+pub const GO: &str = "go";
 const CHUNK: usize = 64 << 10;
 
 /// A connection of either side.
@@ -81,17 +83,22 @@ fn answer(stream: impl Stream, is_http: bool) -> Result<()> {
     }
 }
 
-/// The load of a client: requests for some time, then new connections, then a download.
+/// The load of a client: requests on several connections for some time, then requests on a connection each, then a
+/// download.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// The port.
     pub port: u16,
     /// The time of the requests.
     pub time: Duration,
+    /// The number of connections that have a request at a time.
+    pub clients: usize,
     /// The number of requests, each on a new connection.
     pub connections: u32,
-    /// The number of bytes of a download.
+    /// The number of bytes of a download. None for zero.
     pub bytes: u64,
+    /// True waits for the file [`GO`] before the first request.
+    pub waits: bool,
 }
 
 /// Runs a load, and prints its figures as JSON.
@@ -101,37 +108,59 @@ pub fn load(load: Load, directory: &Path) -> Result<()> {
 }
 
 fn measure(load: Load, directory: &Path) -> Result<Value> {
-    let mut times = Vec::new();
-    let start = Instant::now();
-    let mut stream = connect(load.port, directory)?;
-    while start.elapsed() < load.time {
-        let begin = Instant::now();
-        request(&mut stream, load.port, 2)?;
-        times.push(begin.elapsed());
+    let streams = (0..load.clients).map(|_| connect(load.port, directory)).collect::<Result<Vec<_>>>()?;
+    while load.waits && !directory.join(GO).exists() {
+        std::thread::sleep(Duration::from_millis(2));
     }
-    let (count, seconds) = (times.len(), start.elapsed().as_secs_f64());
-    let kept = Sample::new(times);
+    let start = Instant::now();
+    let threads: Vec<_> = streams
+        .into_iter()
+        .map(|stream| std::thread::spawn(move || repeat(stream, load.port, start, load.time)))
+        .collect();
+    let times: Vec<Vec<_>> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or_else(|_| bail!("a client panicked")))
+        .collect::<Result<_>>()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let kept = Sample::new(times.concat());
     let mut times = Vec::new();
     for _ in 0..load.connections {
         let begin = Instant::now();
         request(&mut connect(load.port, directory)?, load.port, 2)?;
         times.push(begin.elapsed());
     }
-    let begin = Instant::now();
-    request(&mut stream, load.port, load.bytes)?;
-    let mebibytes = load.bytes as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64();
     let new = Sample::new(times);
-    Ok(json!({
-        "per_second": count as f64 / seconds,
+    let mut figures = json!({
+        "per_second": kept.len() as f64 / seconds,
         "median_us": kept.median(),
         "p99_us": kept.p99(),
         "new_median_us": new.median(),
         "new_p99_us": new.p99(),
-        "mebibytes_per_second": mebibytes,
-    }))
+    });
+    if load.bytes > 0 {
+        let mut stream = connect(load.port, directory)?;
+        let begin = Instant::now();
+        request(&mut stream, load.port, load.bytes)?;
+        let mebibytes = load.bytes as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64();
+        figures["mebibytes_per_second"] = mebibytes.into();
+    }
+    Ok(figures)
 }
 
-fn connect(port: u16, directory: &Path) -> Result<BufReader<Box<dyn Stream>>> {
+/// Sends requests until the time is over. Returns their times.
+fn repeat(mut stream: Connected, port: u16, start: Instant, time: Duration) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    while start.elapsed() < time {
+        let begin = Instant::now();
+        request(&mut stream, port, 2)?;
+        times.push(begin.elapsed());
+    }
+    Ok(times)
+}
+
+type Connected = BufReader<Box<dyn Stream>>;
+
+fn connect(port: u16, directory: &Path) -> Result<Connected> {
     let connection = TcpStream::connect((NAME, port)).with_context(|| format!("cannot connect to {NAME}:{port}"))?;
     connection.set_nodelay(true)?;
     if port != 443 {
@@ -145,7 +174,7 @@ fn connect(port: u16, directory: &Path) -> Result<BufReader<Box<dyn Stream>>> {
 }
 
 /// Sends a request for this many bytes, and reads them.
-fn request(stream: &mut BufReader<Box<dyn Stream>>, port: u16, bytes: u64) -> Result<()> {
+fn request(stream: &mut Connected, port: u16, bytes: u64) -> Result<()> {
     match port {
         7 => writeln!(stream.get_mut(), "{bytes}")?,
         _ => write!(stream.get_mut(), "GET /{bytes} HTTP/1.1\r\nHost: {NAME}\r\n\r\n")?,

@@ -4,6 +4,7 @@
 
 #[path = "../suite/census.rs"]
 mod census;
+mod network;
 mod states;
 mod talk;
 

@@ -3,6 +3,7 @@
 
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
+mod audit;
 mod hostile;
 mod live;
 mod packages;

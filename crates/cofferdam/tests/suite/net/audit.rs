@@ -1,0 +1,93 @@
+//! Records of connections, requests and refusals: in the audit log, in results, and in the REPL.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::{Place, USERS, outcome};
+use crate::cli::WEAKER;
+
+/// A value that a program has, and sends where the log would show it.
+const SECRET: &str = "secret-5f0b82c7d91e";
+
+/// Promise (Network): Each connection, request and refusal is in the audit log, with sandbox, tenant, name, address, rule,
+/// bytes and verdict. It has no secret of the run.
+#[test]
+fn connections_are_in_the_audit_log() {
+    let Some(place) = Place::new("connections_are_in_the_audit_log") else { return };
+    let code = format!(
+        "print(fetch('http://web.example/a?b=c')[0])\nprint(fetch('http://web.example/{SECRET}')[0])\n\
+         attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, '198.18.200.200', 80)\n\
+         attempt(talk, 'other.example', 80)\nprint(status('http://web.example/a', 'DELETE'))"
+    );
+    let policy = place
+        .policy("[[allow]]\nhost = \"web.example:80\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n");
+    for user in USERS {
+        let home = tempfile::tempdir().expect("a directory");
+        let log = home.path().join("log");
+        let config = home.path().join("config.toml");
+        std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
+        let chown = outcome(Command::new("chown").arg("-R").arg(format!("{user}:{user}")).arg(home.path()));
+        assert_eq!(chown.0, 0, "{}", chown.2);
+        let config = config.to_str().expect("text");
+        let options = ["--config", config, "--tenant", "acme", "--net-policy", &policy, "--json", "--secret", "TOKEN"];
+        let mut run = place.command(user, &options);
+        run.env("TOKEN", SECRET).args(["--", "python3", "-c", &format!("{}\n{code}", super::PRELUDE)]);
+        let (status, stdout, stderr) = outcome(&mut run);
+        assert_eq!(status, 0, "{user}: {stdout} {stderr}");
+        let result: Value = serde_json::from_str(&stdout).expect("JSON");
+        let text = result["stdout"].as_str().unwrap_or_default();
+        assert_eq!(text, "200\n200\nb'3 bytes'\nb''\nfailed: gaierror\n403\n", "{stdout}");
+        let usage = &result["network"];
+        assert_eq!((&usage["requests"], &usage["refused"]), (&json!(3), &json!(3)), "{usage}");
+        assert!(usage["connections"].as_u64() >= Some(4) && usage["sent_bytes"].as_u64() > Some(100), "{usage}");
+        let denials = result["network_denials"].to_string();
+        assert!(denials.contains("the look-up of other.example"), "{denials}");
+
+        let mut query = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        let (status, lines, stderr) = outcome(query.args(["audit", "query", "--config", config, "--tenant", "acme"]));
+        assert_eq!(status, 0, "{stderr}");
+        assert!(!lines.contains(SECRET), "{lines}");
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["record"].clone());
+        let records: Vec<Value> = lines.collect();
+        let end = records.iter().find(|record| record["kind"] == "end").expect("an end");
+        assert_eq!(end["denials"]["count"], 3, "{end}");
+        let events: Vec<&Value> = records.iter().filter(|record| record["kind"] == "network").collect();
+        assert!(events.iter().all(|event| event["sandbox"] == end["sandbox"]), "{events:#?}");
+        let find = |port: u64, allowed: bool, method: Value| {
+            let found = events
+                .iter()
+                .find(|event| event["port"] == port && event["allowed"] == allowed && event["method"] == method);
+            *found.unwrap_or_else(|| panic!("no event of port {port}: {events:#?}"))
+        };
+        let request = find(80, true, json!("GET"));
+        assert_eq!((&request["path"], &request["host"]), (&json!("/a"), &json!("web.example")), "{request}");
+        assert!(request["rule"].as_str().is_some_and(|rule| rule.contains("web.example")), "{request}");
+        let refused = find(80, false, json!("DELETE"));
+        assert!(refused["reason"].as_str().is_some_and(|reason| reason.contains("methods")), "{refused}");
+        let connection = find(7, true, Value::Null);
+        assert_eq!((&connection["sent_bytes"], &connection["received_bytes"]), (&json!(3), &json!(7)), "{connection}");
+        assert_eq!(connection["address"], "11.22.33.44", "{connection}");
+        let address = find(80, false, Value::Null);
+        assert_eq!(address["host"], "198.18.200.200", "{address}");
+        let verified =
+            outcome(Command::new(env!("CARGO_BIN_EXE_cofferdam")).args(["audit", "verify", "--config", config]));
+        assert_eq!(verified.0, 0, "{}", verified.1);
+    }
+}
+
+/// Promise (Network): The REPL prints what the policy refused.
+#[test]
+fn the_repl_prints_refusals() {
+    let mut repl = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    repl.args(["repl", "--no-history", "--allow-weaker", WEAKER, "--net", "web.example:80"]);
+    let mut child = repl.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let code = b"import socket\ntry: socket.getaddrinfo('other.example', 80)\nexcept OSError: pass\n\nprint(1)\n";
+    child.stdin.take().expect("piped").write_all(code).expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let refused = "network: refused the look-up of other.example: the policy does not list it";
+    assert_eq!(stderr.matches(refused).count(), 1, "{stderr}");
+}
