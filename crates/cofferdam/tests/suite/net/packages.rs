@@ -1,11 +1,13 @@
-//! Real package managers in process sandboxes, against package indexes that are served locally under the names of the
-//! presets.
+//! Real package managers in sandboxes of each level, against package indexes that are served locally under the names of
+//! the presets.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Place, USERS, outcome};
+#[cfg(all(feature = "container", feature = "vm"))]
+use crate::cli::{containers, machines};
 
 /// The text that is in each package.
 const TEXT: &str = "the package came through the gateway";
@@ -69,6 +71,8 @@ const APT: Client = Client {
              apt-get update -q && apt-get download -q cofferdam-demo && \
              dpkg-deb --fsys-tarfile cofferdam-demo_1.0_all.deb | tar -xO ./usr/share/cofferdam-demo",
 };
+#[cfg(all(feature = "container", feature = "vm"))]
+const CLIENTS: [Client; 4] = [PIP, NPM, CARGO, APT];
 
 /// A place whose servers have a package of each kind.
 fn place(test: &str) -> Option<Place> {
@@ -197,4 +201,106 @@ fn apt_downloads_with_the_preset() {
         return println!("SKIP {test}: this host has no dpkg-deb");
     }
     check_in_processes(test, &place, APT);
+}
+
+/// Containers and VMs, whose image has the clients. Cargo is that of the host: Debian's may be too old for the index.
+#[cfg(all(feature = "container", feature = "vm"))]
+mod images {
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// The name of the images.
+    const IMAGE: &str = "package-tests";
+    /// The packages of the images besides the usual ones.
+    const PACKAGES: [&str; 3] = ["apt", "npm", "python3-pip"];
+
+    /// Builds an image.
+    fn build(mut command: Command, words: &[&str]) {
+        command.args(words).args(["--name", IMAGE]).args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+        let (status, stdout, stderr) = outcome(&mut command);
+        assert_eq!(status, 0, "{words:?}: {stdout} {stderr}");
+    }
+
+    fn cofferdam() -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command
+    }
+
+    /// Adds Cargo to the workspace without the compiler, whose 350 MB take minutes to write into an emulated VM. A script
+    /// answers Cargo's questions about the target. It recorded the compiler's answers on this host.
+    fn add_cargo(place: &Place, sysroot: &Path) {
+        add(place, sysroot, Path::new("bin/cargo"));
+        let rustc = place.files().join("bin/rustc");
+        let script = format!(
+            "#!/bin/sh\nanswer=$0-$(printf %s \"$*\" | cksum | cut -d ' ' -f 1)\n\
+             [ -e \"$answer\" ] || '{}' \"$@\" > \"$answer\" || exit\ncat \"$answer\"\n",
+            sysroot.join("bin/rustc").display()
+        );
+        std::fs::write(&rustc, script).expect("a script");
+        std::fs::set_permissions(&rustc, Permissions::from_mode(0o755)).expect("the mode is set");
+        let project = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(project.path().join("src")).expect("a directory");
+        std::fs::write(project.path().join("src/lib.rs"), "").expect("a file");
+        std::fs::write(project.path().join("Cargo.toml"), "[package]\nname = \"x\"\nedition = \"2021\"\n")
+            .expect("a file");
+        for words in [&["rustc", "-vV"][..], &["cargo", "fetch"]] {
+            let mut command = Command::new(place.files().join("bin").join(words[0]));
+            command.args(&words[1..]).current_dir(project.path()).env_clear();
+            command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+            command.env("RUSTC", &rustc).env("CARGO_HOME", project.path().join("home"));
+            let (status, _, stderr) = outcome(&mut command);
+            assert_eq!(status, 0, "{words:?}: {stderr}");
+        }
+    }
+
+    /// Promise (Network): In a container, `pip install`, `npm install`, `cargo fetch` and `apt-get download` work with
+    /// their preset, and not without it.
+    #[test]
+    fn packages_install_in_a_container() {
+        let test = "packages_install_in_a_container";
+        let Some(place) = place(test) else { return };
+        let Some(command) = containers::with_engine(machines::with_cache(cofferdam())) else { return };
+        build(command, &["image", "build-base"]);
+        if let Some(sysroot) = toolchain() {
+            add_toolchain(&place, &sysroot);
+        }
+        let workspace = format!("{}:ro", place.files().display());
+        for client in CLIENTS {
+            check(test, &[client], |policy, script| {
+                let options = ["--net", policy, "--image", IMAGE, "--workspace", &workspace, "--disk", "none"];
+                let mut command = place.command_under("docker", &options);
+                command.args(["--timeout", "120s", "--", "sh", "-c", script]);
+                outcome(&mut containers::with_engine(command).expect("an engine"))
+            });
+        }
+    }
+
+    /// Promise (Network): In a VM, `pip install`, `npm install`, `cargo fetch` and `apt-get download` work with their
+    /// presets, and not without them.
+    #[test]
+    fn packages_install_in_a_vm() {
+        let test = "packages_install_in_a_vm";
+        let Some(place) = place(test) else { return };
+        let Some(command) = machines::with_machines(cofferdam(), test) else { return };
+        build(command, &["vm", "build-image"]);
+        if let Some(sysroot) = toolchain() {
+            add_cargo(&place, &sysroot);
+        }
+        // A VM has no mounted directory, so the files of the workspace come as an archive on standard input.
+        let archive = place.directory.path().join("archive.tar");
+        let (status, _, stderr) =
+            outcome(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(place.files()).arg("."));
+        assert_eq!(status, 0, "{stderr}");
+        // One VM runs all clients, because emulated VMs boot slowly.
+        check(test, &CLIENTS, |policy, script| {
+            let options = ["--net", policy, "--stdin", "--cpu-time", "300s", "--timeout", "300s"];
+            let mut command = place.command_under("vm", &options);
+            command.args(["--", "sh", "-c", &format!("tar -x --no-same-owner -C /workspace || exit\n{script}")]);
+            let mut command = machines::with_machines(command, test).expect("VMs are available");
+            outcome(command.env("COFFERDAM_VM_IMAGE", IMAGE).stdin(File::open(&archive).expect("the archive")))
+        });
+    }
 }
