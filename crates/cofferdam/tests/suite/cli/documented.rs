@@ -48,7 +48,6 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --net '@python", Row::Elsewhere("reaches the internet; net has servers of its own")),
     ("cofferdam run --net '*.example.com", Row::Elsewhere("names a program of an example")),
     ("cofferdam run --net-policy ", Row::Elsewhere("names a program of an example; net has policies of its own")),
-    ("cofferdam run --backend docker --net ", Row::Elsewhere("reaches the internet; net has servers of its own")),
     ("cofferdam run --net ", Row::Here),
     ("cofferdam run --publish ", Row::Elsewhere("serves until it is ended; published runs servers")),
     ("curl ", Row::Elsewhere("a client of a server in a sandbox; published has clients")),

@@ -23,7 +23,8 @@ pub(crate) fn cache() -> PathBuf {
     named.unwrap_or_else(|| usual().join("cofferdam"))
 }
 
-fn with_cache(mut command: Command) -> Command {
+/// Gives a command the image directory that tests share.
+pub(crate) fn with_cache(mut command: Command) -> Command {
     let cache = cache();
     // Packages are stored next to the images, in a directory with the program's name.
     command.env("XDG_CACHE_HOME", cache.parent().expect("a cache is in something"));

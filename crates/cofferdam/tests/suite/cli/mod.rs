@@ -25,6 +25,7 @@ mod snapshots;
 pub mod terminals;
 #[cfg(feature = "vm")]
 mod travels;
+mod upgrades;
 mod usage;
 
 use std::path::Path;

@@ -78,7 +78,7 @@ impl Drop for Serving {
 }
 
 /// A client of either kind.
-trait Client: Read + Write {
+pub trait Client: Read + Write {
     fn end_sending(&self) -> io::Result<()>;
 }
 
@@ -94,7 +94,8 @@ impl Client for UnixStream {
     }
 }
 
-fn client(address: &str) -> io::Result<Box<dyn Client>> {
+/// Connects to a published address.
+pub fn client(address: &str) -> io::Result<Box<dyn Client>> {
     if let Some(path) = address.strip_prefix("unix:") {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,18 +1,14 @@
 //! Network policies of containers and VMs, whose connections come through their agent.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use super::{PRELUDE, Place};
-use crate::cli::{WEAKER, containers, machines};
+use crate::cli::{containers, machines};
 
 /// Returns a run of a line of Python in the servers' network, under a backend.
 fn run(place: &Place, backend: &str, policy: &str, code: &str) -> Command {
-    let mut run = Command::new("nsenter");
-    run.args(["--mount", "--net", "--pid", "--target", &place.first.to_string()]);
-    run.args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--backend", backend, "--allow-weaker", WEAKER]);
-    run.args(["--net", policy, "--timeout", "120s", "--", "python3", "-c", &format!("{PRELUDE}\n{code}")]);
-    run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
-    run
+    let code = format!("{PRELUDE}\n{code}");
+    place.command_under(backend, &["--net", policy, "--timeout", "120s", "--", "python3", "-c", &code])
 }
 
 /// Checks that a backend reaches the hosts of its policy, and nothing else. `prepare` gives a run what it needs.

@@ -58,16 +58,31 @@ impl Place {
         self.directory.path().join("files")
     }
 
+    /// Returns `nsenter`, which starts a program in the servers' network. Only the search path is in its environment.
+    fn enter(&self) -> Command {
+        let mut enter = Command::new("nsenter");
+        enter.args(["--mount", "--net", "--pid", "--target", &self.first.to_string()]);
+        enter.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
+        enter
+    }
+
     /// Returns `cofferdam run` with these options in the servers' network, as root or as an ordinary user. It
     /// trusts the authority of the servers.
     fn command(&self, user: &str, options: &[&str]) -> Command {
-        let mut run = Command::new("nsenter");
-        run.args(["--mount", "--net", "--pid", "--target", &self.first.to_string(), "setpriv"]);
-        run.args(["--reuid", user, "--regid", user]);
+        let mut run = self.enter();
+        run.args(["setpriv", "--reuid", user, "--regid", user]);
         run.args(["--clear-groups", env!("CARGO_BIN_EXE_cofferdam"), "run", "--allow-weaker", super::cli::WEAKER]);
         run.args(["--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
-        run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
         run.env("SSL_CERT_FILE", self.files().join("certificate.pem"));
+        run
+    }
+
+    /// Returns `cofferdam run` with these options in the servers' network, under a backend and as root.
+    #[cfg(all(feature = "container", feature = "vm"))]
+    fn command_under(&self, backend: &str, options: &[&str]) -> Command {
+        let mut run = self.enter();
+        run.args([env!("CARGO_BIN_EXE_cofferdam"), "run", "--backend", backend]);
+        run.args(["--allow-weaker", super::cli::WEAKER]).args(options);
         run
     }
 
