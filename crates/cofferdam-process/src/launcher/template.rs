@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::masked::{MASKED_DIRS, MASKED_FILES};
 use super::{Identity, Named, Step};
-use host_files::{python_settings, read_once};
+use host_files::{interpreter_settings, read_once};
 
 use crate::protocol::{Configure, Failure, RootPlan, WorkspacePlan};
 
@@ -389,7 +389,7 @@ impl Build {
         for name in ETC_FILES {
             self.copy(&Path::new("/etc").join(name))?;
         }
-        for directory in python_settings() {
+        for directory in interpreter_settings() {
             self.directory(&directory)?;
             for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
                 self.copy(&entry.path())?;

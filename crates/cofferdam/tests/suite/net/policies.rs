@@ -301,7 +301,7 @@ fn java_trusts_the_authority_of_the_gateway() {
                   }\n  }\n}\n";
     std::fs::write(place.files().join("Fetch.java"), source).expect("written");
     let run = |words: &[&str]| {
-        let options = ["--net-policy", &policy, "--memory", "1G", "--timeout", "60s", "--cpu-time", "60s"];
+        let options = ["--net-policy", &policy, "--memory", "1G"];
         outcome(place.command("0", &options).arg("--").args(words))
     };
     let (status, _, stderr) = run(&["java", "-version"]);
