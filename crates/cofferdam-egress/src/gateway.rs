@@ -13,7 +13,7 @@ use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -28,15 +28,11 @@ use crate::pace::Pace;
 use crate::proxy::{self, Wanted};
 use crate::rules::{Allowed, Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
+use crate::share::{Permit, Share};
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{PROXY_PORT, RESOLVER, dns, http};
 
-/// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
-/// waits to be accepted.
-const MAX_CONNECTIONS: usize = 64;
-/// The maximum of connections of all sandboxes of this process. Each takes two descriptors.
-static CONNECTIONS: Semaphore = Semaphore::const_new(256);
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
 /// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
@@ -79,7 +75,7 @@ struct Shared {
     interception: Option<Interception>,
     /// The address of the resolver and the proxy.
     own: Ipv4Addr,
-    connections: Arc<Semaphore>,
+    connections: Share,
     upstream: Upstream,
 }
 
@@ -119,14 +115,14 @@ impl Gateway {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(_permits) = self.shared.permits(to.port()) else { return };
+        let Some(permit) = self.shared.permit(to.port()) else { return };
         let serving = async {
             match to.port() {
                 DNS => drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await),
                 _ => serve(client, to, Arc::clone(&self.shared)).await,
             }
         };
-        until(self.closing.subscribe(), serving).await;
+        until(self.closing.subscribe(), self.shared.hold(permit, to.port(), serving)).await;
     }
 
     /// Answers a query of the sandbox to its resolver. Returns `None` if it is not answered at all.
@@ -203,14 +199,13 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             continue;
         };
         while connections.try_join_next().is_some() {}
-        if let Some(permits) = shared.permits(port) {
+        if let Some(permit) = shared.permit(port) {
             let Ok(to) = client.local_addr() else { continue };
             let _ = client.set_nodelay(true);
             keep_alive(&client);
             let shared = Arc::clone(shared);
             connections.spawn(async move {
-                let _permits = permits;
-                serve(client, to, shared).await;
+                shared.hold(permit, port, serve(client, to, Arc::clone(&shared))).await;
             });
         }
     }
@@ -415,7 +410,7 @@ impl Shared {
             declared,
             interception,
             own,
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            connections: Share::of_process(),
             upstream: Upstream::default(),
         })
     }
@@ -442,14 +437,24 @@ impl Shared {
         Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port)
     }
 
-    /// Returns the permits of one more connection. Returns `None`, and notes it, if there are too many.
-    fn permits(&self, port: u16) -> Option<(OwnedSemaphorePermit, SemaphorePermit<'static>)> {
-        let permits = (Arc::clone(&self.connections).try_acquire_owned(), CONNECTIONS.try_acquire());
-        if let (Ok(own), Ok(all)) = permits {
-            return Some((own, all));
+    /// Returns the permit of one more connection. Returns `None`, and notes it, if there are too many.
+    fn permit(&self, port: u16) -> Option<Permit> {
+        let permit = self.connections.open();
+        if permit.is_none() {
+            self.note_too_many(port);
         }
+        permit
+    }
+
+    /// Serves a connection until it ends or another sandbox needs its place.
+    async fn hold(&self, permit: Permit, port: u16, serving: impl Future<Output = ()>) {
+        if !permit.hold(serving).await {
+            self.note_too_many(port);
+        }
+    }
+
+    fn note_too_many(&self, port: u16) {
         self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
-        None
     }
 
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
