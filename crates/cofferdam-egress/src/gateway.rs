@@ -39,6 +39,8 @@ const MAX_DNS_CONNECTIONS: usize = 8;
 /// take: each parses everything again.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_READS: usize = 64;
+/// Time for the first byte of a connection, from the client or the server. A connection that is silent for longer ends.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time to wait if no connection can be accepted, for example because descriptors are exhausted.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Ports on which only this protocol is spoken.
@@ -297,6 +299,7 @@ where
         Begun::Client(protocol) => protocol,
         Begun::Server => Protocol::Other,
         Begun::Incomplete => return flow.deny("its first message was never complete"),
+        Begun::Silent => return flow.deny("neither side sent anything for too long"),
         Begun::Closed => return,
     };
     let denials = Arc::clone(&shared.judge.denials);
@@ -351,7 +354,9 @@ enum Begun {
     Server,
     /// The client did not complete its first message.
     Incomplete,
-    /// Nothing was sent.
+    /// Neither side sent anything in time.
+    Silent,
+    /// A side closed the connection before anything was sent.
     Closed,
 }
 
@@ -362,6 +367,8 @@ async fn recognise(
     first: &mut Vec<u8>,
     greeting: &mut Vec<u8>,
 ) -> Begun {
+    let silence = sleep(SILENCE_TIMEOUT);
+    tokio::pin!(silence);
     loop {
         tokio::select! {
             biased;
@@ -374,6 +381,7 @@ async fn recognise(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return Begun::Closed,
             },
+            () = &mut silence => return Begun::Silent,
         }
     }
     let complete = async {
@@ -537,5 +545,22 @@ async fn answer_connection(mut client: impl AsyncRead + AsyncWrite + Unpin, shar
         let Ok(length) = u16::try_from(response.len()) else { return Ok(()) };
         client.write_all(&[&length.to_be_bytes()[..], &response].concat()).await?;
         pace.turn().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise (Network): A connection on which neither side sends anything ends after a while.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_ends() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
+        let server = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("a connection");
+        let (_guest, mut client) = tokio::io::duplex(64);
+        let begun = tokio::time::Instant::now();
+        let begin = recognise(&mut client, &server, &mut Vec::new(), &mut Vec::new()).await;
+        assert!(matches!(begin, Begun::Silent));
+        assert_eq!(begun.elapsed().as_secs(), SILENCE_TIMEOUT.as_secs());
     }
 }
