@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
-use crate::addresses::is_own;
+use crate::addresses::{is_exhausted, is_own};
 use crate::denials::Denial;
 use crate::flow::{Flow, Judge, Metered};
 use crate::inspect::Inspected;
@@ -43,6 +43,8 @@ const MAX_READS: usize = 64;
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time to wait if no connection can be accepted, for example because descriptors are exhausted.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The reason if this process has no descriptor for a connection.
+const EXHAUSTED: &str = "this process has no free descriptor; raise its limit of open files (ulimit -n)";
 /// Ports on which only this protocol is spoken.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
@@ -196,9 +198,15 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
     let mut pace = Pace::of_connections();
     loop {
         pace.turn().await;
-        let Ok((client, _)) = listener.accept().await else {
-            sleep(RETRY_INTERVAL).await;
-            continue;
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            Err(error) => {
+                if is_exhausted(&error) {
+                    shared.judge.denials.note(format_args!("further connections to port {port}"), EXHAUSTED);
+                }
+                sleep(RETRY_INTERVAL).await;
+                continue;
+            }
         };
         while connections.try_join_next().is_some() {}
         if let Some(permit) = shared.permit(port) {
@@ -279,6 +287,7 @@ where
     let mut server = match connected {
         Ok(server) => server,
         Err(Failure::Denied(refusal)) => return flow.deny(refusal),
+        Err(Failure::Exhausted) => return flow.deny(EXHAUSTED),
         Err(Failure::Unreachable) => return,
     };
     *flow.address.lock() = server.peer_addr().ok().map(|address| address.ip());
