@@ -3,6 +3,7 @@
 
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
+mod faults;
 mod hostile;
 mod live;
 mod packages;
@@ -64,7 +65,7 @@ impl Place {
         run.args(["--mount", "--net", "--pid", "--target", &self.first.to_string(), "setpriv"]);
         run.args(["--reuid", user, "--regid", user]);
         run.args(["--clear-groups", env!("CARGO_BIN_EXE_cofferdam"), "run", "--allow-weaker", super::cli::WEAKER]);
-        run.args(["--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
+        run.args(["--timeout", "60s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
         run.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
         run.env("SSL_CERT_FILE", self.files().join("certificate.pem"));
         run
