@@ -3,7 +3,7 @@
 //! The owner of a name controls the addresses that it resolves to. A name must not lead to this host, to its network,
 //! or to cloud services that trust any client.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 /// IPv4 blocks that are not public: the first address, and the prefix length.
@@ -73,22 +73,34 @@ fn embedded(high: u16, low: u16) -> Ipv4Addr {
     Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
 }
 
-/// Returns true if an address is one of this host's own.
+/// Returns true if an address is one of this host's own, or if that cannot be found out.
 pub fn is_own(address: IpAddr) -> bool {
+    find_own(address).unwrap_or(true)
+}
+
+/// Returns true if an address is one of this host's own. Fails if no socket can be created.
+pub fn find_own(address: IpAddr) -> io::Result<bool> {
     let binds = |address: IpAddr| match UdpSocket::bind((address, 0)) {
-        Ok(_) => true,
+        Ok(_) => Ok(true),
+        Err(error) if is_exhausted(&error) => Err(error),
         // If in doubt, assume that the address is the host's own.
-        Err(error) => !matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported),
+        Err(error) => Ok(!matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Unsupported)),
     };
     let unassigned: IpAddr = match address {
         IpAddr::V4(_) => [192, 0, 2, 1].into(),
         IpAddr::V6(_) => [0x2001, 0xdb8, 0, 0, 0, 0, 0, 1].into(),
     };
     // Some hosts allow binding to any address. A packet to an own address has that address as its source.
-    binds(address) && (!binds(unassigned) || is_source_of_itself(address))
+    Ok(binds(address)? && (!binds(unassigned)? || is_source_of_itself(address)?))
 }
 
-fn is_source_of_itself(address: IpAddr) -> bool {
+/// Returns true if an error means that this process or host has no free descriptor.
+pub fn is_exhausted(error: &io::Error) -> bool {
+    // EMFILE and ENFILE, which have no kind.
+    matches!(error.raw_os_error(), Some(23 | 24))
+}
+
+fn is_source_of_itself(address: IpAddr) -> io::Result<bool> {
     let any: IpAddr = match address {
         IpAddr::V4(_) => [0; 4].into(),
         IpAddr::V6(_) => [0; 16].into(),
@@ -97,7 +109,11 @@ fn is_source_of_itself(address: IpAddr) -> bool {
         socket.connect((address, 9))?;
         socket.local_addr()
     });
-    source.map_or(true, |source| source.ip() == address)
+    match source {
+        Ok(source) => Ok(source.ip() == address),
+        Err(error) if is_exhausted(&error) => Err(error),
+        Err(_) => Ok(true),
+    }
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret, NetworkUsage};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
-use crate::addresses::is_own;
+use crate::addresses::{is_exhausted, is_own};
 use crate::denials::Denial;
 use crate::flow::{Flow, Judge, Metered, copy};
 use crate::inspect::Inspected;
@@ -28,23 +28,23 @@ use crate::pace::Pace;
 use crate::proxy::{self, Wanted};
 use crate::rules::{Allowed, Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
+use crate::share::{Permit, Share};
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{PROXY_PORT, RESOLVER, dns, http};
 
-/// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
-/// waits to be accepted.
-const MAX_CONNECTIONS: usize = 64;
-/// The maximum of connections of all sandboxes of this process. Each takes two descriptors.
-static CONNECTIONS: Semaphore = Semaphore::const_new(256);
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
 /// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
 /// take: each parses everything again.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_READS: usize = 64;
+/// Time for the first byte of a connection, from the client or the server. A connection that is silent for longer ends.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time to wait if no connection can be accepted, for example because descriptors are exhausted.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The reason if this process has no descriptor for a connection.
+const EXHAUSTED: &str = "this process has no free descriptor; raise its limit of open files (ulimit -n)";
 /// Ports on which only this protocol is spoken.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
@@ -79,7 +79,7 @@ struct Shared {
     interception: Option<Interception>,
     /// The address of the resolver and the proxy.
     own: Ipv4Addr,
-    connections: Arc<Semaphore>,
+    connections: Share,
     upstream: Upstream,
 }
 
@@ -119,14 +119,14 @@ impl Gateway {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(_permits) = self.shared.permits(to.port()) else { return };
+        let Some(permit) = self.shared.permit(to.port()) else { return };
         let serving = async {
             match to.port() {
                 DNS => drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await),
                 _ => serve(client, to, Arc::clone(&self.shared)).await,
             }
         };
-        until(self.closing.subscribe(), serving).await;
+        until(self.closing.subscribe(), self.shared.hold(permit, to.port(), serving)).await;
     }
 
     /// Answers a query of the sandbox to its resolver. Returns `None` if it is not answered at all.
@@ -203,19 +203,24 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
     let mut pace = Pace::of_connections();
     loop {
         pace.turn().await;
-        let Ok((client, _)) = listener.accept().await else {
-            sleep(RETRY_INTERVAL).await;
-            continue;
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            Err(error) => {
+                if is_exhausted(&error) {
+                    shared.judge.denials.note(format_args!("further connections to port {port}"), EXHAUSTED);
+                }
+                sleep(RETRY_INTERVAL).await;
+                continue;
+            }
         };
         while connections.try_join_next().is_some() {}
-        if let Some(permits) = shared.permits(port) {
+        if let Some(permit) = shared.permit(port) {
             let Ok(to) = client.local_addr() else { continue };
             let _ = client.set_nodelay(true);
             keep_alive(&client);
             let shared = Arc::clone(shared);
             connections.spawn(async move {
-                let _permits = permits;
-                serve(client, to, shared).await;
+                shared.hold(permit, port, serve(client, to, Arc::clone(&shared))).await;
             });
         }
     }
@@ -287,6 +292,7 @@ where
     let mut server = match connected {
         Ok(server) => server,
         Err(Failure::Denied(refusal)) => return flow.deny(refusal),
+        Err(Failure::Exhausted) => return flow.deny(EXHAUSTED),
         Err(Failure::Unreachable) => return,
     };
     *flow.address.lock() = server.peer_addr().ok().map(|address| address.ip());
@@ -307,6 +313,7 @@ where
         Begun::Client(protocol) => protocol,
         Begun::Server => Protocol::Other,
         Begun::Incomplete => return flow.deny("its first message was never complete"),
+        Begun::Silent => return flow.deny("neither side sent anything for too long"),
         Begun::Closed => return,
     };
     let denials = Arc::clone(&shared.judge.denials);
@@ -361,7 +368,9 @@ enum Begun {
     Server,
     /// The client did not complete its first message.
     Incomplete,
-    /// Nothing was sent.
+    /// Neither side sent anything in time.
+    Silent,
+    /// A side closed the connection before anything was sent.
     Closed,
 }
 
@@ -372,6 +381,8 @@ async fn recognise(
     first: &mut Vec<u8>,
     greeting: &mut Vec<u8>,
 ) -> Begun {
+    let silence = sleep(SILENCE_TIMEOUT);
+    tokio::pin!(silence);
     loop {
         tokio::select! {
             biased;
@@ -384,6 +395,7 @@ async fn recognise(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return Begun::Closed,
             },
+            () = &mut silence => return Begun::Silent,
         }
     }
     let complete = async {
@@ -420,7 +432,7 @@ impl Shared {
             declared,
             interception,
             own,
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            connections: Share::of_process(),
             upstream: Upstream::default(),
         })
     }
@@ -447,14 +459,24 @@ impl Shared {
         Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port)
     }
 
-    /// Returns the permits of one more connection. Returns `None`, and notes it, if there are too many.
-    fn permits(&self, port: u16) -> Option<(OwnedSemaphorePermit, SemaphorePermit<'static>)> {
-        let permits = (Arc::clone(&self.connections).try_acquire_owned(), CONNECTIONS.try_acquire());
-        if let (Ok(own), Ok(all)) = permits {
-            return Some((own, all));
+    /// Returns the permit of one more connection. Returns `None`, and notes it, if there are too many.
+    fn permit(&self, port: u16) -> Option<Permit> {
+        let permit = self.connections.open();
+        if permit.is_none() {
+            self.note_too_many(port);
         }
+        permit
+    }
+
+    /// Serves a connection until it ends or another sandbox needs its place.
+    async fn hold(&self, permit: Permit, port: u16, serving: impl Future<Output = ()>) {
+        if !permit.hold(serving).await {
+            self.note_too_many(port);
+        }
+    }
+
+    fn note_too_many(&self, port: u16) {
         self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
-        None
     }
 
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
@@ -537,5 +559,22 @@ async fn answer_connection(mut client: impl AsyncRead + AsyncWrite + Unpin, shar
         let Ok(length) = u16::try_from(response.len()) else { return Ok(()) };
         client.write_all(&[&length.to_be_bytes()[..], &response].concat()).await?;
         pace.turn().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise (Network): A connection on which neither side sends anything ends after a while.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_ends() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
+        let server = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("a connection");
+        let (_guest, mut client) = tokio::io::duplex(64);
+        let begun = tokio::time::Instant::now();
+        let begin = recognise(&mut client, &server, &mut Vec::new(), &mut Vec::new()).await;
+        assert!(matches!(begin, Begun::Silent));
+        assert_eq!(begun.elapsed().as_secs(), SILENCE_TIMEOUT.as_secs());
     }
 }

@@ -52,6 +52,8 @@ mod scrub;
 #[cfg(feature = "gateway")]
 mod secrets;
 #[cfg(feature = "gateway")]
+mod share;
+#[cfg(feature = "gateway")]
 mod sniff;
 #[cfg(feature = "gateway")]
 mod upstream;

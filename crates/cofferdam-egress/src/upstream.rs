@@ -12,7 +12,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use crate::addresses::is_own;
+use crate::addresses::{find_own, is_exhausted};
 use crate::rules::{Allowed, Refusal, Rules, Target};
 
 /// Time to look up a name, and to connect to one of its addresses.
@@ -41,6 +41,8 @@ pub enum Failure {
     Denied(Refusal),
     /// The server or the host's resolver did not answer.
     Unreachable,
+    /// This process has no free descriptor.
+    Exhausted,
 }
 
 /// The connections of one sandbox.
@@ -63,8 +65,9 @@ impl Upstream {
     pub async fn connect(&self, target: &Arc<Target>, port: u16, rules: &Rules) -> Result<TcpStream, Failure> {
         let addresses = allowed(&self.addresses(target).await?, target, port, rules)?;
         for address in addresses.into_iter().take(MAX_TRIED) {
-            if let Ok(stream) = self.to(address, port).await {
-                return Ok(stream);
+            match self.to(address, port).await {
+                Err(Failure::Unreachable) => {}
+                decided => return decided,
             }
         }
         Err(Failure::Unreachable)
@@ -76,7 +79,10 @@ impl Upstream {
             IpAddr::V4(_) => TcpSocket::new_v4(),
             IpAddr::V6(_) => TcpSocket::new_v6(),
         };
-        let socket = socket.map_err(|_| Failure::Unreachable)?;
+        let socket = socket.map_err(|error| match is_exhausted(&error) {
+            true => Failure::Exhausted,
+            false => Failure::Unreachable,
+        })?;
         let _ = socket.set_recv_buffer_size(BUFFER).and_then(|()| socket.set_send_buffer_size(BUFFER));
         let connecting = timeout(CONNECT_TIMEOUT, socket.connect(SocketAddr::new(address, port)));
         let stream = connecting.await.ok().and_then(Result::ok).ok_or(Failure::Unreachable)?;
@@ -136,7 +142,9 @@ fn allowed(found: &[IpAddr], target: &Target, port: u16, rules: &Rules) -> Resul
     for address in found.iter().copied() {
         let listed = rules.connect([], SocketAddr::new(address, port));
         match listed.or_else(|_| target.leads_to(address)) {
-            Ok(Allowed::Elsewhere | Allowed::InRange) if is_own(address) => refusal = Some(Refusal::NotPublic),
+            Ok(Allowed::Elsewhere | Allowed::InRange) if find_own(address).map_err(|_| Failure::Exhausted)? => {
+                refusal = Some(Refusal::NotPublic);
+            }
             Ok(_) if !addresses.contains(&address) => addresses.push(address),
             Ok(_) => {}
             Err(other) => refusal = Some(other),

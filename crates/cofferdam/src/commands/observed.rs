@@ -19,6 +19,23 @@ use tokio::task::JoinHandle;
 
 /// The maximum number of hosts of a learned policy.
 const MAX_LEARNED: usize = 1024;
+/// The file systems whose files change settings of the kernel when they are written: proc, sysfs, cgroup, cgroup2,
+/// debugfs, tracefs, securityfs, configfs, binfmt_misc, bpf, selinuxfs, efivarfs and fusectl.
+const CONTROL_FILES: [rustix::fs::FsWord; 13] = [
+    0x9fa0,
+    0x6265_6572,
+    0x0027_e0eb,
+    0x6367_7270,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0x6265_6570,
+    0x4249_4e4d,
+    0xcafe_4a11,
+    0xf97c_ff8c,
+    0xde5e_81e4,
+    0x6573_5543,
+];
 
 /// Opens the log, before anything is created.
 pub fn open(path: Option<&Path>) -> Result<Option<File>> {
@@ -37,7 +54,14 @@ fn append_to(path: &Path) -> io::Result<File> {
     let flags =
         OFlags::APPEND | OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o600))?);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let kind = rustix::fs::fstatfs(&file)?.f_type;
+    if CONTROL_FILES.contains(&kind) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a control file of the kernel, not on a disk"));
+    }
+    Ok(file)
 }
 
 /// The observations until the end of a run.
@@ -149,6 +173,19 @@ fn is_host_of_policy(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_is_a_regular_file_on_a_disk() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert!(append_to(&directory.path().join("log")).is_ok());
+        for (path, why) in [("/proc/self/oom_score_adj", "control file"), ("/dev/null", "regular file")] {
+            let error = open(Some(Path::new(path))).expect_err(path).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/proc/self/oom_score_adj", &link).expect("a link");
+        assert!(append_to(&link).is_err(), "no link is followed");
+    }
 
     #[test]
     fn a_guest_cannot_add_hosts_to_a_learned_policy() {

@@ -1,6 +1,9 @@
 //! Attempts of guests to reach, by way of allowed hosts, what the policy does not allow.
 
-use super::{Place, USERS};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use super::{PRELUDE, Place, USERS};
 
 /// Sends bytes to an allowed host, without TLS or over TLS that is intercepted.
 const SEND: &str = r"
@@ -120,6 +123,51 @@ for name in ('elsewhere.example', 'web.example', 'xapi.example', None):
     assert!(!requests.lines().any(|line| line.contains("admin") && !line.contains("%c0%ae")), "{requests}");
 }
 
+/// Promise (Network): A client that hides a name by Encrypted Client Hello reaches the server of its outer name only, and
+/// that name must be allowed.
+#[test]
+fn encrypted_client_hello_reaches_the_outer_name_only() {
+    let Some(place) = Place::new("encrypted_client_hello_reaches_the_outer_name_only") else { return };
+    let code = r"
+import struct
+def hello(name):
+    'Returns a ClientHello for an outer name, with an encrypted inner one.'
+    context, ours = ssl.create_default_context(), ssl.MemoryBIO()
+    context.check_hostname = False
+    try: context.wrap_bio(ssl.MemoryBIO(), ours, server_hostname=name).do_handshake()
+    except ssl.SSLWantReadError: pass
+    body = ours.read()[9:]
+    at = 35 + body[34]
+    at += 2 + int.from_bytes(body[at:at + 2], 'big')
+    at += 1 + body[at]
+    # Type outer, HKDF-SHA256 and AES-128-GCM, a configuration, a key, and the encrypted inner ClientHello.
+    inner = struct.pack('>BHHBH32sH239s', 0, 1, 1, 7, 32, bytes(32), 239, bytes(239))
+    extensions = body[at + 2:] + struct.pack('>HH', 0xfe0d, len(inner)) + inner
+    body = body[:at] + struct.pack('>H', len(extensions)) + extensions
+    message = b'\x01' + len(body).to_bytes(3, 'big') + body
+    return b'\x16\x03\x01' + struct.pack('>H', len(message)) + message
+def answer(server, name):
+    with socket.create_connection((server, 443), 15) as c:
+        c.sendall(hello(name))
+        try: found = c.recv(6)
+        except ConnectionResetError: found = b''
+    return 'ServerHello' if found[:1] == b'\x16' and found[5:] == b'\x02' else found
+for name in ('web.example', 'WEB.example', 'other.example', 'evil.test', None): print(name, answer('web.example', name))
+for name in ('api.example', 'elsewhere.example'): print(name, answer('api.example', name))";
+    let policy = place
+        .policy("[[allow]]\nhost = \"web.example:443\"\n[[allow]]\nhost = \"api.example:443\"\nprotocol = \"https\"\n");
+    let (status, stdout, stderr) = place.run("0", &["--net-policy", &policy], code);
+    let expected = "web.example ServerHello\nWEB.example ServerHello\nother.example b''\nevil.test b''\nNone b''\n\
+                    api.example ServerHello\nelsewhere.example b''\n";
+    assert_eq!((status, stdout.as_str()), (0, expected), "{stderr}");
+    for name in ["other.example", "evil.test", "no name", "elsewhere.example"] {
+        assert!(stderr.contains(&format!("TLS asks for {name}")), "{name}: {stderr}");
+    }
+    let connections = place.log("connections");
+    let allowed = ["11.22.33.44:443", "11.22.33.45:443"];
+    assert!(connections.lines().all(|line| allowed.contains(&line)), "{connections}");
+}
+
 /// Promise (Network): Messages that never end, and many connections, delay no other connection of the sandbox.
 #[test]
 fn incomplete_messages_delay_no_other_connection() {
@@ -220,4 +268,29 @@ with socket.socket(fileno=descriptors[0]) as c:
     }
     let connections = place.log("connections");
     assert!(connections.lines().all(|line| line == "11.22.33.44:7"), "{connections}");
+}
+
+/// Promise (Network): An abstract socket of the host is out of reach of a sandbox with a policy.
+#[test]
+fn abstract_sockets_of_the_host_are_out_of_reach() {
+    let Some(place) = Place::new("abstract_sockets_of_the_host_are_out_of_reach") else { return };
+    let connect = r"
+def reach():
+    with socket.socket(socket.AF_UNIX) as c: c.settimeout(5); c.connect('\0cofferdam-place')
+attempt(reach)
+print(len([line for line in open('/proc/net/unix') if '@cofferdam-place' in line]))";
+    // The control is in the network in which runs start.
+    let listen = "listener = socket.socket(socket.AF_UNIX); listener.bind('\\0cofferdam-place'); listener.listen()";
+    let code = format!("{PRELUDE}\n{listen}\n{connect}\nsys.stdout.flush(); sys.stdin.read()");
+    let mut host = Command::new("nsenter");
+    host.args(["--mount", "--net", "--pid", "--target", &place.first.to_string(), "python3", "-c", &code]);
+    let mut host = host.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut control = BufReader::new(host.stdout.take().expect("piped")).lines();
+    let mut line = || control.next().and_then(Result::ok).unwrap_or_default();
+    assert_eq!((line().as_str(), line() != "0"), ("None", true), "the control reaches it");
+    for user in USERS {
+        place.check((user, "web.example:80"), connect, "failed: ConnectionRefusedError\n0\n", "");
+    }
+    drop(host.stdin.take());
+    host.wait().expect("it ends");
 }

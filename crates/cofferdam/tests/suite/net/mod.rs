@@ -4,6 +4,7 @@
 #[cfg(all(feature = "container", feature = "vm"))]
 mod agents;
 mod audit;
+mod faults;
 mod hostile;
 mod live;
 mod packages;
@@ -72,7 +73,7 @@ impl Place {
         let mut run = self.enter();
         run.args(["setpriv", "--reuid", user, "--regid", user]);
         run.args(["--clear-groups", env!("CARGO_BIN_EXE_cofferdam"), "run", "--allow-weaker", super::cli::WEAKER]);
-        run.args(["--timeout", "20s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
+        run.args(["--timeout", "60s", "--workspace"]).arg(format!("{}:ro", self.files().display())).args(options);
         run.env("SSL_CERT_FILE", self.files().join("certificate.pem"));
         run
     }

@@ -8,6 +8,8 @@ ip link add inside type veth peer name outside netns "$servers"
 ip addr add 11.22.33.1/24 dev inside
 ip link set inside up
 ip route add 10.1.2.3 dev inside
+# Packets to this address are lost: no interface has its hardware address.
+ip neigh add 11.22.33.99 lladdr 02:00:00:00:00:99 dev inside nud permanent
 nsenter --net --target "$servers" sh -c 'ip link set lo up; ip addr add 11.22.33.44/24 dev outside
     ip addr add 11.22.33.45/24 dev outside; ip addr add 10.1.2.3/32 dev outside; ip link set outside up'
 cat > "$directory/hosts" << 'HOSTS'
@@ -16,6 +18,8 @@ cat > "$directory/hosts" << 'HOSTS'
 11.22.33.45 api.example elsewhere.example wrong.example
 11.22.33.45 pypi.org files.pythonhosted.org registry.npmjs.org index.crates.io static.crates.io deb.debian.org
 11.22.33.1 own.example
+11.22.33.98 absent.example
+11.22.33.99 hole.example
 10.1.2.3 private.example
 169.254.169.254 metadata.example
 127.0.0.1 loopback.example

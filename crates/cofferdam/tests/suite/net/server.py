@@ -71,8 +71,8 @@ class Tls(socketserver.StreamRequestHandler):
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """Serves files. Answers `/size/N` with N bytes, and other requests with the request itself and with the values of
-    its headers and its query backwards: the gateway does not recognise secrets in these."""
+    """Serves files. Answers `/size/N` with N bytes, `/endless` with bytes without end, and other requests with the request
+    itself and with the values of its headers and its query backwards: the gateway does not recognise secrets in these."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -82,6 +82,10 @@ class Web(http.server.BaseHTTPRequestHandler):
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
         body = read_body(self.rfile, None if chunked else int(self.headers.get("Content-Length", 0)))
         path = self.path.partition("?")[0].strip("/")
+        if path == "endless":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 2**40)
+            while True:
+                self.wfile.write(bytes(65536))
         root = DIRECTORY / "served" / self.headers.get("Host", "").partition(":")[0]
         file = root / path
         if file.is_dir():
@@ -126,13 +130,24 @@ class Banner(socketserver.StreamRequestHandler):
 
 
 class Echo(socketserver.StreamRequestHandler):
-    """Echoes until the client has ended its half."""
+    """Counts until the client has ended its half. Logs each end."""
 
     def handle(self):
-        data = b""
-        while more := self.connection.recv(65536):
-            data += more
-        self.wfile.write(b"%d bytes" % len(data))
+        length = 0
+        try:
+            while more := self.connection.recv(65536):
+                length += len(more)
+            self.wfile.write(b"%d bytes" % length)
+        finally:
+            log("ends", b"%d bytes" % length)
+
+
+class Endless(socketserver.StreamRequestHandler):
+    """Sends until the client is gone."""
+
+    def handle(self):
+        while True:
+            self.wfile.write(bytes(65536))
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -155,6 +170,7 @@ for address, port, handler in (
     (ADDRESS, 443, Tls),
     (ADDRESS, 22, Banner),
     (ADDRESS, 7, Echo),
+    (ADDRESS, 19, Endless),
     (WEB, 80, Web),
     (WEB, 443, Secure),
     (PRIVATE, 7, Echo),
