@@ -7,7 +7,7 @@
 //!   '--Forget--> closing --the guest has read all bytes, its slot is needed--> free
 //! ```
 //!
-//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the kernel's short queues.
+//! The agent accepts a connection only for an `Accept` of the host. Further ones wait in the queues of the kernel.
 
 use super::buffers::{Outbox, Pending};
 use super::sys::{self, Endpoint, Fd, PollFd, Ready, Res};
@@ -19,8 +19,9 @@ use super::wire::{
 const CHUNK: usize = 32 * 1024;
 /// Space in the outbox that connections leave for answers.
 const RESERVE: usize = 4 * (HEAD + MAX_DATA);
-/// The length of the queue of each listening socket.
-const BACKLOG: usize = 16;
+/// The length of the queue of each listening socket. If it overflows, the kernel resets connections rather than let them
+/// wait, so it holds as many as a guest may open at once.
+const BACKLOG: usize = MAX_CONNECTIONS;
 const LOOPBACK: [u8; 4] = [127, 0, 0, 1];
 /// The addresses of the resolver. Programs ask the loopback address if the image has no `/etc/resolv.conf`.
 const RESOLVERS: [[u8; 4]; 2] = [RESOLVER, LOOPBACK];

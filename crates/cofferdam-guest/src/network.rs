@@ -184,8 +184,8 @@ mod serving {
     /// The number of further blocks of addresses, and of addresses in each.
     const BLOCKS: u64 = 1000;
     const NAMES_OF_BLOCK: u32 = 4096;
-    /// The maximum of connections of one sandbox. The agent accepts so many at once, since the queues of its kernel are
-    /// short. Further connections wait there, or fail.
+    /// The maximum of connections of one sandbox. The agent accepts so many at once. Further connections wait in the
+    /// queues of its kernel, or fail.
     const MAX_CONNECTIONS: usize = 64;
     /// Time to wait if the agent cannot accept now.
     const RETRY_INTERVAL: Duration = Duration::from_millis(50);
