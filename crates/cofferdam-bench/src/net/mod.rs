@@ -101,7 +101,8 @@ struct Report {
 
 fn measure_inside(options: &NetOptions, directory: &Path, out: &Path) -> Result<()> {
     let facts = facts::collect();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // As `cofferdam run` has it: the gateway is on one thread.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(options, directory))?;
     let file = File::json(&format!("net-{}", facts.unix_time), &report.json(&facts));
     results::publish(out, &[file], &report.table(&facts))
