@@ -210,6 +210,19 @@ fn another_directory_than_the_recorded_one_is_not_mounted() {
     paths::replaced_directory(run::backend().as_ref());
 }
 
+/// Promise (Files): A sandbox has the root directory that the caller named, even if another process swaps its path
+/// later.
+#[test]
+fn a_swapped_root_leads_no_sandbox_elsewhere() {
+    paths::swapped_root(40);
+}
+
+/// Promise (Files): A path that leads to another directory than the recorded one is not used as root.
+#[test]
+fn another_directory_than_the_recorded_one_is_no_root() {
+    paths::replaced_root();
+}
+
 #[cfg(feature = "container")]
 #[test]
 fn a_swapped_directory_leads_no_container_elsewhere() {
