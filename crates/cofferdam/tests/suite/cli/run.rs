@@ -1,8 +1,9 @@
 //! `cofferdam run`: commands, their view of the sandbox, and exit statuses.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::process::Command;
 
-use super::{json, outcome, run, start};
+use super::{json, outcome, repository, run, start};
 use crate::groups::CallerGroup;
 
 fn ended(words: &[&str]) -> (i32, String, String) {
@@ -312,4 +313,36 @@ fn sandboxes_stay_below_the_group_of_what_started_them() {
     let count: u32 = stdout.trim().parse().unwrap_or(0);
     assert!(code == 0 && (1..70).contains(&count), "{code} {stdout} {stderr}");
     assert!(gone, "something is left in the caller's group");
+}
+
+/// Promise (Process isolation): A sandbox inherits neither real-time scheduling and a raised priority of its caller, nor
+/// the right to obtain them.
+#[test]
+fn real_time_scheduling_and_raised_priority_are_not_inherited() {
+    const TEST: &str = "real_time_scheduling_and_raised_priority_are_not_inherited";
+    const REPORT: &str = "import os, resource as r; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), \
+                          *r.getrlimit(r.RLIMIT_RTPRIO), *r.getrlimit(r.RLIMIT_NICE))";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {TEST}: only root can raise these");
+        return;
+    }
+    // The last row needs CAP_SYS_RESOURCE. The guest of `v2` has it.
+    for (words, outside) in [
+        (&["nice", "-n", "-5"][..], "0 -5 "),
+        (&["chrt", "--fifo", "10"], "1 0 "),
+        (&["chrt", "--rr", "10"], "2 0 "),
+        (&["prlimit", "--rtprio=50:50", "--nice=40:40", "chrt", "--fifo", "10"], "1 0 50 50 40 40\n"),
+    ] {
+        let raised = |program: &Command| {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).arg(program.get_program()).args(program.get_args());
+            outcome(command.current_dir(repository()))
+        };
+        let (_, control, stderr) = raised(Command::new("python3").args(["-c", REPORT]));
+        if !control.starts_with(outside) {
+            println!("SKIP {TEST}: {}: {control} {stderr}", words.join(" "));
+            continue;
+        }
+        assert_eq!(raised(&run(["--", "python3", "-c", REPORT])), quietly(0, "0 0 0 0 0 0\n"), "{words:?}");
+    }
 }
