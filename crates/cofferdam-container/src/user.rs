@@ -18,6 +18,7 @@ const UID_COUNT: u32 = 0x00f0_0000;
 /// sandboxes use.
 const FIRST_REMAPPED_UID: u32 = 20_000;
 const REMAPPED_UID_COUNT: u32 = 12_000;
+const _: () = assert!(FIRST_REMAPPED_UID + REMAPPED_UID_COUNT <= 65_536 / 2);
 
 /// A mounted host directory.
 #[derive(Debug, Clone, PartialEq, Eq)]

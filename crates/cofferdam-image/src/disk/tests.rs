@@ -108,3 +108,32 @@ fn a_look_at_what_is_made_makes_it_no_younger() {
         assert_eq!(fs::metadata(path).unwrap().modified().unwrap(), before);
     }
 }
+
+/// Promise (Virtual machines): A root directory that was replaced since the caller named it does not become an image.
+#[test]
+fn directory_that_is_not_the_recorded_one_is_not_packed() {
+    let temp = tempfile::tempdir().unwrap();
+    let images = Images::new(temp.path().join("cache"), Cache::new(temp.path().join("packages")));
+    let path = temp.path().canonicalize().unwrap().join("root");
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("init"), "").unwrap();
+    let (device, inode) = Directory::open(&path).unwrap().identity();
+    let pack = |recorded| {
+        let source = Source { root: RootSource::Directory(path.clone()), recorded, ..Source::default() };
+        images.root(&source, &mut quiet)
+    };
+    for other in [(device, inode + 1), (device + 1, inode)] {
+        match pack(Some(other)) {
+            Err(ImageError::DirectoryReplaced { path: named }) => assert_eq!(named, path),
+            Err(ImageError::MissingTool { tool }) => {
+                println!("SKIP directory_that_is_not_the_recorded_one_is_not_packed: no {tool}");
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(images.store.entries(), []);
+    for same in [Some((device, inode)), None] {
+        assert!(!matches!(pack(same), Err(ImageError::DirectoryReplaced { .. })));
+    }
+}

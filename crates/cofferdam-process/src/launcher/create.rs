@@ -216,18 +216,25 @@ fn outside_ids(setup: &Setup<'_>) -> Step<(u32, u32)> {
     match setup.identity {
         Identity::Unique { first, count } => {
             let pid = setup.outside_pid.get() as u32;
-            let id = first + pid % count;
-            // Different process ids can give the same user id only if there are fewer user ids than process ids.
-            let mut others = (pid % count..PID_SPACE).step_by(count as usize).filter(|other| *other != pid);
-            if others.any(|other| runs_as(setup.template.host_proc(), other, id)) {
+            let proc = setup.template.host_proc();
+            let Some(id) = unique_id((first, count), pid, |other, id| runs_as(proc, other, id)) else {
                 let step = "find a user id that no other sandbox has (try again, or map more ids)".to_owned();
                 return Err(Failure { step, errno: libc::EAGAIN });
-            }
+            };
             Ok((id, id))
         }
         // In the launcher's user namespace, 0 is the caller.
         Identity::Caller => Ok((0, 0)),
     }
+}
+
+/// Returns the user id for a process id, from a range with this start and length. Returns `None` if another process that
+/// the range gives the same id runs as it.
+fn unique_id((first, count): (u32, u32), pid: u32, mut runs_as: impl FnMut(u32, u32) -> bool) -> Option<u32> {
+    let id = first + pid % count;
+    // Different process ids can give the same user id only if there are fewer user ids than process ids.
+    let mut others = (pid % count..PID_SPACE).step_by(count as usize).filter(|other| *other != pid);
+    (!others.any(|other| runs_as(other, id))).then_some(id)
 }
 
 /// Returns true if a process exists and has this user id, or if its status cannot be read.
@@ -517,6 +524,7 @@ fn write_handoff(handoff: &Handoff, evidence: &Evidence) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{FIRST_UID, uid_range_in};
     use super::*;
 
     #[test]
@@ -526,6 +534,31 @@ mod tests {
         assert!(runs_as(proc.as_fd(), own.0, own.1));
         assert!(!runs_as(proc.as_fd(), own.0, own.1 + 1));
         assert!(!runs_as(proc.as_fd(), PID_SPACE + 1, own.1));
+    }
+
+    #[test]
+    fn user_ids_of_a_small_map_do_not_collide() {
+        let range = uid_range_in("0 100000 65536\n").unwrap();
+        assert_eq!(range, (32_768, 32_768));
+        let sandboxes = |running: &[u32], pid| {
+            unique_id(range, pid, |other, id| {
+                assert_eq!(id, 32_768 + other % 32_768, "only ids of the same user are compared");
+                running.contains(&other)
+            })
+        };
+        assert_eq!(sandboxes(&[], 5), Some(32_773));
+        assert_eq!(sandboxes(&[5], 5), Some(32_773), "a process does not exclude itself");
+        // These process ids differ by a multiple of the number of ids.
+        for other in [5 + 32_768, 5 + 100 * 32_768, PID_SPACE - 32_768 + 5] {
+            assert_eq!(sandboxes(&[other], 5), None, "{other}");
+            assert_eq!(sandboxes(&[5], other), None, "{other}");
+        }
+        assert_eq!(sandboxes(&[6, 4 + 32_768, 6 + 32_768], 5), Some(32_773));
+        // Every process id has its own user id in the usual range.
+        let usual = uid_range_in("0 0 4294967295\n").unwrap();
+        assert_eq!(usual, (FIRST_UID, PID_SPACE));
+        assert_eq!(unique_id(usual, PID_SPACE - 1, |_, _| true), Some(FIRST_UID + PID_SPACE - 1));
+        assert_eq!(uid_range_in("0 0 1999\n"), None, "too few ids for sandboxes");
     }
 
     #[test]

@@ -550,11 +550,14 @@ fn enter_user_namespace(uid: u32, gid: u32) -> Step<Identity> {
     Ok(Identity::Caller)
 }
 
-/// Returns a range of user ids for sandboxes: the usual range if it is mapped, else the upper half of the largest
-/// extent.
 fn uid_range() -> Option<(u32, u32)> {
-    let text = std::fs::read_to_string("/proc/self/uid_map").ok()?;
-    let extents: Vec<(u64, u64)> = text
+    uid_range_in(&std::fs::read_to_string("/proc/self/uid_map").ok()?)
+}
+
+/// Returns a range of user ids for sandboxes, first and count: the usual range if the map has it, else the upper half of
+/// the largest extent.
+fn uid_range_in(map: &str) -> Option<(u32, u32)> {
+    let extents: Vec<(u64, u64)> = map
         .lines()
         .filter_map(|line| {
             let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>());

@@ -509,7 +509,7 @@ impl Build {
 
     /// Adds the directories and devices that every sandbox has, with any root.
     fn common(&mut self) -> Step<()> {
-        for directory in ["proc", "sys", "dev/pts", "dev/shm", "tmp", "workspace", "code", "run"] {
+        for directory in ["proc", "sys", "dev/pts", "dev/shm", "etc", "tmp", "workspace", "code", "run"] {
             self.directory(Path::new(directory))?;
         }
         let dev = self.devices()?;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecRequest, Limits, Sandbox, Spec};
+use cofferdam_contract::{Backend, ByteSize, Error, ErrorKind, ExecRequest, Limits, OutputEvent, Sandbox, Spec};
 use cofferdam_image::{KernelSource, RootSource};
 use cofferdam_vm::qemu::QemuConfig;
 use cofferdam_vm::{Deadlines, MakePolicy, VmBackend, VmConfig};
@@ -20,6 +20,8 @@ use crate::support::{self, NO_HANG};
 /// Marks the process that keeps a VM until it is killed.
 const HOLDER: &str = "COFFERDAM_TEST_HOLDER";
 const HOLDS: &str = "it holds a machine";
+/// The number of busy processes in that VM.
+const SPINNERS: u32 = 500;
 
 async fn promptly<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(NO_HANG, work).await.expect("no hang")
@@ -41,6 +43,15 @@ fn vmms_of(parent: u32) -> BTreeSet<u32> {
         name.contains("qemu-system") && rest.split(' ').nth(1) == Some(&*parent.to_string())
     })
     .collect()
+}
+
+/// Returns a request for many busy processes, which print a line before they begin.
+fn spinners() -> ExecRequest {
+    // All begin at once, since a running one would delay the start of the next.
+    let one = "(: </tmp/begin; while :; do :; done) &";
+    let start = format!("mkfifo /tmp/begin; i=0; while [ $i -lt {SPINNERS} ]; do {one} i=$((i+1)); done");
+    let line = format!("{start}; echo ready; : >/tmp/begin; wait");
+    ExecRequest::shell(line).timeout(Duration::from_secs(3600)).build().unwrap()
 }
 
 fn forever() -> ExecRequest {
@@ -118,13 +129,25 @@ async fn holder() {
         return;
     }
     let backend = support::backend("holder").expect("an image");
-    let sandbox = promptly(backend.create(spec(64))).await.unwrap();
-    let _handle = promptly(sandbox.start(forever())).await.unwrap();
+    let limits = Limits {
+        memory: Some(ByteSize::from_mebibytes(256)),
+        cpu_time: None,
+        wall_time: Duration::from_secs(3600),
+        pids: Some(SPINNERS + 50),
+        ..Limits::default()
+    };
+    let sandbox = promptly(backend.create(Spec::builder().limits(limits).build().unwrap())).await.unwrap();
+    let handle = promptly(sandbox.start(spinners())).await.unwrap();
+    let mut output = handle.output();
+    let first = promptly(output.next()).await;
+    assert!(matches!(&first, Some(OutputEvent::Chunk(chunk)) if chunk.data == "ready\n"), "{first:?}");
+    // The processes now share the processors of the VM.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     println!("\n{HOLDS}");
     std::future::pending::<()>().await;
 }
 
-/// Promise (Virtual machines): A killed supervisor leaves no VM.
+/// Promise (Virtual machines): A killed supervisor leaves no VM, also if 500 processes in it are busy.
 #[test]
 fn killed_supervisor_leaves_no_vm() {
     if support::image("killed_supervisor_leaves_no_vm").is_none() {

@@ -175,3 +175,26 @@ impl From<cofferdam_container::Image> for ImageInfo {
         Self { id, names, digests, size, imported }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_apt_have_one_line_and_a_remedy() {
+        let reason = || "W: no signature; E: Failed to fetch".to_owned();
+        for error in [
+            DebianError::NoArchive { reason: reason() },
+            DebianError::UntrustedArchive { reason: reason() },
+            DebianError::Unresolvable { reason: reason() },
+            DebianError::FetchFailed { reason: reason() },
+        ] {
+            let converted = failed(error);
+            let remedy = converted.remedy().expect("a remedy");
+            assert!(converted.message().ends_with("E: Failed to fetch"), "{converted}");
+            for text in [converted.message(), remedy] {
+                assert!(!text.is_empty() && !text.contains('\n') && !text.contains("\\n"), "{text:?}");
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@ mod conformance;
 mod connect;
 mod daemon;
 mod forked;
+mod groups;
 mod hostile;
 mod interpreters;
 #[cfg(feature = "net")]

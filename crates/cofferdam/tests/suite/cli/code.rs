@@ -10,7 +10,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WEAKER, cofferdam, json, outcome, read, repository, run, start};
 
-/// Returns true if Python for WebAssembly is installed.
 /// Returns a command that finds the interpreters for WebAssembly.
 fn in_webassembly(mut command: Command) -> Command {
     let named = std::env::var_os("COFFERDAM_TEST_WASM_CACHE").map(std::path::PathBuf::from);
@@ -21,6 +20,7 @@ fn in_webassembly(mut command: Command) -> Command {
     command
 }
 
+/// Returns true if the interpreter for WebAssembly is installed. Otherwise it prints that the test is skipped.
 fn installed(stderr: &str, test: &str) -> bool {
     let missing = stderr.contains("is not installed") || stderr.contains("not in this version");
     if missing {

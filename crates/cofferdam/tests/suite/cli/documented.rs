@@ -1,5 +1,5 @@
 //! Every command in README.md, CONTRIBUTING.md, SECURITY.md, the pages of docs and `--help` is run verbatim, or has a
-//! row with the reason and the test that runs it instead. Output that a page shows is not compared.
+//! row with the reason, and with the test that stands for it if there is one. Output that a page shows is not compared.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,39 +18,50 @@ enum Row {
     WithInterpreter,
     /// Run it with the tests' container engine.
     WithEngine,
-    /// Skip it for this reason.
-    Elsewhere(&'static str),
+    /// Skip it for this reason. This test runs the same command with other arguments, or its server or client.
+    Tested(&'static str, &'static str),
+    /// Skip it for this reason. No test runs it.
+    Untested(&'static str),
 }
 
 /// The treatment of commands that do not simply run here. The first row whose text is a prefix of the command applies.
 const ROWS: &[(&str, Row)] = &[
-    ("cargo ", Row::Elsewhere("a task of this repository")),
-    ("git clone ", Row::Elsewhere("fetches from the network")),
-    ("sudo ", Row::Elsewhere("changes the host")),
-    ("apt-get ", Row::Elsewhere("changes the host")),
-    ("pip install ", Row::Elsewhere("needs a package; cargo xtask test installs the wheel")),
-    ("uvx ", Row::Elsewhere("another program; cargo xtask test installs the wheel")),
-    ("npm install ", Row::Elsewhere("needs a package; cargo xtask test installs it")),
-    ("tar ", Row::Elsewhere("needs a package; cargo xtask test unpacks the tarball")),
-    ("sha256sum ", Row::Elsewhere("needs packages; cargo xtask test compares their checksums")),
-    ("systemd-run ", Row::Elsewhere("needs a user session of systemd")),
-    ("docker run ", Row::Elsewhere("shows options of another program")),
-    ("cat /sys/kernel/security/lsm", Row::Elsewhere("needs securityfs")),
-    ("claude ", Row::Elsewhere("another program; the configurations of clients are run by documents")),
-    ("tail -n 1 audit-", Row::Elsewhere("needs a log; the audit suite computes these hashes")),
-    ("cofferdam setup", Row::Elsewhere("downloads for minutes; the wasm-supply suite does it")),
-    ("cofferdam run --tty", Row::Elsewhere("needs a terminal; terminals has one")),
+    ("cargo ", Row::Untested("a task of this repository")),
+    ("git clone ", Row::Untested("fetches from the network")),
+    ("sudo ", Row::Untested("changes the host")),
+    ("apt-get ", Row::Untested("changes the host")),
+    ("pip install ", Row::Tested("needs a package", "package_wheel_runs")),
+    ("uvx ", Row::Tested("another program, and needs a package", "package_wheel_runs")),
+    ("npm install ", Row::Tested("needs a package", "package_npm_runs")),
+    ("tar ", Row::Tested("needs a package", "package_tarball_runs")),
+    ("sha256sum ", Row::Tested("needs packages", "package_checksums_match")),
+    ("systemd-run ", Row::Untested("needs a user session of systemd")),
+    ("docker run ", Row::Untested("shows options of another program")),
+    ("cat /sys/kernel/security/lsm", Row::Untested("needs securityfs")),
+    ("claude ", Row::Tested("another program", "the_configurations_of_clients_start_the_server")),
+    ("tail -n 1 audit-", Row::Tested("needs a log", "the_example_is_a_log_and_its_hash_can_be_computed_by_hand")),
+    (
+        "cofferdam setup",
+        Row::Tested("downloads for minutes", "both_interpreters_are_obtained_found_again_and_repaired"),
+    ),
+    ("cofferdam run --tty", Row::Tested("needs a terminal", "a_terminal_program_gets_keys_size_and_its_own_terminal")),
     ("cofferdam run --config bad.toml", Row::Fails(&[125])),
     // Without control groups, the interpreter reports the failed allocation itself.
     ("cofferdam run --memory 64M --lang python --code 'x = ", Row::Fails(&[137, 1])),
-    ("echo $?", Row::Elsewhere("prints the status of the command before it, which has a row")),
-    ("cofferdam run --net pypi.org", Row::Elsewhere("reaches the internet; net has servers of its own")),
-    ("cofferdam run --net '@python", Row::Elsewhere("reaches the internet; net has servers of its own")),
-    ("cofferdam run --net '*.example.com", Row::Elsewhere("names a program of an example")),
-    ("cofferdam run --net-policy ", Row::Elsewhere("names a program of an example; net has policies of its own")),
+    ("echo $?", Row::Untested("prints the status of the command before it, which has a row")),
+    ("cofferdam run --net pypi.org", Row::Tested("reaches the internet", "policy_allows_its_hosts_and_nothing_else")),
+    ("cofferdam run --net '@python", Row::Tested("reaches the internet", "pip_installs_with_the_preset")),
+    (
+        "cofferdam run --net '*.example.com",
+        Row::Tested("names a program of an example", "policy_allows_its_hosts_and_nothing_else"),
+    ),
+    (
+        "cofferdam run --net-policy ",
+        Row::Tested("names a program of an example", "requests_are_allowed_by_method_and_path"),
+    ),
     ("cofferdam run --net ", Row::Here),
-    ("cofferdam run --publish ", Row::Elsewhere("serves until it is ended; published runs servers")),
-    ("curl ", Row::Elsewhere("a client of a server in a sandbox; published has clients")),
+    ("cofferdam run --publish ", Row::Tested("serves until it is ended", "published_ports_lead_to_the_server")),
+    ("curl ", Row::Tested("a client of a server in a sandbox", "published_ports_lead_to_the_server")),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
     ("cofferdam run --level wasm", Row::WithInterpreter),
     ("cofferdam run --backend wasm -- python3", Row::WithInterpreter),
@@ -59,21 +70,62 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --backend docker:runsc", Row::WithEngine),
     ("SANDBOX_TYPE=docker ", Row::WithEngine),
     ("cofferdam image list", Row::WithEngine),
-    ("cofferdam image build-base", Row::Elsewhere("takes long; every run of the tests makes this image with it")),
-    ("cofferdam image import", Row::Elsewhere("needs a root file system; the container suite imports one")),
-    ("cofferdam image pull", Row::Elsewhere("needs a public registry; the container suite has one of its own")),
-    ("cofferdam run --image", Row::Elsewhere("needs those images; the container suite makes them")),
     (
-        "cofferdam vm ",
-        Row::Elsewhere("takes minutes; machines builds, lists and prunes images, travels exports and imports them"),
+        "cofferdam image build-base",
+        Row::Tested("takes long; every run of the tests makes this image", "make_base_image"),
     ),
-    ("cofferdam run --level vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
-    ("cofferdam run --backend vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
-    ("SANDBOX_TYPE=vm ", Row::Elsewhere("needs an image of virtual machines; machines has one")),
-    ("cofferdam doctor --backend vm", Row::Elsewhere("needs an image of virtual machines; machines has one")),
-    ("cofferdam snapshot ", Row::Elsewhere("needs a virtual machine; snapshots has one")),
-    ("cofferdam mcp --http", Row::Elsewhere("serves until it is ended; documents starts and ends it")),
-    ("cofferdam audit verify /var/log", Row::Elsewhere("names a log and a hash of an example")),
+    ("cofferdam image import", Row::Tested("needs a root file system", "images_are_made_from_directories_and_listed")),
+    (
+        "cofferdam image pull",
+        Row::Tested("needs a public registry", "an_image_comes_from_a_registry_with_its_progress"),
+    ),
+    ("cofferdam run --image", Row::Tested("needs those images", "images_are_made_from_directories_and_listed")),
+    ("cofferdam vm export-image", Row::Tested("takes minutes", "an_image_is_exported_and_imported_by_another_user")),
+    ("cofferdam vm import-image", Row::Tested("takes minutes", "an_image_is_exported_and_imported_by_another_user")),
+    ("cofferdam vm ", Row::Tested("takes minutes", "images_are_made_of_directories_named_listed_and_pruned")),
+    (
+        "cofferdam run --level vm",
+        Row::Tested(
+            "needs an image of virtual machines",
+            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
+        ),
+    ),
+    (
+        "cofferdam run --backend vm",
+        Row::Tested(
+            "needs an image of virtual machines",
+            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
+        ),
+    ),
+    (
+        "SANDBOX_TYPE=vm ",
+        Row::Tested(
+            "needs an image of virtual machines",
+            "a_script_runs_in_a_machine_and_its_posture_says_what_runs_it",
+        ),
+    ),
+    (
+        "cofferdam doctor --backend vm",
+        Row::Tested("needs an image of virtual machines", "doctor_tells_what_machines_need"),
+    ),
+    ("cofferdam snapshot inspect", Row::Tested("needs an archive", "an_archive_is_shown_without_a_machine")),
+    (
+        "cofferdam snapshot restore m.snap --attach",
+        Row::Tested("needs a virtual machine", "a_restored_program_is_attached_to_with_its_output_and_status"),
+    ),
+    (
+        "cofferdam snapshot restore m.snap --lang",
+        Row::Tested("needs a virtual machine", "what_is_saved_and_what_runs_in_what_is_restored_have_lines_in_the_log"),
+    ),
+    (
+        "cofferdam snapshot ",
+        Row::Tested("needs a virtual machine", "a_program_goes_on_in_another_process_and_directory"),
+    ),
+    ("cofferdam mcp --http", Row::Tested("serves until it is ended", "the_commands_of_the_page_on_mcp_serve")),
+    (
+        "cofferdam audit verify /var/log",
+        Row::Tested("names a log and a hash of an example", "runs_are_logged_and_the_log_is_verified"),
+    ),
 ];
 
 fn row(command: &str) -> Row {
@@ -176,7 +228,7 @@ fn run_shown(command: &str, how: Row, home: &Path) -> Option<(i32, String, Strin
     let mut shell = shell(command, home);
     shell.env("XDG_RUNTIME_DIR", home);
     match how {
-        Row::Elsewhere(_) => return None,
+        Row::Tested(..) | Row::Untested(_) => return None,
         Row::Here | Row::Fails(_) => {}
         Row::WithEngine => {
             let Ok(socket) = std::env::var("COFFERDAM_TEST_DOCKER") else {
@@ -243,5 +295,34 @@ fn every_row_of_documented_commands_has_a_command() {
     assert!(commands.len() > 60, "{} commands were found", commands.len());
     for (start, _) in ROWS {
         assert!(commands.iter().any(|command| command.starts_with(start)), "nothing shown begins with '{start}'");
+    }
+}
+
+/// Returns the text of all Rust files below a directory.
+fn sources(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory of the repository");
+    entries
+        .flat_map(|entry| {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() && path.file_name().is_none_or(|name| name != "target") {
+                sources(&path)
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                vec![std::fs::read_to_string(path).expect("a source file")]
+            } else {
+                Vec::new()
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn every_test_that_stands_for_a_documented_command_exists() {
+    let sources: Vec<_> = ["crates", "xtask/src"].iter().flat_map(|name| sources(&repository().join(name))).collect();
+    for (start, row) in ROWS {
+        let Row::Tested(_, test) = row else { continue };
+        // Tests of packages are functions of xtask, in a list with their names.
+        let forms = [format!("fn {test}("), format!("(\"{test}\", ")];
+        let is_there = sources.iter().any(|text| forms.iter().any(|form| text.contains(form)));
+        assert!(is_there, "no function is called {test}, which stands for '{start}'");
     }
 }

@@ -1,9 +1,10 @@
 //! `cofferdam run`: commands, their view of the sandbox, and exit statuses.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::process::Command;
 
-use super::{json, outcome, run, start};
+use super::{json, outcome, repository, run, start};
+use crate::groups::CallerGroup;
 
 fn ended(words: &[&str]) -> (i32, String, String) {
     outcome(&mut run(words))
@@ -300,34 +301,48 @@ fn of_a_project_with_an_environment_only_the_interpreter_is_seen() {
 #[test]
 fn sandboxes_stay_below_the_group_of_what_started_them() {
     const TEST: &str = "sandboxes_stay_below_the_group_of_what_started_them";
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    let group = own.lines().find_map(|line| line.split_once(":pids:")).map(|(_, group)| group);
-    let Some(group) = group.filter(|_| rustix::process::geteuid().is_root()) else {
-        println!("SKIP {TEST}: root and control groups of version 1 are needed");
-        return;
-    };
-    let name = format!("test-of-bounds-{}", std::process::id());
-    let caller = Path::new("/sys/fs/cgroup/pids").join(group.trim_start_matches('/')).join(name);
-    if let Err(error) = std::fs::create_dir(&caller) {
-        println!("SKIP {TEST}: no group can be made at {}: {error}", caller.display());
-        return;
-    }
-    std::fs::write(caller.join("pids.max"), "70").unwrap();
+    let Some(group) = CallerGroup::new(TEST) else { return };
+    group.limit(70);
     let forks = "import os, time\ncount = 0\ntry:\n  for _ in range(200):\n    if os.fork() == 0:\n      time.sleep(30); \
                  os._exit(0)\n    count += 1\nexcept OSError: pass\nprint(count)";
     let inner = run(["--pids", "256", "--", "python3", "-c", forks]);
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(caller.join("cgroup.procs"));
+    let mut command = group.enter();
     command.arg(inner.get_program()).args(inner.get_args());
     let (code, stdout, stderr) = outcome(&mut command);
-    // The last processes may still be exiting.
-    let gone = (0..500).any(|_| {
-        std::fs::remove_dir(&caller).is_ok() || {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            false
-        }
-    });
+    let gone = group.remove();
     let count: u32 = stdout.trim().parse().unwrap_or(0);
     assert!(code == 0 && (1..70).contains(&count), "{code} {stdout} {stderr}");
     assert!(gone, "something is left in the caller's group");
+}
+
+/// Promise (Process isolation): A sandbox inherits neither real-time scheduling and a raised priority of its caller, nor
+/// the right to obtain them.
+#[test]
+fn real_time_scheduling_and_raised_priority_are_not_inherited() {
+    const TEST: &str = "real_time_scheduling_and_raised_priority_are_not_inherited";
+    const REPORT: &str = "import os, resource as r; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), \
+                          *r.getrlimit(r.RLIMIT_RTPRIO), *r.getrlimit(r.RLIMIT_NICE))";
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP {TEST}: only root can raise these");
+        return;
+    }
+    // The last row needs CAP_SYS_RESOURCE. The guest of `v2` has it.
+    for (words, outside) in [
+        (&["nice", "-n", "-5"][..], "0 -5 "),
+        (&["chrt", "--fifo", "10"], "1 0 "),
+        (&["chrt", "--rr", "10"], "2 0 "),
+        (&["prlimit", "--rtprio=50:50", "--nice=40:40", "chrt", "--fifo", "10"], "1 0 50 50 40 40\n"),
+    ] {
+        let raised = |program: &Command| {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).arg(program.get_program()).args(program.get_args());
+            outcome(command.current_dir(repository()))
+        };
+        let (_, control, stderr) = raised(Command::new("python3").args(["-c", REPORT]));
+        if !control.starts_with(outside) {
+            println!("SKIP {TEST}: {}: {control} {stderr}", words.join(" "));
+            continue;
+        }
+        assert_eq!(raised(&run(["--", "python3", "-c", REPORT])), quietly(0, "0 0 0 0 0 0\n"), "{words:?}");
+    }
 }

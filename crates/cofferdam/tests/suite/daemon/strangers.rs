@@ -10,6 +10,7 @@ use cofferdam::{Access, ExecRequest, Spec, Workspace};
 
 use super::{Home, by_daemon, leaving_nothing, read};
 use crate::cli::WEAKER;
+use crate::groups::CallerGroup;
 
 const ALONE: &[&str] = &["--python", "0", "--node", "0"];
 /// Environment variable with the socket for [`inner_stranger`].
@@ -250,6 +251,7 @@ fn nothing_of_the_daemons_environment_reaches_a_guest() {
 
 #[test]
 fn a_caller_that_is_confined_differently_runs_locally_and_is_refused_by_the_daemon() {
+    let test = "a_caller_that_is_confined_differently_runs_locally";
     let home = Home::new();
     let daemon = home.daemon(ALONE);
     for (name, words) in [
@@ -258,24 +260,38 @@ fn a_caller_that_is_confined_differently_runs_locally_and_is_refused_by_the_daem
         ("network", &["unshare", "--net"]),
         ("rights", &["setpriv", "--no-new-privs"]),
     ] {
-        if !Command::new(words[0]).args(&words[1..]).arg("true").status().is_ok_and(|status| status.success()) {
-            println!("SKIP a_caller_that_is_confined_differently_runs_locally {name}: this user may not");
+        let wrapper = || {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]);
+            command
+        };
+        if !wrapper().arg("true").status().is_ok_and(|status| status.success()) {
+            println!("SKIP {test} {name}: this user may not");
             continue;
         }
-        let confined = |arguments: &[&str]| {
-            let own = home.run(arguments);
-            let mut command = Command::new(words[0]);
-            command.args(&words[1..]).arg(own.get_program()).args(own.get_args()).env_clear();
-            command.envs(own.get_envs().filter_map(|(key, value)| Some((key, value?)))).stdin(Stdio::null());
-            read(&command.output().unwrap())
-        };
-        let (status, _, stderr) = confined(&["-v", "--", "true"]);
-        assert!(!by_daemon(&stderr) && stderr.contains("confined differently"), "{name}: {status:?} {stderr}");
-        let (status, _, stderr) = confined(&["--daemon", "require", "--", "true"]);
-        assert!(status == Some(125) && stderr.contains("confined differently"), "{name}: {stderr}");
+        runs_without_the_daemon(&home, name, wrapper);
+    }
+    if let Some(group) = CallerGroup::new(test) {
+        runs_without_the_daemon(&home, "control group", || group.enter());
+        assert!(group.remove(), "something is left in the caller's group");
     }
     assert_eq!(daemon.status()["runs"], 0);
     assert!(by_daemon(&read(&home.run(["-v", "--", "true"]).output().unwrap()).2));
+}
+
+/// Checks that runs under a wrapper, which confines its arguments, do not use the daemon.
+fn runs_without_the_daemon(home: &Home, name: &str, wrapper: impl Fn() -> Command) {
+    let confined = |arguments: &[&str]| {
+        let own = home.run(arguments);
+        let mut command = wrapper();
+        command.arg(own.get_program()).args(own.get_args()).env_clear();
+        command.envs(own.get_envs().filter_map(|(key, value)| Some((key, value?)))).stdin(Stdio::null());
+        read(&command.output().unwrap())
+    };
+    let (status, _, stderr) = confined(&["-v", "--", "true"]);
+    assert!(!by_daemon(&stderr) && stderr.contains("confined differently"), "{name}: {status:?} {stderr}");
+    let (status, _, stderr) = confined(&["--daemon", "require", "--", "true"]);
+    assert!(status == Some(125) && stderr.contains("confined differently"), "{name}: {stderr}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod paths;
 mod races;
 mod row;
 mod run;
-mod table;
+pub mod table;
 #[cfg(feature = "vm")]
 mod vm;
 
@@ -210,6 +210,19 @@ fn another_directory_than_the_recorded_one_is_not_mounted() {
     paths::replaced_directory(run::backend().as_ref());
 }
 
+/// Promise (Files): A sandbox has the root directory that the caller named, even if another process swaps its path
+/// later.
+#[test]
+fn a_swapped_root_leads_no_sandbox_elsewhere() {
+    paths::swapped_root(40);
+}
+
+/// Promise (Files): A path that leads to another directory than the recorded one is not used as root.
+#[test]
+fn another_directory_than_the_recorded_one_is_no_root() {
+    paths::replaced_root();
+}
+
 #[cfg(feature = "container")]
 #[test]
 fn a_swapped_directory_leads_no_container_elsewhere() {
@@ -281,4 +294,22 @@ fn rows_without_a_control_say_why_and_names_are_unique() {
     let names: BTreeSet<_> = rows.iter().map(|row| row.name).collect();
     assert_eq!(names.len(), rows.len(), "two rows have the same name");
     assert!(rows.iter().all(|row| !matches!(row.control, row::Control::None(""))));
+}
+
+/// Checks the last column of docs/limits.md: it names every form of `kernel_memory.c` that is a row here, and nothing
+/// that does not exist.
+#[test]
+fn every_form_of_kernel_memory_is_in_the_table_of_limits() {
+    let document = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/limits.md");
+    let text = std::fs::read_to_string(&document).expect("docs/limits.md is part of the repository");
+    let (_, table) = text.split_once("| tested as |\n").expect("a table with this column");
+    let lines = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let cells = lines.filter_map(|line| line.trim_end_matches([' ', '|']).rsplit('|').next());
+    let named: BTreeSet<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    let forms: BTreeSet<&str> = table::kernel_memory::FORMS.iter().map(|(form, _)| *form).collect();
+    let missing: Vec<_> = forms.difference(&named).collect();
+    assert!(missing.is_empty(), "docs/limits.md does not name {missing:?}");
+    let programs = guests::all_names();
+    let unknown: Vec<_> = named.difference(&forms).filter(|name| !programs.contains(**name)).collect();
+    assert!(unknown.is_empty(), "docs/limits.md names {unknown:?}, which do not exist");
 }

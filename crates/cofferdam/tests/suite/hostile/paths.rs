@@ -1,7 +1,8 @@
 //! Host paths that a guest redirects: it owns a directory above the one that the next sandbox mounts.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::{chown, symlink};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -10,16 +11,19 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    Access, Backend, ByteSize, DirectoryId, Error, ErrorKind, ExecRequest, Protection, SandboxPath, Spec, Workspace,
+    Access, Backend, ByteSize, DirectoryId, Error, ErrorKind, ExecRequest, Protection, RootFs, SandboxPath, Spec,
+    Workspace,
 };
 use rustix::fs::{CWD, RenameFlags};
 
-use super::guests::open_temporary_directory;
+use super::guests::{Guests, open_temporary_directory};
 use super::races::Target;
-use super::run::block_on;
+use super::run::{backend, block_on};
 
 /// The unprivileged user that owns the directories in root's test.
 const USER: u32 = 65533;
+/// The program of a root file system: reports an escape if it can read a file whose path is an argument.
+const ROOT_PROGRAM: &str = "host_files";
 
 /// A directory of a guest, with a mounted directory and a symlink to the host next to it.
 struct Owned {
@@ -53,6 +57,25 @@ impl Owned {
         let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk);
         // On cgroup v1 only root can bound a container's socket buffers.
         spec.allow_weaker(Protection::Memory).build().expect("a valid spec")
+    }
+
+    /// Returns a spec with the directory as root file system.
+    fn root_spec(&self) -> Spec {
+        let root = RootFs::Directory { path: self.mounted.clone() };
+        Spec::builder().root(root).build().expect("a valid spec")
+    }
+
+    /// Returns the spec with the directory that the path leads to now.
+    fn record(&self, spec: &Spec) -> Spec {
+        let named = fs::metadata(&self.mounted).expect("it exists");
+        let id = DirectoryId { device: named.dev(), inode: named.ino() };
+        spec.to_builder().directory(&self.mounted, id).build().expect("a valid spec")
+    }
+
+    /// Replaces the directory with a new one.
+    fn replace(&self) {
+        fs::rename(&self.mounted, self.mounted.with_file_name("aside")).expect("the directory is ours");
+        fs::create_dir(&self.mounted).expect("the directory is ours");
     }
 }
 
@@ -106,22 +129,45 @@ pub fn swapped_directory(backend: &dyn Backend, rounds: usize) {
         let refused = backend.create(owned.spec()).await.expect_err("a link is refused");
         assert_eq!(refused.kind(), ErrorKind::PathEscape, "{refused}");
         owned.swap();
-        let _swapping = Swapping::begin(&owned);
-        let (mut made, mut refused, mut last) = (0, 0, None);
-        // On a busy host, one of the two may be late. Refusals take a millisecond each.
-        let begun = Instant::now();
-        while made + refused < rounds || (made == 0 || refused == 0) && begun.elapsed() < RACE_TIMEOUT {
-            match attempt(backend, &owned).await {
-                None => made += 1,
-                Some(error) => {
-                    refused += 1;
-                    last = Some(error);
-                }
-            }
-        }
-        assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused, {last:?}");
+        race(&owned, rounds, async || attempt(backend, &owned).await).await;
     });
     target.assert_untouched();
+}
+
+/// Checks the same for a directory that is the root file system. Each attempt has its own backend, because a launcher
+/// opens its root only once.
+pub fn swapped_root(rounds: usize) {
+    let guests = Guests::compile(&BTreeSet::from([ROOT_PROGRAM]));
+    let target = Target::new();
+    let owned = Arc::new(Owned::new(target.path()));
+    fs::copy(guests.path(ROOT_PROGRAM), owned.mounted.join(ROOT_PROGRAM)).expect("the directory is ours");
+    block_on(async {
+        owned.swap();
+        let refused = backend().create(owned.root_spec()).await.expect_err("a link is refused");
+        assert_eq!(refused.kind(), ErrorKind::PathEscape, "{refused}");
+        owned.swap();
+        race(&owned, rounds, async || attempt_root(&owned).await).await;
+    });
+    target.assert_untouched();
+}
+
+/// Attempts while the two names are swapped, until some attempts were refused and others were not. An attempt returns
+/// the error of a refusal.
+async fn race(owned: &Arc<Owned>, rounds: usize, attempt: impl AsyncFn() -> Option<Error>) {
+    let _swapping = Swapping::begin(owned);
+    let (mut made, mut refused, mut last) = (0, 0, None);
+    // On a busy host, one of the two may be late. Refusals take a millisecond each.
+    let begun = Instant::now();
+    while made + refused < rounds || (made == 0 || refused == 0) && begun.elapsed() < RACE_TIMEOUT {
+        match attempt().await {
+            None => made += 1,
+            Some(error) => {
+                refused += 1;
+                last = Some(error);
+            }
+        }
+    }
+    assert!(made > 0 && refused > 0, "the race was not run: {made} made, {refused} refused, {last:?}");
 }
 
 /// Creates a sandbox and tries both paths to the host. Returns the error if the sandbox was refused.
@@ -142,18 +188,40 @@ async fn attempt(backend: &dyn Backend, owned: &Owned) -> Option<Error> {
     None
 }
 
+/// Creates a sandbox with the directory as root, and tries to read the host's file. Returns the error if the sandbox was
+/// refused.
+async fn attempt_root(owned: &Owned) -> Option<Error> {
+    let sandbox = match backend().create(owned.root_spec()).await {
+        Ok(sandbox) => sandbox,
+        Err(error) => return Some(error),
+    };
+    // The program exists only in the directory, and the secret only on the host.
+    let request = ExecRequest::argv([&format!("/{ROOT_PROGRAM}"), "--image", "/secret"]).build().expect("valid");
+    let done = sandbox.exec(request).await.expect("the program of this root starts");
+    assert!(done.exit.success(), "the guest sees the host's file: {done:?}");
+    sandbox.close().await.expect("it closes");
+    None
+}
+
 /// Checks that only the directory recorded in the spec is mounted, even without a symlink in the path.
 pub fn replaced_directory(backend: &dyn Backend) {
-    use std::os::unix::fs::MetadataExt;
     let target = Target::new();
     let owned = Owned::new(target.path());
-    let named = fs::metadata(&owned.mounted).expect("it exists");
-    let id = DirectoryId { device: named.dev(), inode: named.ino() };
-    let spec = owned.spec().to_builder().directory(&owned.mounted, id).build().expect("a valid spec");
+    is_refused_once_replaced(backend, &owned, &owned.spec());
+}
+
+/// Checks the same for a directory that is the root file system.
+pub fn replaced_root() {
+    let target = Target::new();
+    let owned = Owned::new(target.path());
+    is_refused_once_replaced(backend().as_ref(), &owned, &owned.root_spec());
+}
+
+fn is_refused_once_replaced(backend: &dyn Backend, owned: &Owned, spec: &Spec) {
+    let spec = owned.record(spec);
     block_on(async {
         backend.create(spec.clone()).await.expect("it is the one that was named").close().await.expect("it closes");
-        fs::rename(&owned.mounted, owned.mounted.with_file_name("aside")).expect("the directory is ours");
-        fs::create_dir(&owned.mounted).expect("the directory is ours");
+        owned.replace();
         let error = backend.create(spec).await.expect_err("it is another one");
         assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         assert!(error.to_string().contains("not the one that was named"), "{error}");
