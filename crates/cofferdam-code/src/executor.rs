@@ -12,18 +12,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cofferdam_audit::{Program, Redactor};
+use cofferdam_audit::Program;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
-    ExecRequest, Exit, LayeredSandbox, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
-    after_close,
+    ExecRequest, Exit, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin, after_close,
 };
 
-use crate::audit::{self, Audit, Entry};
+use crate::audit::{Audit, Entry};
 use crate::bootstrap::{self, Parameters};
 use crate::execution::OutputPrefix;
 use crate::files::{self, OwnFile, OwnFiles, Scan};
-use crate::recorded::Recorded;
 use crate::result::{posture_digest, random_id, weaker};
 use crate::runtime::{self, Versions};
 use crate::screening::{self, Verdict};
@@ -150,26 +148,6 @@ impl Executor {
             Ok(completed) => call.finish(sandbox, completed).await,
             Err(error) => Err(call.failed(error).await),
         }
-    }
-
-    /// Returns a sandbox whose connections and requests are in the audit log, until it is closed. Call this for each new
-    /// sandbox before the network is used.
-    pub fn recorded(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        self.recorded_without(sandbox, Redactor::none())
-    }
-
-    /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
-    pub(crate) fn recorded_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
-        let layer = self.0.audit.as_ref().and_then(|audit| Recorded::start(audit, &sandbox, secrets));
-        match layer {
-            Some(layer) => Arc::new(LayeredSandbox::new(sandbox, layer)),
-            None => sandbox,
-        }
-    }
-
-    /// Returns the redactor of secrets for the audit log, if there is one.
-    pub(crate) fn redactor(&self, secrets: &Secrets) -> Result<Redactor> {
-        if self.0.audit.is_some() { audit::redactor(secrets) } else { Ok(Redactor::none()) }
     }
 
     /// Creates a sandbox, runs code in it and closes it.

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_audit::{Network, NetworkLost, NetworkRecord, Redactor, Text, Timestamp};
-use cofferdam_contract::{NetworkEvent, NetworkPolicy, NetworkRules, Result, Sandbox, SandboxLayer};
+use cofferdam_contract::{LayeredSandbox, NetworkEvent, NetworkPolicy, NetworkRules, Result, Sandbox, SandboxLayer};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::audit::Audit;
+use crate::audit::{self, Audit};
+use crate::{Executor, Secrets};
 
 /// The maximum number of records that are written at once.
 const MAX_BATCH: usize = 256;
@@ -53,6 +54,28 @@ impl Recorded {
             redactor,
         };
         Some(Self(Mutex::new(Some(Recording { stop, task: tokio::spawn(recorder.follow(events, stopped)) }))))
+    }
+}
+
+impl Executor {
+    /// Returns a sandbox whose connections and requests are in the audit log, until it is closed. Call this for each new
+    /// sandbox before the network is used.
+    pub fn recorded(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        self.recorded_without(sandbox, Redactor::none())
+    }
+
+    /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
+    pub(crate) fn recorded_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
+        let layer = self.0.audit.as_ref().and_then(|audit| Recorded::start(audit, &sandbox, secrets));
+        match layer {
+            Some(layer) => Arc::new(LayeredSandbox::new(sandbox, layer)),
+            None => sandbox,
+        }
+    }
+
+    /// Returns the redactor of secrets for the audit log, if there is one.
+    pub(crate) fn redactor(&self, secrets: &Secrets) -> Result<Redactor> {
+        if self.0.audit.is_some() { audit::redactor(secrets) } else { Ok(Redactor::none()) }
     }
 }
 

@@ -79,7 +79,7 @@ pub struct CodeResult {
     pub killed_by: Option<LimitKind>,
     /// Limits that refused an operation or killed a process.
     pub limits_hit: Vec<LimitKind>,
-    /// What the network policy refused during the call: one printable text for each kind of refusal.
+    /// Refusals of the network policy during the call: one printable text for each kind of refusal.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub network_denials: Vec<String>,
     /// Resource usage; `None` for a call of a session, because usage is counted for the whole interpreter.

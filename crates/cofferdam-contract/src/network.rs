@@ -116,7 +116,7 @@ pub struct NetworkEvent {
     pub duration_ms: u64,
 }
 
-/// What a sandbox has used of its network since its creation.
+/// The use of a sandbox's network since its creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct NetworkUsage {
     /// Connections, those that are open and those that were refused included.

@@ -118,7 +118,7 @@ pub struct End {
     pub killed_by: Option<String>,
     /// Limits that refused an operation or killed a process during the run.
     pub limits_hit: Vec<String>,
-    /// What the network policy of the server refused during the run, with the rule that would allow it.
+    /// Refusals of the server's network policy during the run, with the rule that would allow it.
     pub network_denials: Vec<String>,
     /// Real time of the run in seconds.
     pub duration_seconds: f64,
