@@ -81,7 +81,7 @@ impl Log {
 
     /// Records what belongs to a sandbox rather than to one execution: its connections and requests. All lines are
     /// synchronized by one call. On a full disk, none of them uses the reserve for outcomes.
-    pub fn note(&self, records: Vec<NetworkRecord>) -> Result<()> {
+    pub fn record_network(&self, records: Vec<NetworkRecord>) -> Result<()> {
         let written = self.0.locked(|writer| {
             self.0.group.check()?;
             writer.rotate_if_due()?;

@@ -424,6 +424,9 @@ pub struct Network {
     pub received_bytes: u64,
     /// Time since the begin of the connection, in milliseconds.
     pub duration_ms: u64,
+    /// Requests on the connection so far. Of very many, only some have a record of their own.
+    #[serde(default)]
+    pub requests: u64,
 }
 
 /// Connections and requests that came faster than they could be recorded.

@@ -225,7 +225,8 @@ fn encodings(secret: &[u8]) -> BTreeSet<Vec<u8>> {
 }
 
 fn encodings_of_value(value: &[u8]) -> Vec<Vec<u8>> {
-    let mut found = vec![value.to_vec()];
+    // Host names are compared and shown in small letters.
+    let mut found = vec![value.to_vec(), value.to_ascii_lowercase()];
     found.extend(base64(value));
     let digits = hex::encode(value);
     found.push(digits.to_ascii_uppercase().into_bytes());

@@ -324,7 +324,7 @@ impl<'a> Walk<'a> {
             Record::Removed(removed) => self.removed = Some(removed),
             Record::Network(_) => {}
             Record::NetworkLost(lost) => {
-                self.note(format!("{} connections and requests of a sandbox have no line of their own", lost.count));
+                self.loss(format!("{} connections and requests of a sandbox have no line of their own", lost.count));
             }
             Record::Unknown => self.note("it has a record kind that this version does not know"),
         }

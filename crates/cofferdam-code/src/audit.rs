@@ -9,7 +9,7 @@ use cofferdam_audit::{
     Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory,
     NetworkRecord, Outcome, Program, Redactor, Reservation, Restored, Subject, Sync, Text, Timestamp, Usage,
 };
-use cofferdam_contract::{Error, ErrorKind, Fault, Result, Retry, SandboxId, Spec};
+use cofferdam_contract::{Error, ErrorKind, Fault, NetworkDenial, Result, Retry, SandboxId, Spec};
 use serde::{Deserialize, Serialize};
 
 use crate::result::limit_name;
@@ -87,6 +87,7 @@ struct Missing {
     mandatory: bool,
     warn: Warn,
     warned: AtomicBool,
+    warned_of_network: AtomicBool,
 }
 
 impl Missing {
@@ -118,7 +119,12 @@ impl std::fmt::Debug for Audit {
 impl Audit {
     /// Opens the log. Returns `None` if it cannot be opened and is not mandatory.
     pub fn open(config: &AuditConfig, warn: Warn) -> Result<Option<Self>> {
-        let missing = Missing { mandatory: config.mandatory, warn, warned: AtomicBool::new(false) };
+        let missing = Missing {
+            mandatory: config.mandatory,
+            warn,
+            warned: AtomicBool::new(false),
+            warned_of_network: AtomicBool::new(false),
+        };
         match Log::open(config.log()) {
             Ok(log) => Ok(Some(Self { log, missing: Arc::new(missing) })),
             Err(problem) => missing.allow(refused("open the audit log", problem)).map(|()| None),
@@ -169,11 +175,23 @@ impl Audit {
         Ok(entry)
     }
 
-    /// Records connections and requests of a sandbox. Returns false if the log is mandatory and cannot be written.
-    pub async fn note(&self, records: Vec<NetworkRecord>) -> bool {
+    /// Records connections and requests of a sandbox, of which some may have been lost before. Returns false if the log is
+    /// mandatory and lacks any.
+    pub async fn record_network(&self, records: Vec<NetworkRecord>, lost: bool) -> bool {
         let log = self.log.clone();
-        let written = write(Arc::clone(&self.missing), move || log.note(records)).await;
-        written.map_err(|error| self.missing.report(error)).is_ok()
+        let work = Guaranteed(Some(move || log.record_network(records)));
+        let written = tokio::task::spawn_blocking(move || work.work()).await;
+        let why = match written {
+            Ok(Some(Ok(()))) if !lost => return true,
+            Ok(Some(Ok(()))) => "they came too fast".to_owned(),
+            Ok(Some(Err(problem))) => problem.to_string(),
+            _ => "this process ends".to_owned(),
+        };
+        if !self.missing.warned_of_network.swap(true, Ordering::Relaxed) {
+            let cut = if self.missing.mandatory { ", so that sandbox loses its network" } else { "" };
+            self.missing.warn.emit(&format!("the audit log lacks connections of a sandbox{cut}: {why}"));
+        }
+        !self.missing.mandatory
     }
 }
 
@@ -358,10 +376,10 @@ fn outcome(result: &CodeResult, output: Option<u64>, redactor: &Redactor) -> Out
     // If the workspace was not scanned, an empty list is not a count of zero.
     let files = Some(files).filter(|files| files.count() > 0 || result.files.complete);
     let refused = |limit| Denial { by: Text::new("limit"), what: Text::new(limit_name(limit)), times: 1 };
-    let denied = |text: &String| Denial {
+    let denied = |denial: &NetworkDenial| Denial {
         by: Text::new("network"),
-        what: Text::new(redactor.redact(text.as_bytes())),
-        times: 1,
+        what: Text::new(redactor.redact(denial.what.as_bytes())),
+        times: denial.times,
     };
     let usage = result.usage;
     Outcome {

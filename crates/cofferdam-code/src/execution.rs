@@ -113,9 +113,9 @@ impl Executor {
             let redactor = admitted.redactor.clone();
             if !admitted.needs_sandbox() {
                 let (sandbox, handle) = backend.start_one(spec.clone(), admitted.exec.clone()).await?;
-                return Ok((self.recorded_without(sandbox, redactor), handle));
+                return Ok((self.record_network_without(sandbox, redactor), handle));
             }
-            let sandbox = self.recorded_without(backend.create(spec.clone()).await?, redactor);
+            let sandbox = self.record_network_without(backend.create(spec.clone()).await?, redactor);
             match admitted.start(self, &place, &*sandbox).await {
                 Ok(handle) => Ok((sandbox, handle)),
                 Err(error) => Err(error.with_failed_close(sandbox.close().await)),
@@ -186,6 +186,9 @@ impl AdmittedJob {
     }
 
     async fn start(&mut self, executor: &Executor, place: &Place, sandbox: &dyn Sandbox) -> Result<ExecHandle> {
+        if let Some(call) = &mut self.call {
+            call.denied = sandbox.network_denials();
+        }
         match (self.call.as_mut().filter(|call| call.lists_files()), &self.checked_version) {
             (Some(call), _) => call.prepare(sandbox).await?,
             (None, Some(language)) => drop(executor.detect(place, sandbox, language).await?),

@@ -15,7 +15,8 @@ use bytes::Bytes;
 use cofferdam_audit::Program;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, Chunk, Command, Completed, Error, ErrorKind, ExecHandle,
-    ExecRequest, Exit, Level, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin, after_close,
+    ExecRequest, Exit, Level, NetworkDenial, OutputEvent, Result, Sandbox, SandboxPath, Script, Spec, Stdin,
+    after_close,
 };
 
 use crate::audit::{Audit, Entry};
@@ -153,7 +154,7 @@ impl Executor {
     /// Creates a sandbox, runs code in it and closes it.
     pub async fn run(&self, backend: &dyn Backend, spec: Spec, request: CodeRequest) -> Result<CodeResult> {
         let redactor = self.redactor(&request.secrets)?;
-        let sandbox = self.recorded_without(backend.create(spec).await?, redactor);
+        let sandbox = self.record_network_without(backend.create(spec).await?, redactor);
         let result = self.execute(&Place::of(backend), &*sandbox, request).await;
         after_close(result, sandbox.close().await)
     }
@@ -303,7 +304,7 @@ pub(crate) struct Call {
     channel: Option<Channel>,
     before: Option<Scan>,
     /// The denials of the sandbox's network before the start.
-    denied: Vec<String>,
+    pub(crate) denied: Vec<NetworkDenial>,
     timeout: Duration,
     max_output: ByteSize,
 }
@@ -375,7 +376,7 @@ impl Call {
             results: taken.results,
             results_dropped: taken.dropped,
             files,
-            network_denials: denied_since(sandbox, &self.denied),
+            network_denials: NetworkDenial::since(sandbox.network_denials(), &self.denied),
             screening: self.screened.take(),
             ..result(exit, stdout, stderr, meta)
         };
@@ -384,13 +385,6 @@ impl Call {
         }
         Ok(result)
     }
-}
-
-/// Returns the denials of a sandbox's network that are new, or were repeated.
-pub(crate) fn denied_since(sandbox: &dyn Sandbox, before: &[String]) -> Vec<String> {
-    let mut denials = sandbox.network_denials();
-    denials.retain(|denial| !before.contains(denial));
-    denials
 }
 
 /// Returns a command as it appears in an artifact: arguments as JSON, a shell line or script unchanged.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_audit::{Network, NetworkLost, NetworkRecord, Redactor, Text, Timestamp};
-use cofferdam_contract::{LayeredSandbox, NetworkEvent, NetworkPolicy, NetworkRules, Result, Sandbox, SandboxLayer};
+use cofferdam_contract::{
+    LayeredSandbox, NetworkEvent, NetworkFeed, NetworkNews, NetworkPolicy, Result, Sandbox, SandboxLayer,
+};
 use parking_lot::Mutex;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -45,7 +45,7 @@ impl Recorded {
     /// Begins to record. Returns `None` for a sandbox without a network.
     pub(crate) fn start(audit: &Audit, sandbox: &Arc<dyn Sandbox>, redactor: Redactor) -> Option<Self> {
         let events = sandbox.network_events()?;
-        let (stop, stopped) = oneshot::channel();
+        let (feed, stop) = NetworkFeed::new(events);
         let recorder = Recorder {
             audit: audit.clone(),
             sandbox: Arc::downgrade(sandbox),
@@ -53,19 +53,19 @@ impl Recorded {
             tenant: Text::new(sandbox.spec().tenant().as_str()),
             redactor,
         };
-        Some(Self(Mutex::new(Some(Recording { stop, task: tokio::spawn(recorder.follow(events, stopped)) }))))
+        Some(Self(Mutex::new(Some(Recording { stop, task: tokio::spawn(recorder.follow(feed)) }))))
     }
 }
 
 impl Executor {
     /// Returns a sandbox whose connections and requests are in the audit log, until it is closed. Call this for each new
-    /// sandbox before the network is used.
-    pub fn recorded(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        self.recorded_without(sandbox, Redactor::none())
+    /// sandbox before the network is used, in a tokio runtime. Secrets of requests are not removed from these records.
+    pub fn record_network(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        self.record_network_without(sandbox, Redactor::none())
     }
 
     /// Returns a sandbox like [`Self::recorded`], with secrets left out of the log.
-    pub(crate) fn recorded_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
+    pub(crate) fn record_network_without(&self, sandbox: Arc<dyn Sandbox>, secrets: Redactor) -> Arc<dyn Sandbox> {
         let layer = self.0.audit.as_ref().and_then(|audit| Recorded::start(audit, &sandbox, secrets));
         match layer {
             Some(layer) => Arc::new(LayeredSandbox::new(sandbox, layer)),
@@ -89,40 +89,33 @@ struct Recorder {
 }
 
 impl Recorder {
-    async fn follow(self, mut events: Receiver<NetworkEvent>, mut stopped: oneshot::Receiver<()>) {
-        let mut last = false;
-        while !last {
-            let mut batch = Vec::new();
-            tokio::select! {
-                event = events.recv() => match event {
-                    Ok(event) => batch.push(self.event(event)),
-                    Err(RecvError::Lagged(count)) => batch.push(self.lost(count)),
-                    Err(RecvError::Closed) => return,
-                },
-                _ = &mut stopped => last = true,
-            }
-            loop {
-                match events.try_recv() {
-                    Ok(event) => batch.push(self.event(event)),
-                    Err(TryRecvError::Lagged(count)) => batch.push(self.lost(count)),
-                    Err(_) => break,
-                }
-                if batch.len() >= MAX_BATCH {
-                    self.write(std::mem::take(&mut batch)).await;
-                }
+    async fn follow(self, mut feed: NetworkFeed) {
+        while let Some(news) = feed.next().await {
+            let mut batch = vec![self.record(news)];
+            while batch.len() < MAX_BATCH
+                && let Some(news) = feed.try_next()
+            {
+                batch.push(self.record(news));
             }
             self.write(batch).await;
         }
     }
 
-    /// Writes records. If the log is mandatory and cannot be written, the sandbox loses its network.
+    fn record(&self, news: NetworkNews) -> NetworkRecord {
+        match news {
+            NetworkNews::Event(event) => self.event(*event),
+            NetworkNews::Lost(count) => self.lost(count),
+        }
+    }
+
+    /// Writes records. If the log is mandatory and lacks any, the sandbox loses its network.
     async fn write(&self, batch: Vec<NetworkRecord>) {
-        if !batch.is_empty()
-            && !self.audit.note(batch).await
+        let lost = batch.iter().any(|record| matches!(record, NetworkRecord::Lost(_)));
+        if !self.audit.record_network(batch, lost).await
             && let Some(sandbox) = self.sandbox.upgrade()
         {
             // A sandbox that is closed already has no network.
-            let _ = sandbox.set_network(NetworkPolicy::Rules(NetworkRules::default())).await;
+            let _ = sandbox.set_network(NetworkPolicy::None).await;
         }
     }
 
@@ -145,6 +138,7 @@ impl Recorder {
             sent_bytes: event.sent,
             received_bytes: event.received,
             duration_ms: event.duration_ms,
+            requests: event.requests,
         }))
     }
 

@@ -6,8 +6,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cofferdam_contract::{
-    ByteSize, EntryKind, Exit, Level, LimitKind, Limits, Posture, Protection, ProtectionState, SandboxId, TenantId,
-    Usage, serde_duration,
+    ByteSize, EntryKind, Exit, Level, LimitKind, Limits, NetworkDenial, Posture, Protection, ProtectionState,
+    SandboxId, TenantId, Usage, serde_duration,
 };
 use cofferdam_screen::Finding;
 use cofferdam_util::{hex, sha256};
@@ -79,9 +79,9 @@ pub struct CodeResult {
     pub killed_by: Option<LimitKind>,
     /// Limits that refused an operation or killed a process.
     pub limits_hit: Vec<LimitKind>,
-    /// Refusals of the network policy during the call: one printable text for each kind of refusal.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub network_denials: Vec<String>,
+    /// Refusals of the network policy during the call, as text in JSON.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_texts")]
+    pub network_denials: Vec<NetworkDenial>,
     /// Resource usage; `None` for a call of a session, because usage is counted for the whole interpreter.
     pub usage: Option<Usage>,
     /// Results besides the output, in their order.
@@ -96,6 +96,10 @@ pub struct CodeResult {
     pub meta: Meta,
     /// The state of the session, for a call of one.
     pub session: Option<SessionState>,
+}
+
+fn as_texts<S: Serializer>(denials: &[NetworkDenial], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(denials.iter().map(ToString::to_string))
 }
 
 impl CodeResult {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
+    NetworkPolicy, NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
@@ -109,7 +109,7 @@ impl Sandbox for ContainerSandbox {
         &self.posture
     }
 
-    fn network_denials(&self) -> Vec<String> {
+    fn network_denials(&self) -> Vec<NetworkDenial> {
         self.inner.network.as_ref().map(Network::denials).unwrap_or_default()
     }
 

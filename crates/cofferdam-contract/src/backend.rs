@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::{
-    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkEvent,
-    NetworkPolicy, NetworkUsage, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId, SandboxPath,
-    Snapshot, Spec, after_close,
+    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkDenial,
+    NetworkEvent, NetworkPolicy, NetworkUsage, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId,
+    SandboxPath, Snapshot, Spec, after_close,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -225,8 +225,8 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Returns the protections that are enforced for this sandbox.
     fn posture(&self) -> &Posture;
 
-    /// Returns what the network policy refused so far: one printable text for each kind of refusal.
-    fn network_denials(&self) -> Vec<String> {
+    /// Returns what was refused on the network so far, each kind once.
+    fn network_denials(&self) -> Vec<NetworkDenial> {
         Vec::new()
     }
 

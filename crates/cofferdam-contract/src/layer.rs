@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::{
-    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, NetworkUsage, Posture,
-    Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
@@ -82,7 +82,7 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
         self.layer.posture(&*self.inner)
     }
 
-    fn network_denials(&self) -> Vec<String> {
+    fn network_denials(&self) -> Vec<NetworkDenial> {
         self.inner.network_denials()
     }
 

@@ -21,6 +21,7 @@ mod doctor;
 mod error;
 mod exec;
 mod exit;
+mod feed;
 mod files;
 mod handle;
 mod layer;
@@ -45,12 +46,14 @@ pub use exec::{
     TerminalSize,
 };
 pub use exit::{Exit, Usage};
+pub use feed::{NetworkFeed, NetworkNews};
 pub use files::{DirEntry, EntryKind, FileReader, SandboxPath};
 pub use handle::{DEFAULT_CANCEL_GRACE, ExecControl, ExecDriver, ExecHandle, ExecId, ExitWatch, StdinWriter};
 pub use layer::{LayeredSandbox, Permit, SandboxLayer, Sharing};
 pub use limits::{LimitKind, Limits, MAX_PROCESSES};
 pub use network::{
-    NetworkEvent, NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret, NetworkUsage, SecretPlace,
+    NetworkDenial, NetworkEvent, NetworkPolicy, NetworkProtocol, NetworkRule, NetworkRules, NetworkSecret,
+    NetworkUsage, SecretPlace,
 };
 pub use output::{Chunk, OutputEvent, OutputStream, OutputSubscription, Publisher};
 pub use posture::{Posture, PostureItem, Protection, ProtectionState};

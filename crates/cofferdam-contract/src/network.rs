@@ -114,6 +114,39 @@ pub struct NetworkEvent {
     pub received: u64,
     /// Milliseconds since the begin of the connection.
     pub duration_ms: u64,
+    /// Requests on the connection so far, those without an event of their own included.
+    #[serde(default)]
+    pub requests: u64,
+}
+
+/// A kind of look-ups, connections or requests that were refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NetworkDenial {
+    /// The refused action, such as `the look-up of example.com`. Contains no control characters.
+    pub what: String,
+    /// The reason, and the rule that would allow it, if one would.
+    pub why: String,
+    /// The number of times.
+    pub times: u64,
+}
+
+impl std::fmt::Display for NetworkDenial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "refused {}: {}", self.what, self.why)?;
+        if self.times > 1 { write!(f, " ({} times)", self.times) } else { Ok(()) }
+    }
+}
+
+impl NetworkDenial {
+    /// Returns the denials that came after earlier ones of the same sandbox.
+    pub fn since(mut all: Vec<Self>, before: &[Self]) -> Vec<Self> {
+        for denial in &mut all {
+            let same = |earlier: &&Self| earlier.what == denial.what && earlier.why == denial.why;
+            denial.times -= before.iter().find(same).map_or(0, |earlier| earlier.times.min(denial.times));
+        }
+        all.retain(|denial| denial.times > 0);
+        all
+    }
 }
 
 /// The use of a sandbox's network since its creation.
@@ -123,7 +156,7 @@ pub struct NetworkUsage {
     pub connections: u64,
     /// Requests of HTTP where the gateway sees them.
     pub requests: u64,
-    /// Look-ups, connections and requests that the policy refused.
+    /// Look-ups, connections and requests that were refused: by the policy, or because too many were open.
     pub refused: u64,
     /// Bytes that the guest sent on its connections.
     pub sent_bytes: u64,

@@ -82,6 +82,11 @@ impl Access {
         secrets.chain(certificates.filter(|_| self.interception.is_some())).collect()
     }
 
+    /// Returns true if the sandbox needs files of certificates.
+    pub fn has_files(&self) -> bool {
+        self.interception.is_some()
+    }
+
     /// Returns the names and contents of the files of certificates: those that the host trusts, and the sandbox's
     /// authority. There are none if TLS is not intercepted.
     pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {

@@ -2,29 +2,12 @@
 
 use std::fmt;
 
+use cofferdam_contract::NetworkDenial;
 use parking_lot::Mutex;
 
 /// The maximum of different denials that are kept, and of characters of each text.
 const MAX_KEPT: usize = 64;
 const MAX_TEXT: usize = 300;
-
-/// A refused look-up, connection or request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denial {
-    /// The refused action, such as `the look-up of example.com`. Contains no control characters.
-    pub what: String,
-    /// The reason, and the rule that would allow it, if one would.
-    pub why: String,
-    /// The number of times.
-    pub times: u64,
-}
-
-impl fmt::Display for Denial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "refused {}: {}", self.what, self.why)?;
-        if self.times > 1 { write!(f, " ({} times)", self.times) } else { Ok(()) }
-    }
-}
 
 /// The denials of one sandbox.
 #[derive(Debug, Default)]
@@ -32,7 +15,7 @@ pub struct Denials(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    list: Vec<Denial>,
+    list: Vec<NetworkDenial>,
     others: u64,
 }
 
@@ -45,7 +28,7 @@ impl Denials {
         let is_full = kept.list.len() >= MAX_KEPT;
         match kept.list.iter_mut().find(|known| known.what == what && known.why == why) {
             Some(known) => known.times += 1,
-            None if !is_full => kept.list.push(Denial { what, why, times: 1 }),
+            None if !is_full => kept.list.push(NetworkDenial { what, why, times: 1 }),
             None => kept.others += 1,
         }
     }
@@ -57,11 +40,11 @@ impl Denials {
     }
 
     /// Returns the denials in the order of their first occurrence. The last one counts those that were not kept.
-    pub fn list(&self) -> Vec<Denial> {
+    pub fn list(&self) -> Vec<NetworkDenial> {
         let kept = self.0.lock();
-        let others = (kept.others > 0).then(|| Denial {
+        let others = (kept.others > 0).then(|| NetworkDenial {
             what: "other look-ups and connections".to_owned(),
-            why: "the policy does not allow them".to_owned(),
+            why: "as those before".to_owned(),
             times: kept.others,
         });
         kept.list.iter().cloned().chain(others).collect()

@@ -16,12 +16,15 @@ use tokio::time::{Sleep, sleep};
 
 use crate::addresses::is_public;
 use crate::denials::Denials;
+use crate::pace::Pace;
 use crate::rules::{Content, Query, Refusal, Rule, Rules, Server};
 
 /// The maximum of events that wait for a reader. Older ones are lost to it.
-const MAX_EVENTS: usize = 256;
-/// The maximum length of each text in an event.
-const MAX_TEXT: usize = 1024;
+const MAX_EVENTS: usize = 1024;
+/// The maximum length of each text in an event. Readers that look for secrets in it cut it further.
+const MAX_TEXT: usize = 4096;
+/// The maximum length of a text in a reason.
+const MAX_REASON: usize = 1024;
 
 /// The state that all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub struct Judge {
     first: Mutex<Vec<broadcast::Receiver<NetworkEvent>>>,
     connections: AtomicU64,
     requests: AtomicU64,
+    /// The pace of events of requests. A guest that floods a connection with requests must not fill the logs.
+    reports: Mutex<Pace>,
     sent: AtomicU64,
     received: AtomicU64,
 }
@@ -49,6 +54,7 @@ impl Judge {
             first: Mutex::new(first),
             connections: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            reports: Mutex::new(Pace::of_reports()),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
         }
@@ -100,6 +106,7 @@ pub struct Flow {
     refused: Mutex<Option<String>>,
     /// Bytes that no rule was charged for yet.
     uncharged: AtomicU64,
+    requests: AtomicU64,
     sent: AtomicU64,
     received: AtomicU64,
 }
@@ -118,6 +125,7 @@ impl Flow {
             current: Mutex::default(),
             refused: Mutex::default(),
             uncharged: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
         })
@@ -197,9 +205,13 @@ impl Flow {
         self.admit(Content::Request { secure, method: method.to_owned(), path: path.to_owned() })
     }
 
-    /// Reports a request, with the reason if it was refused.
+    /// Reports a request, with the reason if it was refused. Of very many requests, only some have an event.
     pub fn report_request(&self, method: &str, path: &str, refused: Option<&str>) {
         self.judge.requests.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        if !self.judge.reports.lock().try_turn() {
+            return;
+        }
         let secure = self.secure.load(Ordering::Relaxed);
         let short = |text: &str| text.chars().take(MAX_TEXT).collect::<String>();
         let current = self.current.lock().as_ref().map(|(_, rule)| rule.text.clone());
@@ -242,7 +254,7 @@ impl Flow {
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),
             (Refusal::OtherPath, Content::Request { path, .. }) => {
-                format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_TEXT).collect::<String>())
+                format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_REASON).collect::<String>())
             }
             (Refusal::OtherProtocol, Content::Tls) => "a rule with protocol = \"tls\"".to_owned(),
             (Refusal::OtherProtocol, Content::Request { secure, .. }) => {
@@ -275,6 +287,7 @@ impl Flow {
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),
             duration_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
+            requests: self.requests.load(Ordering::Relaxed),
         }
     }
 

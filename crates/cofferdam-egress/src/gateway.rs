@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{Connection, NetworkEvent, NetworkSecret, NetworkUsage};
+use cofferdam_contract::{Connection, NetworkDenial, NetworkEvent, NetworkSecret, NetworkUsage};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -19,7 +19,6 @@ use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
 use crate::addresses::{is_exhausted, is_own};
-use crate::denials::Denial;
 use crate::flow::{Flow, Judge, Metered, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
@@ -147,7 +146,7 @@ impl Gateway {
     }
 
     /// Returns what was refused so far.
-    pub fn denials(&self) -> Vec<Denial> {
+    pub fn denials(&self) -> Vec<NetworkDenial> {
         self.shared.judge.denials.list()
     }
 

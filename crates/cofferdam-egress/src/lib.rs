@@ -66,8 +66,6 @@ pub use addresses::{is_own, is_public};
 #[cfg(feature = "gateway")]
 pub use authority::{Authority, Roots};
 #[cfg(feature = "gateway")]
-pub use denials::Denial;
-#[cfg(feature = "gateway")]
 pub use gateway::{Gateway, Sockets};
 pub use host::{PRESETS, is_not_single_host};
 #[cfg(feature = "gateway")]

@@ -10,16 +10,15 @@ use tokio::sync::oneshot;
 /// The maximum of connections of one sandbox. Further ones are closed: no limit counts the memory of a connection that
 /// waits to be accepted.
 pub const MAX_CONNECTIONS: usize = 64;
-/// The connections of this process have at most one of this number of its descriptors. Each takes two.
-const SHARE_OF_DESCRIPTORS: u64 = 2;
-const DESCRIPTORS: u64 = 2;
+/// Each connection takes two descriptors, and all together at most half of those of the process.
+const DESCRIPTORS_OF_CONNECTION: u64 = 2;
 /// The maximum of connections of this process if it has very many descriptors, or no limit.
 const MAX_OF_PROCESS: u64 = 1 << 16;
 
 /// The connections of this process.
 static PROCESS: LazyLock<Arc<Pool>> = LazyLock::new(|| {
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let connections = descriptors / SHARE_OF_DESCRIPTORS / DESCRIPTORS;
+    let connections = descriptors / 2 / DESCRIPTORS_OF_CONNECTION;
     Pool::new(usize::try_from(connections.clamp(1, MAX_OF_PROCESS)).unwrap_or(1))
 });
 

@@ -1,7 +1,7 @@
 //! Connections of the gateway to servers.
 
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ pub fn keep_alive(stream: &TcpStream) {
 
 /// Resolves a name as the host does. Blocks its thread.
 fn resolve(name: &str) -> Option<Vec<IpAddr>> {
-    let mut found = in_hosts_file(&hosts_file(), name);
+    let mut found = in_hosts_file(&hosts_file().ok()?, name);
     if found.is_empty() {
         // With a dot at its end, the name is not completed by a search domain of the host, which the policy does not have.
         let resolved = (format!("{name}."), 0).to_socket_addrs().ok()?;
@@ -157,11 +157,16 @@ fn allowed(found: &[IpAddr], target: &Target, port: u16, rules: &Rules) -> Resul
     }
 }
 
-fn hosts_file() -> String {
+fn hosts_file() -> io::Result<String> {
     let mut text = Vec::new();
-    // A host without the file has no names in it.
-    let _ = std::fs::File::open("/etc/hosts").and_then(|file| file.take(MAX_HOSTS_FILE).read_to_end(&mut text));
-    String::from_utf8_lossy(&text).into_owned()
+    match std::fs::File::open("/etc/hosts") {
+        Ok(file) => file.take(MAX_HOSTS_FILE).read_to_end(&mut text).map(drop)?,
+        // A name in the file must not get another address because the file cannot be opened now.
+        Err(error) if is_exhausted(&error) => return Err(error),
+        // A host without the file has no names in it.
+        Err(_) => {}
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Returns the addresses of a name in a file of the form of `/etc/hosts`.

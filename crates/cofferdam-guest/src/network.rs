@@ -94,7 +94,7 @@ pub use absent::Network;
 /// Stands for the network in builds without it.
 #[cfg(not(feature = "net"))]
 mod absent {
-    use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
+    use cofferdam_contract::{Error, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
     use cofferdam_egress::Rules;
     use tokio::sync::broadcast;
 
@@ -128,7 +128,7 @@ mod absent {
         }
 
         /// Returns nothing.
-        pub fn denials(&self) -> Vec<String> {
+        pub fn denials(&self) -> Vec<NetworkDenial> {
             match *self {}
         }
 
@@ -166,7 +166,7 @@ mod serving {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use cofferdam_contract::{Error, ErrorKind, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
+    use cofferdam_contract::{Error, ErrorKind, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
     use cofferdam_egress::{Gateway, Pace, Reach};
     use parking_lot::Mutex;
     use tokio::sync::{Semaphore, broadcast};
@@ -231,9 +231,9 @@ mod serving {
             Ok(Self { gateway, ports, policy: Mutex::new(policy), tasks: Mutex::new(tasks) })
         }
 
-        /// Returns what the policy refused so far, as text.
-        pub fn denials(&self) -> Vec<String> {
-            self.gateway.denials().iter().map(ToString::to_string).collect()
+        /// Returns what was refused so far.
+        pub fn denials(&self) -> Vec<NetworkDenial> {
+            self.gateway.denials()
         }
 
         /// Returns what the sandbox has used of its network.

@@ -133,7 +133,7 @@ impl From<&CodeResult> for End {
             truncated: result.truncated,
             killed_by: result.killed_by.map(|limit| limit.as_str().to_owned()),
             limits_hit: result.limits_hit.iter().map(|limit| limit.as_str().to_owned()).collect(),
-            network_denials: result.network_denials.clone(),
+            network_denials: result.network_denials.iter().map(ToString::to_string).collect(),
             duration_seconds: result.duration.as_secs_f64(),
         }
     }

@@ -194,7 +194,7 @@ impl Drop for Unclaimed {
 
 async fn create(backend: &dyn Backend, executor: &Executor, place: &Place, source: Source) -> Result<Arc<dyn Sandbox>> {
     match source {
-        Source::Spec(spec) => backend.create(*spec).await.map(|sandbox| executor.recorded(sandbox)),
+        Source::Spec(spec) => backend.create(*spec).await.map(|sandbox| executor.record_network(sandbox)),
         Source::State(state) => resume(backend, executor, place, state).await,
     }
 }

@@ -52,7 +52,7 @@ pub async fn start_one(
     request: ExecRequest,
 ) -> Result<(ProcessSandbox, ExecHandle)> {
     // Such a command needs files of the sandbox.
-    let needs_files = inputs.access.as_ref().is_some_and(|access| !network::files(access).is_empty());
+    let needs_files = inputs.access.as_ref().is_some_and(network::has_files);
     if needs_files || matches!(request.command(), Command::Script(_)) || request.terminal().is_some() {
         let sandbox = create(launcher, plan, inputs).await?;
         let started = sandbox.start(request).await;

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use cofferdam_contract::{Error, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
+use cofferdam_contract::{Error, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
 use cofferdam_egress::{Plan, Reach, Rules};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::broadcast;
@@ -91,6 +91,17 @@ pub fn variables(access: &Access) -> Vec<(String, String)> {
     match *access {}
 }
 
+/// Returns true if the sandbox needs files of certificates.
+#[cfg(feature = "net")]
+pub fn has_files(access: &Access) -> bool {
+    access.has_files()
+}
+
+#[cfg(not(feature = "net"))]
+pub fn has_files(access: &Access) -> bool {
+    match *access {}
+}
+
 /// Returns the files of certificates that programs of the sandbox need, with their names.
 #[cfg(feature = "net")]
 pub fn files(access: &Access) -> Vec<(&'static str, Vec<u8>)> {
@@ -119,8 +130,8 @@ pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Resul
 
 /// Returns what the gateway refused.
 #[cfg(feature = "net")]
-pub fn denials(gateway: &Gateway) -> Vec<String> {
-    gateway.denials().iter().map(ToString::to_string).collect()
+pub fn denials(gateway: &Gateway) -> Vec<NetworkDenial> {
+    gateway.denials()
 }
 
 /// Returns what the sandbox has used of its network.
@@ -157,7 +168,7 @@ pub fn replace(gateway: &Gateway, _: &[u16], _: &NetworkPolicy) -> Result<()> {
 }
 
 #[cfg(not(feature = "net"))]
-pub fn denials(gateway: &Gateway) -> Vec<String> {
+pub fn denials(gateway: &Gateway) -> Vec<NetworkDenial> {
     match *gateway {}
 }
 

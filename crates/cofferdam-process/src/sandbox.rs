@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy, NetworkUsage,
-    Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_linux::cgroup::Stats;
 
@@ -76,7 +76,7 @@ impl Sandbox for ProcessSandbox {
         &self.posture
     }
 
-    fn network_denials(&self) -> Vec<String> {
+    fn network_denials(&self) -> Vec<NetworkDenial> {
         self.core.gateway.as_ref().map(network::denials).unwrap_or_default()
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
+    NetworkPolicy, NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use cofferdam_guest::Record;
 use cofferdam_guest::network::Network;
@@ -202,7 +202,7 @@ impl Sandbox for VmSandbox {
         &self.posture
     }
 
-    fn network_denials(&self) -> Vec<String> {
+    fn network_denials(&self) -> Vec<NetworkDenial> {
         self.shared.inner.network.as_ref().map(Network::denials).unwrap_or_default()
     }
 

@@ -21,8 +21,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use cofferdam_contract::{
-    Capability, Chunk, Error, ErrorKind, ExecHandle, ExecRequest, Exit, ExitWatch, OutputEvent, Result, Retry, Sandbox,
-    Usage,
+    Capability, Chunk, Error, ErrorKind, ExecHandle, ExecRequest, Exit, ExitWatch, NetworkDenial, OutputEvent, Result,
+    Retry, Sandbox, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::{MutexGuard as Guard, Semaphore};
@@ -408,7 +408,7 @@ impl CodeSession {
             results: taken.results,
             results_dropped: taken.dropped,
             files,
-            network_denials: executor::denied_since(sandbox, &denied),
+            network_denials: NetworkDenial::since(sandbox.network_denials(), &denied),
             screening: screened,
             session: Some(SessionState { id: self.id.clone(), calls, lost, exited }),
             ..executor::result(exit, stdout, stderr, meta)

@@ -110,7 +110,7 @@ async fn kernel_table(cx: &Context, sandbox: &Arc<dyn Sandbox>, name: &str) -> O
 pub(super) async fn denials_name_the_look_up(cx: Context) -> Verdict {
     let sandbox = sandbox(&cx, allow(&[LISTED], PORT)).await?;
     check_look_up(&cx, &sandbox, LISTED, "found").await?;
-    check_eq!(sandbox.network_denials(), Vec::<String>::new(), "denials after an allowed look-up");
+    check_eq!(sandbox.network_denials(), [], "denials after an allowed look-up");
     for _ in 0..2 {
         check_look_up(&cx, &sandbox, UNLISTED, "unknown").await?;
     }
@@ -118,7 +118,10 @@ pub(super) async fn denials_name_the_look_up(cx: Context) -> Verdict {
     let [denial] = &denials[..] else {
         return Err(Stop::fail(format!("expected one denial of {UNLISTED}, got {denials:?}")));
     };
-    check!(denial.contains(UNLISTED) && denial.contains("--net"), "the denial lacks the name or a remedy: {denial}");
+    check!(
+        denial.what.contains(UNLISTED) && denial.why.contains("--net"),
+        "the denial lacks the name or a remedy: {denial}"
+    );
     Ok(())
 }
 

@@ -85,7 +85,7 @@ attempt(talk, '1.1.1.1', 80)";
             let done = sandbox.exec(python(code)).await.unwrap();
             let (stdout, stderr) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
             assert_eq!(stdout, expected, "{}: {stderr}", engine.name);
-            let denials = sandbox.network_denials().join("\n");
+            let denials = sandbox.network_denials().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
             for text in ["the look-up of secret.evil.invalid", "127.64.9.9:80"] {
                 assert!(denials.contains(text), "{}: {denials}", engine.name);
             }

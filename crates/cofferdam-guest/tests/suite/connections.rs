@@ -293,7 +293,7 @@ for name in ('allowed.invalid', 'secret.evil.invalid'):
 # The name leads nowhere, and no rule names the other addresses.
 print([talk(address, 80) for address in ('127.64.1.0', '127.64.9.9', '127.0.0.1')])"#;
     assert_eq!(python(&guest, code).await, "0 0 127.64.1.0\n3 3 none\n[b'', b'', b'']\n");
-    let denials = network.denials().join("\n");
+    let denials = network.denials().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     for text in ["the look-up of secret.evil.invalid", "127.64.9.9:80", "127.0.0.1:80"] {
         assert!(denials.contains(text), "{text}: {denials}");
     }

@@ -79,7 +79,7 @@ attempt(talk, '1.1.1.1', 80)"
         // A copy has other addresses for its names.
         let (address, rest) = stdout.split_once('\n').unwrap_or_default();
         assert!(address.starts_with("127.") && rest == expected, "{stdout} {stderr}");
-        let denials = sandbox.network_denials().join("\n");
+        let denials = sandbox.network_denials().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
         assert!(denials.contains(&format!("the look-up of {denied}.invalid")), "{denials}");
     };
     let sandbox = promptly(backend.create(spec("one"))).await.unwrap();

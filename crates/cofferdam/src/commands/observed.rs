@@ -7,13 +7,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use cofferdam::{Error, ErrorKind, NetworkEvent, NetworkPolicy, Result, Sandbox, SandboxId, TenantId};
+use cofferdam::{
+    Error, ErrorKind, NetworkEvent, NetworkFeed, NetworkNews, NetworkPolicy, Result, Sandbox, SandboxId, TenantId,
+};
 use cofferdam_egress::{Plan, Reach};
 use cofferdam_linux::named::Directory;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -92,14 +92,14 @@ impl Observation {
     /// Begins to observe a sandbox. Returns `None` if it has no events.
     pub fn start(sandbox: &Arc<dyn Sandbox>, log: Option<File>) -> Option<Self> {
         let events = sandbox.network_events()?;
-        let (stop, stopped) = oneshot::channel();
+        let (feed, stop) = NetworkFeed::new(events);
         let writer = Writer {
             sandbox: sandbox.id().clone(),
             tenant: sandbox.spec().tenant().clone(),
             log,
             observed: Observed::default(),
         };
-        Some(Self { stop, task: tokio::spawn(writer.follow(events, stopped)) })
+        Some(Self { stop, task: tokio::spawn(writer.follow(feed)) })
     }
 
     /// Ends the observation once the sandbox is closed.
@@ -117,24 +117,14 @@ struct Writer {
 }
 
 impl Writer {
-    async fn follow(mut self, mut events: Receiver<NetworkEvent>, mut stopped: oneshot::Receiver<()>) -> Observed {
-        loop {
-            tokio::select! {
-                event = events.recv() => match event {
-                    Ok(event) => self.note(&event),
-                    Err(RecvError::Lagged(lost)) => self.lost(lost),
-                    Err(RecvError::Closed) => return self.observed,
-                },
-                _ = &mut stopped => break,
+    async fn follow(mut self, mut feed: NetworkFeed) -> Observed {
+        while let Some(news) = feed.next().await {
+            match news {
+                NetworkNews::Event(event) => self.note(&event),
+                NetworkNews::Lost(lost) => self.lost(lost),
             }
         }
-        loop {
-            match events.try_recv() {
-                Ok(event) => self.note(&event),
-                Err(TryRecvError::Lagged(lost)) => self.lost(lost),
-                Err(_) => return self.observed,
-            }
-        }
+        self.observed
     }
 
     fn note(&mut self, event: &NetworkEvent) {

@@ -64,7 +64,7 @@ async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<Pa
     let executor = Executor::new(settings.code.clone())?;
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let sandbox = tokio::select! {
-        created = backend.create(spec) => executor.recorded(created?),
+        created = backend.create(spec) => executor.record_network(created?),
         number = interrupts.next() => return Ok(signal_status(number)),
     };
     let repl = Repl {

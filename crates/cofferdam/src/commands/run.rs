@@ -368,7 +368,7 @@ impl<'a> Run<'a> {
             });
             let denials = sandbox.network_denials();
             if !denials.is_empty() {
-                document["network_denials"] = denials.into();
+                document["network_denials"] = denials.iter().map(ToString::to_string).collect();
             }
             if let Some(usage) = sandbox.network_usage() {
                 document["network"] = json!(usage);

@@ -9,9 +9,9 @@ use super::{Place, USERS, outcome};
 use crate::cli::WEAKER;
 
 /// A value that a program has, and sends where the log would show it.
-const SECRET: &str = "secret-5f0b82c7d91e";
+const SECRET: &str = "Secret-5F0b82c7D91e";
 
-/// Promise (Network): Each connection, request and refusal is in the audit log, with sandbox, tenant, name, address, rule,
+/// Promise (Network): Connections, requests and refusals are in the audit log, with sandbox, tenant, name, address, rule,
 /// bytes and verdict. It has no secret of the run.
 #[test]
 fn connections_are_in_the_audit_log() {
@@ -19,7 +19,7 @@ fn connections_are_in_the_audit_log() {
     let code = format!(
         "print(fetch('http://web.example/a?b=c')[0])\nprint(fetch('http://web.example/{SECRET}')[0])\n\
          attempt(talk, 'web.example', 7, b'abc')\nattempt(talk, '198.18.200.200', 80)\n\
-         attempt(talk, 'other.example', 80)\nprint(status('http://web.example/a', 'DELETE'))"
+         attempt(talk, '{SECRET}.other.example', 80)\nprint(status('http://web.example/a', 'DELETE'))"
     );
     let policy = place
         .policy("[[allow]]\nhost = \"web.example:80\"\nmethods = [\"GET\"]\n[[allow]]\nhost = \"web.example:7\"\n");
@@ -44,7 +44,7 @@ fn connections_are_in_the_audit_log() {
         assert_eq!((&usage["requests"], &usage["refused"]), (&json!(3), &json!(4)), "{usage}");
         assert!(usage["connections"].as_u64() >= Some(4) && usage["sent_bytes"].as_u64() > Some(100), "{usage}");
         let denials = result["network_denials"].to_string();
-        assert!(denials.contains("the look-up of other.example"), "{denials}");
+        assert!(denials.contains(&format!("the look-up of {}.other.example", SECRET.to_lowercase())), "{denials}");
 
         let audit = |words: &[&str]| {
             let mut audit = Command::new("setpriv");
@@ -53,10 +53,14 @@ fn connections_are_in_the_audit_log() {
         };
         let (status, lines, stderr) = audit(&["query", "--tenant", "acme"]);
         assert_eq!(status, 0, "{stderr}");
-        assert!(!lines.contains(SECRET), "{lines}");
+        assert!(!lines.to_lowercase().contains(&SECRET.to_lowercase()), "{lines}");
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["record"].clone());
         let records: Vec<Value> = lines.collect();
         let end = records.iter().find(|record| record["kind"] == "end").expect("an end");
+        let denials = end["denials"]["first"].as_array().expect("a list");
+        let look_up =
+            denials.iter().find(|denial| denial["what"].as_str().is_some_and(|what| what.contains("look-up")));
+        assert_eq!(look_up.map(|denial| &denial["times"]), Some(&json!(2)), "{end}");
         assert_eq!(end["denials"]["count"], 3, "{end}");
         let events: Vec<&Value> = records.iter().filter(|record| record["kind"] == "network").collect();
         assert!(events.iter().all(|event| event["sandbox"] == end["sandbox"]), "{events:#?}");
@@ -94,4 +98,52 @@ fn the_repl_prints_refusals() {
     assert!(output.status.success(), "{stderr}");
     let refused = "network: refused the look-up of other.example: the policy does not list it";
     assert_eq!(stderr.matches(refused).count(), 1, "{stderr}");
+}
+
+/// Promise (Network): If a mandatory audit log cannot be written, the sandbox loses its network.
+#[test]
+fn a_full_audit_log_cuts_the_network() {
+    let Some(place) = Place::new("a_full_audit_log_cuts_the_network") else { return };
+    let disk = place.directory.path().join("disk");
+    std::fs::create_dir(&disk).expect("a directory");
+    let mount = outcome(place.enter().args(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs"]).arg(&disk));
+    assert_eq!(mount.0, 0, "{}", mount.2);
+    let config = place.directory.path().join("config.toml");
+    let log = disk.join("log");
+    std::fs::write(&config, format!("[audit]\ndirectory = {log:?}\nsync = \"never\"\n")).expect("written");
+    // A policy with secrets cannot be replaced by one without them.
+    let policy = place.policy(
+        "[[allow]]\nhost = \"web.example:80\"\n[[allow]]\nhost = \"web.example:7\"\n\
+         [[secret]]\nname = \"TOKEN\"\nfrom = \"env:SOURCE\"\nhosts = [\"web.example:80\"]\n",
+    );
+    let code = "import os, time\nattempt(talk, 'web.example', 7, b'abc')\n\
+                while not os.path.exists('/workspace/full'): time.sleep(0.05)\n\
+                for _ in range(400):\n    \
+                try: cut = talk('web.example', 7, b'abc') != b'3 bytes'\n    \
+                except OSError: cut = True\n    \
+                if cut: break\n    \
+                time.sleep(0.02)\n\
+                print('cut', cut)";
+    let mut run = place.command("0", &["--config", config.to_str().expect("text"), "--net-policy", &policy]);
+    run.env("SOURCE", "a-secret-of-this-test").args(["--", "python3", "-c", &format!("{}\n{code}", super::PRELUDE)]);
+    let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    // The disk as the run sees it.
+    let inside = format!("/proc/{}/root{}", place.first, disk.display());
+    let segment = format!("{inside}/log/audit-00000001.jsonl");
+    let begun = std::time::Instant::now();
+    while !std::fs::read_to_string(&segment).unwrap_or_default().contains("\"kind\":\"network\"") {
+        assert!(begun.elapsed().as_secs() < 60, "the first connection is recorded");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let mut filler = std::fs::File::create(format!("{inside}/filler")).expect("a file");
+    while filler.write_all(&[0; 4096]).is_ok() {}
+    std::fs::write(place.files().join("full"), "").expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(stdout, "b'3 bytes'\ncut True\n", "{stderr}");
+    assert_eq!(
+        stderr.matches("the audit log lacks connections of a sandbox, so that sandbox loses").count(),
+        1,
+        "{stderr}"
+    );
 }

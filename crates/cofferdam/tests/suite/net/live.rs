@@ -77,6 +77,6 @@ async fn the_policy_of_a_live_sandbox_changes() {
     assert_eq!(next().await, "ended\n");
     assert_eq!(next().await, "again b''\n");
     let denials = sandbox.network_denials();
-    assert!(denials.iter().any(|denial| denial.contains("the policy changed")), "{denials:?}");
+    assert!(denials.iter().any(|denial| denial.why.contains("the policy changed")), "{denials:?}");
     sandbox.close().await.expect("it closes");
 }
