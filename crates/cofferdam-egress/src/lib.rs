@@ -78,6 +78,8 @@ pub use plan::{Plan, Reach};
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
 #[cfg(feature = "gateway")]
 pub use secrets::Secrets;
+#[cfg(feature = "gateway")]
+pub use share::MAX_CONNECTIONS;
 
 /// The network of synthetic addresses and the length of its prefix: the block for benchmarks of RFC 2544, which no host
 /// of the internet has.

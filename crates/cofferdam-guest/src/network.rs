@@ -167,7 +167,7 @@ mod serving {
     use std::time::Duration;
 
     use cofferdam_contract::{Error, ErrorKind, NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, Result};
-    use cofferdam_egress::{Gateway, Pace, Reach};
+    use cofferdam_egress::{Gateway, MAX_CONNECTIONS, Pace, Reach};
     use parking_lot::Mutex;
     use tokio::sync::{Semaphore, broadcast};
     use tokio::task::JoinSet;
@@ -184,9 +184,6 @@ mod serving {
     /// The number of further blocks of addresses, and of addresses in each.
     const BLOCKS: u64 = 1000;
     const NAMES_OF_BLOCK: u32 = 4096;
-    /// The maximum of connections of one sandbox. The agent accepts so many at once. Further connections wait in the
-    /// queues of its kernel, or fail.
-    const MAX_CONNECTIONS: usize = 64;
     /// Time to wait if the agent cannot accept now.
     const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -223,6 +220,7 @@ mod serving {
             let mut tasks = JoinSet::new();
             let pace = Arc::new(tokio::sync::Mutex::new(Pace::of_connections()));
             let turns = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+            // The agent accepts so many at once. Further connections wait in the queues of its kernel, or fail.
             for _ in 0..MAX_CONNECTIONS {
                 let (link, gateway) = (Arc::clone(&guest.inner.link), Arc::clone(&gateway));
                 tasks.spawn(serve(link, gateway, Arc::clone(&pace), Arc::clone(&turns)));

@@ -187,7 +187,9 @@ async fn once(
             (pasta, PEER_TIMEOUT)
         }
         _ => {
-            let mut slirp = tokio::process::Command::new("sh");
+            // SIGKILL would leave its children behind.
+            let mut slirp = tokio::process::Command::new("timeout");
+            slirp.arg((PEER_TIMEOUT.as_secs() - 2).to_string()).arg("sh");
             slirp.arg(directory.join("slirp.sh")).arg(directory).arg(client);
             (slirp, PEER_TIMEOUT)
         }
@@ -224,6 +226,7 @@ async fn many(way: usize, options: &NetOptions, directory: &Path, backend: &Arc<
             let running = command.args(words).kill_on_drop(true).output();
             clients.spawn(async move {
                 let output = tokio::time::timeout(TIMEOUT, running).await??;
+                ensure!(output.status.success(), "a client failed: {}", String::from_utf8_lossy(&output.stderr));
                 serde_json::from_slice(&output.stdout).context("the client printed no figures")
             });
         }
