@@ -8,6 +8,8 @@ mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
 mod net;
+#[cfg(feature = "plugins")]
+mod plugins;
 mod repl;
 #[cfg(feature = "vm")]
 mod snapshot;
@@ -29,6 +31,8 @@ pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs,
 #[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
 pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
+#[cfg(feature = "plugins")]
+pub use plugins::{PluginsArgs, PluginsCommand, ValidateArgs};
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
@@ -93,6 +97,9 @@ pub enum Command {
     Conformance(ConformanceArgs),
     /// Explain what a network policy allows
     Net(NetArgs),
+    /// Check manifests of plugins
+    #[cfg(feature = "plugins")]
+    Plugins(PluginsArgs),
     /// List the backends
     Backends(BackendsArgs),
     /// Print the JSON Schema of specs, requests and results
@@ -123,10 +130,21 @@ pub enum Command {
     #[cfg(not(feature = "conformance"))]
     #[command(hide = true)]
     Conformance(AbsentArgs),
+    /// Check manifests of plugins
+    #[cfg(not(feature = "plugins"))]
+    #[command(hide = true)]
+    Plugins(AbsentArgs),
 }
 
 /// Arguments of a command that this build does not have.
-#[cfg(not(all(feature = "conformance", feature = "container", feature = "mcp", feature = "vm", feature = "wasm")))]
+#[cfg(not(all(
+    feature = "conformance",
+    feature = "container",
+    feature = "mcp",
+    feature = "plugins",
+    feature = "vm",
+    feature = "wasm"
+)))]
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct AbsentArgs {

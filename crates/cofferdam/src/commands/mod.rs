@@ -15,6 +15,8 @@ mod machine;
 mod mcp;
 mod net;
 mod observed;
+#[cfg(feature = "plugins")]
+mod plugins;
 mod published;
 mod repl;
 mod run;
@@ -54,6 +56,8 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         #[cfg(feature = "conformance")]
         Command::Conformance(args) => conformance::main(&args),
         Command::Net(args) => net::main(&args),
+        #[cfg(feature = "plugins")]
+        Command::Plugins(args) => plugins::main(&args),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),
@@ -69,11 +73,20 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Snapshot(_) => absent("snapshot", "vm"),
         #[cfg(not(feature = "conformance"))]
         Command::Conformance(_) => absent("conformance", "conformance"),
+        #[cfg(not(feature = "plugins"))]
+        Command::Plugins(_) => absent("plugins", "plugins"),
     }
 }
 
 /// Reports a command whose feature is not in this build, and how to get it.
-#[cfg(not(all(feature = "conformance", feature = "container", feature = "mcp", feature = "vm", feature = "wasm")))]
+#[cfg(not(all(
+    feature = "conformance",
+    feature = "container",
+    feature = "mcp",
+    feature = "plugins",
+    feature = "vm",
+    feature = "wasm"
+)))]
 fn absent(command: &str, feature: &str) -> u8 {
     let error = Error::unsupported("start", format!("this build has no command '{command}'"));
     crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)

@@ -213,6 +213,7 @@ fn home() -> tempfile::TempDir {
         write(name, b"import sys\nprint('ran', sys.argv[1:])\n");
     }
     write("project/script.js", b"console.log('ran')\n");
+    write("plugin.toml", include_bytes!("../../../../cofferdam-plugin/tests/full.toml"));
     write("Makefile", b"all:\n\techo made\ntest:\n\techo tested\n");
     // A module whose _start returns immediately.
     write(

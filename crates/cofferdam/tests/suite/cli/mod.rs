@@ -14,6 +14,7 @@ mod kills;
 pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
+mod plugins;
 mod programs;
 pub mod published;
 mod quotas;

@@ -1,0 +1,24 @@
+//! Plugins: their manifests, and the rules that they must keep.
+//!
+//! ```text
+//! plugin.toml or plugin.json --document--> value, with the place of each part
+//!     --schema, rules--> every problem at once, or a Manifest
+//! ```
+//!
+//! Where to look: `manifest.rs` has the types, from which the published JSON Schema is generated. `rules.rs` has the
+//! rules that a schema cannot express. `document.rs` reads both formats.
+#![forbid(unsafe_code)]
+
+mod check;
+mod document;
+mod manifest;
+mod problem;
+mod rules;
+
+pub use check::{MAX_MANIFEST, check, schema};
+pub use document::Format;
+pub use manifest::{
+    Entry, Events, FsAccess, Limits, MANIFEST_VERSION, Manifest, Method, Permission, Restart, Runtime, Sandbox,
+    Strategy, Timeouts,
+};
+pub use problem::{Problem, Severity};
