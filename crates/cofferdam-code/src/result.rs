@@ -80,7 +80,7 @@ pub struct CodeResult {
     /// Limits that refused an operation or killed a process.
     pub limits_hit: Vec<LimitKind>,
     /// Refusals of the network policy during the call, as text in JSON.
-    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_texts")]
+    #[serde(serialize_with = "as_texts")]
     pub network_denials: Vec<NetworkDenial>,
     /// Resource usage; `None` for a call of a session, because usage is counted for the whole interpreter.
     pub usage: Option<Usage>,

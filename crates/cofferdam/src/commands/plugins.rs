@@ -68,7 +68,7 @@ fn manifest_at(path: &Path) -> Result<PathBuf> {
     let directory = OwnedFd::from(directory);
     let found = NAMES.iter().find(|name| statat(&directory, **name, AtFlags::SYMLINK_NOFOLLOW).is_ok());
     found.map(|name| path.join(name)).ok_or_else(|| {
-        Error::new(ErrorKind::NotFound, "validate", "the directory has no plugin.toml and no plugin.json")
+        Error::invalid("validate", "the directory has no plugin.toml and no plugin.json")
             .with_context("path", path.display().to_string())
             .with_remedy("name a manifest, or a directory that has one")
     })
@@ -82,8 +82,7 @@ fn read(path: &Path) -> Result<String> {
             String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
         });
     text.map_err(|error| {
-        let kind = if error.kind() == io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Io };
-        Error::new(kind, "validate", format!("cannot read the manifest: {error}"))
+        Error::new(ErrorKind::Io, "validate", format!("cannot read the manifest: {error}"))
             .with_context("path", path.display().to_string())
     })
 }
