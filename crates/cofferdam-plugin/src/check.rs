@@ -194,7 +194,7 @@ fn hint(pointer: &str) -> &'static str {
 fn schema_at(pointer: &str) -> Option<Value> {
     let root = schema();
     let resolve = |part: &Value| -> Option<Value> {
-        let of = |part: &Value| Some(part["$ref"].as_str()?.strip_prefix('#').map(str::to_owned)?);
+        let of = |part: &Value| part["$ref"].as_str()?.strip_prefix('#').map(str::to_owned);
         let options = part["anyOf"].as_array().into_iter().flatten();
         let reference = of(part).or_else(|| options.filter_map(of).next());
         match reference {

@@ -1,5 +1,6 @@
 //! The command line as clap parses it. `plan` and `settings` interpret the options together.
 
+mod absent;
 mod audit;
 #[cfg(feature = "container")]
 mod image;
@@ -23,6 +24,8 @@ use cofferdam::configuration::{Bound, parse_bound};
 use cofferdam::registry::{MakePolicy, PullPolicy};
 use cofferdam::{ByteSize, Cpus, Level, Protection, SandboxPath, TenantId, parse_duration};
 
+#[allow(unused_imports, reason = "a full build has every command")]
+pub use absent::AbsentArgs;
 pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
@@ -134,23 +137,6 @@ pub enum Command {
     #[cfg(not(feature = "plugins"))]
     #[command(hide = true)]
     Plugins(AbsentArgs),
-}
-
-/// Arguments of a command that this build does not have.
-#[cfg(not(all(
-    feature = "conformance",
-    feature = "container",
-    feature = "mcp",
-    feature = "plugins",
-    feature = "vm",
-    feature = "wasm"
-)))]
-#[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
-pub struct AbsentArgs {
-    /// Any arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub words: Vec<std::ffi::OsString>,
 }
 
 const RUN_HELP: &str = "\
