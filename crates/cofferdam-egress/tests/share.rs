@@ -76,7 +76,7 @@ async fn a_sandbox_with_all_connections_leaves_others_their_share() {
     let mut few: Vec<DuplexStream> = (0..10).map(|_| connect(&other, server)).collect();
     assert_eq!((alive(&mut few).await, alive(&mut all).await), (10, 54));
     assert!(!is_alive(&mut connect(&greedy, server)).await, "it cannot take them back");
-    assert_eq!((greedy.denials().len(), other.denials().len()), (1, 0), "the sandbox is told");
+    assert_eq!((greedy.denials().len(), other.denials().len()), (1, 0), "the sandbox has the denial");
     drop(few);
     // The gateway sees the end of the connections.
     let freed = async {

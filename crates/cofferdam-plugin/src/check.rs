@@ -14,7 +14,7 @@ use crate::{Format, Manifest, Problem, Severity, rules};
 /// The maximum size of a manifest in bytes.
 pub const MAX_MANIFEST: usize = 1 << 20;
 /// The maximum number of reported problems.
-const MAX_PROBLEMS: usize = 100;
+pub(crate) const MAX_PROBLEMS: usize = 100;
 
 /// The compiled schema.
 static VALIDATOR: LazyLock<Validator> =
@@ -37,8 +37,11 @@ pub fn check(text: &str, format: Format) -> Result<(Manifest, Vec<Problem>), Vec
         return Err(vec![document.problem(Severity::Error, ("", At::Value), "too-large", message, remedy)]);
     }
     let document = Document::parse(text, format)?;
-    let mut problems: Vec<Problem> =
-        VALIDATOR.iter_errors(&document.value).flat_map(|error| of_schema(&document, &error)).collect();
+    let mut problems: Vec<Problem> = VALIDATOR
+        .iter_errors(&document.value)
+        .take(MAX_PROBLEMS)
+        .flat_map(|error| of_schema(&document, &error))
+        .collect();
     rules::check(&document, &mut problems);
     problems.sort_by_key(|problem| (problem.line, problem.column, problem.severity));
     problems.dedup();
@@ -64,18 +67,18 @@ fn of_schema(document: &Document<'_>, error: &ValidationError<'_>) -> Vec<Proble
         document.problem(Severity::Error, (pointer, at), rule, message, remedy)
     };
     match error.kind() {
-        ValidationErrorKind::AdditionalProperties { unexpected } => unexpected
-            .iter()
-            .map(|name| {
-                let known = known_keys(&pointer);
+        ValidationErrorKind::AdditionalProperties { unexpected } => {
+            let known = known_keys(&pointer);
+            let problem_of = |name: &String| {
                 let remedy = match nearest(name, &known) {
                     Some(nearest) => format!("write '{nearest}', or remove the key"),
                     None => format!("remove the key; the known keys are {}", known.join(", ")),
                 };
                 let message = format!("the key '{}' is unknown", plain(name));
                 problem(&below(&pointer, name), At::Key, "unknown-key", message, remedy)
-            })
-            .collect(),
+            };
+            unexpected.iter().take(MAX_PROBLEMS).map(problem_of).collect()
+        }
         ValidationErrorKind::Required { property } => {
             let name = property.as_str().unwrap_or_default();
             let example = example(name);

@@ -116,6 +116,30 @@ fn problems_of_syntax_have_a_place() {
     assert_eq!(check(&"#".repeat(MAX_MANIFEST + 1), Format::Toml).unwrap_err()[0].rule, "too-large");
 }
 
+/// Promise (Plugins): A manifest with very many problems is checked in bounded time.
+#[test]
+fn very_many_problems_are_bounded() {
+    use std::fmt::Write;
+    let (mut keys, mut hosts, mut twice, mut broken) = (String::new(), String::new(), String::new(), String::new());
+    for number in 0..40_000 {
+        writeln!(keys, "k{number} = 1").unwrap();
+        write!(hosts, "\"a b\", ").unwrap();
+        write!(twice, "\"a\": 1, ").unwrap();
+        writeln!(broken, "= {number}").unwrap();
+    }
+    let hosts = format!("sandbox.net = [{hosts}]");
+    let twice = format!("{{{twice}\"b\": 2}}");
+    let begun = std::time::Instant::now();
+    for (text, format) in
+        [(&keys, Format::Toml), (&hosts, Format::Toml), (&twice, Format::Json), (&broken, Format::Toml)]
+    {
+        let problems = check(text, format).unwrap_err();
+        assert!((1..=MAX_PROBLEMS).contains(&problems.len()), "{}", problems.len());
+    }
+    // Without a bound it takes hours.
+    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+}
+
 #[test]
 fn every_key_of_the_full_manifest_is_in_the_schema() {
     assert!(known_keys("").contains(&"configSchema".to_owned()));

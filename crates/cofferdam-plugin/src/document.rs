@@ -9,6 +9,7 @@ use jsonc_parser::common::Ranged;
 use serde_json::{Map, Number, Value};
 use toml::de::{DeTable, DeValue};
 
+use crate::check::MAX_PROBLEMS;
 use crate::problem::{Problem, Severity, plain};
 
 /// The format of a manifest.
@@ -71,7 +72,7 @@ impl<'t> Document<'t> {
             let problem = |error: &toml::de::Error| {
                 self.syntax(error.span().map_or(0, |span| span.start), error.message(), "correct the syntax of TOML")
             };
-            let mut problems: Vec<Problem> = errors.iter().map(problem).collect();
+            let mut problems: Vec<Problem> = errors.iter().take(MAX_PROBLEMS).map(problem).collect();
             problems.sort_by_key(|problem| (problem.line, problem.column));
             return Err(problems);
         }
@@ -168,7 +169,7 @@ impl<'t> Document<'t> {
                         ObjectPropName::Word(word) => (word.value.to_owned(), word.range.start),
                     };
                     let below = below(pointer, &name);
-                    if values.contains_key(&name) {
+                    if values.contains_key(&name) && self.repeated.len() < MAX_PROBLEMS {
                         let message = format!("the key '{}' is there twice", plain(&name));
                         let (line, column) = self.line_and_column(start);
                         self.repeated.push(Problem {

@@ -5,6 +5,7 @@ use cofferdam_contract::{NetworkPolicy, parse_duration};
 use cofferdam_egress::{Plan, Reach};
 use serde_json::Value;
 
+use crate::check::MAX_PROBLEMS;
 use crate::document::{At, Document, below};
 use crate::problem::plain;
 use crate::{Permission, Problem, Severity};
@@ -24,7 +25,8 @@ pub fn check(document: &Document<'_>, problems: &mut Vec<Problem>) {
     schemas(value, &mut findings);
     events(value, &mut findings);
     times(value, &mut findings);
-    problems.extend(findings.into_iter().map(|(severity, pointer, at, rule, message, remedy)| {
+    // Each look-up of a line reads the text.
+    problems.extend(findings.into_iter().take(MAX_PROBLEMS).map(|(severity, pointer, at, rule, message, remedy)| {
         document.problem(severity, (&pointer, at), rule, message, remedy)
     }));
 }

@@ -30,7 +30,7 @@ def is_open(c):
     except ConnectionResetError: return False
 ";
 
-/// A run whose guest prints a line at each stage, and goes on after a line of input.
+/// A run whose guest prints a line at each stage, and continues after a line of input.
 struct Stages {
     run: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
