@@ -16,6 +16,8 @@ pub struct Resource(u32);
 // The C libraries disagree on the numbers' type.
 #[allow(clippy::unnecessary_cast)]
 impl Resource {
+    /// Address space of one process, in bytes.
+    pub const ADDRESS_SPACE: Self = Self(libc::RLIMIT_AS as u32);
     /// Core file size in bytes. A limit of exactly 1 also prevents cores that go to a pipe.
     pub const CORE: Self = Self(libc::RLIMIT_CORE as u32);
     /// CPU seconds of one process.

@@ -8,7 +8,7 @@ use cofferdam_contract::{
 use cofferdam_linux::cgroup::{Stats, socket_share};
 use cofferdam_linux::probe::TRIED_CALLS;
 
-use crate::protocol::{Evidence, HostFacts, NAMESPACES, Probes};
+use crate::protocol::{Evidence, HostFacts, NAMESPACES, Probes, address_space};
 
 /// Limits that were read back from the sandbox's control group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -266,13 +266,15 @@ fn memory(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
     }
     // Without Landlock, a guest can use memory behind /dev/zero that no process shows.
     let shown = measured.probes.landlock_denies;
-    let holds = measured.evidence.process_limits[0] <= bytes && measured.evidence.watching;
+    let [data, .., space] = measured.evidence.process_limits;
+    let holds = data <= bytes && space <= address_space(bytes) && measured.evidence.watching;
     let mut item = row(
         Protection::Memory,
         holds,
         format!(
-            "RLIMIT_DATA {bytes} bytes a process, and a watch that sums all processes every 25 ms and kills (page tables; 72 \
-             KiB for each descriptor beyond 8 of a process; 320 KiB for each socket beyond 16, also those that wait to be \
+            "RLIMIT_DATA {bytes} bytes a process, RLIMIT_AS {space} bytes a process, so that its page tables are no \
+             larger than the limit, and a watch that sums all processes every 25 ms and kills (page tables; 72 KiB for \
+             each descriptor beyond 8 of a process; 320 KiB for each socket beyond 16, also those that wait to be \
              accepted); memory files, System V objects, memory behind /dev/zero and pages passed to pipes refused"
         ),
     );

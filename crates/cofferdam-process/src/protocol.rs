@@ -307,6 +307,15 @@ pub enum NotStarted {
     Execute,
 }
 
+/// The bytes of address space that a page of page tables maps, divided by the page's size.
+const MAPPED_BY_TABLES: u64 = 512;
+
+/// Returns the maximum address space of one process where no control group counts page tables. The tables for it take at
+/// most the memory limit.
+pub fn address_space(memory: u64) -> u64 {
+    memory.saturating_mul(MAPPED_BY_TABLES)
+}
+
 /// Measurements of the init about itself, after isolation is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, serde::Deserialize)]
 pub struct Evidence {
@@ -330,8 +339,8 @@ pub struct Evidence {
     pub disk_bytes: u64,
     /// The maximum of files there; 0 means unlimited.
     pub disk_files: u64,
-    /// The limits of one process: memory, tasks, CPU seconds, file size. `u64::MAX` means unlimited.
-    pub process_limits: [u64; 4],
+    /// The limits of one process: memory, tasks, CPU seconds, file size, address space. `u64::MAX` means unlimited.
+    pub process_limits: [u64; 5],
     /// The number of processors that the init may use.
     pub processors: u32,
     /// True if the init itself enforces limits on memory and CPU time.

@@ -26,7 +26,9 @@ use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
 use super::namespace_pool::{self, PreparedNamespaces};
 use super::template::Template;
 use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
-use crate::protocol::{self, Create, Event, Evidence, Expected, Failure, HostFacts, NetworkPlan, WorkspacePlan};
+use crate::protocol::{
+    self, Create, Event, Evidence, Expected, Failure, HostFacts, NetworkPlan, WorkspacePlan, address_space,
+};
 
 /// User and group inside every sandbox.
 pub const INSIDE_ID: u32 = 1000;
@@ -343,6 +345,7 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
     }
     if let Some(bytes) = create.memory {
         process::cap_limit(Resource::DATA, bytes).step("limit memory")?;
+        process::cap_limit(Resource::ADDRESS_SPACE, address_space(bytes)).step("limit address space")?;
     }
     let processors = create.cpu_millis.filter(|millis| millis % 1000 == 0).map(|millis| millis / 1000);
     if let Some(count) = processors {

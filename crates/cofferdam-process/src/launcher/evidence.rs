@@ -49,6 +49,7 @@ pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> 
             limit(Resource::TASKS),
             limit(Resource::CPU),
             limit(Resource::FILE_SIZE),
+            limit(Resource::ADDRESS_SPACE),
         ],
         processors: process::processors(),
         watching,

@@ -36,7 +36,7 @@ fn evidence() -> Evidence {
         probes: Some(probes),
         disk_bytes: 64 * MIB,
         disk_files: 1024,
-        process_limits: [u64::MAX; 4],
+        process_limits: [u64::MAX; 5],
         processors: 2,
         members: 1,
         ..Evidence::default()
