@@ -14,6 +14,7 @@ mod document;
 mod manifest;
 mod problem;
 mod rules;
+mod wire;
 
 pub use check::{MAX_MANIFEST, check, schema};
 pub use document::Format;
@@ -22,3 +23,4 @@ pub use manifest::{
     Strategy, Timeouts,
 };
 pub use problem::{Problem, Severity};
+pub use wire::{CallError, ErrorKind};
