@@ -2,74 +2,18 @@
 #![cfg(feature = "gateway")]
 #![forbid(unsafe_code)]
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+mod support;
 
-use cofferdam_contract::{NetworkPolicy, NetworkRule, NetworkRules};
-use cofferdam_egress::{Access, Gateway, Rules};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, copy, duplex};
-use tokio::net::TcpListener;
+use cofferdam_contract::{NetworkPolicy, NetworkRule};
+use cofferdam_egress::Rules;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::timeout;
 
-/// Time in which a connection must end. The end takes milliseconds.
-const END_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Starts a server that sends back what it receives. Returns its address.
-async fn echo() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
-    let address = listener.local_addr().expect("an address");
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let (mut reader, mut writer) = stream.split();
-                copy(&mut reader, &mut writer).await
-            });
-        }
-    });
-    address
-}
-
-fn policy(rules: impl IntoIterator<Item = NetworkRule>) -> NetworkPolicy {
-    NetworkPolicy::Rules(NetworkRules { allow: rules.into_iter().collect(), secrets: Vec::new() })
-}
-
-fn rule(address: SocketAddr) -> NetworkRule {
-    NetworkRule { host: address.to_string(), ..NetworkRule::default() }
-}
-
-async fn gateway(rules: impl IntoIterator<Item = NetworkRule>) -> Arc<Gateway> {
-    let policy = policy(rules);
-    let access = Access::of(&policy, self::rules(&policy)).await.expect("access");
-    Arc::new(Gateway::without_sockets(access, Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 1, 0)))
-}
-
-fn rules(policy: &NetworkPolicy) -> Rules {
-    Rules::of(policy).expect("a policy").unwrap_or_default()
-}
-
-/// Opens a connection of the sandbox. The gateway ends it if the rules do not allow it.
-fn connect(gateway: &Arc<Gateway>, to: SocketAddr) -> DuplexStream {
-    let (client, server) = duplex(1 << 16);
-    let gateway = Arc::clone(gateway);
-    tokio::spawn(async move { gateway.serve(server, to).await });
-    client
-}
-
-/// Returns true if a message comes back, and false if the connection ends instead.
-async fn is_alive(connection: &mut DuplexStream) -> bool {
-    let talk = async {
-        let mut answer = [0; 5];
-        // The end is seen by reading.
-        let _ = connection.write_all(b"hello").await;
-        connection.read_exact(&mut answer).await.is_ok_and(|_| answer == *b"hello")
-    };
-    timeout(END_TIMEOUT, talk).await.expect("the connection answers or ends in time")
-}
+use support::{TIMEOUT, connect, echo, gateway, is_alive, policy, rule, rules};
 
 /// Waits until a connection on which nothing is sent ends.
 async fn ends(connection: &mut DuplexStream) {
-    let read = timeout(END_TIMEOUT, connection.read(&mut [0; 16])).await;
+    let read = timeout(TIMEOUT, connection.read(&mut [0; 16])).await;
     assert!(matches!(read.expect("the connection ends in time"), Ok(0) | Err(_)));
 }
 
@@ -91,7 +35,7 @@ async fn connections_that_no_longer_match_end_at_once() {
     assert!(denials[0].contains("the policy changed"), "{denials:?}");
 
     // A range includes no address of this host. A rule can come back.
-    let range = NetworkRule { host: format!("127.0.0.0/8:{}", first.port()), ..NetworkRule::default() };
+    let range = rule(format!("127.0.0.0/8:{}", first.port()));
     gateway.set_rules(rules(&policy([range])));
     ends(&mut to_second).await;
     assert!(!is_alive(&mut connect(&gateway, first)).await);
@@ -139,7 +83,7 @@ async fn no_connection_survives_a_race_with_a_change() {
                 {
                 }
             };
-            timeout(END_TIMEOUT, talk).await.expect("the connection ends");
+            timeout(TIMEOUT, talk).await.expect("the connection ends");
         }
         gateway.set_rules(rules(&policy([rule(server)])));
         assert!(is_alive(&mut connect(&gateway, server)).await);
