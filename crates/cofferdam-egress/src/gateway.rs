@@ -18,14 +18,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
-use crate::addresses::{is_exhausted, is_own};
+use crate::addresses::is_exhausted;
 use crate::flow::{Flow, Judge, Metered, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
 use crate::names::{FIRST_NAME, Names};
 use crate::pace::Pace;
 use crate::proxy::{self, Wanted};
-use crate::rules::{Allowed, Content, Query, Refusal, Rules, Server, Target};
+use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
 use crate::share::{Permit, Share};
 use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
@@ -286,7 +286,7 @@ where
     }
     let connected = match destination {
         Destination::Name(target, port) => shared.upstream.connect(target, *port, &shared.judge.rules()).await,
-        Destination::Address(address) => shared.upstream.to(address.ip(), address.port()).await,
+        Destination::Address(to) => shared.upstream.connect_literal(*to, &shared.judge.rules()).await,
     };
     let mut server = match connected {
         Ok(server) => server,
@@ -487,7 +487,6 @@ impl Shared {
         };
         let Some(name) = name else {
             return match self.judge.rules().connect([], to) {
-                Ok(Allowed::InRange) if is_own(to.ip()) => Err((to.ip().to_string(), Refusal::NotPublic)),
                 Ok(_) => Ok(Destination::Address(to)),
                 Err(refusal) => Err((to.ip().to_string(), refusal)),
             };

@@ -73,8 +73,18 @@ impl Upstream {
         Err(Failure::Unreachable)
     }
 
-    /// Connects to an address.
-    pub async fn to(&self, address: IpAddr, port: u16) -> Result<TcpStream, Failure> {
+    /// Connects to an address that the guest named itself. No range of the rules includes an address of this host.
+    pub async fn connect_literal(&self, to: SocketAddr, rules: &Rules) -> Result<TcpStream, Failure> {
+        match rules.connect([], to) {
+            Ok(Allowed::InRange) if find_own(to.ip()).map_err(|_| Failure::Exhausted)? => {
+                Err(Failure::Denied(Refusal::NotPublic))
+            }
+            Ok(_) => self.to(to.ip(), to.port()).await,
+            Err(refusal) => Err(Failure::Denied(refusal)),
+        }
+    }
+
+    async fn to(&self, address: IpAddr, port: u16) -> Result<TcpStream, Failure> {
         let socket = match address {
             IpAddr::V4(_) => TcpSocket::new_v4(),
             IpAddr::V6(_) => TcpSocket::new_v6(),
