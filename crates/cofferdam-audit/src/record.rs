@@ -418,6 +418,9 @@ pub struct Network {
     /// The reason of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Text<512>>,
+    /// `displaced` at the end of a connection whose place another sandbox took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Text<16>>,
     /// Bytes that the guest sent on the connection so far.
     pub sent_bytes: u64,
     /// Bytes that the guest received on the connection so far.

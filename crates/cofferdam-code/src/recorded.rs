@@ -135,6 +135,7 @@ impl Recorder {
             allowed: event.reason.is_none(),
             rule: event.rule.map(Text::new),
             reason: event.reason.map(|reason| Text::new(clean(&reason))),
+            ended: event.ended.map(Text::new),
             sent_bytes: event.sent,
             received_bytes: event.received,
             duration_ms: event.duration_ms,

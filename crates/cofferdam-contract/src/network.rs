@@ -108,6 +108,9 @@ pub struct NetworkEvent {
     /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// `displaced` at the end of a connection whose place another sandbox took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// Bytes that the guest sent on the connection so far.
     pub sent: u64,
     /// Bytes that the guest received on the connection so far.
@@ -156,8 +159,11 @@ pub struct NetworkUsage {
     pub connections: u64,
     /// Requests of HTTP where the gateway sees them.
     pub requests: u64,
-    /// Look-ups, connections and requests that were refused: by the policy, or because too many were open.
+    /// Look-ups, connections and requests that were refused: by the policy, or because too many were open. Those in
+    /// `displaced` are included.
     pub refused: u64,
+    /// Connections that ended because another sandbox took their place.
+    pub displaced: u64,
     /// Bytes that the guest sent on its connections.
     pub sent_bytes: u64,
     /// Bytes that the guest received on its connections.

@@ -25,6 +25,8 @@ const MAX_EVENTS: usize = 1024;
 const MAX_TEXT: usize = 4096;
 /// The maximum length of a text in a reason.
 const MAX_REASON: usize = 1024;
+/// The reason if another sandbox took the place of a connection.
+const DISPLACED: &str = "displaced by connections of another sandbox; raise the limit of open files (ulimit -n)";
 
 /// The state that all connections of a sandbox share: the rules as they are now, and where decisions are noted.
 #[derive(Debug)]
@@ -36,6 +38,7 @@ pub struct Judge {
     first: Mutex<Vec<broadcast::Receiver<NetworkEvent>>>,
     connections: AtomicU64,
     requests: AtomicU64,
+    displaced: AtomicU64,
     /// The pace of events of requests. A guest that floods a connection with requests must not fill the logs.
     reports: Mutex<Pace>,
     sent: AtomicU64,
@@ -54,6 +57,7 @@ impl Judge {
             first: Mutex::new(first),
             connections: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            displaced: AtomicU64::new(0),
             reports: Mutex::new(Pace::of_reports()),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -76,9 +80,16 @@ impl Judge {
             connections: self.connections.load(Ordering::Relaxed),
             requests: self.requests.load(Ordering::Relaxed),
             refused: self.denials.count(),
+            displaced: self.displaced.load(Ordering::Relaxed),
             sent_bytes: self.sent.load(Ordering::Relaxed),
             received_bytes: self.received.load(Ordering::Relaxed),
         }
+    }
+
+    /// Notes that a connection ended because another sandbox took its place.
+    pub fn note_displaced(&self, port: u16) {
+        self.displaced.fetch_add(1, Ordering::Relaxed);
+        self.denials.note(format_args!("connections to port {port}"), DISPLACED);
     }
 
     /// Returns a receiver of the events: the first two times of all events, and later of those from now on.
@@ -104,6 +115,8 @@ pub struct Flow {
     /// The last contents that were allowed, and their rule.
     current: Mutex<Option<(Content, Arc<Rule>)>>,
     refused: Mutex<Option<String>>,
+    /// True if the connection ends because another sandbox took its place.
+    displaced: Arc<AtomicBool>,
     /// Bytes that no rule was charged for yet.
     uncharged: AtomicU64,
     requests: AtomicU64,
@@ -112,7 +125,13 @@ pub struct Flow {
 }
 
 impl Flow {
-    pub fn new(judge: &Arc<Judge>, host: String, literal: Option<IpAddr>, port: u16) -> Arc<Self> {
+    pub fn new(
+        judge: &Arc<Judge>,
+        host: String,
+        literal: Option<IpAddr>,
+        port: u16,
+        displaced: Arc<AtomicBool>,
+    ) -> Arc<Self> {
         judge.connections.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             judge: Arc::clone(judge),
@@ -124,6 +143,7 @@ impl Flow {
             address: Mutex::default(),
             current: Mutex::default(),
             refused: Mutex::default(),
+            displaced,
             uncharged: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -284,6 +304,7 @@ impl Flow {
             path: None,
             rule: None,
             reason: None,
+            ended: None,
             sent: self.sent.load(Ordering::Relaxed),
             received: self.received.load(Ordering::Relaxed),
             duration_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -331,7 +352,8 @@ impl Drop for Flow {
         let current = self.current.lock().take();
         let (content, rule) = current.map_or((Content::Any, None), |(content, rule)| (content, Some(rule)));
         let (rule, reason) = (rule.map(|rule| rule.text.clone()), self.refused.lock().take());
-        let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ..self.event(&content) };
+        let ended = self.displaced.load(Ordering::Relaxed).then(|| "displaced".to_owned());
+        let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ended, ..self.event(&content) };
         let _ = self.judge.events.send(event);
     }
 }

@@ -49,7 +49,7 @@ where
     let Query::Name(target) = rules.lookup(name)? else { return Err(Refusal::InvalidName) };
     let judge = Arc::new(Judge::new(rules));
     let denials = Arc::clone(&judge.denials);
-    let flow = Flow::new(&judge, target.name.clone(), None, port);
+    let flow = Flow::new(&judge, target.name.clone(), None, port, Arc::default());
     let route = http::Route { target, port, denials: Arc::clone(&denials), secrets: None, flow: Some(flow) };
     http::serve(client, server, route).await;
     Ok(denials.list().iter().map(ToString::to_string).collect())

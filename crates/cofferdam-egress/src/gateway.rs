@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use cofferdam_contract::{Connection, NetworkDenial, NetworkEvent, NetworkSecret, NetworkUsage};
@@ -119,10 +120,11 @@ impl Gateway {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let Some(permit) = self.shared.permit(to.port()) else { return };
+        let displaced = permit.displaced();
         let serving = async {
             match to.port() {
                 DNS => drop(timeout(FIRST_TIMEOUT, answer_connection(client, &self.shared)).await),
-                _ => serve(client, to, Arc::clone(&self.shared)).await,
+                _ => serve(client, to, Arc::clone(&self.shared), displaced).await,
             }
         };
         until(self.closing.subscribe(), self.shared.hold(permit, to.port(), serving)).await;
@@ -219,22 +221,23 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             keep_alive(&client);
             let shared = Arc::clone(shared);
             connections.spawn(async move {
-                shared.hold(permit, port, serve(client, to, Arc::clone(&shared))).await;
+                let serving = serve(client, to, Arc::clone(&shared), permit.displaced());
+                shared.hold(permit, port, serving).await;
             });
         }
     }
 }
 
-async fn serve<S>(client: S, to: SocketAddr, shared: Arc<Shared>)
+async fn serve<S>(client: S, to: SocketAddr, shared: Arc<Shared>, displaced: Arc<AtomicBool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     if to == SocketAddr::from((shared.own, PROXY_PORT)) {
-        return serve_proxy(Box::new(client), &shared).await;
+        return serve_proxy(Box::new(client), &shared, displaced).await;
     }
     match shared.destination(to) {
         Ok(destination) => {
-            let flow = shared.flow(&destination);
+            let flow = shared.flow(&destination, displaced);
             follow(client, &destination, &shared, flow).await;
         }
         Err((name, refusal)) => drop(shared.refused(&name, to.port(), refusal).refuse(refusal)),
@@ -242,7 +245,7 @@ where
 }
 
 /// Serves a client that names its server by a protocol of proxies.
-async fn serve_proxy(client: Connection, shared: &Shared) {
+async fn serve_proxy(client: Connection, shared: &Shared, displaced: Arc<AtomicBool>) {
     let Ok(Some((wanted, asked))) = timeout(FIRST_TIMEOUT, proxy::read(client)).await else { return };
     let destination = match wanted {
         Wanted::Name(name, port) => shared.named(name, port).map_err(|(name, refusal)| (name, port, refusal)),
@@ -250,7 +253,7 @@ async fn serve_proxy(client: Connection, shared: &Shared) {
     };
     match destination {
         Ok(destination) => {
-            let flow = shared.flow(&destination);
+            let flow = shared.flow(&destination, displaced);
             if let Ok(Some(client)) = timeout(FIRST_TIMEOUT, asked.accept()).await {
                 follow(client, &destination, shared, flow).await;
             }
@@ -444,25 +447,26 @@ impl Shared {
     }
 
     /// Returns the state of a new connection.
-    fn flow(&self, destination: &Destination) -> Arc<Flow> {
-        match destination {
-            Destination::Name(target, port) => Flow::new(&self.judge, target.name.clone(), None, *port),
-            Destination::Address(to) => Flow::new(&self.judge, to.ip().to_string(), Some(to.ip()), to.port()),
-        }
+    fn flow(&self, destination: &Destination, displaced: Arc<AtomicBool>) -> Arc<Flow> {
+        let (host, literal, port) = match destination {
+            Destination::Name(target, port) => (target.name.clone(), None, *port),
+            Destination::Address(to) => (to.ip().to_string(), Some(to.ip()), to.port()),
+        };
+        Flow::new(&self.judge, host, literal, port, displaced)
     }
 
     /// Returns the state of a connection that is refused at once.
     fn refused(&self, name: &str, port: u16, refusal: Refusal) -> Arc<Flow> {
         // Not a text of the guest's choice.
         let name = if refusal == Refusal::InvalidName { "an invalid name" } else { name };
-        Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port)
+        Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port, Arc::default())
     }
 
     /// Returns the permit of one more connection. Returns `None`, and notes it, if there are too many.
     fn permit(&self, port: u16) -> Option<Permit> {
         let permit = self.connections.open();
         if permit.is_none() {
-            self.note_too_many(port);
+            self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
         }
         permit
     }
@@ -470,12 +474,8 @@ impl Shared {
     /// Serves a connection until it ends or another sandbox needs its place.
     async fn hold(&self, permit: Permit, port: u16, serving: impl Future<Output = ()>) {
         if !permit.hold(serving).await {
-            self.note_too_many(port);
+            self.judge.note_displaced(port);
         }
-    }
-
-    fn note_too_many(&self, port: u16) {
-        self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
     }
 
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the

@@ -1,6 +1,7 @@
 //! The connections of all sandboxes of this process: they share its descriptors fairly.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
@@ -90,7 +91,8 @@ impl Share {
         drop(open);
         // Its task wakes up.
         drop(ended);
-        Some(Permit { pool: Arc::clone(&self.pool), sandbox: self.sandbox, connection, revoked })
+        let (pool, displaced) = (Arc::clone(&self.pool), Arc::default());
+        Some(Permit { pool, sandbox: self.sandbox, connection, revoked, displaced })
     }
 }
 
@@ -101,15 +103,26 @@ pub struct Permit {
     sandbox: u64,
     connection: u64,
     revoked: oneshot::Receiver<()>,
+    displaced: Arc<AtomicBool>,
 }
 
 impl Permit {
+    /// Returns a flag for the work of the connection. It is true when the work is dropped for another sandbox.
+    pub fn displaced(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.displaced)
+    }
+
     /// Runs the work of the connection. Returns false if another sandbox took the place before the end.
     pub async fn hold(mut self, work: impl Future<Output = ()>) -> bool {
+        tokio::pin!(work);
         tokio::select! {
-            () = work => true,
+            () = &mut work => true,
             // Its sender is dropped.
-            _ = &mut self.revoked => false,
+            _ = &mut self.revoked => {
+                // The work is dropped after that, at the end of this function.
+                self.displaced.store(true, Ordering::Relaxed);
+                false
+            }
         }
     }
 }

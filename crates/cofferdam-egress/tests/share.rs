@@ -6,6 +6,7 @@ mod support;
 
 use std::time::Duration;
 
+use cofferdam_contract::NetworkEvent;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::DuplexStream;
 use tokio::time::timeout;
@@ -24,18 +25,30 @@ async fn alive(connections: &mut [DuplexStream]) -> usize {
 }
 
 /// Promise (Network): A sandbox with all connections of its process leaves others their share.
+/// Promise (Network): A connection that another sandbox displaced is reported as allowed and displaced.
 #[tokio::test]
 async fn a_sandbox_with_all_connections_leaves_others_their_share() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), ..limit }).expect("the limit is lowered");
     let server = echo().await;
     let (greedy, other) = (gateway([rule(server)]).await, gateway([rule(server)]).await);
+    let mut events = greedy.events();
     let mut all: Vec<DuplexStream> = (0..64).map(|_| connect(&greedy, server)).collect();
     assert_eq!(alive(&mut all).await, 64);
     let mut few: Vec<DuplexStream> = (0..10).map(|_| connect(&other, server)).collect();
     assert_eq!((alive(&mut few).await, alive(&mut all).await), (10, 54));
     assert!(!is_alive(&mut connect(&greedy, server)).await, "it cannot take them back");
-    assert_eq!((greedy.denials().len(), other.denials().len()), (1, 0), "the sandbox has the denial");
+    let ended: Vec<NetworkEvent> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+    assert_eq!(ended.len(), 10);
+    for event in ended {
+        assert_eq!((event.ended.as_deref(), &event.reason), (Some("displaced"), &None), "{event:?}");
+        assert_eq!((event.rule, event.sent), (Some(server.to_string()), 5));
+    }
+    let (usage, denials) = (greedy.usage(), greedy.denials());
+    assert_eq!((usage.displaced, usage.refused, other.usage().displaced), (10, 11, 0));
+    assert!(denials[0].times == 10 && denials[0].why.contains("displaced"), "{denials:?}");
+    assert!(denials[1].times == 1 && denials[1].why.contains("too many are open"), "{denials:?}");
+    assert!(other.denials().is_empty(), "the sandbox has the denials");
     drop(few);
     // The gateway sees the end of the connections.
     let freed = async {
@@ -44,4 +57,6 @@ async fn a_sandbox_with_all_connections_leaves_others_their_share() {
         }
     };
     timeout(TIMEOUT, freed).await.expect("freed places are used again");
+    let ended = timeout(TIMEOUT, events.recv()).await.expect("the end is reported").expect("an event");
+    assert_eq!((ended.ended, ended.reason), (None, None));
 }
