@@ -1,5 +1,6 @@
 //! Sources of secret values on the host. Errors describe the source, never a value.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,7 +41,7 @@ pub fn read(from: &str) -> Result<Value> {
         "file" => file(Path::new(source)),
         "command" => command(source, COMMAND_TIMEOUT),
         "keyring" => keyring(source),
-        "credential" => credential(source),
+        "credential" => credential(source, std::env::var_os("CREDENTIALS_DIRECTORY")),
         _ => Err(Error::invalid("create", "the source of a secret has an unknown kind").with_remedy(SYNTAX)),
     }
 }
@@ -199,13 +200,13 @@ fn keyring(source: &str) -> Result<Value> {
     Ok(value)
 }
 
-/// Reads a credential that systemd gave this service.
-fn credential(name: &str) -> Result<Value> {
+/// Reads a credential that systemd gave this service, in its directory of credentials.
+fn credential(name: &str, directory: Option<OsString>) -> Result<Value> {
     if name.contains('/') || matches!(name, "." | "..") {
         return Err(Error::invalid("create", "the credential of a secret has an invalid name")
             .with_remedy("use the name without slashes that the unit has in LoadCredential="));
     }
-    match std::env::var_os("CREDENTIALS_DIRECTORY") {
+    match directory {
         Some(directory) => file(&Path::new(&directory).join(name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "create", "there is no credential of systemd for a secret")
             .with_context("credential", name)
@@ -317,6 +318,22 @@ mod tests {
         ring.unlink_key(key).expect("the key can be removed");
         assert_eq!(value.unwrap().as_slice(), b"a-value-of-a-key");
         assert_eq!(read("keyring:cofferdam-no-such-key/user").unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn credentials_of_systemd_are_read_from_their_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("api.token");
+        std::fs::write(&path, "a-value-of-a-credential\n").unwrap();
+        // The mode that systemd sets.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+        let read = |name: &str| credential(name, Some(directory.path().into()));
+        assert_eq!(read("api.token").unwrap().as_slice(), b"a-value-of-a-credential");
+        for refused in [read("other"), read("../api.token"), read("."), credential("api.token", None)] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            assert!(!format!("{error} {error:?}").contains("a-value-of-a-credential"));
+        }
     }
 
     #[test]
