@@ -335,6 +335,14 @@ impl Flow {
         }
     }
 
+    /// Waits until the connection has existed for this time without a byte. Never returns if it carried any.
+    pub async fn silent(&self, time: Duration) {
+        sleep(time).await;
+        if self.sent.load(Ordering::Relaxed) + self.received.load(Ordering::Relaxed) > 0 {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Counts bytes. Returns the time to wait before the next ones.
     fn charge(&self, bytes: usize) -> Result<Option<Duration>, Refusal> {
         match &*self.current.lock() {

@@ -265,7 +265,7 @@ async fn serve_proxy(client: Connection, shared: &Shared, displaced: Arc<AtomicB
     }
 }
 
-/// Relays a connection until it ends or the policy no longer allows it.
+/// Relays a connection until it ends, is silent for too long or is no longer allowed by the policy.
 async fn follow<S>(client: S, destination: &Destination, shared: &Shared, flow: Arc<Flow>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -274,6 +274,7 @@ where
     tokio::select! {
         () = relay(metered, destination, shared, &flow) => {}
         () = flow.revoked() => {}
+        () = flow.silent(SILENCE_TIMEOUT) => flow.deny("neither side sent anything for too long"),
     }
 }
 
@@ -315,7 +316,6 @@ where
         Begun::Client(protocol) => protocol,
         Begun::Server => Protocol::Other,
         Begun::Incomplete => return flow.deny("its first message was never complete"),
-        Begun::Silent => return flow.deny("neither side sent anything for too long"),
         Begun::Closed => return,
     };
     let denials = Arc::clone(&shared.judge.denials);
@@ -370,8 +370,6 @@ enum Begun {
     Server,
     /// The client did not complete its first message.
     Incomplete,
-    /// Neither side sent anything in time.
-    Silent,
     /// A side closed the connection before anything was sent.
     Closed,
 }
@@ -383,8 +381,6 @@ async fn recognise(
     first: &mut Vec<u8>,
     greeting: &mut Vec<u8>,
 ) -> Begun {
-    let silence = sleep(SILENCE_TIMEOUT);
-    tokio::pin!(silence);
     loop {
         tokio::select! {
             biased;
@@ -397,7 +393,6 @@ async fn recognise(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 _ => return Begun::Closed,
             },
-            () = &mut silence => return Begun::Silent,
         }
     }
     let complete = async {
@@ -562,17 +557,30 @@ async fn answer_connection(mut client: impl AsyncRead + AsyncWrite + Unpin, shar
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_contract::NetworkPolicy;
+    use tokio::io::duplex;
+    use tokio::time::Instant;
+
     use super::*;
 
     /// Promise (Network): A connection on which neither side sends anything ends after a while.
     #[tokio::test(start_paused = true)]
     async fn a_silent_connection_ends() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
-        let server = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("a connection");
-        let (_guest, mut client) = tokio::io::duplex(64);
-        let begun = tokio::time::Instant::now();
-        let begin = recognise(&mut client, &server, &mut Vec::new(), &mut Vec::new()).await;
-        assert!(matches!(begin, Begun::Silent));
+        let to = listener.local_addr().expect("an address");
+        let policy = NetworkPolicy::Allow { hosts: vec![to.to_string()] };
+        let rules = Rules::of(&policy).expect("a policy").unwrap_or_default();
+        let access = Access::of(&policy, rules).await.expect("access");
+        let gateway = Gateway::without_sockets(access, RESOLVER, FIRST_NAME);
+        let (_guest, client) = duplex(64);
+        let begun = Instant::now();
+        gateway.serve(client, to).await;
         assert_eq!(begun.elapsed().as_secs(), SILENCE_TIMEOUT.as_secs());
+        assert!(gateway.denials()[0].why.contains("neither side sent anything"));
+
+        let (mut guest, client) = duplex(64);
+        guest.write_all(b"x").await.expect("written");
+        let served = timeout(2 * SILENCE_TIMEOUT, gateway.serve(client, to)).await;
+        assert!(served.is_err(), "a connection that was used stays open");
     }
 }
