@@ -1212,7 +1212,7 @@ class Session:
     def _loop(self) -> asyncio.AbstractEventLoop:
         """Returns the loop of all asynchronous functions, which runs in its own thread."""
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="cofferdam-loop", daemon=True).start()
+        threading.Thread(target=_run_loop, args=[loop], name="cofferdam-loop", daemon=True).start()
         return loop
 
     # Life of the plugin
@@ -1313,6 +1313,11 @@ class Session:
 
     def _new_correlation(self) -> str:
         return f"{self._correlation_prefix}-{next(self._next_correlation)}"
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 def _is_short_text(value: Any) -> bool:

@@ -15,8 +15,8 @@ import os
 from concurrent import futures
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
-from cofferdam_plugin import Conflict, InvalidParams, NotFound, Params, PermissionDenied, Plugin, PluginError
-from cofferdam_plugin import Session, Unavailable, _bytes, _content, decode, encode, error_from_json, error_to_json
+from cofferdam_plugin import Conflict, InvalidParams, NotFound, Params, PermissionDenied, Plugin, Session
+from cofferdam_plugin import Unavailable, _bytes, _content, decode, encode, error_from_json, error_to_json
 
 Target = Union[Plugin, Callable[..., Any]]
 Service = Callable[[Params], Any]
@@ -186,7 +186,7 @@ class Harness:
             return {"result": self._services[method](params)}
         except KeyError as error:
             return {"error": error_to_json(InvalidParams(f"{method} needs {error}"))}
-        except PluginError as error:
+        except Exception as error:
             return {"error": error_to_json(error)}
 
 
@@ -276,6 +276,9 @@ def _others(harness: Harness) -> Dict[str, Service]:
             raise NotFound(f"the secret '{params['name']}' does not exist")
         return {"value": harness.secrets[params["name"]]}
 
+    def delete_secret(params: Params) -> None:
+        harness.secrets.pop(params["name"], None)
+
     def publish(params: Params) -> Params:
         harness.published.append({"name": params["name"], "payload": params.get("payload")})
         return {"id": str(len(harness.published)), "subscribers": 0}
@@ -292,7 +295,7 @@ def _others(harness: Harness) -> Dict[str, Service]:
     return {
         "secrets.get": get_secret,
         "secrets.set": lambda params: harness.secrets.update({params["name"]: params["value"]}),
-        "secrets.delete": lambda params: harness.secrets.pop(params["name"], None) and None,
+        "secrets.delete": delete_secret,
         "events.publish": publish,
         "events.subscribe": subscribe,
         "events.unsubscribe": lambda params: harness.subscriptions.remove(params["subscription"]),
