@@ -71,6 +71,11 @@ class Methods(unittest.TestCase):
                 self.assertIn(text, client.log())
 
 
+    def test_child_processes_find_the_module(self):
+        with Client() as client:
+            self.assertEqual(client.call("in_process"), "Plugin", client.log())
+
+
 class Errors(unittest.TestCase):
     def test_exceptions_have_type_and_stack(self):
         with Client() as client:

@@ -1394,6 +1394,8 @@ def main() -> NoReturn:
     os._exit(status)
 
 
+# Processes of the module `multiprocessing` run this file as `__mp_main__`.
+if __name__ in ("__main__", "__mp_main__"):
+    sys.modules["cofferdam_plugin"] = sys.modules[__name__]
 if __name__ == "__main__":
-    sys.modules["cofferdam_plugin"] = sys.modules["__main__"]
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -151,6 +152,20 @@ def temporary(ctx):
     return ctx.temporary_file(".txt")
 
 
+def in_process(ctx):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=put_module, args=[queue])
+    process.start()
+    name = queue.get(timeout=60)
+    process.join()
+    return name
+
+
+def put_module(queue):
+    queue.put(cofferdam_plugin.Plugin.__qualname__)
+
+
 def leave(ctx):
     sys.exit(3)
 
@@ -183,4 +198,4 @@ def result(ctx, kind):
 
 METHODS = [same_module, whole, keywords, context, noise, wait, wait_async, slow, slow_async, fast, flaky, flaky_async]
 METHODS += [guarded, items, broken_items, get, get_async, read, in_thread, logs, temporary, leave, leave_async, recurse]
-METHODS += [unprintable, result]
+METHODS += [unprintable, result, in_process]
