@@ -7,13 +7,15 @@ import re
 import sys
 import tempfile
 import unittest
+from concurrent import futures
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "src"))
 
 from cofferdam_plugin import Cancelled, Conflict, Context, InvalidParams, MethodNotFound, NotFound  # noqa: E402
-from cofferdam_plugin import PermissionDenied, Plugin, PluginError, Unavailable  # noqa: E402
+from cofferdam_plugin import STREAM_CREDIT, PermissionDenied, Plugin, PluginError, Session, Unavailable  # noqa: E402
+from cofferdam_plugin import decode  # noqa: E402
 from cofferdam_plugin.testing import Harness  # noqa: E402
 
 ALL = ["fs.read", "fs.write", "secrets.read", "secrets.write", "events.publish", "events.subscribe"]
@@ -119,6 +121,27 @@ class HarnessTests(unittest.TestCase):
             self.assertEqual(call.items, list(range(200)))
             self.assertEqual(call.progress[1], {"percent": 1})
             self.assertEqual(host.logs, [{"level": "info", "message": "done", "fields": {"n": 200}}])
+
+    def test_an_acknowledgement_may_arrive_before_the_next_item(self):
+        done = futures.Future()
+
+        def send(frame: bytes, last: bool) -> None:
+            message = decode(frame.partition(b"\r\n\r\n")[2])
+            if message.get("id") == 1:
+                session.receive({"jsonrpc": "2.0", "id": 2, "method": "call", "params": {"method": "run"}})
+            elif message.get("id") == 2:
+                done.set_result(message["result"])
+            elif message["params"]["seq"] % STREAM_CREDIT == STREAM_CREDIT - 1:
+                params = {"id": 2, "count": message["params"]["seq"] + 1}
+                session.receive({"jsonrpc": "2.0", "method": "$/streamAck", "params": params})
+
+        plugin = Plugin()
+        plugin.method("run")(lambda ctx: (number for number in range(4 * STREAM_CREDIT)))
+        session = Session(send, plugin)
+        self.addCleanup(session.close)
+        params = {"protocolVersion": 1}
+        session.receive({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+        self.assertIsNone(done.result(60))
 
     def test_calls_fail_as_with_a_host(self):
         def run(ctx: Context, n: int):

@@ -127,11 +127,16 @@ class Running(unittest.TestCase):
                 self.assertEqual(client.call(method, {"failures": 2}, requestId=method), 3)
                 self.assertIs(client.call(method, {"failures": 9}, requestId=method + "2")["data"]["retryable"], True)
 
+    def test_streams_are_not_retried(self):
+        with Client() as client:
+            self.assertEqual(client.call("flaky_items")["message"], "too late")
+            self.assertEqual(len(client.notes_of("$/stream")), 1)
+
     def test_calls_can_be_cancelled(self):
         with Client() as client:
-            for method in ("wait", "wait_async"):
-                id = client.start(method)
+            for method in ("wait", "wait_async", "stubborn"):
                 client.notes.clear()
+                id = client.start(method)
                 client.wait_for("log")
                 client.notify("$/cancelRequest", id=id)
                 self.assertEqual(client.answer(id)["error"]["code"], -32800)

@@ -717,8 +717,10 @@ class _Handler:
                 return call.stream(result) if inspect.isgenerator(result) else result
             except Retryable:
                 delay = self._delay(call, attempt)
-                if delay is None or call.cancelled.wait(delay):
+                if delay is None:
                     raise
+                if call.cancelled.wait(delay):
+                    raise Cancelled() from None
 
     async def run_async(self, call: _Call, /, *args: Any, **keywords: Any) -> Any:
         """Runs an asynchronous function, again if it may be retried."""

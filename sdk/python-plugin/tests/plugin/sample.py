@@ -103,6 +103,18 @@ async def flaky_async(ctx, failures):
     return flaky(ctx, failures)
 
 
+@retry(attempts=9, backoff=1000)
+def stubborn(ctx):
+    ctx.log.info("trying")
+    raise Retryable("try again")
+
+
+@retry(attempts=3, backoff=0)
+def flaky_items(ctx):
+    yield 1
+    raise Retryable("too late")
+
+
 @permission("fs.read", "net")
 def guarded(ctx):
     return "open"
@@ -198,4 +210,4 @@ def result(ctx, kind):
 
 METHODS = [same_module, whole, keywords, context, noise, wait, wait_async, slow, slow_async, fast, flaky, flaky_async]
 METHODS += [guarded, items, broken_items, get, get_async, read, in_thread, logs, temporary, leave, leave_async, recurse]
-METHODS += [unprintable, result, in_process]
+METHODS += [unprintable, result, in_process, stubborn, flaky_items]
