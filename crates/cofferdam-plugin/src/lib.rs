@@ -12,8 +12,12 @@
 mod check;
 mod document;
 mod manifest;
+#[cfg(feature = "host")]
+pub mod package;
 mod problem;
 mod rules;
+#[cfg(feature = "host")]
+pub mod scaffold;
 mod wire;
 
 pub use check::{MAX_MANIFEST, check, schema};
