@@ -369,6 +369,9 @@ fn what_no_package_can_have_is_not_packed() {
     File::create(&path).unwrap().set_len(MAX_SIZE + 1).unwrap();
     assert!(place.unpackable().contains("256 MiB"));
     fs::remove_file(&path).unwrap();
+    fs::copy(place.top.join("key"), &path).unwrap();
+    assert!(place.unpackable().contains("private key"));
+    fs::remove_file(&path).unwrap();
     place.write("plugin.toml", "manifest = 1\n");
     assert!(matches!(Tree::read(&place.plugin()), Err(PackageError::Manifest { .. })));
     fs::remove_file(place.plugin().join("plugin.toml")).unwrap();

@@ -175,8 +175,9 @@ impl Scan {
         if path == self.name && size > MAX_MANIFEST as u64 {
             return Err(bad_manifest("it is larger than 1 MiB"));
         }
-        let mut length = 0;
+        let (mut length, mut is_key) = (0, false);
         let sha256 = sha256::of_pieces(file.take(size), |piece| {
+            is_key |= length == 0 && is_private_key(piece);
             length += piece.len() as u64;
             if path == self.name {
                 self.text.extend_from_slice(piece);
@@ -184,6 +185,9 @@ impl Scan {
             Ok(())
         });
         let sha256 = sha256.map_err(io_error("read", path))?;
+        if is_key {
+            return Err(unpackable(path, "it is a private key, which no package may contain"));
+        }
         Ok(Contents::File { size: length, sha256, executable: mode & 0o100 != 0 })
     }
 }
@@ -194,6 +198,13 @@ fn is_left_out(path: &Path) -> bool {
     names.iter().any(|name| *name == ".git" || *name == "__pycache__")
         || names.windows(2).any(|pair| pair[0] == "node_modules" && pair[1] == ".cache")
         || path.extension().is_some_and(|extension| extension == EXTENSION)
+}
+
+/// Returns true for the beginning of a private key in PEM. A key that signs packages is easily created in the wrong
+/// directory.
+fn is_private_key(text: &[u8]) -> bool {
+    let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    first.starts_with(b"-----BEGIN") && first.windows(11).any(|part| part == b"PRIVATE KEY")
 }
 
 fn unpackable(path: &str, reason: &str) -> PackageError {
