@@ -23,7 +23,7 @@ mod unpack;
 
 pub use archive::Package;
 pub use error::{PackageError, Verdict};
-pub use grants::{Grant, added, grants, limits};
+pub use grants::{Grant, added, grants, limits, strategy};
 pub use index::{Contents, Entry, Index};
 pub use key::{PublicKey, SigningKey};
 pub use store::{Installed, KeyChange, Record, Review, Store, find, installed};

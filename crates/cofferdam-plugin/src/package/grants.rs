@@ -18,7 +18,8 @@ pub struct Grant {
 pub fn grants(manifest: &Manifest) -> Vec<Grant> {
     let Manifest { sandbox, events, .. } = manifest;
     let level = sandbox.level.map(|level| format!("{level} or stronger"));
-    let isolation = [Some(strategy(manifest).to_owned()), level].into_iter().flatten().collect();
+    let none = matches!(sandbox.strategy, Some(Strategy::Thread | Strategy::Inline)).then(|| "no isolation".to_owned());
+    let isolation = [Some(strategy(manifest).to_owned()), level, none].into_iter().flatten().collect();
     let all = [
         ("isolation", isolation),
         ("permissions", manifest.permissions.iter().map(|permission| permission.as_str().to_owned()).collect()),
@@ -59,14 +60,14 @@ pub fn limits(manifest: &Manifest) -> Vec<String> {
 }
 
 /// Returns the strategy that a plugin runs with.
-fn strategy(manifest: &Manifest) -> &'static str {
+pub fn strategy(manifest: &Manifest) -> &'static str {
     match (manifest.sandbox.strategy, manifest.runtime) {
         (None, Runtime::Wasm) | (Some(Strategy::Wasm), _) => "wasm",
         (None | Some(Strategy::Subprocess), _) => "subprocess",
         (Some(Strategy::Container), _) => "container",
         (Some(Strategy::Vm), _) => "vm",
-        (Some(Strategy::Thread), _) => "thread, no isolation",
-        (Some(Strategy::Inline), _) => "inline, no isolation",
+        (Some(Strategy::Thread), _) => "thread",
+        (Some(Strategy::Inline), _) => "inline",
     }
 }
 
@@ -103,6 +104,6 @@ mod tests {
         assert_eq!(grants(&all)[0].values, ["subprocess", "process or stronger"]);
         assert_eq!(limits(&all), ["memory 256 MiB", "cpuTime 10s", "pids 32", "call 30s"]);
         let other = manifest(|text| text.replace("\"subprocess\"", "\"inline\""));
-        assert_eq!(added(&all, &other)[0].values, ["inline, no isolation"]);
+        assert_eq!(added(&all, &other)[0].values, ["inline", "no isolation"]);
     }
 }

@@ -81,6 +81,13 @@ pub struct Review {
     pub is_known_key: bool,
 }
 
+impl Review {
+    /// Refuses a package that is signed with another key than the installed version, unless that is accepted.
+    pub fn check_key(&self, package: &Package, change: KeyChange) -> Result<()> {
+        check_key(self.previous.as_ref(), &package.signer().fingerprint(), change)
+    }
+}
+
 /// The treatment of a package that is signed with another key than the installed version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyChange {
