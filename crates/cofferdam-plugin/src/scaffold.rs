@@ -113,6 +113,7 @@ mod tests {
         }
     }
 
+    /// Promise (Plugins): `plugins new` overwrites no file.
     #[test]
     fn no_file_is_overwritten_and_bad_names_are_refused() {
         let temp = tempfile::tempdir().unwrap();

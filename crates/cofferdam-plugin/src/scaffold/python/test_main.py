@@ -9,10 +9,12 @@ from main import activate
 
 class HelloTest(unittest.TestCase):
     def test_hello_greets_by_name(self):
-        self.assertEqual(Harness(activate).call("hello", {"name": "Ada"}), {"greeting": "Hello, Ada!"})
+        with Harness(activate) as host:
+            self.assertEqual(host.call("hello", {"name": "Ada"}), {"greeting": "Hello, Ada!"})
 
     def test_hello_greets_the_world_by_default(self):
-        self.assertEqual(Harness(activate).call("hello", {}), {"greeting": "Hello, world!"})
+        with Harness(activate) as host:
+            self.assertEqual(host.call("hello"), {"greeting": "Hello, world!"})
 
 
 if __name__ == "__main__":
