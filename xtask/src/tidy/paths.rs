@@ -21,6 +21,8 @@ const EXEMPT: &[(&str, &str)] = &[
     ("cofferdam-image/src/disk/names.rs", "the private image store"),
     ("cofferdam-image/src/disk/store.rs", "the private image store"),
     ("cofferdam-image/src/disk/transfer.rs", "the private image store"),
+    ("cofferdam-plugin/src/package/store.rs", "the private store of plugins"),
+    ("cofferdam-plugin/src/package/unpack.rs", "a new directory of the private store of plugins"),
     ("cofferdam-process/src/error.rs", "settings of the kernel"),
     ("cofferdam-process/src/interpreters.rs", "interpreters in the owner's PATH"),
     ("cofferdam-process/src/launcher/evidence.rs", "measures a sandbox from inside"),
@@ -60,6 +62,8 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("image/src/disk/mod.rs", "File::open(&path)", "a scratch file of the private image store"),
     ("image/src/disk/root.rs", "into", "the scratch directory of the private image store"),
     ("image/src/disk/root.rs", "top.join(above)", "the scratch directory of the private image store"),
+    ("plugin/src/package/key.rs", "create_new(true)", "a new file of a key"),
+    ("plugin/src/scaffold.rs", "create_new(true)", "a new file of a plugin"),
     ("cofferdam/src/plan.rs", "canonicalize()", "a program's file, compared with what is then opened"),
     ("cofferdam/src/plan.rs", ".open(canonical)", "a program's file, compared with what was found before"),
 ];

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cofferdam_contract::{Error, ErrorKind};
+use cofferdam_linux::named::UntrustedLink;
 
 /// The maximum length of a reason in characters.
 const MAX_REASON: usize = 500;
@@ -154,6 +155,8 @@ impl PackageError {
     /// Returns what to do next.
     pub fn remedy(&self) -> &'static str {
         match self {
+            Self::Io { source, .. } if UntrustedLink::of(source).is_some() => UntrustedLink::REMEDY,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => "use a path that exists",
             Self::Io { .. } => "use a path with free space where you may read and write",
             Self::Refused { verdict: Verdict::UnknownFormat, .. } => "install a newer version of Cofferdam",
             Self::Refused { verdict: Verdict::BadManifest, .. } => "check the plugin with 'cofferdam plugins validate'",

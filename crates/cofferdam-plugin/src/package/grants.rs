@@ -1,4 +1,4 @@
-//! What a plugin may do, as text for the person who installs it.
+//! Grants: a text of each thing that a plugin may do, for the user that installs it.
 
 use cofferdam_contract::ByteSize;
 use serde::Serialize;

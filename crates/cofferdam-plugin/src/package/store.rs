@@ -75,7 +75,7 @@ pub struct Installed {
 pub struct Review {
     /// The installed version.
     pub previous: Option<Record>,
-    /// What the package may do and the installed version may not.
+    /// The grants that the package has and the installed version has not.
     pub added: Vec<Grant>,
     /// True if the key of the package is trusted already.
     pub is_known_key: bool,

@@ -4,6 +4,8 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use cofferdam_util::sha256;
+
 use super::super::{Grant, KeyChange, Package, PackageError, find, installed};
 use super::{MANIFEST, Place, opened};
 
@@ -25,10 +27,13 @@ fn an_installed_plugin_is_read_only_and_found_until_it_is_uninstalled() {
     let data = place.top.join("data");
     assert_eq!(find(&data, "hello").unwrap().record, found.record);
     assert_eq!(installed(&data).unwrap().len(), 1);
-    for name in ["other", "../hello", "", "hello/../hello"] {
+    let outside = data.join("plugins/outside.json");
+    fs::copy(data.join("plugins/installed/hello.json"), &outside).unwrap();
+    for name in ["other", "../outside", "", "hello/../../outside"] {
         assert!(matches!(find(&data, name), Err(PackageError::NotInstalled { .. })), "{name}");
         assert!(matches!(place.store().uninstall(name), Err(PackageError::NotInstalled { .. })), "{name}");
     }
+    assert!(outside.exists());
     drop(found);
     place.store().uninstall("hello").unwrap();
     assert!(matches!(find(&data, "hello"), Err(PackageError::NotInstalled { .. })));
@@ -95,7 +100,10 @@ fn leftovers_of_killed_installs_are_removed_and_damage_is_found() {
     assert_eq!(place.stored(), [package.digest()]);
     let index = directory.with_file_name("index.json");
     fs::set_permissions(&index, Permissions::from_mode(0o600)).unwrap();
-    fs::write(&index, "{}").unwrap();
+    let text = fs::read_to_string(&index).unwrap();
+    let digest = sha256::of(fs::read(directory.join("main.py")).unwrap());
+    assert!(text.contains(&digest));
+    fs::write(&index, text.replace(&digest, &orphan)).unwrap();
     let data = place.top.join("data");
     assert!(matches!(find(&data, "hello"), Err(PackageError::Damaged { .. })));
     assert!(installed(&data).unwrap()[0].1.is_err());
