@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Where to look: `manifest.rs` has the types, from which the published JSON Schema is generated. `rules.rs` has the
-//! rules that a schema cannot express. `document.rs` reads both formats.
+//! rules that a schema cannot express. `document.rs` reads both formats. `package.rs` packs, verifies and
+//! installs plugins, and `scaffold.rs` creates new ones: both need the feature `host`.
 #![forbid(unsafe_code)]
 
 mod check;
