@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(fs::read_dir(temp.path()).unwrap().count(), 1);
     }
 
-    /// The tests of the other templates need the SDKs, whose own tests run them.
+    /// The tests of the other templates need the SDKs.
     #[test]
     fn the_test_of_a_new_command_passes() {
         let temp = tempfile::tempdir().unwrap();
