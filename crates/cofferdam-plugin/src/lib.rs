@@ -12,6 +12,7 @@
 mod check;
 mod document;
 mod manifest;
+mod pattern;
 mod problem;
 mod rules;
 mod wire;
@@ -22,5 +23,6 @@ pub use manifest::{
     Entry, Events, FsAccess, Limits, MANIFEST_VERSION, Manifest, Method, Permission, Restart, Runtime, Sandbox,
     Strategy, Timeouts,
 };
+pub use pattern::{is_event_name, is_event_pattern, matches_event};
 pub use problem::{Problem, Severity};
 pub use wire::{CallError, ErrorKind};
