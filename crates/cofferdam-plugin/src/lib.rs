@@ -15,6 +15,8 @@ mod manifest;
 mod pattern;
 mod problem;
 mod rules;
+#[cfg(feature = "host")]
+pub mod services;
 mod wire;
 
 pub use check::{MAX_MANIFEST, check, schema};
