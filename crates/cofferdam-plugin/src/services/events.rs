@@ -417,8 +417,11 @@ mod tests {
             fixture.err(&caller("b", None), "events.unsubscribe", first.clone()).await.kind,
             ErrorKind::NotFound
         );
+        let other_tenant = caller("a", Some("t"));
+        assert_eq!(fixture.err(&other_tenant, "events.unsubscribe", first.clone()).await.kind, ErrorKind::NotFound);
         publish(services, 1).await.unwrap();
         fixture.ok(&a, "events.unsubscribe", first.clone()).await;
+        assert_eq!(services.events.state.lock().count(), 0, "an event of an ended subscription waits");
         assert_eq!(publish(services, 1).await.unwrap()["subscribers"], 0);
         assert_eq!(fixture.err(&a, "events.unsubscribe", first).await.kind, ErrorKind::NotFound);
         fixture.ok(&a, "events.subscribe", json!({"pattern": "**"})).await;

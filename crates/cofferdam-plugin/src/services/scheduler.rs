@@ -489,6 +489,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_timer_that_was_cancelled_during_its_run_is_not_planned_again() {
+        let fixture = Fixture::new();
+        let a = caller("a", None);
+        let id = create(&fixture, &a, json!({"name": "x", "every": "1h"})).await["id"].clone();
+        let inner = &fixture.services().inner;
+        let timers = inner.store.read(|transaction| timers_of(&transaction.open_table(TIMERS)?, &a)).unwrap();
+        let (place, timer) = &timers[0];
+        assert!(inner.plan_next(place, timer, Some(timer.next)).unwrap());
+        fixture.ok(&a, "scheduler.cancel", json!({"id": id})).await;
+        assert!(!inner.plan_next(place, timer, Some(timer.next)).unwrap());
+        assert_eq!(fixture.ok(&a, "scheduler.list", json!({})).await["timers"], json!([]));
+    }
+
+    #[tokio::test]
     async fn timers_that_hang_delay_no_other_plugin() {
         let fixture = Fixture::with(|config| config.limits.firings = 2);
         let plugins = Arc::new(Plugins::default());

@@ -22,7 +22,7 @@ use zeroize::Zeroizing;
 use crate::{CallError, ErrorKind};
 
 use super::store::{Change, Records, Store, charge, internal};
-use super::{Caller, Inner};
+use super::{Caller, Inner, check_text};
 
 pub(super) const SECRETS: Records = Records::new("secrets");
 /// A sealed text without contents, by which a wrong key is recognised.
@@ -36,7 +36,7 @@ const MAX_VALUE: usize = 64 << 10;
 
 /// A log of accesses to secrets, which the host implements.
 pub trait AccessLog: Send + Sync {
-    /// Records an access, before its result reaches the plugin.
+    /// Records an access, before its result reaches the plugin. Called on a thread that may block.
     fn secret_accessed(&self, access: &SecretAccess);
 }
 
@@ -218,6 +218,7 @@ impl Inner {
     }
 
     fn write_secret(&self, caller: &Caller, name: &str, value: Option<&str>) -> std::result::Result<(), CallError> {
+        check_text("name", name, MAX_NAME)?;
         if value.is_some_and(|value| value.len() > MAX_VALUE) {
             return Err(CallError::new(ErrorKind::Limit, format!("a secret has at most {MAX_VALUE} bytes")));
         }
@@ -332,6 +333,10 @@ mod tests {
             let error = fixture.err(&a, "secrets.set", bad).await;
             assert_eq!(error.kind, ErrorKind::InvalidParams);
             assert!(!error.message.contains("12345678") && !error.message.contains(VALUE), "{error}");
+        }
+        for bad in ["", "a\nb", &"x".repeat(MAX_NAME + 1)] {
+            let error = fixture.err(&a, "secrets.set", json!({"name": bad, "value": "x"})).await;
+            assert_eq!(error.kind, ErrorKind::InvalidParams);
         }
         let long = "x".repeat(MAX_VALUE + 1);
         let error = fixture.err(&a, "secrets.set", json!({"name": "T", "value": long})).await;

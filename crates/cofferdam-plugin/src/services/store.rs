@@ -238,6 +238,15 @@ mod tests {
     }
 
     #[test]
+    fn what_exceeds_a_lowered_quota_can_shrink_but_not_grow() {
+        let after = |before, after| Quota { count: 1, bytes: 10 }.after((5, 50), Change { before, after });
+        assert_eq!(after(Some(10), Some(9)), Some((5, 49)));
+        assert_eq!(after(Some(10), None), Some((4, 40)));
+        assert_eq!(after(Some(10), Some(11)), None);
+        assert_eq!(after(None, Some(0)), None);
+    }
+
+    #[test]
     fn tenants_round_trip_through_keys() {
         for tenant in [None, Some(String::new()), Some("-".to_owned()), Some("=a".to_owned())] {
             let caller = Caller { plugin: "p".into(), tenant: tenant.clone(), correlation: String::new() };

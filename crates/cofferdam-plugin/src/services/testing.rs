@@ -112,8 +112,13 @@ pub struct Plugins {
 }
 
 impl Plugins {
-    /// Waits until a number of deliveries have arrived, and returns them.
+    /// Waits until a number of deliveries have arrived, and returns them. A test that would hang fails instead.
     pub async fn wait(&self, count: usize) -> Vec<Delivery> {
+        let deliveries = tokio::time::timeout(Duration::from_secs(60), self.wait_for(count)).await;
+        deliveries.unwrap_or_else(|_| panic!("{count} deliveries were expected: {:?}", self.delivered.lock()))
+    }
+
+    async fn wait_for(&self, count: usize) -> Vec<Delivery> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
