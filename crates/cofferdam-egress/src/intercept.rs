@@ -65,7 +65,7 @@ where
 }
 
 /// Connects with TLS to a server that must prove the name. Fails with the reason.
-async fn connect<S>(server: S, name: &str, roots: &Roots) -> Result<TlsStream<S>, String>
+pub(crate) async fn connect<S>(server: S, name: &str, roots: &Roots) -> Result<TlsStream<S>, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {

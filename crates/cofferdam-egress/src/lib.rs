@@ -23,6 +23,8 @@ mod denials;
 #[cfg(feature = "gateway")]
 mod dns;
 #[cfg(feature = "gateway")]
+pub mod fetch;
+#[cfg(feature = "gateway")]
 mod flow;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
@@ -75,6 +77,8 @@ pub use pace::Pace;
 #[cfg(feature = "gateway")]
 pub use plan::replace;
 pub use plan::{Plan, Reach};
+#[cfg(feature = "gateway")]
+pub use providers::read as read_source;
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};
 #[cfg(feature = "gateway")]
 pub use secrets::Secrets;

@@ -266,13 +266,48 @@ pub fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Returns the CPU time of all threads of the process of a descriptor in microseconds, or `None` once it was reaped.
 pub fn cpu_micros(pidfd: BorrowedFd<'_>) -> Option<u64> {
-    let number = || {
-        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|pid: &i32| *pid > 0)
-    };
-    let pid = number()?;
+    let pid = number_of(pidfd)?;
     // Its id is its own until it is reaped.
-    clock_of(pid).filter(|_| number() == Some(pid))
+    clock_of(pid).filter(|_| number_of(pidfd) == Some(pid))
+}
+
+/// Returns the CPU time of a process, its descendants, and those of them that were reaped, in microseconds. A descendant
+/// that ends meanwhile may be missing until the next call.
+pub fn tree_cpu_micros(pidfd: BorrowedFd<'_>) -> Option<u64> {
+    /// The maximum number of visited processes.
+    const MAX_VISITED: usize = 65_536;
+    let first = number_of(pidfd)?;
+    let (mut pending, mut ticks, mut visited) = (vec![first], 0u64, 0);
+    while let Some(pid) = pending.pop() {
+        visited += 1;
+        if visited > MAX_VISITED {
+            break;
+        }
+        ticks = ticks.saturating_add(ticks_of(pid).unwrap_or(0));
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            pending.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+        }
+    }
+    // SAFETY: a plain number.
+    let per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).ok().filter(|ticks| *ticks > 0)?;
+    number_of(pidfd).filter(|now| *now == first).map(|_| ticks.saturating_mul(1_000_000) / per_second)
+}
+
+/// Returns the clock ticks of a process and of its children that were reaped.
+fn ticks_of(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may contain anything.
+    let fields = text.rsplit_once(')')?.1.split_whitespace();
+    // The fields 14 to 17 of the line: user and system time, and those of reaped children.
+    Some(fields.skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum())
+}
+
+/// Returns the id of the process of a descriptor, or `None` once it was reaped.
+fn number_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|pid: &i32| *pid > 0)
 }
 
 fn clock_of(pid: i32) -> Option<u64> {

@@ -6,14 +6,26 @@
 //! ```
 //!
 //! Where to look: `manifest.rs` has the types, from which the published JSON Schema is generated. `rules.rs` has the
-//! rules that a schema cannot express. `document.rs` reads both formats.
+//! rules that a schema cannot express. `document.rs` reads both formats. `package.rs` packs, verifies and
+//! installs plugins, and `scaffold.rs` creates new ones: both need the feature `host`.
 #![forbid(unsafe_code)]
 
 mod check;
 mod document;
+#[cfg(feature = "host")]
+pub mod host;
 mod manifest;
+#[cfg(feature = "host")]
+pub mod package;
+mod pattern;
 mod problem;
 mod rules;
+#[cfg(feature = "host")]
+pub mod scaffold;
+#[cfg(feature = "host")]
+pub mod services;
+#[cfg(feature = "host")]
+mod supervision;
 mod wire;
 
 pub use check::{MAX_MANIFEST, check, schema};
@@ -22,5 +34,6 @@ pub use manifest::{
     Entry, Events, FsAccess, Limits, MANIFEST_VERSION, Manifest, Method, Permission, Restart, Runtime, Sandbox,
     Strategy, Timeouts,
 };
+pub use pattern::{is_event_name, is_event_pattern, matches_event};
 pub use problem::{Problem, Severity};
 pub use wire::{CallError, ErrorKind};

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::check::MAX_PROBLEMS;
 use crate::document::{At, Document, below};
+use crate::pattern::is_event_pattern;
 use crate::problem::plain;
 use crate::{Permission, Problem, Severity};
 
@@ -227,15 +228,7 @@ fn schemas(value: &Value, findings: &mut Vec<Finding>) {
 fn events(value: &Value, findings: &mut Vec<Finding>) {
     for list in ["/events/publish", "/events/subscribe"] {
         for (pointer, pattern) in texts(value, list) {
-            let is_part = |part: &str| {
-                part == "*"
-                    || (!part.is_empty()
-                        && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')))
-            };
-            let parts: Vec<&str> = pattern.split('.').collect();
-            let (last, before) = parts.split_last().unwrap_or((&"", &[]));
-            let fits = before.iter().all(|part| is_part(part)) && (is_part(last) || *last == "**");
-            if !fits || parts.len() > 16 || pattern.len() > 200 {
+            if !is_event_pattern(pattern) {
                 let message = format!("the pattern {} is invalid", plain(pattern));
                 let remedy =
                     "write names with dots between them; '*' stands for one name, '**' at the end for any number";

@@ -2,5 +2,19 @@
 //! describes it.
 
 mod error;
+#[cfg(feature = "host")]
+mod frame;
+#[cfg(feature = "host")]
+mod message;
+#[cfg(feature = "host")]
+mod peer;
+#[cfg(feature = "host")]
+mod violation;
 
 pub use error::{CallError, ErrorKind};
+#[cfg(feature = "host")]
+pub(crate) use frame::Decoder;
+#[cfg(feature = "host")]
+pub use peer::{Incoming, MAX_MESSAGE, Peer, Request, Served, Step, StreamItem};
+#[cfg(feature = "host")]
+pub use violation::Violation;

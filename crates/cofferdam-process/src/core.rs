@@ -205,6 +205,11 @@ impl Core {
         self.stats.as_ref()?.cpu_micros()
     }
 
+    /// Returns the CPU time of the sandbox in microseconds: counted by a control group, else added up.
+    pub fn cpu_used(&self) -> Option<u64> {
+        self.cpu_counted().or_else(|| process::tree_cpu_micros(self.init.as_fd()))
+    }
+
     /// Returns true if the sandbox contains an exec, or processes that an exec left.
     pub fn is_busy(&self) -> bool {
         // The init is a task as well.

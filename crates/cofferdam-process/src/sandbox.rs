@@ -155,7 +155,7 @@ impl Sandbox for ProcessSandbox {
         let stats = self.core.stats.as_ref();
         let disk = rustix::fs::fstatvfs(&self.core.code).ok();
         Ok(SandboxUsage {
-            cpu_seconds: stats.and_then(Stats::cpu_micros).map(|micros| micros as f64 / 1e6),
+            cpu_seconds: self.core.cpu_used().map(|micros| micros as f64 / 1e6),
             memory_bytes: stats.and_then(Stats::memory).map(|bytes| bytes.saturating_sub(self.core.group_base.2)),
             peak_memory_bytes: self.core.peak_memory(),
             // The init does not belong to the guest.

@@ -35,7 +35,10 @@ pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs,
 pub use mcp::McpArgs;
 pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
 #[cfg(feature = "plugins")]
-pub use plugins::{PluginsArgs, PluginsCommand, ValidateArgs};
+pub use plugins::{
+    CallArgs, DebugArg, HostArgs, InspectPluginArgs, InstallArgs, KeygenArgs, ListArgs, LogsArgs, NewArgs, PackageArgs,
+    PluginsArgs, PluginsCommand, RunPluginsArgs, SecretArgs, StrategyArg, UninstallArgs, ValidateArgs,
+};
 pub use repl::ReplArgs;
 #[cfg(feature = "vm")]
 pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
@@ -100,7 +103,7 @@ pub enum Command {
     Conformance(ConformanceArgs),
     /// Explain what a network policy allows
     Net(NetArgs),
-    /// Check manifests of plugins
+    /// Create, check, package, install and list plugins
     #[cfg(feature = "plugins")]
     Plugins(PluginsArgs),
     /// List the backends
@@ -133,7 +136,7 @@ pub enum Command {
     #[cfg(not(feature = "conformance"))]
     #[command(hide = true)]
     Conformance(AbsentArgs),
-    /// Check manifests of plugins
+    /// Create, check, package, install and list plugins
     #[cfg(not(feature = "plugins"))]
     #[command(hide = true)]
     Plugins(AbsentArgs),

@@ -61,6 +61,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "plugins")]
+pub mod plugins;
 pub mod publish;
 pub mod registry;
 

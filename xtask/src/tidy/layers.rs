@@ -26,7 +26,11 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-egress", &["cofferdam-contract"], &[]),
-    layer("cofferdam-plugin", &["cofferdam-contract", "cofferdam-egress"], &[]),
+    layer(
+        "cofferdam-plugin",
+        &["cofferdam-audit", "cofferdam-contract", "cofferdam-egress", "cofferdam-linux", "cofferdam-util"],
+        &[],
+    ),
     layer(
         "cofferdam-process",
         &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],

@@ -75,7 +75,7 @@ impl ErrorKind {
 pub struct CallError {
     /// The kind.
     pub kind: ErrorKind,
-    /// What failed and why.
+    /// The failure and its reason.
     pub message: String,
     /// Further members of `data`, such as `permission`, `target` and `remedy`.
     pub data: Map<String, Value>,

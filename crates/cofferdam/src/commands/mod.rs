@@ -57,7 +57,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Conformance(args) => conformance::main(&args),
         Command::Net(args) => net::main(&args),
         #[cfg(feature = "plugins")]
-        Command::Plugins(args) => plugins::main(&args),
+        Command::Plugins(args) => plugins::main(&args, cli.config),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),
@@ -100,7 +100,7 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Runs a server's future to completion on several threads. The future has cleaned up when it completes: threads that
 /// remain wait for input that will never arrive.
-#[cfg(feature = "mcp")]
+#[cfg(any(feature = "mcp", feature = "plugins"))]
 fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     run_on(tokio::runtime::Builder::new_multi_thread(), Duration::from_millis(100), future)
 }

@@ -1,4 +1,15 @@
-//! `cofferdam plugins`: manifests of plugins.
+//! `cofferdam plugins`: manifests, packages and the host of plugins.
+
+mod call;
+mod data;
+mod host;
+mod inspect;
+mod install;
+mod list;
+mod logs;
+mod new;
+mod package;
+mod run;
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -6,23 +17,41 @@ use std::path::{Path, PathBuf};
 
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::named::{self, Directory};
+use cofferdam_plugin::package::MANIFEST_NAMES;
 use cofferdam_plugin::{Format, MAX_MANIFEST, Manifest, Problem};
 use rustix::fs::{AtFlags, statat};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::{PluginsArgs, PluginsCommand, ValidateArgs};
 use crate::report::{self, Form, document, print, printed};
 
-/// The names of a manifest in its directory.
-const NAMES: [&str; 2] = ["plugin.toml", "plugin.json"];
-
 /// Runs the subcommand.
-pub fn main(args: &PluginsArgs) -> u8 {
+pub fn main(args: &PluginsArgs, config: Option<PathBuf>) -> u8 {
     match &args.command {
-        PluginsCommand::Validate(args) => validate(args)
-            .unwrap_or_else(|error| report::error(&error, if args.json { Form::Json } else { Form::Text })),
+        PluginsCommand::Validate(args) => finish(validate(args), args.json),
         PluginsCommand::Schema => printed(document(&cofferdam_plugin::schema()), 0),
+        PluginsCommand::New(args) => finish(new::create(args), args.json),
+        PluginsCommand::Call(args) => finish(call::call(args, config), args.json),
+        PluginsCommand::Run(args) => finish(run::run(args, config), false),
+        PluginsCommand::Logs(args) => finish(logs::logs(args), args.json),
+        PluginsCommand::Inspect(args) => finish(inspect::inspect(args), args.json),
+        PluginsCommand::Secret(args) => finish(call::secret(args), false),
+        PluginsCommand::Keygen(args) => finish(package::keygen(args), args.json),
+        PluginsCommand::Package(args) => finish(package::pack(args), args.json),
+        PluginsCommand::Install(args) => finish(install::install(args), args.json),
+        PluginsCommand::Uninstall(args) => finish(install::uninstall(args), args.json),
+        PluginsCommand::List(args) => finish(list::list(args), args.json),
     }
+}
+
+/// Returns the exit status, after reporting an error.
+fn finish(result: Result<u8>, json: bool) -> u8 {
+    result.unwrap_or_else(|error| report::error(&error, if json { Form::Json } else { Form::Text }))
+}
+
+/// Prints the result of a command. Returns the exit status.
+fn answer(json: bool, value: &Value, text: &str) -> u8 {
+    printed(if json { document(value) } else { print(text) }, 0)
 }
 
 fn validate(args: &ValidateArgs) -> Result<u8> {
@@ -66,7 +95,7 @@ fn shown(path: &Path, result: &std::result::Result<(Manifest, Vec<Problem>), Vec
 fn manifest_at(path: &Path) -> Result<PathBuf> {
     let Ok(directory) = Directory::open(path) else { return Ok(path.to_owned()) };
     let directory = OwnedFd::from(directory);
-    let found = NAMES.iter().find(|name| statat(&directory, **name, AtFlags::SYMLINK_NOFOLLOW).is_ok());
+    let found = MANIFEST_NAMES.iter().find(|name| statat(&directory, **name, AtFlags::SYMLINK_NOFOLLOW).is_ok());
     found.map(|name| path.join(name)).ok_or_else(|| {
         Error::invalid("validate", "the directory has no plugin.toml and no plugin.json")
             .with_context("path", path.display().to_string())

@@ -12,6 +12,8 @@ mod hostile;
 mod interpreters;
 #[cfg(feature = "net")]
 mod net;
+#[cfg(feature = "plugins")]
+mod plugins;
 mod pool;
 mod supervisor;
 #[cfg(feature = "vm")]

@@ -41,7 +41,11 @@ pub(super) fn shell(line: &str, home: &Path) -> Command {
     );
     let mut command = Command::new("sh");
     command.args(["-ec", line]).current_dir(home).env_clear().env("PATH", path.expect("a path"));
-    command.env("HOME", home).env("COFFERDAM_CONFIG", config).stdin(Stdio::null());
+    command
+        .env("HOME", home)
+        .env("XDG_DATA_HOME", home.join("data"))
+        .env("COFFERDAM_CONFIG", config)
+        .stdin(Stdio::null());
     command
 }
 

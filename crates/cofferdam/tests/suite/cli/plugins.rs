@@ -1,5 +1,10 @@
 //! `cofferdam plugins`.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, repository};
 
 /// Promise (Plugins): `plugins validate` reports all problems of a manifest with their places, and fails for a plugin that
@@ -45,4 +50,156 @@ fn manifests_are_validated() {
     }
     let (status, stdout, _) = outcome(cofferdam().args(["plugins", "schema"]));
     assert_eq!((status, &json(&stdout)["properties"]["name"]["type"]), (0, &serde_json::json!("string")));
+}
+
+/// A user of `cofferdam plugins`, with a directory for plugins, keys and data.
+struct User(tempfile::TempDir);
+
+impl User {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().canonicalize().expect("a path")
+    }
+
+    /// Runs a subcommand, without a terminal.
+    fn plugins(&self, line: &str) -> (i32, String, String) {
+        let mut command = self.command();
+        outcome(command.args(line.split(' ')))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = cofferdam();
+        command.arg("plugins").current_dir(self.path()).env("XDG_DATA_HOME", self.path().join("data"));
+        command
+    }
+
+    /// Runs a subcommand that succeeds. Returns its JSON document.
+    fn done(&self, line: &str) -> serde_json::Value {
+        let (status, stdout, stderr) = self.plugins(&format!("{line} --json"));
+        assert_eq!(status, 0, "{line}: {stdout}{stderr}");
+        json(&stdout)
+    }
+
+    /// Runs a subcommand that fails with this status. Returns standard error.
+    fn fails(&self, line: &str, status: i32) -> String {
+        let (found, stdout, stderr) = self.plugins(line);
+        assert_eq!((found, stdout.as_str()), (status, ""), "{line}: {stderr}");
+        stderr
+    }
+
+    /// Creates a plugin and its author's key.
+    fn author(name: &str) -> Self {
+        let user = Self::new();
+        user.done(&format!("new {name}"));
+        user.done("keygen author.key");
+        user
+    }
+
+    fn edit(&self, path: &str, from: &str, to: &str) {
+        let path = self.path().join(path);
+        let text = std::fs::read_to_string(&path).expect("a file");
+        assert!(text.contains(from), "{text}");
+        std::fs::write(path, text.replace(from, to)).expect("written");
+    }
+}
+
+/// Promise (Plugins): A new plugin is valid, can be packed, installed, listed and uninstalled.
+#[test]
+fn a_new_plugin_is_packed_installed_listed_and_uninstalled() {
+    for runtime in ["python", "node", "command"] {
+        let user = User::author(&format!("hello --runtime {runtime}"));
+        assert_eq!(user.plugins("validate hello").0, 0);
+        assert!(user.fails("new hello", 125).contains("already exists"));
+        let packed = user.done("package hello --key author.key");
+        assert!(user.fails("package hello --key author.key", 125).contains("--force"));
+        assert_eq!(user.done("package hello --key author.key --force")["digest"], packed["digest"]);
+        let installed = user.done("install hello-0.1.0.cplugin --trust author.key.pub --yes");
+        assert_eq!(installed["plugin"]["digest"], packed["digest"]);
+        let directory = installed["directory"].as_str().expect("a path");
+        assert!(Path::new(directory).join("plugin.toml").exists());
+        let listed = user.done("list");
+        assert_eq!(
+            (&listed["plugins"][0]["name"], &listed["plugins"][0]["runtime"]),
+            (&"hello".into(), &runtime.into())
+        );
+        assert!(user.plugins("list").1.starts_with("hello "));
+        user.done("uninstall hello");
+        assert!(!Path::new(directory).exists());
+        assert_eq!(user.fails("uninstall hello", 127).lines().count(), 2);
+        assert_eq!(user.done("list")["plugins"], serde_json::json!([]));
+    }
+}
+
+/// Promise (Plugins): Without a terminal nothing is installed unless the key is trusted and `--yes` is passed.
+#[test]
+fn without_a_terminal_nothing_is_installed_unasked() {
+    let user = User::author("hello");
+    user.done("package hello --key author.key -o p.cplugin");
+    user.done("keygen other.key");
+    for (line, reason) in [
+        ("install p.cplugin", "unknown key"),
+        ("install p.cplugin --yes", "unknown key"),
+        ("install p.cplugin --trust author.key.pub", "no terminal"),
+        ("install p.cplugin --yes --trust other.key.pub", "the trusted key is"),
+        ("install p.cplugin --yes --trust author.key", "private"),
+        ("install missing.cplugin --yes", "cannot open"),
+        ("install author.key --yes", "not-a-package"),
+        ("package hello --key author.key -o p.zip", "does not end in .cplugin"),
+        ("package hello --key author.key.pub -o q.cplugin", "cannot use the key file"),
+    ] {
+        let (status, stdout, stderr) = user.plugins(line);
+        assert!(status != 0 && stdout.is_empty() && stderr.contains(reason), "{line}: {status} {stdout}{stderr}");
+    }
+    assert_eq!(user.done("list")["plugins"], serde_json::json!([]));
+    user.done("install p.cplugin --yes --trust author.key.pub");
+    // The key is known from now on.
+    user.done("install p.cplugin --yes");
+}
+
+/// Promise (Plugins): An upgrade shows which permissions are new, and another key needs `--replace-key`.
+#[test]
+fn an_upgrade_shows_new_permissions_and_keeps_the_key() {
+    let user = User::author("hello");
+    user.done("package hello --key author.key -o old.cplugin");
+    user.done("install old.cplugin --trust author.key.pub --yes");
+    user.edit("hello/plugin.toml", "runtime", "permissions = [\"invoke\"]\nruntime");
+    user.edit("hello/plugin.toml", "0.1.0", "0.2.0");
+    user.done("package hello --key author.key -o new.cplugin");
+    let (status, _, stderr) = user.plugins("install new.cplugin --yes");
+    assert_eq!(status, 0, "{stderr}");
+    for line in ["  replaces     0.1.0\n", "  new          permissions: invoke\n"] {
+        assert!(stderr.contains(line), "{stderr}");
+    }
+    user.done("keygen other.key");
+    user.done("package hello --key other.key -o foreign.cplugin");
+    let refused = user.fails("install foreign.cplugin --yes --trust other.key.pub", 125);
+    assert!(refused.contains("is signed with the key") && refused.contains("--replace-key"), "{refused}");
+    let replaced = user.done("install foreign.cplugin --yes --trust other.key.pub --replace-key");
+    assert_eq!(replaced["previous"], "0.2.0");
+}
+
+/// Promise (Plugins): On a terminal, only a yes installs a package.
+#[test]
+fn on_a_terminal_only_a_yes_installs() {
+    let user = User::author("hello");
+    user.done("package hello --key author.key -o p.cplugin");
+    for (answers, installed) in [(&["n"][..], false), (&["y", ""], false), (&["y", "y"], true)] {
+        let mut terminal = Terminal::new();
+        let mut command = user.command();
+        command
+            .args(["install", "p.cplugin"])
+            .stdin(terminal.stdio())
+            .stdout(terminal.stdio())
+            .stderr(terminal.stdio());
+        let mut child = command.spawn().expect("started");
+        for answer in answers {
+            terminal.read_until("[y/N] ");
+            terminal.screen.write_all(format!("{answer}\n").as_bytes()).expect("typed");
+        }
+        assert_eq!(child.wait().expect("ended").code(), Some(if installed { 0 } else { 1 }), "{answers:?}");
+        assert_eq!(user.done("list")["plugins"].as_array().map(Vec::len), Some(usize::from(installed)));
+    }
 }

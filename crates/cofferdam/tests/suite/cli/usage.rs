@@ -74,7 +74,7 @@ fn the_top_level_help() {
       snapshot     Save a running VM to a file, restore it and inspect the file
       conformance  Run the conformance suite against a backend
       net          Explain what a network policy allows
-      plugins      Check manifests of plugins
+      plugins      Create, check, package, install and list plugins
       backends     List the backends
       schema       Print the JSON Schema of specs, requests and results
       completions  Print a completion script for a shell

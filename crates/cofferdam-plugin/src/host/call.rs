@@ -1,0 +1,267 @@
+//! One call of a plugin's method.
+//!
+//! ```text
+//! input schema -> ready process -> frames -> answer -> output schema
+//!                     ^               |
+//!                     |               +-- timeout, cancellation: $/cancelRequest, grace, SIGTERM, SIGKILL
+//!                     +-- idempotent --- the process ended
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::Inner;
+use super::context::{Context, random_id};
+use super::instance::{Ended, Instance};
+use super::load::Loaded;
+use super::log::Severity;
+use crate::wire::{CallError, ErrorKind, Request, Step, StreamItem};
+
+/// The number of times that an idempotent call is made again after its process ended.
+const MAX_RETRIES: u32 = 2;
+/// The time between two readings of a plugin's CPU time.
+const CPU_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Options of a call.
+#[derive(Debug, Clone, Default)]
+pub struct CallOptions {
+    /// The context.
+    pub context: Context,
+    /// The maximum time, if that is shorter than the manifest's.
+    pub timeout: Option<Duration>,
+    /// True if the caller takes progress and stream items.
+    pub stream: bool,
+}
+
+/// A running call. Dropping it cancels it.
+pub struct Call {
+    items: Option<mpsc::Receiver<StreamItem>>,
+    result: oneshot::Receiver<Result<Value, CallError>>,
+    id: String,
+}
+
+impl Call {
+    /// Returns the correlation identifier.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Waits for the next progress or stream item. Returns `None` when there will be no more.
+    pub async fn next(&mut self) -> Option<StreamItem> {
+        self.items.as_mut()?.recv().await
+    }
+
+    /// Waits for the result. Items that were not taken are discarded.
+    pub async fn result(mut self) -> Result<Value, CallError> {
+        self.items = None;
+        let lost = |_| CallError::new(ErrorKind::Internal, "the host failed on this call");
+        (&mut self.result).await.map_err(lost)?
+    }
+}
+
+/// A call with everything that it needs.
+struct Order {
+    plugin: String,
+    method: String,
+    input: Value,
+    options: CallOptions,
+    deadline: Instant,
+    items: Option<mpsc::Sender<StreamItem>>,
+}
+
+impl Inner {
+    /// Starts a call.
+    pub fn call(self: &Arc<Self>, plugin: &str, method: &str, input: Value, mut options: CallOptions) -> Call {
+        if options.context.request_id.is_empty() {
+            options.context.request_id = random_id();
+        }
+        let id = options.context.request_id.clone();
+        let (items, receiver) = if options.stream {
+            let (sender, receiver) = mpsc::channel(1);
+            (Some(sender), Some(receiver))
+        } else {
+            (None, None)
+        };
+        let (mut reply, result) = oneshot::channel();
+        let order = Order {
+            plugin: plugin.to_owned(),
+            method: method.to_owned(),
+            input,
+            options,
+            deadline: Instant::now(),
+            items,
+        };
+        let host = Arc::clone(self);
+        tokio::spawn(async move {
+            let outcome = host.drive(order, &mut reply).await;
+            let _ = reply.send(outcome);
+        });
+        Call { items: receiver, result, id }
+    }
+
+    async fn drive(
+        &self,
+        mut order: Order,
+        reply: &mut oneshot::Sender<Result<Value, CallError>>,
+    ) -> Result<Value, CallError> {
+        let begun = Instant::now();
+        let loaded = self.find(&order.plugin)?;
+        loaded.check_input(&order.method, &order.input)?;
+        let limit = loaded.timeout(&order.method);
+        let limit = order.options.timeout.map_or(limit, |own| own.min(limit));
+        order.deadline = begun + limit;
+        let correlation = order.options.context.request_id.clone();
+        loaded.log.write(Severity::Debug, "call.started", Some(&correlation), json!({"method": order.method}));
+        let outcome = self.attempts(&loaded, &mut order, limit, reply).await;
+        let outcome = outcome.and_then(|output| loaded.check_output(&order.method, &output).map(|()| output));
+        let tracked = loaded.calls.take_tracked(Some(&correlation));
+        Arc::clone(&loaded.files).remove(tracked).await;
+        let error = outcome.as_ref().err();
+        self.metrics.call(&order.plugin, &order.method, error.map(|error| error.kind), begun.elapsed());
+        let fields = json!({
+            "method": order.method,
+            "seconds": begun.elapsed().as_secs_f64(),
+            "error": error.map(CallError::to_json),
+            "traceparent": order.options.context.traceparent,
+        });
+        let severity = if error.is_some() { Severity::Warn } else { Severity::Info };
+        loaded.log.write(severity, "call.ended", Some(&correlation), fields);
+        outcome
+    }
+
+    async fn attempts(
+        &self,
+        loaded: &Loaded,
+        order: &mut Order,
+        limit: Duration,
+        reply: &mut oneshot::Sender<Result<Value, CallError>>,
+    ) -> Result<Value, CallError> {
+        let is_idempotent = loaded.manifest.methods.get(&order.method).is_some_and(|method| method.idempotent);
+        let mut attempt = 0;
+        loop {
+            let instance = tokio::select! {
+                ready = loaded.supervisor().ready(order.deadline) => ready?,
+                () = reply.closed() => return Err(cancelled()),
+            };
+            let mut delivered = false;
+            let ended = match one_attempt(loaded, &instance, order, limit, reply, &mut delivered).await {
+                Ok(outcome) => return outcome,
+                Err(ended) => ended,
+            };
+            let again = is_idempotent && !delivered && attempt < MAX_RETRIES && Instant::now() < order.deadline;
+            if !again {
+                return Err(ended.to_error());
+            }
+            attempt += 1;
+            let fields = json!({"method": order.method, "attempt": attempt, "reason": ended.reason});
+            let correlation = &order.options.context.request_id;
+            loaded.log.write(Severity::Warn, "call.retried", Some(correlation), fields);
+        }
+    }
+}
+
+fn cancelled() -> CallError {
+    CallError::new(ErrorKind::Cancelled, "the call was cancelled")
+}
+
+/// Makes the call in one process. Fails if the process ends first. `delivered` becomes true with the first stream item.
+async fn one_attempt(
+    loaded: &Loaded,
+    instance: &Arc<Instance>,
+    order: &mut Order,
+    limit: Duration,
+    reply: &mut oneshot::Sender<Result<Value, CallError>>,
+    delivered: &mut bool,
+) -> Result<Result<Value, CallError>, Ended> {
+    let context = &order.options.context;
+    let (_running, _call) = (instance.begin_call(), loaded.calls.add(context));
+    let left = order.deadline.saturating_duration_since(Instant::now());
+    let params = json!({"method": order.method, "input": order.input, "context": context.to_json(left)});
+    let sent = instance.peer.request("call", &params, &context.request_id, order.options.stream).await;
+    let mut request = match sent {
+        Ok(request) => request,
+        Err(error) if error.kind == ErrorKind::Unavailable => return Err(instance.ended().await),
+        Err(error) => return Ok(Err(error)),
+    };
+    let interruption = interruption(loaded, instance, order.deadline, limit, reply);
+    tokio::pin!(interruption);
+    loop {
+        let step = tokio::select! {
+            step = request.step() => step,
+            error = &mut interruption => return Ok(Err(stop(loaded, instance, &mut request, order, error).await)),
+        };
+        match step {
+            Step::Answer(answer) => return Ok(answer),
+            Step::Ended => return Err(instance.ended().await),
+            Step::Item(item) => {
+                *delivered |= matches!(item, StreamItem::Item(_));
+                let Some(items) = &order.items else { continue };
+                tokio::select! {
+                    sent = items.send(item) => if sent.is_err() { order.items = None },
+                    error = &mut interruption => {
+                        return Ok(Err(stop(loaded, instance, &mut request, order, error).await));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits for the reason to stop a call: its timeout, its CPU time, or a caller that has gone.
+async fn interruption(
+    loaded: &Loaded,
+    instance: &Instance,
+    deadline: Instant,
+    limit: Duration,
+    reply: &mut oneshot::Sender<Result<Value, CallError>>,
+) -> CallError {
+    tokio::select! {
+        () = sleep_until(deadline) => {
+            CallError::new(ErrorKind::Timeout, format!("the call took longer than {} s", limit.as_secs_f64()))
+        }
+        () = cpu_time(loaded, instance) => CallError::new(ErrorKind::Limit, "the call used up its CPU time"),
+        () = reply.closed() => cancelled(),
+    }
+}
+
+/// Waits until the plugin has used more CPU time than a call may. Calls that run at the same time count together.
+async fn cpu_time(loaded: &Loaded, instance: &Instance) {
+    let Some(limit) = loaded.manifest.sandbox.limits.cpu_time else { return std::future::pending().await };
+    let begin = instance.cpu_seconds().await;
+    loop {
+        tokio::time::sleep(CPU_INTERVAL).await;
+        if let (Some(begin), Some(now)) = (begin, instance.cpu_seconds().await)
+            && now - begin > limit.as_secs_f64()
+        {
+            return;
+        }
+    }
+}
+
+/// Cancels a call, and ends the process if it does not answer within the grace period.
+async fn stop(
+    loaded: &Loaded,
+    instance: &Instance,
+    request: &mut Request,
+    order: &Order,
+    error: CallError,
+) -> CallError {
+    let correlation = &order.options.context.request_id;
+    let answered = async {
+        request.cancel(correlation).await;
+        while let Step::Item(_) = request.step().await {}
+    };
+    let in_time = timeout(loaded.grace, answered).await.is_ok();
+    let fields = json!({"method": order.method, "reason": error.message, "answered": in_time});
+    loaded.log.write(Severity::Warn, "call.stopped", Some(correlation), fields);
+    if in_time {
+        return error;
+    }
+    let what = format!("its call of '{}' did not end after cancellation: {}", order.method, error.message);
+    instance.terminate(what, loaded.grace);
+    error.with("ended", true)
+}

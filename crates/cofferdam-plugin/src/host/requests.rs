@@ -1,0 +1,238 @@
+//! The requests of one plugin: permission, then the service that answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use cofferdam_contract::parse_duration;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
+
+use super::call::CallOptions;
+use super::context::{Context, MAX_DEPTH, random_id};
+use super::files::{Files, parse};
+use super::log::{Log, Severity, Tail};
+use super::permission::{self, shown};
+use super::{Extensions, Inner};
+use crate::Manifest;
+use crate::services::{Caller, Services};
+use crate::wire::{CallError, ErrorKind, Incoming, Served};
+
+/// The maximum number of invocations and executions of one plugin at a time.
+const MAX_LONG: usize = 32;
+/// The maximum number of other requests that are answered at a time. Others wait in order.
+const MAX_SHORT: usize = 16;
+/// The maximum number of tracked files of one plugin.
+const MAX_TRACKED: usize = 1000;
+/// The directory for temporary files.
+const TEMPORARY: &str = "/tmp";
+/// The maximum number of members of a log message of a plugin.
+const MAX_FIELDS: usize = 32;
+
+/// The host's side of one process of a plugin.
+pub struct Requests {
+    pub host: Weak<Inner>,
+    pub manifest: Arc<Manifest>,
+    pub config: Arc<Value>,
+    pub files: Arc<Files>,
+    pub services: Arc<Services>,
+    pub extensions: Arc<dyn Extensions>,
+    pub calls: Arc<Calls>,
+    pub log: Log,
+    pub tail: Arc<Mutex<Tail>>,
+    pub long: Semaphore,
+    pub short: Semaphore,
+}
+
+/// The calls that run, by correlation identifier: their contexts, and the files to remove afterwards.
+#[derive(Default)]
+pub struct Calls {
+    contexts: Mutex<HashMap<String, Context>>,
+    tracked: Mutex<Vec<(String, String)>>,
+}
+
+impl Calls {
+    /// Adds a call. It is removed when the guard is dropped.
+    pub fn add(self: &Arc<Self>, context: &Context) -> CallGuard {
+        self.contexts.lock().insert(context.request_id.clone(), context.clone());
+        CallGuard(Arc::clone(self), context.request_id.clone())
+    }
+
+    fn get(&self, correlation: &str) -> Option<Context> {
+        self.contexts.lock().get(correlation).cloned()
+    }
+
+    /// Remembers a file of a call.
+    fn track(&self, correlation: &str, path: String) -> Result<(), CallError> {
+        let mut tracked = self.tracked.lock();
+        if tracked.len() >= MAX_TRACKED {
+            return Err(CallError::new(ErrorKind::Limit, format!("{MAX_TRACKED} files are tracked")));
+        }
+        tracked.push((correlation.to_owned(), path));
+        Ok(())
+    }
+
+    /// Takes the files of a call, or of all.
+    pub fn take_tracked(&self, correlation: Option<&str>) -> Vec<String> {
+        let is_taken = |file: &mut (String, String)| correlation.is_none_or(|correlation| file.0 == correlation);
+        self.tracked.lock().extract_if(.., is_taken).map(|(_, path)| path).collect()
+    }
+}
+
+/// A running call in [`Calls`].
+pub struct CallGuard(Arc<Calls>, String);
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.0.contexts.lock().remove(&self.1);
+    }
+}
+
+impl Requests {
+    /// Returns the permits of a new process.
+    pub fn permits() -> (Semaphore, Semaphore) {
+        (Semaphore::new(MAX_LONG), Semaphore::new(MAX_SHORT))
+    }
+
+    async fn answer(&self, incoming: Incoming, correlation: &str) -> Result<Value, CallError> {
+        let Incoming { method, params, .. } = incoming;
+        permission::check(&self.manifest, &method, &params)?;
+        if matches!(method.as_str(), "invoke" | "sandbox.execute") {
+            let busy =
+                |_| CallError::new(ErrorKind::Limit, format!("{MAX_LONG} invocations of this plugin are running"));
+            let _permit = self.long.try_acquire().map_err(busy)?;
+            return match method.as_str() {
+                "invoke" => self.invoke(parse(params)?, correlation).await,
+                _ => self.extensions.execute(&self.manifest, parse(params)?).await,
+            };
+        }
+        let closed = |_| CallError::new(ErrorKind::Unavailable, "the host shuts down");
+        let _permit = self.short.acquire().await.map_err(closed)?;
+        match method.split_once('.').map_or("", |(service, _)| service) {
+            "config" => Ok(json!({"config": &*self.config})),
+            "fs" => Arc::clone(&self.files).call(&method, params).await,
+            "net" => self.extensions.fetch(&self.manifest, parse(params)?).await,
+            "resources" => self.track(parse(params)?, correlation),
+            _ => {
+                let caller = Caller {
+                    plugin: self.manifest.name.clone(),
+                    tenant: self.calls.get(correlation).and_then(|context| context.tenant),
+                    correlation: correlation.to_owned(),
+                };
+                self.services.call(&caller, &method, params).await
+            }
+        }
+    }
+
+    async fn invoke(&self, invocation: Invocation, correlation: &str) -> Result<Value, CallError> {
+        let host = self.host.upgrade().ok_or_else(|| CallError::new(ErrorKind::Unavailable, "the host shuts down"))?;
+        let parent = self.calls.get(correlation).unwrap_or_default();
+        let mut path = parent.path;
+        path.push(self.manifest.name.clone());
+        if path.contains(&invocation.plugin) {
+            let message = format!("the invocation is a cycle: {} -> {}", path.join(" -> "), shown(&invocation.plugin));
+            return Err(CallError::new(ErrorKind::Limit, message));
+        }
+        if path.len() >= MAX_DEPTH as usize {
+            return Err(CallError::new(ErrorKind::Limit, format!("the invocation is nested deeper than {MAX_DEPTH}")));
+        }
+        let timeout = invocation.timeout.as_deref().map(duration).transpose()?;
+        let context = Context { request_id: format!("{correlation}.{}", random_id()), path, ..parent };
+        let options = CallOptions { context, timeout, stream: false };
+        host.call(&invocation.plugin, &invocation.method, invocation.input, options).result().await
+    }
+
+    fn track(&self, resource: Resource, correlation: &str) -> Result<Value, CallError> {
+        let Resource { path } = resource;
+        let allowed = &self.manifest.sandbox.fs_access.write;
+        if !permission::is_below(&path, TEMPORARY) && !allowed.iter().any(|entry| permission::is_below(&path, entry)) {
+            let remedy = format!("add \"{}\" to sandbox.fsAccess.write", shown(&path));
+            return Err(permission::denied(crate::Permission::FsWrite, &path, &remedy));
+        }
+        self.calls.track(correlation, path).map(|()| Value::Null)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Invocation {
+    plugin: String,
+    method: String,
+    #[serde(default)]
+    input: Value,
+    timeout: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Resource {
+    path: String,
+}
+
+/// Reads a duration such as `5s`.
+pub fn duration(text: &str) -> Result<Duration, CallError> {
+    parse_duration(text).map_err(|error| CallError::invalid(shown(&error.to_string())))
+}
+
+#[async_trait]
+impl Served for Requests {
+    async fn request(&self, incoming: Incoming) -> Result<Value, CallError> {
+        let correlation = incoming.correlation.clone().unwrap_or_else(random_id);
+        let method = shown(&incoming.method);
+        let target = shown(&permission::target(&incoming.method, &incoming.params));
+        let begun = Instant::now();
+        let outcome = self.answer(incoming, &correlation).await;
+        let mut fields = json!({"method": method, "target": target, "seconds": begun.elapsed().as_secs_f64()});
+        let (severity, event) = match &outcome {
+            Ok(_) => (Severity::Debug, "plugin.request"),
+            Err(error) => {
+                fields["error"] = error.to_json();
+                let denied = error.kind == ErrorKind::PermissionDenied;
+                if denied { (Severity::Warn, "plugin.denied") } else { (Severity::Info, "plugin.request") }
+            }
+        };
+        if let Some(host) = self.host.upgrade() {
+            host.metrics.request(&self.manifest.name, outcome.as_ref().err().map(|error| error.kind));
+        }
+        self.log.write(severity, event, Some(&correlation), fields);
+        outcome
+    }
+
+    fn notification(&self, incoming: Incoming) {
+        let Incoming { method, params, correlation } = incoming;
+        if method != "log" {
+            self.log.write(
+                Severity::Debug,
+                "plugin.ignored",
+                correlation.as_deref(),
+                json!({"method": shown(&method)}),
+            );
+            return;
+        }
+        let text = params.get("message").and_then(Value::as_str).unwrap_or_default();
+        let severity = Severity::of(params.get("level").and_then(Value::as_str).unwrap_or_default());
+        let fields: Map<String, Value> = params
+            .get("fields")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+            .take(MAX_FIELDS)
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        let line = json!({"message": bounded(text), "fields": fields});
+        self.log.write(severity, "plugin.log", correlation.as_deref(), line);
+    }
+
+    fn log(&self, bytes: &[u8]) {
+        let lines = self.tail.lock().add(bytes);
+        self.log.printed(&lines);
+    }
+}
+
+fn bounded(text: &str) -> &str {
+    const MAX: usize = 8192;
+    &text[..text.floor_char_boundary(MAX.min(text.len()))]
+}

@@ -1,0 +1,6 @@
+'use strict';
+/** The plugin {{name}}. */
+
+exports.activate = (plugin) => {
+  plugin.method('hello', async ({ name = 'world' }, ctx) => ({ greeting: `Hello, ${name}!` }));
+};

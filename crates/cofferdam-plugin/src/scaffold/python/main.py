@@ -1,0 +1,8 @@
+"""The plugin {{name}}."""
+
+
+def activate(plugin):
+    @plugin.method
+    def hello(ctx, name: str = "world"):
+        """Returns a greeting."""
+        return {"greeting": f"Hello, {name}!"}

@@ -1,0 +1,470 @@
+//! One connection to a plugin.
+//!
+//! ```text
+//! Peer::request --frame--> queue --writer--> plugin's stdin
+//! plugin's stdout --serve: Decoder, parse--> response: its waiter; stream item: its receiver; request: Served
+//! ```
+//!
+//! The reader never waits for the host's own work, so that a slow service cannot fill the output's ring buffer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cofferdam_contract::{OutputEvent, OutputStream, OutputSubscription, StdinWriter};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
+
+use super::frame::encode;
+use super::message::{Body, Id, Message, answer, parse, request};
+use super::{CallError, Decoder, ErrorKind, Violation};
+
+/// The maximum size of a message in bytes.
+pub const MAX_MESSAGE: usize = 8 << 20;
+/// The maximum number of requests of one side without an answer.
+const MAX_REQUESTS: usize = 256;
+/// The maximum number of frames that wait for the plugin to read them.
+const MAX_QUEUED_FRAMES: usize = 8;
+/// The number of stream items that a plugin may send beyond the acknowledged ones.
+const STREAM_CREDIT: usize = 64;
+/// The number of consumed stream items after which the host acknowledges them.
+const ACKNOWLEDGE_EVERY: u64 = 16;
+/// The maximum size of all stream items that the callers of a plugin have not consumed, in bytes.
+const MAX_STREAMED: usize = 64 << 20;
+/// The maximum time between the first and the last byte of a frame.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A request of the plugin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Incoming {
+    /// The method, such as `kv.get`.
+    pub method: String,
+    /// The parameters.
+    pub params: Value,
+    /// The correlation identifier, if the plugin sent one.
+    pub correlation: Option<String>,
+}
+
+/// The host's side of a plugin's requests.
+#[async_trait]
+pub trait Served: Send + Sync + 'static {
+    /// Answers a request. A cancelled request drops the future.
+    async fn request(&self, incoming: Incoming) -> Result<Value, CallError>;
+
+    /// Takes a notification.
+    fn notification(&self, incoming: Incoming);
+
+    /// Takes bytes that the plugin wrote to its log.
+    fn log(&self, bytes: &[u8]);
+}
+
+/// Something that a plugin sends while a request runs.
+#[derive(Debug, Clone, PartialEq)]
+pub enum StreamItem {
+    /// Progress, as the plugin reports it.
+    Progress(Value),
+    /// The next item of a streaming result.
+    Item(Value),
+}
+
+/// A queued item with its size in the frame.
+type Sized = (StreamItem, usize);
+
+struct Waiter {
+    reply: oneshot::Sender<Result<Value, CallError>>,
+    items: Option<mpsc::Sender<Sized>>,
+    received: u64,
+}
+
+struct Shared {
+    out: mpsc::Sender<Bytes>,
+    waiters: Mutex<HashMap<u64, Waiter>>,
+    next: AtomicU64,
+    streamed: AtomicUsize,
+    closed: AtomicBool,
+}
+
+/// The host's end of a connection.
+#[derive(Clone)]
+pub struct Peer(Arc<Shared>);
+
+impl Peer {
+    /// Creates the connection and the task that writes to the plugin.
+    pub fn new(stdin: StdinWriter) -> (Self, JoinHandle<()>) {
+        let (out, frames) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let shared = Shared {
+            out,
+            waiters: Mutex::default(),
+            next: AtomicU64::new(1),
+            streamed: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+        };
+        (Self(Arc::new(shared)), tokio::spawn(write(stdin, frames)))
+    }
+
+    /// Sends a request. `with_items` asks for progress and stream items.
+    ///
+    /// # Errors
+    /// - `Limit` if 256 requests wait for an answer, or if the parameters are too large.
+    /// - `Unavailable` if the connection has ended.
+    pub async fn request(
+        &self,
+        method: &str,
+        params: &Value,
+        correlation: &str,
+        with_items: bool,
+    ) -> Result<Request, CallError> {
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed);
+        let frame = body(&request(Some(id), method, params, correlation))?;
+        let (reply, answer) = oneshot::channel();
+        let (items, receiver) = if with_items {
+            // Progress may fill the channel, so it has more room than items need.
+            let (sender, receiver) = mpsc::channel(STREAM_CREDIT * 2);
+            (Some(sender), Some(receiver))
+        } else {
+            (None, None)
+        };
+        {
+            let mut waiters = self.0.waiters.lock();
+            if self.0.closed.load(Ordering::Acquire) {
+                return Err(ended());
+            }
+            if waiters.len() >= MAX_REQUESTS {
+                let message = format!("{MAX_REQUESTS} calls of this plugin are running");
+                return Err(CallError::new(ErrorKind::Limit, message));
+            }
+            waiters.insert(id, Waiter { reply, items, received: 0 });
+        }
+        let request =
+            Request { peer: self.clone(), id, answer: Some(answer), items: receiver, consumed: 0, acknowledged: 0 };
+        self.0.out.send(frame).await.map_err(|_| ended())?;
+        Ok(request)
+    }
+
+    /// Sends a notification.
+    pub async fn notify(&self, method: &str, params: &Value, correlation: &str) -> Result<(), CallError> {
+        self.0.out.send(body(&request(None, method, params, correlation))?).await.map_err(|_| ended())
+    }
+
+    /// Returns true while the plugin's output is read.
+    pub fn is_open(&self) -> bool {
+        !self.0.closed.load(Ordering::Acquire)
+    }
+
+    /// Reads the plugin's output until it ends. Returns the rule that the plugin broke, if any.
+    pub async fn serve(&self, output: OutputSubscription, served: Arc<dyn Served>) -> Option<Violation> {
+        let active = Arc::new(Active::default());
+        let result = self.read(output, &served, &active).await;
+        self.0.closed.store(true, Ordering::Release);
+        self.0.waiters.lock().clear();
+        active.abort_all();
+        result.err()
+    }
+
+    async fn read(
+        &self,
+        mut output: OutputSubscription,
+        served: &Arc<dyn Served>,
+        active: &Arc<Active>,
+    ) -> Result<(), Violation> {
+        let mut decoder = Decoder::new(MAX_MESSAGE);
+        let mut deadline = None;
+        loop {
+            let event = match deadline {
+                None => output.next().await,
+                Some(at) => tokio::time::timeout_at(at, output.next()).await.map_err(|_| Violation::Silence)?,
+            };
+            match event {
+                None => return Ok(()),
+                Some(OutputEvent::Lost { .. }) => {
+                    return Err(Violation::Flood("the plugin writes faster than the host reads"));
+                }
+                Some(OutputEvent::Chunk(chunk)) if chunk.stream == OutputStream::Stderr => served.log(&chunk.data),
+                Some(OutputEvent::Chunk(chunk)) => {
+                    decoder.feed(&chunk.data);
+                    let mut whole = false;
+                    while let Some(body) = decoder.next_body()? {
+                        whole = true;
+                        self.take(&body, served, active)?;
+                    }
+                    deadline = match decoder.is_inside_frame() {
+                        false => None,
+                        true if whole => Some(Instant::now() + FRAME_TIMEOUT),
+                        true => deadline.or_else(|| Some(Instant::now() + FRAME_TIMEOUT)),
+                    };
+                }
+            }
+        }
+    }
+
+    fn take(&self, body: &[u8], served: &Arc<dyn Served>, active: &Arc<Active>) -> Result<(), Violation> {
+        let (messages, is_batch) = match parse(body)? {
+            Body::Single(message) => (vec![message], false),
+            Body::Batch(messages) => (messages, true),
+        };
+        let mut requests = Vec::new();
+        for message in messages {
+            match message {
+                Message::Response { id, outcome } => self.answered(&id, outcome)?,
+                Message::Notification { method, params, correlation } => match method.as_str() {
+                    "$/cancelRequest" => active.cancel(&params),
+                    "$/progress" => self.progress(params, body.len())?,
+                    "$/stream" => self.streamed(params, body.len())?,
+                    _ => served.notification(Incoming { method, params, correlation }),
+                },
+                Message::Request { id, method, params, correlation } => {
+                    let echoed = correlation.clone().unwrap_or_default();
+                    let (served, incoming) = (Arc::clone(served), Incoming { method, params, correlation });
+                    let task = tokio::spawn(async move { served.request(incoming).await });
+                    active.add(&id, task.abort_handle())?;
+                    requests.push((id, echoed, task));
+                }
+            }
+        }
+        if !requests.is_empty() {
+            tokio::spawn(respond(self.clone(), requests, is_batch, Arc::clone(active)));
+        }
+        Ok(())
+    }
+
+    fn answered(&self, id: &Id, outcome: Result<Value, CallError>) -> Result<(), Violation> {
+        let Id::Number(id) = id else { return Err(Violation::UnknownId) };
+        let waiter = self.0.waiters.lock().remove(id).ok_or(Violation::UnknownId)?;
+        // A caller that gave up does not wait any more.
+        let _ = waiter.reply.send(outcome);
+        Ok(())
+    }
+
+    fn progress(&self, params: Value, size: usize) -> Result<(), Violation> {
+        let id = params.get("token").and_then(Value::as_u64).ok_or(Violation::UnknownId)?;
+        let value = params.get("value").cloned().unwrap_or_default();
+        let mut waiters = self.0.waiters.lock();
+        // Progress can arrive after the caller gave up.
+        let Some(items) = waiters.get_mut(&id).and_then(|waiter| waiter.items.as_ref()) else { return Ok(()) };
+        // Progress is worth nothing later, so it never takes the room of items.
+        if items.capacity() > STREAM_CREDIT && self.reserve(size).is_ok() {
+            let sent = items.try_send((StreamItem::Progress(value), size));
+            self.release(if sent.is_err() { size } else { 0 });
+        }
+        Ok(())
+    }
+
+    fn streamed(&self, mut params: Value, size: usize) -> Result<(), Violation> {
+        let id = params.get("id").and_then(Value::as_u64).ok_or(Violation::UnknownId)?;
+        let seq = params.get("seq").and_then(Value::as_u64);
+        let value = params.get_mut("value").map(Value::take).unwrap_or_default();
+        let mut waiters = self.0.waiters.lock();
+        let Some(waiter) = waiters.get_mut(&id) else { return Err(Violation::UnknownId) };
+        if seq != Some(waiter.received) {
+            return Err(Violation::BadMessage("the seq of a stream item is not the next number"));
+        }
+        waiter.received += 1;
+        let received = waiter.received;
+        if let Some(items) = &waiter.items {
+            self.reserve(size)?;
+            match items.try_send((StreamItem::Item(value), size)) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    return Err(Violation::Flood("a stream has more than 64 items that are not acknowledged"));
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => self.release(size),
+            }
+        }
+        drop(waiters);
+        // The caller takes no items. They are discarded, and the plugin goes on.
+        if received.is_multiple_of(ACKNOWLEDGE_EVERY) {
+            let peer = self.clone();
+            tokio::spawn(async move { peer.acknowledge(id, received).await });
+        }
+        Ok(())
+    }
+
+    async fn acknowledge(&self, id: u64, count: u64) {
+        let _ = self.notify("$/streamAck", &json!({"id": id, "count": count}), "stream").await;
+    }
+
+    fn reserve(&self, size: usize) -> Result<(), Violation> {
+        if self.0.streamed.fetch_add(size, Ordering::Relaxed) + size > MAX_STREAMED {
+            self.release(size);
+            return Err(Violation::Flood("the items of streams that are not consumed have more than 64 MiB"));
+        }
+        Ok(())
+    }
+
+    fn release(&self, size: usize) {
+        self.0.streamed.fetch_sub(size, Ordering::Relaxed);
+    }
+}
+
+fn ended() -> CallError {
+    CallError::new(ErrorKind::Unavailable, "the plugin has ended")
+}
+
+fn body(message: &Value) -> Result<Bytes, CallError> {
+    let text = message.to_string();
+    if text.len() > MAX_MESSAGE {
+        return Err(CallError::new(
+            ErrorKind::Limit,
+            format!("the message has {} bytes; 8 MiB are allowed", text.len()),
+        ));
+    }
+    Ok(encode(text.as_bytes()))
+}
+
+async fn write(mut stdin: StdinWriter, mut frames: mpsc::Receiver<Bytes>) {
+    while let Some(frame) = frames.recv().await {
+        if stdin.write_all(&frame).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A request of the plugin that runs: its identifier, its correlation identifier and its task.
+type Begun = (Id, String, JoinHandle<Result<Value, CallError>>);
+
+/// Sends the responses to one body's requests when all are there.
+async fn respond(peer: Peer, requests: Vec<Begun>, is_batch: bool, active: Arc<Active>) {
+    let mut answers = Vec::with_capacity(requests.len());
+    for (id, correlation, task) in requests {
+        let outcome = match task.await {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_cancelled() => {
+                Err(CallError::new(ErrorKind::Cancelled, "the request was cancelled"))
+            }
+            Err(_) => Err(CallError::new(ErrorKind::Internal, "the host failed on this request")),
+        };
+        active.remove(&id);
+        answers.push(answer(&id, outcome, &correlation));
+    }
+    let message = if is_batch { Value::Array(answers) } else { answers.remove(0) };
+    let frame = body(&message).or_else(|error| match &message {
+        Value::Object(members) => {
+            let mut short = json!({"jsonrpc": "2.0", "error": error.to_json()});
+            short["id"] = members["id"].clone();
+            body(&short)
+        }
+        _ => Err(error),
+    });
+    if let Ok(frame) = frame {
+        let _ = peer.0.out.send(frame).await;
+    }
+}
+
+/// The requests of the plugin that run.
+#[derive(Default)]
+struct Active(Mutex<HashMap<Id, AbortHandle>>);
+
+impl Active {
+    fn add(&self, id: &Id, task: AbortHandle) -> Result<(), Violation> {
+        let mut running = self.0.lock();
+        let refused = if running.len() >= MAX_REQUESTS {
+            Some(Violation::Flood("more than 256 requests of the plugin are running"))
+        } else if running.contains_key(id) {
+            Some(Violation::BadMessage("the id of a request is used twice at a time"))
+        } else {
+            None
+        };
+        if let Some(refused) = refused {
+            task.abort();
+            return Err(refused);
+        }
+        running.insert(id.clone(), task);
+        Ok(())
+    }
+
+    fn remove(&self, id: &Id) {
+        self.0.lock().remove(id);
+    }
+
+    fn cancel(&self, params: &Value) {
+        let id = match params.get("id") {
+            Some(Value::String(text)) => Id::Text(text.clone()),
+            Some(number) => Id::Number(number.as_u64().unwrap_or(u64::MAX)),
+            None => return,
+        };
+        if let Some(task) = self.0.lock().get(&id) {
+            task.abort();
+        }
+    }
+
+    fn abort_all(&self) {
+        self.0.lock().drain().for_each(|(_, task)| task.abort());
+    }
+}
+
+/// The next event of a request that was sent to the plugin.
+#[derive(Debug)]
+pub enum Step {
+    /// Progress or an item.
+    Item(StreamItem),
+    /// The answer.
+    Answer(Result<Value, CallError>),
+    /// The connection ended without an answer.
+    Ended,
+}
+
+/// A request that was sent to the plugin. Dropping it before its answer cancels it.
+pub struct Request {
+    peer: Peer,
+    id: u64,
+    answer: Option<oneshot::Receiver<Result<Value, CallError>>>,
+    items: Option<mpsc::Receiver<Sized>>,
+    consumed: u64,
+    acknowledged: u64,
+}
+
+impl Request {
+    /// Waits for the next step. All items come before the answer. A dropped future loses nothing.
+    pub async fn step(&mut self) -> Step {
+        if self.consumed - self.acknowledged >= ACKNOWLEDGE_EVERY {
+            self.peer.acknowledge(self.id, self.consumed).await;
+            self.acknowledged = self.consumed;
+        }
+        if let Some(items) = &mut self.items {
+            match items.recv().await {
+                Some((item, size)) => {
+                    self.peer.release(size);
+                    self.consumed += u64::from(matches!(item, StreamItem::Item(_)));
+                    return Step::Item(item);
+                }
+                None => self.items = None,
+            }
+        }
+        let Some(answer) = &mut self.answer else { return Step::Ended };
+        let answer = answer.await;
+        self.answer = None;
+        answer.map_or(Step::Ended, Step::Answer)
+    }
+
+    /// Asks the plugin to cancel the request. The plugin still answers.
+    pub async fn cancel(&self, correlation: &str) {
+        let _ = self.peer.notify("$/cancelRequest", &json!({"id": self.id}), correlation).await;
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // Items that are not consumed free their room.
+        if let Some(items) = &mut self.items {
+            items.close();
+            while let Ok((_, size)) = items.try_recv() {
+                self.peer.release(size);
+            }
+        }
+        if self.answer.is_some() && self.peer.0.waiters.lock().contains_key(&self.id) {
+            let (peer, id) = (self.peer.clone(), self.id);
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(async move {
+                    let _ = peer.notify("$/cancelRequest", &json!({"id": id}), "cancelled").await;
+                });
+            }
+        }
+    }
+}

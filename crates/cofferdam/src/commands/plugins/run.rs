@@ -1,0 +1,196 @@
+//! `cofferdam plugins run`: a host in the foreground.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cofferdam::plugins::{CallOptions, Context, Host, StreamItem};
+use cofferdam::{Error, ErrorKind, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::host;
+use crate::args::RunPluginsArgs;
+use crate::commands::run::{no_signals, signal_status};
+use crate::commands::serve_on_many;
+use crate::interrupts::Interrupts;
+use crate::report;
+use crate::style::Tone;
+
+/// The maximum length of a line with a call.
+const MAX_LINE: u64 = 8 << 20;
+/// The maximum number of calls at a time.
+const MAX_CALLS: usize = 256;
+/// The lines of answers that wait for the reader.
+const QUEUED: usize = 64;
+
+/// A call on standard input.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Order {
+    #[serde(default)]
+    id: Value,
+    plugin: String,
+    method: String,
+    #[serde(default)]
+    input: Value,
+    #[serde(default)]
+    timeout: Option<String>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    traceparent: Option<String>,
+    #[serde(default)]
+    metadata: serde_json::Map<String, Value>,
+    #[serde(default)]
+    stream: bool,
+}
+
+/// Runs plugins until a signal arrives.
+pub fn run(args: &RunPluginsArgs, config: Option<PathBuf>) -> Result<u8> {
+    serve_on_many(async {
+        let mut interrupts = Interrupts::listen().map_err(no_signals)?;
+        let opened = host::open(&args.host, config).await?;
+        let served = serve(&opened, args);
+        let result = tokio::select! {
+            result = served => result.map(|()| 0),
+            number = interrupts.next() => Ok(signal_status(number)),
+        };
+        let drained = opened.drain(args.drain).await;
+        if drained.events > 0 {
+            report::remark(&format!("{} events were not delivered", drained.events), Tone::Warning);
+        }
+        result
+    })
+}
+
+async fn serve(host: &Host, args: &RunPluginsArgs) -> Result<()> {
+    let mut names = Vec::new();
+    for plugin in &args.plugins {
+        names.push(host::load(host, plugin, &args.host).await?);
+    }
+    for name in &names {
+        host.prepare(name).await.map_err(|error| Error::invalid("run plugins", error.message))?;
+    }
+    let metrics = match args.metrics {
+        None => None,
+        Some(address) => {
+            let failed =
+                |error| Error::new(ErrorKind::Unavailable, "serve metrics", "cannot listen").with_source(error);
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            report::remark(&format!("counters at http://{address}/metrics"), Tone::Good);
+            Some(listener)
+        }
+    };
+    report::remark(&format!("running {}", names.join(", ")), Tone::Good);
+    let counters = async {
+        match metrics {
+            Some(listener) => serve_metrics(host, listener).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = counters => Ok(()),
+        result = calls(host) => {
+            result?;
+            // Without calls, timers and events go on until a signal arrives.
+            std::future::pending().await
+        }
+    }
+}
+
+/// Takes calls from standard input, one JSON object in each line, and answers in lines of the same kind.
+async fn calls(host: &Host) -> Result<()> {
+    let failed = |error| Error::new(ErrorKind::Io, "run plugins", "cannot read standard input").with_source(error);
+    let (answers, mut written) = mpsc::channel::<String>(QUEUED);
+    let writer = tokio::spawn(async move {
+        let mut out = tokio::io::stdout();
+        while let Some(line) = written.recv().await {
+            if out.write_all(line.as_bytes()).await.is_err() || out.flush().await.is_err() {
+                return;
+            }
+        }
+    });
+    let running = Arc::new(Semaphore::new(MAX_CALLS));
+    let mut input = BufReader::new(tokio::io::stdin());
+    loop {
+        let mut line = String::new();
+        let count = (&mut input).take(MAX_LINE).read_line(&mut line).await.map_err(failed)?;
+        if count == 0 {
+            break;
+        }
+        let order: Order = match serde_json::from_str(&line) {
+            Ok(order) => order,
+            Err(error) => {
+                let answer = json!({"error": {"kind": "parse-error", "message": error.to_string()}});
+                let _ = answers.send(format!("{answer}\n")).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&running).acquire_owned().await else { break };
+        let (host, answers) = (host.clone(), answers.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            answer(&host, order, &answers).await;
+        });
+    }
+    drop(answers);
+    let _ = writer.await;
+    Ok(())
+}
+
+async fn answer(host: &Host, order: Order, answers: &mpsc::Sender<String>) {
+    let timeout = order.timeout.as_deref().and_then(|text| cofferdam::parse_duration(text).ok());
+    let context = Context {
+        tenant: order.tenant,
+        traceparent: order.traceparent,
+        metadata: order.metadata,
+        ..Context::default()
+    };
+    let options = CallOptions { context, timeout, stream: order.stream };
+    let mut call = host.call(&order.plugin, &order.method, order.input, options);
+    let correlation = call.id().to_owned();
+    while let Some(item) = call.next().await {
+        let line = match item {
+            StreamItem::Item(value) => json!({"id": order.id, "item": value}),
+            StreamItem::Progress(value) => json!({"id": order.id, "progress": value}),
+        };
+        if answers.send(format!("{line}\n")).await.is_err() {
+            return;
+        }
+    }
+    let line = match call.result().await {
+        Ok(result) => json!({"id": order.id, "correlationId": correlation, "result": result}),
+        Err(error) => json!({"id": order.id, "correlationId": correlation, "error": error.to_json()}),
+    };
+    let _ = answers.send(format!("{line}\n")).await;
+}
+
+/// Serves the counters by HTTP.
+async fn serve_metrics(host: &Host, listener: TcpListener) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let host = host.clone();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(std::time::Duration::from_secs(10), respond(&host, stream)).await;
+        });
+    }
+}
+
+async fn respond(host: &Host, mut stream: TcpStream) -> std::io::Result<()> {
+    let mut request = [0; 1024];
+    let count = stream.read(&mut request).await?;
+    let (status, body) = match request[..count].starts_with(b"GET /metrics ") {
+        true => ("200 OK", host.metrics()),
+        false => ("404 Not Found", String::new()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await
+}

@@ -1,0 +1,5 @@
+"""Runs the SDK: `python -m cofferdam_plugin`."""
+
+from cofferdam_plugin import main
+
+main()
