@@ -4,6 +4,7 @@
 const { spawn } = require('node:child_process');
 const path = require('node:path');
 
+const ANSWER_TIMEOUT_MS = 30_000;
 const SDK = path.join(__dirname, '..', 'cofferdam-plugin.cjs');
 
 function frame(message) {
@@ -38,6 +39,9 @@ class Host {
     this.process.stderr.on('data', (chunk) => (this.log += chunk));
     this.process.stdin.on('error', () => {});
     this.ended = new Promise((resolve) => this.process.on('close', (code) => resolve(code)));
+    // Without this, a plugin that does not answer would stop the tests.
+    const timer = setTimeout(() => this.kill(), ANSWER_TIMEOUT_MS);
+    this.ended.then(() => clearTimeout(timer));
     this.ended.then(() => this.pending.forEach(({ reject }) => reject(new Error(`the plugin ended: ${this.log}`))));
   }
 

@@ -1,10 +1,16 @@
 'use strict';
 const assert = require('node:assert/strict');
+const fs = require('node:fs');
+const os = require('node:os');
 const path = require('node:path');
-const { test } = require('node:test');
+const { after, test } = require('node:test');
 const { Host, frame } = require('./host.cjs');
 
-const PLUGINS = path.join(__dirname, 'plugins');
+// A copy outside of the package, where Node.js itself does not find the package.
+const PLUGINS = fs.mkdtempSync(path.join(os.tmpdir(), 'plugin-test-'));
+fs.cpSync(path.join(__dirname, 'plugins'), PLUGINS, { recursive: true });
+after(() => fs.rmSync(PLUGINS, { recursive: true }));
+
 const DENIED = { code: -32001, message: 'no', data: { kind: 'permission-denied', permission: 'fs.read' } };
 
 /** Runs a test with an initialized plugin, which must end with status 0. */
@@ -88,6 +94,27 @@ check('cancelled_calls_answer_once', {}, async (host) => {
   assert.equal((await stream).error.code, -32800);
   await host.request('ping');
   assert.equal(host.received.filter(({ error }) => error?.code === -32800).length, 2);
+});
+
+test('cancelling_a_call_cancels_its_requests', async () => {
+  const host = new Host(PLUGINS);
+  host.receive = function (message) {
+    // The answer to `fs.read` is its cancellation.
+    if (message.method !== '$/cancelRequest') return message.method ? undefined : Host.prototype.receive.call(this, message);
+    this.received.push(message);
+    this.send({ jsonrpc: '2.0', id: message.params.id, error: { code: -32800, message: 'cancelled' } });
+  };
+  try {
+    await host.initialize();
+    const answer = host.call('read', 'file');
+    host.send({ jsonrpc: '2.0', method: '$/cancelRequest', params: { id: host.lastId } });
+    const { error, correlationId } = await answer;
+    assert.equal(error.code, -32800);
+    assert.equal(host.received.find(({ method }) => method).correlationId, correlationId);
+    assert.equal(await host.exit(), 0);
+  } finally {
+    host.kill();
+  }
 });
 
 check('method_options_apply', {}, async (host) => {
