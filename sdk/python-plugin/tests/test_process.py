@@ -121,6 +121,20 @@ class Running(unittest.TestCase):
                 self.assertEqual(client.call(method)["data"]["kind"], "timeout")
             self.assertEqual(client.call("fast"), "fast")
 
+    def test_a_call_sends_nothing_after_its_timeout(self):
+        with Client() as client:
+            self.assertEqual(client.call("late")["data"]["kind"], "timeout")
+            self.assertEqual(client.wait_for("log")[0]["message"], "ended")
+            self.assertEqual(client.notes_of("$/progress"), [])
+
+    def test_a_cancelled_stream_is_closed_before_the_answer(self):
+        with Client() as client:
+            id = client.start("endless")
+            client.wait_for("$/stream", 64)
+            client.notify("$/cancelRequest", id=id)
+            self.assertEqual(client.answer(id)["error"]["code"], -32800)
+            self.assertEqual([line["message"] for line in client.notes_of("log")], ["closed"])
+
     def test_retryable_errors_are_retried(self):
         with Client() as client:
             for method in ("flaky", "flaky_async"):
