@@ -79,7 +79,8 @@ class Methods(unittest.TestCase):
 class Errors(unittest.TestCase):
     def test_exceptions_have_type_and_stack(self):
         with Client() as client:
-            for method, type in (("recurse", "RecursionError"), ("leave", "SystemExit"), ("unprintable", "Unprintable")):
+            types = {"recurse": "RecursionError", "leave": "SystemExit", "unprintable": "Unprintable"}
+            for method, type in types.items():
                 error = client.call(method)
                 self.assertEqual((error["code"], error["data"]["kind"]), (-32003, "plugin-failed"))
                 self.assertIn(type, error["data"]["type"])
