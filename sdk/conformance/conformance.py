@@ -61,7 +61,9 @@ class Plugin:
     def __init__(self, options):
         self.timeout, self.entry = options.timeout, options.entry
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(options.command, cwd=options.cwd, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        self.process = subprocess.Popen(
+            options.command, cwd=options.cwd, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+        )
         self.messages, self.log = queue.Queue(), b""
         self.threads = [threading.Thread(target=target, daemon=True) for target in (self._read, self._read_log)]
         self.answers, self.notes, self.requests, self.values, self.sent = {}, [], [], {}, 0
@@ -146,8 +148,8 @@ class Plugin:
         if method == "kv.get":
             return {"result": {"value": self.values.get(params["key"]), "version": 1}}
         if method == "fs.read":
-            data = {"kind": "permission-denied", "permission": "fs.read", "target": params["path"]}
-            return {"error": {"code": -32001, "message": "denied", "data": {**data, "remedy": "add it to the manifest"}}}
+            data = {"kind": "permission-denied", "permission": "fs.read", "target": params["path"], "remedy": "add it"}
+            return {"error": {"code": -32001, "message": "denied", "data": data}}
         return {"error": {"code": -32601, "message": "unknown method", "data": {"kind": "method-not-found"}}}
 
     def answer(self, id):
@@ -495,7 +497,7 @@ def main():
     for name in options.only or CHECKS:
         failure = run_check(name, options)
         failures += failure is not None
-        print(f"{'ok    ' if failure is None else 'FAILED'} {name}" + ("" if failure is None else f"\n  {failure}"), flush=True)
+        print(f"ok     {name}" if failure is None else f"FAILED {name}\n  {failure}", flush=True)
     print(f"{len(options.only or CHECKS) - failures} passed, {failures} failed")
     return 1 if failures else 0
 

@@ -38,8 +38,9 @@ class Client:
         self._watchdog = threading.Timer(120, self.process.kill)
         self._watchdog.start()
         plugin = {"name": "test", "version": "1.0.0"}
-        params = {"protocolVersion": 1, "plugin": plugin, "entry": entry, "methods": [], "permissions": [], "config": {}}
-        self.initialized = self.request("initialize", **{**params, "mode": "production", **initialize})
+        params = {"protocolVersion": 1, "plugin": plugin, "entry": entry, "mode": "production"}
+        lists = {"methods": [], "permissions": [], "config": {}}
+        self.initialized = self.request("initialize", **{**params, **lists, **initialize})
 
     def __enter__(self) -> Client:
         return self

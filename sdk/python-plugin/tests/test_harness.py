@@ -47,6 +47,15 @@ class HarnessTests(unittest.TestCase):
 
         self.assertEqual(self.run_all(run), [None, True, False, 2])
 
+    def test_requests_that_cannot_be_sent_leave_nothing_behind(self):
+        def run(ctx: Context):
+            for _ in range(300):
+                with self.assertRaisesRegex(PluginError, "cannot be sent as JSON"):
+                    ctx.kv.set("a", object())
+            return ctx.kv.get("a")
+
+        self.assertIsNone(self.run_all(run))
+
     def test_files_keep_bytes(self):
         def run(ctx: Context):
             self.assertEqual(ctx.fs.write("d/x", b"\xff\x00"), 2)
@@ -139,6 +148,8 @@ class HarnessTests(unittest.TestCase):
         plugin.method("run")(lambda ctx: (number for number in range(4 * STREAM_CREDIT)))
         session = Session(send, plugin)
         self.addCleanup(session.close)
+        cancel = {"jsonrpc": "2.0", "method": "$/cancelRequest", "params": {"id": 2}}
+        self.addCleanup(session.receive, cancel)
         params = {"protocolVersion": 1}
         session.receive({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
         self.assertIsNone(done.result(60))

@@ -79,7 +79,8 @@ class Methods(unittest.TestCase):
 class Errors(unittest.TestCase):
     def test_exceptions_have_type_and_stack(self):
         with Client() as client:
-            for method, type in (("recurse", "RecursionError"), ("leave", "SystemExit"), ("unprintable", "Unprintable")):
+            types = {"recurse": "RecursionError", "leave": "SystemExit", "unprintable": "Unprintable"}
+            for method, type in types.items():
                 error = client.call(method)
                 self.assertEqual((error["code"], error["data"]["kind"]), (-32003, "plugin-failed"))
                 self.assertIn(type, error["data"]["type"])
@@ -120,6 +121,20 @@ class Running(unittest.TestCase):
             for method in ("slow", "slow_async"):
                 self.assertEqual(client.call(method)["data"]["kind"], "timeout")
             self.assertEqual(client.call("fast"), "fast")
+
+    def test_a_call_sends_nothing_after_its_timeout(self):
+        with Client() as client:
+            self.assertEqual(client.call("late")["data"]["kind"], "timeout")
+            self.assertEqual(client.wait_for("log")[0]["message"], "ended")
+            self.assertEqual(client.notes_of("$/progress"), [])
+
+    def test_a_cancelled_stream_is_closed_before_the_answer(self):
+        with Client() as client:
+            id = client.start("endless")
+            client.wait_for("$/stream", 64)
+            client.notify("$/cancelRequest", id=id)
+            self.assertEqual(client.answer(id)["error"]["code"], -32800)
+            self.assertEqual([line["message"] for line in client.notes_of("log")], ["closed"])
 
     def test_retryable_errors_are_retried(self):
         with Client() as client:

@@ -177,8 +177,8 @@ def error_to_json(error: BaseException) -> Params:
     if not isinstance(error, PluginError) or error.code == PluginError.code:
         stack = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-32))
         data = error.data if isinstance(error, PluginError) else {}
-        message = _text(error, MAX_TEXT) or type(error).__name__
-        error = PluginError(message, {"type": type(error).__qualname__, "stack": _text(stack[-MAX_STACK:], MAX_STACK), **data})
+        details = {"type": type(error).__qualname__, "stack": _text(stack[-MAX_STACK:], MAX_STACK), **data}
+        error = PluginError(_text(error, MAX_TEXT) or type(error).__name__, details)
     return {"code": error.code, "message": _text(error, MAX_TEXT), "data": {**error.data, "kind": error.kind}}
 
 
@@ -525,7 +525,9 @@ class Calendar(_Service):
         """Returns an entry."""
         return self._send("calendar.read", {"id": id}, dict)
 
-    def query(self, start: Union[str, datetime], end: Union[str, datetime], limit: Optional[int] = None) -> List[Params]:
+    def query(
+        self, start: Union[str, datetime], end: Union[str, datetime], limit: Optional[int] = None
+    ) -> List[Params]:
         """Returns the occurrences between two times, each with `id`, `summary`, `start` and `end`."""
         params = {"from": _time(start), "to": _time(end), **_present(limit=limit)}
         return self._send("calendar.query", params, lambda result: list(result["occurrences"]))

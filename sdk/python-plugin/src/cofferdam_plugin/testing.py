@@ -252,7 +252,8 @@ def _files(harness: Harness) -> Dict[str, Service]:
     def list(params: Params) -> Params:
         parent = params["path"].rstrip("/") + "/"
         names = sorted(path[len(parent) :] for path in files if path.startswith(parent))
-        entries = [{"name": name, "kind": "file", "size": len(files[parent + name])} for name in names if "/" not in name]
+        leaves = [name for name in names if "/" not in name]
+        entries = [{"name": name, "kind": "file", "size": len(files[parent + name])} for name in leaves]
         return {"entries": entries + [{"name": name, "kind": "directory", "size": 0} for name in _directories(names)]}
 
     def stat(params: Params) -> Params:

@@ -85,6 +85,23 @@ async def slow_async(ctx):
     await asyncio.sleep(60)
 
 
+@timeout(0.05)
+def late(ctx):
+    ctx.cancelled.wait(60)
+    try:
+        ctx.progress("late")
+    except Cancelled:
+        cofferdam_plugin.plugin.log.info("ended")
+
+
+def endless(ctx):
+    try:
+        while True:
+            yield 1
+    finally:
+        ctx.log.info("closed")
+
+
 @timeout(30)
 def fast(ctx):
     return "fast"
@@ -210,4 +227,4 @@ def result(ctx, kind):
 
 METHODS = [same_module, whole, keywords, context, noise, wait, wait_async, slow, slow_async, fast, flaky, flaky_async]
 METHODS += [guarded, items, broken_items, get, get_async, read, in_thread, logs, temporary, leave, leave_async, recurse]
-METHODS += [unprintable, result, in_process, stubborn, flaky_items]
+METHODS += [unprintable, result, in_process, stubborn, flaky_items, late, endless]
