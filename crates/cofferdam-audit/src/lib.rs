@@ -84,8 +84,8 @@ pub use log::{Log, Reservation};
 pub use query::{Entry, Filter, Query, query};
 pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
-    MAX_FILES, Network, NetworkLost, NetworkRecord, Outcome, Program, ProgramKind, Record, Removed, Restored,
-    SegmentStart, Subject, Torn, Usage,
+    MAX_FILES, Network, NetworkLost, Outcome, PluginDenied, Program, ProgramKind, Record, Removed, Restored,
+    SandboxRecord, SegmentStart, Subject, Torn, Usage,
 };
 pub use redact::{RedactionStream, Redactor};
 pub use report::{Counts, Finding, Report, Verdict, Weight};

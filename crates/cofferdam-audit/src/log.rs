@@ -11,8 +11,8 @@ use crate::error::failed;
 use crate::synchronise::{Group, Written};
 use crate::writer::{Notice, Writer};
 use crate::{
-    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, NetworkRecord, Outcome, Record, Redactor,
-    Result, Subject, Text, Timestamp, files,
+    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result,
+    SandboxRecord, Subject, Text, Timestamp, files,
 };
 
 /// The maximum pause between two attempts to lock the log.
@@ -79,9 +79,10 @@ impl Log {
         Ok(Reservation { log: self.clone(), subject, begin, problem, open: true })
     }
 
-    /// Records what belongs to a sandbox rather than to one execution: its connections and requests. All lines are
+    /// Records what belongs to a sandbox rather than to one execution: its connections and requests, and denied requests
+    /// of plugins. All lines are
     /// synchronized by one call. On a full disk, none of them uses the reserve for outcomes.
-    pub fn record_network(&self, records: Vec<NetworkRecord>) -> Result<()> {
+    pub fn record_network(&self, records: Vec<SandboxRecord>) -> Result<()> {
         let written = self.0.locked(|writer| {
             self.0.group.check()?;
             writer.rotate_if_due()?;

@@ -333,6 +333,8 @@ pub enum Record {
     Network(Box<Network>),
     /// Connections and requests without a record.
     NetworkLost(NetworkLost),
+    /// A request that a plugin's manifest does not permit.
+    PluginDenied(Box<PluginDenied>),
     /// A line that a crash left unfinished and that was set aside.
     Torn(Torn),
     /// A gap: lines that are known to have been written are missing.
@@ -445,20 +447,43 @@ pub struct NetworkLost {
     pub count: u64,
 }
 
-/// A record about the network of a sandbox.
+/// A request of a plugin that its manifest does not permit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluginDenied {
+    /// The plugin.
+    pub plugin: Text<64>,
+    /// The tenant of the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<Text<128>>,
+    /// The time.
+    pub time: Timestamp,
+    /// The correlation identifier.
+    pub correlation: Text<128>,
+    /// The method of the request, such as `fs.read`.
+    pub method: Text<64>,
+    /// The permission that is missing, or that does not list the target.
+    pub permission: Text<32>,
+    /// The object of the request, such as a path.
+    pub target: Text<256>,
+}
+
+/// A record about a sandbox rather than one execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkRecord {
+pub enum SandboxRecord {
     /// A connection or request.
     Event(Box<Network>),
     /// Connections and requests without a record.
     Lost(NetworkLost),
+    /// A denied request of a plugin.
+    PluginDenied(Box<PluginDenied>),
 }
 
-impl From<NetworkRecord> for Record {
-    fn from(record: NetworkRecord) -> Self {
+impl From<SandboxRecord> for Record {
+    fn from(record: SandboxRecord) -> Self {
         match record {
-            NetworkRecord::Event(event) => Self::Network(event),
-            NetworkRecord::Lost(lost) => Self::NetworkLost(lost),
+            SandboxRecord::Event(event) => Self::Network(event),
+            SandboxRecord::Lost(lost) => Self::NetworkLost(lost),
+            SandboxRecord::PluginDenied(denied) => Self::PluginDenied(denied),
         }
     }
 }
@@ -523,6 +548,7 @@ impl Record {
             Self::Cancelled(cancelled) => cancelled.tenant.as_ref(),
             Self::Network(line) => Some(&line.tenant),
             Self::NetworkLost(line) => Some(&line.tenant),
+            Self::PluginDenied(line) => line.tenant.as_ref(),
             _ => None,
         };
         tenant.map(Text::as_str)
@@ -537,6 +563,7 @@ impl Record {
             Self::Cancelled(line) => Some(line.time),
             Self::Network(line) => Some(line.time),
             Self::NetworkLost(line) => Some(line.time),
+            Self::PluginDenied(line) => Some(line.time),
             Self::Torn(line) => Some(line.time),
             Self::Gap(line) => Some(line.time),
             Self::Removed(line) => Some(line.time),

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cofferdam_audit::{
-    Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory,
-    NetworkRecord, Outcome, Program, Redactor, Reservation, Restored, Subject, Sync, Text, Timestamp, Usage,
+    Artifact, Change, Config, Denial, Digest, ExecutionId, Exit, FileTouched, Limits, Listed, Log, Mandatory, Outcome,
+    PluginDenied, Program, Redactor, Reservation, Restored, SandboxRecord, Subject, Sync, Text, Timestamp, Usage,
 };
 use cofferdam_contract::{Error, ErrorKind, Fault, NetworkDenial, Result, Retry, SandboxId, Spec};
 use serde::{Deserialize, Serialize};
@@ -175,9 +175,21 @@ impl Audit {
         Ok(entry)
     }
 
+    /// Records a denied request of a plugin. A failure is reported once; the request stays denied.
+    pub async fn record_denial(&self, denial: PluginDenied) {
+        let log = self.log.clone();
+        let work = Guaranteed(Some(move || log.record_network(vec![SandboxRecord::PluginDenied(Box::new(denial))])));
+        let written = tokio::task::spawn_blocking(move || work.work()).await;
+        if let Ok(Some(Err(problem))) = written
+            && !self.missing.warned_of_network.swap(true, Ordering::Relaxed)
+        {
+            self.missing.warn.emit(&format!("the audit log lacks denied requests of plugins: {problem}"));
+        }
+    }
+
     /// Records connections and requests of a sandbox, of which some may have been lost before. Returns false if the log is
     /// mandatory and lacks any.
-    pub async fn record_network(&self, records: Vec<NetworkRecord>, lost: bool) -> bool {
+    pub async fn record_network(&self, records: Vec<SandboxRecord>, lost: bool) -> bool {
         let log = self.log.clone();
         let work = Guaranteed(Some(move || log.record_network(records)));
         let written = tokio::task::spawn_blocking(move || work.work()).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cofferdam_audit::{Network, NetworkLost, NetworkRecord, Redactor, Text, Timestamp};
+use cofferdam_audit::{Network, NetworkLost, Redactor, SandboxRecord, Text, Timestamp};
 use cofferdam_contract::{
     LayeredSandbox, NetworkEvent, NetworkFeed, NetworkNews, NetworkPolicy, Result, Sandbox, SandboxLayer,
 };
@@ -73,6 +73,13 @@ impl Executor {
         }
     }
 
+    /// Records a denied request of a plugin, if there is an audit log.
+    pub async fn record_denial(&self, denial: cofferdam_audit::PluginDenied) {
+        if let Some(audit) = &self.0.audit {
+            audit.record_denial(denial).await;
+        }
+    }
+
     /// Returns the redactor of secrets for the audit log, if there is one.
     pub(crate) fn redactor(&self, secrets: &Secrets) -> Result<Redactor> {
         if self.0.audit.is_some() { audit::redactor(secrets) } else { Ok(Redactor::none()) }
@@ -101,7 +108,7 @@ impl Recorder {
         }
     }
 
-    fn record(&self, news: NetworkNews) -> NetworkRecord {
+    fn record(&self, news: NetworkNews) -> SandboxRecord {
         match news {
             NetworkNews::Event(event) => self.event(*event),
             NetworkNews::Lost(count) => self.lost(count),
@@ -109,8 +116,8 @@ impl Recorder {
     }
 
     /// Writes records. If the log is mandatory and lacks any, the sandbox loses its network.
-    async fn write(&self, batch: Vec<NetworkRecord>) {
-        let lost = batch.iter().any(|record| matches!(record, NetworkRecord::Lost(_)));
+    async fn write(&self, batch: Vec<SandboxRecord>) {
+        let lost = batch.iter().any(|record| matches!(record, SandboxRecord::Lost(_)));
         if !self.audit.record_network(batch, lost).await
             && let Some(sandbox) = self.sandbox.upgrade()
         {
@@ -120,9 +127,9 @@ impl Recorder {
     }
 
     /// Returns the record of an event. The guest chooses its texts, which may contain a secret.
-    fn event(&self, event: NetworkEvent) -> NetworkRecord {
+    fn event(&self, event: NetworkEvent) -> SandboxRecord {
         let clean = |text: &str| self.redactor.redact(text.as_bytes());
-        NetworkRecord::Event(Box::new(Network {
+        SandboxRecord::Event(Box::new(Network {
             sandbox: self.id.clone(),
             tenant: self.tenant.clone(),
             time: Timestamp::from_micros(i64::try_from(event.time_ms.saturating_mul(1000)).unwrap_or(i64::MAX)),
@@ -143,8 +150,8 @@ impl Recorder {
         }))
     }
 
-    fn lost(&self, count: u64) -> NetworkRecord {
+    fn lost(&self, count: u64) -> SandboxRecord {
         let (sandbox, tenant) = (self.id.clone(), self.tenant.clone());
-        NetworkRecord::Lost(NetworkLost { sandbox, tenant, time: Timestamp::now(), count })
+        SandboxRecord::Lost(NetworkLost { sandbox, tenant, time: Timestamp::now(), count })
     }
 }

@@ -14,6 +14,7 @@
 
 mod call;
 mod context;
+mod copy;
 mod files;
 mod instance;
 mod launch;
@@ -31,7 +32,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Backend, Result, SpecBuilder, TenantId};
+use cofferdam_audit::PluginDenied;
+use cofferdam_contract::{Backend, Result, Sandbox, SpecBuilder, TenantId};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -120,6 +122,16 @@ pub trait Extensions: Send + Sync + 'static {
     fn spec(&self, strategy: Strategy, spec: SpecBuilder) -> SpecBuilder {
         let _ = strategy;
         spec
+    }
+
+    /// Returns a new sandbox with the layers of the program, such as an audit log of its network.
+    fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        sandbox
+    }
+
+    /// Records a denied request in the program's audit log.
+    async fn denied(&self, denial: PluginDenied) {
+        let _ = denial;
     }
 
     /// Runs code for a plugin, under the plugin's limits and without a network.

@@ -1,12 +1,15 @@
 //! The parts of this program that the host of plugins uses: backends, execution of code, requests to the network.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cofferdam_audit::PluginDenied;
 use cofferdam_code::{CodeConfig, CodeRequest, Data, Executor};
-use cofferdam_contract::{Backend, Limits, NetworkPolicy, Result, RootFs, Spec, SpecBuilder, parse_duration};
+use cofferdam_contract::{
+    Backend, Limits, NetworkPolicy, Protection, Result, RootFs, Sandbox, Spec, SpecBuilder, parse_duration,
+};
 use cofferdam_egress::fetch::{Client, FetchError, FetchRequest};
 pub use cofferdam_plugin::host::*;
 use cofferdam_plugin::services::content;
@@ -23,21 +26,36 @@ const MAX_FETCHED: usize = 5 << 20;
 /// The maximum time of an execution of code.
 const MAX_EXECUTION: Duration = Duration::from_secs(300);
 
+/// The configuration of [`LocalExtensions`].
+#[derive(Debug, Clone, Default)]
+pub struct LocalConfig {
+    /// The settings of the backends.
+    pub setup: Setup,
+    /// The image of containers and VMs.
+    pub image: Option<String>,
+    /// The execution of code.
+    pub code: CodeConfig,
+    /// The protections of sandboxes that may be weaker than requested.
+    pub allow_weaker: BTreeSet<Protection>,
+}
+
 /// The backends and services of this program, for a host of plugins.
 pub struct LocalExtensions {
     setup: Setup,
     image: Option<String>,
+    allow_weaker: BTreeSet<Protection>,
     executor: Executor,
     backends: Mutex<HashMap<Strategy, Arc<dyn Backend>>>,
 }
 
 impl LocalExtensions {
-    /// Creates the extensions. `image` is the image of containers and VMs.
+    /// Creates the extensions.
     ///
     /// # Errors
     /// The configuration of code execution is invalid.
-    pub fn new(setup: Setup, image: Option<String>, code: CodeConfig) -> Result<Self> {
-        Ok(Self { setup, image, executor: Executor::new(code)?, backends: Mutex::default() })
+    pub fn new(config: LocalConfig) -> Result<Self> {
+        let LocalConfig { setup, image, code, allow_weaker } = config;
+        Ok(Self { setup, image, allow_weaker, executor: Executor::new(code)?, backends: Mutex::default() })
     }
 }
 
@@ -59,11 +77,22 @@ impl Extensions for LocalExtensions {
         Ok(backend)
     }
 
-    fn spec(&self, strategy: Strategy, spec: SpecBuilder) -> SpecBuilder {
+    fn spec(&self, strategy: Strategy, mut spec: SpecBuilder) -> SpecBuilder {
+        for protection in &self.allow_weaker {
+            spec = spec.allow_weaker(*protection);
+        }
         match (&self.image, strategy) {
             (Some(image), Strategy::Container | Strategy::Vm) => spec.root(RootFs::Image { reference: image.clone() }),
             _ => spec,
         }
+    }
+
+    fn observe(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        self.executor.record_network(sandbox)
+    }
+
+    async fn denied(&self, denial: PluginDenied) {
+        self.executor.record_denial(denial).await;
     }
 
     async fn execute(&self, manifest: &Manifest, execution: Execution) -> Result<Value, CallError> {
@@ -89,7 +118,8 @@ impl Extensions for LocalExtensions {
             };
             CallError::new(kind, error.to_string())
         };
-        let spec = Spec::builder().limits(limits).label("cofferdam.plugin", &manifest.name).build().map_err(failed)?;
+        let spec = Spec::builder().limits(limits).label("cofferdam.plugin", &manifest.name);
+        let spec = self.spec(Strategy::Subprocess, spec).build().map_err(failed)?;
         let backend = self.backend(Strategy::Subprocess).await.map_err(failed)?;
         let request = CodeRequest::new(execution.language, execution.code);
         let result = self.executor.run(&*backend, spec, request).await.map_err(failed)?;

@@ -37,11 +37,15 @@ pub struct Ended {
 impl Ended {
     /// Returns the error of a call that was in flight.
     pub fn to_error(&self) -> CallError {
-        let quoted = &self.tail[self.tail.ceil_char_boundary(self.tail.len().saturating_sub(QUOTED))..];
         CallError::new(ErrorKind::Unavailable, format!("the plugin ended: {}", self.reason))
             .with("reason", self.reason.clone())
-            .with("lastOutput", quoted)
+            .with("lastOutput", quoted(&self.tail))
     }
+}
+
+/// Returns the end of the last output, for an error.
+pub fn quoted(tail: &str) -> &str {
+    &tail[tail.ceil_char_boundary(tail.len().saturating_sub(QUOTED))..]
 }
 
 /// The running process, its sandbox and its connection.

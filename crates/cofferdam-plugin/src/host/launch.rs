@@ -48,15 +48,24 @@ pub fn level(strategy: Strategy) -> Option<Level> {
     }
 }
 
+/// Returns true if the package is copied into the sandbox, because VMs mount no directory of the host.
+pub fn is_copied(strategy: Strategy) -> bool {
+    strategy == Strategy::Vm
+}
+
 /// Returns the spec of a plugin's sandbox. It sees its own package, and nothing else of the host's files.
-pub fn spec(manifest: &Manifest, package: &Directory, tenant: Option<&TenantId>) -> Result<Spec> {
+pub fn spec(manifest: &Manifest, package: &Directory, tenant: Option<&TenantId>, strategy: Strategy) -> Result<Spec> {
     let limits = &manifest.sandbox.limits;
     let (device, inode) = package.identity();
     let path = package.path().to_owned();
     let defaults = Limits::default();
-    let mut builder = Spec::builder()
-        .directory(&path, cofferdam_contract::DirectoryId { device, inode })
-        .workspace(Workspace::HostDir { path, access: Access::ReadOnly })
+    let builder = match is_copied(strategy) {
+        true => Spec::builder().workspace(Workspace::Private { access: Access::ReadOnly }),
+        false => Spec::builder()
+            .directory(&path, cofferdam_contract::DirectoryId { device, inode })
+            .workspace(Workspace::HostDir { path, access: Access::ReadOnly }),
+    };
+    let mut builder = builder
         .limits(Limits {
             memory: Some(limits.memory.unwrap_or(DEFAULT_MEMORY)),
             disk: limits.disk.or(defaults.disk),
@@ -152,7 +161,7 @@ mod tests {
     fn a_plugin_has_no_network_without_the_permission() {
         let directory = tempfile::tempdir().unwrap();
         let package = Directory::open(directory.path()).unwrap();
-        let network = |extra| spec(&manifest(extra), &package, None).unwrap().network().clone();
+        let network = |extra| spec(&manifest(extra), &package, None, Strategy::Subprocess).unwrap().network().clone();
         assert_eq!(network(json!({"sandbox": {"net": ["a.example:443"]}})), NetworkPolicy::None);
         assert_eq!(network(json!({"permissions": ["net"]})), NetworkPolicy::None);
         let both = network(json!({"permissions": ["net"], "sandbox": {"net": ["a.example:443"]}}));

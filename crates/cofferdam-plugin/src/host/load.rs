@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use cofferdam_contract::{Backend, Error, ErrorKind as Kind, Level, Result};
+use cofferdam_contract::{Backend, Error, ErrorKind as Kind, ExecHandle, ExecRequest, Level, Result, Sandbox, Spec};
 use cofferdam_linux::beneath;
 use cofferdam_linux::named::Directory;
 use cofferdam_util::private;
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
+use super::copy::copy;
 use super::files::Files;
 use super::instance::{Instance, Start, TAIL};
 use super::launch;
@@ -385,14 +386,36 @@ impl SandboxLauncher {
             Some(level) => {
                 let backend = host.config.extensions.backend(self.strategy).await?;
                 check_level(&*backend, level)?;
-                let spec = launch::spec(&self.manifest, &self.package, host.config.tenant.as_ref())?;
+                let spec = launch::spec(&self.manifest, &self.package, host.config.tenant.as_ref(), self.strategy)?;
                 let spec = host.config.extensions.spec(self.strategy, spec.to_builder()).build()?;
-                let (sandbox, exec) = backend.start_one(spec, request).await?;
-                (Some(sandbox), exec)
+                let (sandbox, exec) = match launch::is_copied(self.strategy) {
+                    true => self.start_copied(&*backend, spec, request).await?,
+                    false => backend.start_one(spec, request).await?,
+                };
+                (Some(host.config.extensions.observe(sandbox)), exec)
             }
         };
         let (served, tail, log) = (Arc::clone(requests) as _, Arc::clone(&requests.tail), self.log.clone());
         Instance::serve(Start { exec, sandbox, served, tail, log, clean_up: self.clean_up() })
+    }
+
+    /// Creates a sandbox, copies the package into it and starts the plugin.
+    async fn start_copied(
+        &self,
+        backend: &dyn Backend,
+        spec: Spec,
+        request: ExecRequest,
+    ) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
+        let sandbox = backend.create(spec).await?;
+        let package = self.package.as_fd().try_clone_to_owned();
+        let started = async {
+            copy(package.map_err(|error| io_error("open the plugin's directory", error))?, &*sandbox).await?;
+            sandbox.start(request).await
+        };
+        match started.await {
+            Ok(exec) => Ok((sandbox, exec)),
+            Err(error) => Err(error.with_failed_close(sandbox.close().await)),
+        }
     }
 
     /// Refuses a plugin whose CPU time cannot be counted although it has a limit.

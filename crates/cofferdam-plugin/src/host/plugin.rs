@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::instance::{Ended, Instance};
+use super::instance::{Ended, Instance, quoted};
 use super::log::{Log, Severity};
 use crate::supervision::{Action, Event, Policy, State, Supervision};
 use crate::wire::{CallError, ErrorKind};
@@ -54,6 +54,8 @@ pub struct Status {
     pub reason: String,
     /// The number of starts.
     pub starts: u64,
+    /// The output before the last crash.
+    pub last_output: String,
     /// True if the last start failed. Calls then fail at once.
     pub failed_start: bool,
 }
@@ -75,8 +77,14 @@ impl Supervisor {
     /// Starts the supervisor. The plugin starts with its first call.
     pub fn start(launcher: Arc<dyn Launcher>, policy: Policy, times: Times, log: Log) -> Self {
         let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
-        let status =
-            Status { state: State::Stopped, instance: None, reason: String::new(), starts: 0, failed_start: false };
+        let status = Status {
+            state: State::Stopped,
+            instance: None,
+            reason: String::new(),
+            starts: 0,
+            last_output: String::new(),
+            failed_start: false,
+        };
         let (publisher, watched) = watch::channel(status);
         let epoch = Instant::now();
         let task = Task {
@@ -90,6 +98,7 @@ impl Supervisor {
             launching: None,
             reason: String::new(),
             starts: 0,
+            last_output: String::new(),
             failed_start: false,
             heartbeat: None,
         };
@@ -121,7 +130,9 @@ impl Supervisor {
                     return Err(unavailable("circuit-open", &now.reason)
                         .with("retryAfter", (until - self.epoch.elapsed()).as_secs_f64()));
                 }
-                State::Backoff(_) if now.failed_start => return Err(unavailable("failed-start", &now.reason)),
+                State::Backoff(_) if now.failed_start => {
+                    return Err(unavailable("failed-start", &now.reason).with("lastOutput", quoted(&now.last_output)));
+                }
                 State::Stopped | State::Open(_) => {
                     let _ = self.commands.send(Command::Wanted).await;
                 }
@@ -178,6 +189,7 @@ struct Task {
     launching: Option<Launching>,
     reason: String,
     starts: u64,
+    last_output: String,
     failed_start: bool,
     heartbeat: Option<JoinHandle<bool>>,
 }
@@ -275,8 +287,8 @@ impl Task {
     fn publish(&self) {
         let instance = self.instance.clone().filter(|_| self.supervision.state() == State::Ready);
         let (state, reason, starts) = (self.supervision.state(), self.reason.clone(), self.starts);
-        let failed_start = self.failed_start;
-        self.publisher.send_replace(Status { state, instance, reason, starts, failed_start });
+        let (last_output, failed_start) = (self.last_output.clone(), self.failed_start);
+        self.publisher.send_replace(Status { state, instance, reason, starts, last_output, failed_start });
     }
 
     fn ended(&mut self, ended: &Ended) {
@@ -291,6 +303,7 @@ impl Task {
 
     fn crashed(&mut self, reason: &str, tail: Option<&Value>) {
         reason.clone_into(&mut self.reason);
+        self.last_output = tail.and_then(Value::as_str).unwrap_or_default().to_owned();
         let fields = json!({"reason": reason, "lastOutput": tail, "recentCrashes": self.supervision.recent_crashes()});
         self.log.write(Severity::Error, "plugin.crashed", None, fields);
         self.apply(Event::Ended);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use cofferdam_audit::{PluginDenied, Text, Timestamp};
 use cofferdam_contract::parse_duration;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -145,6 +146,20 @@ impl Requests {
         host.call(&invocation.plugin, &invocation.method, invocation.input, options).result().await
     }
 
+    /// Returns the audit record of a denied request.
+    fn denial(&self, method: &str, correlation: &str, error: &CallError) -> PluginDenied {
+        let text = |name: &str| error.data.get(name).and_then(Value::as_str).unwrap_or_default();
+        PluginDenied {
+            plugin: Text::new(&self.manifest.name),
+            tenant: self.calls.get(correlation).and_then(|context| context.tenant).map(Text::new),
+            time: Timestamp::now(),
+            correlation: Text::new(correlation),
+            method: Text::new(method),
+            permission: Text::new(text("permission")),
+            target: Text::new(text("target")),
+        }
+    }
+
     fn track(&self, resource: Resource, correlation: &str) -> Result<Value, CallError> {
         let Resource { path } = resource;
         let allowed = &self.manifest.sandbox.fs_access.write;
@@ -198,6 +213,11 @@ impl Served for Requests {
             host.metrics.request(&self.manifest.name, outcome.as_ref().err().map(|error| error.kind));
         }
         self.log.write(severity, event, Some(&correlation), fields);
+        if let Err(error) = &outcome
+            && error.kind == ErrorKind::PermissionDenied
+        {
+            self.extensions.denied(self.denial(&method, &correlation, error)).await;
+        }
         outcome
     }
 

@@ -206,6 +206,10 @@ pub struct HostArgs {
     #[arg(long, value_name = "REFERENCE")]
     pub image: Option<String>,
 
+    /// Accept that these protections are weaker than requested or absent
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub allow_weaker: Vec<cofferdam::Protection>,
+
     /// Allow strategies without isolation, for plugins that you wrote
     #[arg(long)]
     pub development: bool,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam::plugins::{Host, HostConfig, LaunchOptions, LoadOptions, LocalExtensions, Mode, Sink};
+use cofferdam::plugins::{Host, HostConfig, LaunchOptions, LoadOptions, LocalConfig, LocalExtensions, Mode, Sink};
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::named;
 use cofferdam_plugin::Strategy;
@@ -43,9 +43,15 @@ pub fn state(given: Option<&Path>) -> Result<PathBuf> {
 pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let settings = Settings::resolve(&RunArgs::default(), &Environment::read(variable)?, &file)?;
-    let extensions = LocalExtensions::new(settings.setup.clone(), args.image.clone(), settings.code.clone())?;
-    let extensions = Arc::new(extensions);
+    let mut flags = RunArgs::default();
+    flags.limits.allow_weaker.clone_from(&args.allow_weaker);
+    let settings = Settings::resolve(&flags, &Environment::read(variable)?, &file)?;
+    let extensions = Arc::new(LocalExtensions::new(LocalConfig {
+        setup: settings.setup.clone(),
+        image: args.image.clone(),
+        code: settings.code.clone(),
+        allow_weaker: settings.allow_weaker.clone(),
+    })?);
     let state = state(args.state.as_deref())?;
     let mode = if args.development { Mode::Development } else { Mode::Production };
     cofferdam_util::private::create_directory(&state).map_err(|error| failed("create the state directory", error))?;

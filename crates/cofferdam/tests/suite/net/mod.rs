@@ -22,7 +22,7 @@ use tempfile::TempDir;
 const ORDINARY: &str = "65533";
 
 /// A network with servers. Dropping it ends everything in it.
-struct Place {
+pub struct Place {
     child: Child,
     /// The process in whose namespaces runs start.
     first: u32,
@@ -31,7 +31,7 @@ struct Place {
 
 impl Place {
     /// Creates the network. Returns `None` and prints the reason if that is impossible.
-    fn new(test: &str) -> Option<Self> {
+    pub fn new(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("SKIP {test}: only root can create the servers' network");
             return None;
@@ -55,12 +55,12 @@ impl Place {
         Some(Self { child, first, directory })
     }
 
-    fn files(&self) -> PathBuf {
+    pub fn files(&self) -> PathBuf {
         self.directory.path().join("files")
     }
 
     /// Returns `nsenter`, which starts a program in the servers' network. Only the search path is in its environment.
-    fn enter(&self) -> Command {
+    pub fn enter(&self) -> Command {
         let mut enter = Command::new("nsenter");
         enter.args(["--mount", "--net", "--pid", "--target", &self.first.to_string()]);
         enter.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
@@ -128,7 +128,7 @@ impl Drop for Place {
 }
 
 /// Runs a command. Returns the exit status, standard output and standard error.
-fn outcome(run: &mut Command) -> (i32, String, String) {
+pub fn outcome(run: &mut Command) -> (i32, String, String) {
     let output = run.output().expect("it runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
@@ -169,7 +169,7 @@ def status(*rest, **more):
     except Exception as error: return type(error).__name__
 ";
 
-const USERS: [&str; 2] = ["0", ORDINARY];
+pub const USERS: [&str; 2] = ["0", ORDINARY];
 
 /// Promise (Network): A process sandbox reaches the hosts and ports of its policy by name, and nothing else.
 #[test]

@@ -311,3 +311,29 @@ exports.activate = (plugin) => {
         bench.end().await;
     });
 }
+
+/// Promise (Plugins): A denied request is in the audit log, with plugin, permission and target.
+#[test]
+fn denials_are_in_the_audit_log() {
+    run(|| async {
+        let mut bench = Bench::new();
+        let log = bench.directory.path().join("audit");
+        let audit = format!("{{\"directory\": {:?}, \"sync\": \"never\"}}", log.display().to_string());
+        bench.reopen_with(serde_json::from_str(&audit).unwrap()).await;
+        let code = "
+def activate(plugin):
+    @plugin.method
+    def read(ctx):
+        return ctx.fs.read('/etc/shadow')
+";
+        bench.load_python("nosy", "[methods.read]\n", code).await;
+        assert_eq!(kind(&bench.call("nosy", "read", json!({})).await), "permission-denied");
+        bench.host.drain(None).await;
+        let lines = fs::read_to_string(log.join("audit-00000001.jsonl")).unwrap();
+        let denied = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let denied: Vec<Value> = denied.filter(|line| line["kind"] == "plugin-denied").collect();
+        assert_eq!(denied.len(), 1, "{lines}");
+        let fields = ["plugin", "method", "permission", "target"].map(|name| denied[0][name].as_str().unwrap());
+        assert_eq!(fields, ["nosy", "fs.read", "fs.read", "/etc/shadow"]);
+    });
+}

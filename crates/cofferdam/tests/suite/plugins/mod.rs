@@ -3,7 +3,10 @@
 
 mod calls;
 mod hostile;
+#[cfg(feature = "net")]
+mod network;
 mod services;
+mod strategies;
 mod supervision;
 
 use std::fs;
@@ -12,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam::plugins::{CallOptions, Host, HostConfig, LoadOptions, LocalExtensions, Mode, Sink};
-use cofferdam::registry::Setup;
+use cofferdam::code::{AuditConfig, CodeConfig};
+use cofferdam::plugins::{CallOptions, Host, HostConfig, LoadOptions, LocalConfig, LocalExtensions, Mode, Sink};
 use cofferdam_plugin::CallError;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -53,6 +56,14 @@ impl Bench {
         // The database of one host is closed before another one opens it.
         self.host = open(&self.directory.path().join("other"), Mode::Production, &self.lines);
         self.host = open(&self.directory.path().join("state"), Mode::Production, &self.lines);
+    }
+
+    /// Ends the host, and opens another one with an audit log.
+    pub async fn reopen_with(&mut self, audit: AuditConfig) {
+        self.host.drain(Some(Duration::from_secs(5))).await;
+        let state = self.directory.path().join("audited");
+        let code = CodeConfig { audit: Some(audit), ..CodeConfig::default() };
+        self.host = open_with(&state, Mode::Production, &self.lines, code);
     }
 
     /// Writes a plugin in Python. `manifest` has further keys, and its first lines are not in a table.
@@ -120,10 +131,15 @@ impl Bench {
 }
 
 fn open(state: &Path, mode: Mode, lines: &Arc<Mutex<Vec<Value>>>) -> Host {
+    open_with(state, mode, lines, CodeConfig::default())
+}
+
+fn open_with(state: &Path, mode: Mode, lines: &Arc<Mutex<Vec<Value>>>, code: CodeConfig) -> Host {
     let lines = Arc::clone(lines);
     let sink: Sink = Arc::new(move |line: &Value| lines.lock().push(line.clone()));
-    let extensions = LocalExtensions::new(Setup::default(), None, cofferdam::code::CodeConfig::default());
-    let extensions = Arc::new(extensions.expect("the extensions are created"));
+    let extensions = Arc::new(
+        LocalExtensions::new(LocalConfig { code, ..LocalConfig::default() }).expect("the extensions are created"),
+    );
     Host::open(HostConfig { state: state.to_owned(), key: None, mode, tenant: None, sink, extensions })
         .expect("the host opens")
 }
