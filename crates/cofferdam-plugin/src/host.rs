@@ -14,6 +14,7 @@
 
 mod call;
 mod context;
+mod debug;
 mod files;
 mod instance;
 mod launch;
@@ -24,6 +25,7 @@ mod metrics;
 mod permission;
 mod plugin;
 mod requests;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,7 +48,7 @@ use metrics::{Metrics, PluginState};
 pub use crate::wire::StreamItem;
 pub use call::{Call, CallOptions};
 pub use context::Context;
-pub use launch::Options as LaunchOptions;
+pub use debug::{Debugging, Port};
 pub use load::LoadOptions;
 pub use log::Sink;
 pub use permission::denied;
