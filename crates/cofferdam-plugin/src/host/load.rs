@@ -92,10 +92,10 @@ impl Host {
         let (manifest, warnings) = read_manifest(&package)?;
         let strategy = options.strategy.unwrap_or_else(|| launch::strategy(&manifest));
         let log = Log::new(Arc::clone(&self.0.config.sink), &manifest.name);
-        check_strategy(&manifest, strategy, self.0.config.mode, &log)?;
         if let Some(debugging) = &options.debugging {
             debugging.check(manifest.runtime, strategy, self.0.config.mode).await?;
         }
+        check_strategy(&manifest, strategy, self.0.config.mode, &log)?;
         let config = configuration(&manifest, options.config)?;
         let name = manifest.name.clone();
         if self.0.plugins.read().contains_key(&name) {
