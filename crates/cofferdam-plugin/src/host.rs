@@ -15,6 +15,7 @@
 mod call;
 mod context;
 mod copy;
+mod debug;
 mod files;
 mod instance;
 mod launch;
@@ -25,6 +26,7 @@ mod metrics;
 mod permission;
 mod plugin;
 mod requests;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,7 +50,7 @@ use metrics::{Metrics, PluginState};
 pub use crate::wire::StreamItem;
 pub use call::{Call, CallOptions};
 pub use context::Context;
-pub use launch::Options as LaunchOptions;
+pub use debug::{Debugging, Port};
 pub use load::LoadOptions;
 pub use log::Sink;
 pub use permission::denied;

@@ -9,6 +9,8 @@
 //!      |                  drain                                               ^------ failed ------------------- |
 //!      +------------------+                                                                      ready --> ready +
 //! ```
+//!
+//! In development mode, a changed file drains a plugin that is ready, and ends `backoff` and `open`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -69,6 +71,8 @@ pub enum Event {
     Ended,
     /// The plugin shall end: the host drains, or the plugin was idle.
     Drain,
+    /// A file of the plugin changed. Crashes of the old files do not count any more.
+    Changed,
     /// Time has passed.
     Tick,
 }
@@ -149,6 +153,12 @@ impl Supervision {
             (State::Starting | State::Ready, Event::Ended) => (self.crashed(now, random), Action::None),
             (State::Starting | State::Ready | State::Probing, Event::Drain) => (State::Draining, Action::Shutdown),
             (State::Draining, Event::Ended) | (State::Backoff(_), Event::Drain) => (State::Stopped, Action::None),
+            (State::Ready, Event::Changed) => (State::Draining, Action::Shutdown),
+            (State::Backoff(_) | State::Open(_), Event::Changed) => {
+                self.crashes.clear();
+                self.attempts = 0;
+                (State::Stopped, Action::None)
+            }
             (state, _) => (state, Action::None),
         };
         self.state = state;
@@ -214,6 +224,20 @@ mod tests {
         plugin.transition(Event::Wanted, seconds(22), 0.0);
         plugin.transition(Event::Ready, seconds(22), 0.0);
         assert_eq!(plugin.state(), State::Ready);
+    }
+
+    /// Promise (Plugins): A plugin that crashed too often starts again when its files changed (B5).
+    #[test]
+    fn a_changed_file_closes_the_circuit() {
+        let mut plugin = Supervision::new(Policy { max: 0, ..POLICY });
+        plugin.transition(Event::Wanted, seconds(0), 0.0);
+        plugin.transition(Event::Ended, seconds(0), 0.0);
+        assert_eq!(plugin.state(), State::Open(seconds(10)));
+        plugin.transition(Event::Changed, seconds(1), 0.0);
+        assert_eq!(plugin.transition(Event::Wanted, seconds(1), 0.0), Action::Launch);
+        assert_eq!(plugin.transition(Event::Changed, seconds(1), 0.0), Action::None);
+        plugin.transition(Event::Ready, seconds(1), 0.0);
+        assert_eq!(plugin.transition(Event::Changed, seconds(1), 0.0), Action::Shutdown);
     }
 
     fn events() -> impl Strategy<Value = Vec<(Event, u64, f64)>> {

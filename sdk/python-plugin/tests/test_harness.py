@@ -14,7 +14,8 @@ TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "src"))
 
 from cofferdam_plugin import Cancelled, Conflict, Context, InvalidParams, MethodNotFound, NotFound  # noqa: E402
-from cofferdam_plugin import STREAM_CREDIT, PermissionDenied, Plugin, PluginError, Session, Unavailable  # noqa: E402
+from cofferdam_plugin import MAX_PROFILE_EVENTS, STREAM_CREDIT, PermissionDenied, Plugin, PluginError, Profile  # noqa: E402
+from cofferdam_plugin import Session, Unavailable  # noqa: E402
 from cofferdam_plugin import decode  # noqa: E402
 from cofferdam_plugin.testing import Harness  # noqa: E402
 
@@ -202,6 +203,14 @@ class HarnessTests(unittest.TestCase):
         plugin.method("a")(lambda ctx: None)
         self.assertRaises(ValueError, plugin.method("a"), lambda ctx: None)
         self.assertRaises(Unavailable, lambda: plugin.host)
+
+
+class Profiles(unittest.TestCase):
+    def test_the_number_of_events_is_bounded(self):
+        profile, code = Profile(os.devnull), Profile.write.__code__
+        for _ in range(MAX_PROFILE_EVENTS + 2):
+            profile._add(code, None, 0)
+        self.assertEqual((len(profile._events), profile._dropped), (MAX_PROFILE_EVENTS, 2))
 
 
 class Readme(unittest.TestCase):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from client import SDK, TESTS, Client, frame
@@ -74,6 +76,28 @@ class Methods(unittest.TestCase):
     def test_child_processes_find_the_module(self):
         with Client() as client:
             self.assertEqual(client.call("in_process"), "Plugin", client.log())
+
+
+class Profiles(unittest.TestCase):
+    def test_profile_names_the_functions_of_calls(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "profile.json")
+            with Client(command=["env", f"COFFERDAM_PROFILE={path}", sys.executable, str(SDK)]) as client:
+                client.call("whole", [1])
+                client.call("flaky_async", {"failures": 0})
+                client.call("noise")
+                client.notify("exit")
+                self.assertEqual(client.status(), 0, client.log())
+            with open(path, encoding="utf-8") as file:
+                profile = json.load(file)
+        events = {event["name"]: event for event in profile["traceEvents"]}
+        self.assertEqual(events["whole"]["args"]["file"], str(TESTS / "plugin" / "sample.py"))
+        self.assertIn("flaky_async", events)
+        self.assertIn("print", events)
+        self.assertNotIn("activate", events)
+        for event in events.values():
+            self.assertEqual(event["ph"], "X")
+            self.assertGreaterEqual(event["dur"], 0)
 
 
 class Errors(unittest.TestCase):

@@ -143,12 +143,12 @@ impl Inner {
         let is_idempotent = loaded.manifest.methods.get(&order.method).is_some_and(|method| method.idempotent);
         let mut attempt = 0;
         loop {
-            let instance = tokio::select! {
+            let running = tokio::select! {
                 ready = loaded.supervisor().ready(order.deadline) => ready?,
                 () = reply.closed() => return Err(cancelled()),
             };
             let mut delivered = false;
-            let ended = match one_attempt(loaded, &instance, order, limit, reply, &mut delivered).await {
+            let ended = match one_attempt(loaded, running.instance(), order, limit, reply, &mut delivered).await {
                 Ok(outcome) => return outcome,
                 Err(ended) => ended,
             };
@@ -178,7 +178,7 @@ async fn one_attempt(
     delivered: &mut bool,
 ) -> Result<Result<Value, CallError>, Ended> {
     let context = &order.options.context;
-    let (_running, _call) = (instance.begin_call(), loaded.calls.add(context));
+    let _call = loaded.calls.add(context);
     let left = order.deadline.saturating_duration_since(Instant::now());
     let params = json!({"method": order.method, "input": order.input, "context": context.to_json(left)});
     let sent = instance.peer.request("call", &params, &context.request_id, order.options.stream).await;

@@ -22,6 +22,8 @@ const PROTOCOL_VERSION: u32 = 1;
 pub const TAIL: usize = 64 << 10;
 /// The number of bytes of the tail in an error.
 const QUOTED: usize = 2048;
+/// The time between two looks at the number of running calls.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The end of a plugin's process.
 #[derive(Debug, Clone)]
@@ -163,11 +165,6 @@ impl Instance {
         }
     }
 
-    /// Returns true while the connection is open and nothing ends the process.
-    pub fn is_open(&self) -> bool {
-        self.peer.is_open() && self.ending.lock().is_none()
-    }
-
     /// Waits until the process has ended and its sandbox is closed.
     pub async fn ended(&self) -> Ended {
         let mut ended = self.ended.subscribe();
@@ -202,10 +199,31 @@ impl Instance {
         self.ended().await;
     }
 
-    /// Returns a guard that counts a call as running.
-    pub fn begin_call(self: &Arc<Self>) -> Running {
+    /// Counts a call as running. Returns `None` if the process ends.
+    pub fn begin_call(self: &Arc<Self>) -> Option<Running> {
+        let ending = self.ending.lock();
+        if ending.is_some() || !self.peer.is_open() {
+            return None;
+        }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Running(Arc::clone(self))
+        Some(Running(Arc::clone(self)))
+    }
+
+    /// Waits until no call runs, takes no further one, and shuts the plugin down.
+    pub async fn shut_down_after_calls(&self, reason: &str, grace: Duration) {
+        while !self.end_without_calls(reason) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        self.shut_down(reason, grace, grace).await;
+    }
+
+    /// Takes no further call, if none runs. Returns true if the process ends.
+    pub fn end_without_calls(&self, reason: &str) -> bool {
+        let mut ending = self.ending.lock();
+        if self.calls() == 0 {
+            ending.get_or_insert_with(|| (reason.to_owned(), true));
+        }
+        ending.is_some() || !self.peer.is_open()
     }
 
     /// Returns the number of running calls.
@@ -231,6 +249,13 @@ impl Instance {
 
 /// A call that runs.
 pub struct Running(Arc<Instance>);
+
+impl Running {
+    /// Returns the process that runs it.
+    pub fn instance(&self) -> &Arc<Instance> {
+        &self.0
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {

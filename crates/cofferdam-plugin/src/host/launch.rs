@@ -119,7 +119,7 @@ pub fn request(manifest: &Manifest, options: &Options) -> Result<ExecRequest> {
     builder.build()
 }
 
-/// Additions to a plugin's command, for its developer.
+/// Additions to a plugin's command, for debugging.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Options of the interpreter.

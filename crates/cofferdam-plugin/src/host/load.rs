@@ -19,6 +19,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::copy::copy;
+use super::debug::Debugging;
 use super::files::Files;
 use super::instance::{Instance, Start, TAIL};
 use super::launch;
@@ -40,6 +41,10 @@ const DEFAULT_START_VM: Duration = Duration::from_secs(180);
 const DEFAULT_GRACE: Duration = Duration::from_secs(2);
 /// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// The time between SIGTERM and SIGKILL of a plugin that writes its profile.
+const PROFILE_GRACE: Duration = Duration::from_secs(30);
+/// The time of a plugin that stands at a breakpoint.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The maximum number of errors of a schema that are reported.
 const MAX_ERRORS: usize = 10;
 
@@ -50,8 +55,8 @@ pub struct LoadOptions {
     pub config: Option<Value>,
     /// The strategy, in place of the manifest's.
     pub strategy: Option<Strategy>,
-    /// Additions to the plugin's command, in development mode only.
-    pub launch: launch::Options,
+    /// Debugs the plugin, in development mode and without isolation only.
+    pub debugging: Option<Debugging>,
     /// The installed plugin of the directory. Its files stay while the plugin is loaded.
     pub installed: Option<Arc<Installed>>,
 }
@@ -70,6 +75,7 @@ pub struct Loaded {
     pub grace: Duration,
     pub files: Arc<Files>,
     strategy: Strategy,
+    is_inspected: bool,
     schemas: BTreeMap<String, Schemas>,
     supervisor: Supervisor,
     _installed: Option<Arc<Installed>>,
@@ -87,13 +93,16 @@ impl Host {
         let (manifest, warnings) = read_manifest(&package)?;
         let strategy = options.strategy.unwrap_or_else(|| launch::strategy(&manifest));
         let log = Log::new(Arc::clone(&self.0.config.sink), &manifest.name);
+        if let Some(debugging) = &options.debugging {
+            debugging.check(manifest.runtime, strategy, self.0.config.mode).await?;
+        }
         check_strategy(&manifest, strategy, self.0.config.mode, &log)?;
         let config = configuration(&manifest, options.config)?;
         let name = manifest.name.clone();
         if self.0.plugins.read().contains_key(&name) {
             return Err(conflict(&name));
         }
-        let mut loaded = self.loaded(manifest, package, strategy, config, options.launch, log)?;
+        let mut loaded = self.loaded(manifest, package, strategy, config, options.debugging, log)?;
         loaded._installed = options.installed;
         let mut plugins = self.0.plugins.write();
         if plugins.contains_key(&name) {
@@ -117,7 +126,7 @@ impl Host {
         package: Directory,
         strategy: Strategy,
         config: Value,
-        options: launch::Options,
+        debugging: Option<Debugging>,
         log: Log,
     ) -> Result<Loaded> {
         let state = &self.0.config.state;
@@ -132,26 +141,47 @@ impl Host {
         let calls = Arc::new(Calls::default());
         let timeouts = &manifest.sandbox.timeouts;
         let start = if strategy == Strategy::Vm { DEFAULT_START_VM } else { DEFAULT_START };
-        let times = Times {
+        let mut times = Times {
             start: timeouts.start.unwrap_or(start),
             idle: timeouts.idle,
             grace: timeouts.grace.unwrap_or(DEFAULT_GRACE),
-            heartbeat: HEARTBEAT,
+            heartbeat: Some(HEARTBEAT),
         };
+        let is_inspected = debugging.as_ref().is_some_and(Debugging::is_inspect);
+        match &debugging {
+            Some(Debugging::Inspect(_)) => times = Times { start: UNLIMITED, idle: None, heartbeat: None, ..times },
+            Some(Debugging::Profile(_)) => times.grace = times.grace.max(PROFILE_GRACE),
+            None => {}
+        }
+        let package_path = package.path().to_owned();
         let launcher = Arc::new(SandboxLauncher {
             host: Arc::downgrade(&self.0),
             manifest: Arc::clone(&manifest),
             package,
             config: Arc::new(config),
             strategy,
-            options,
+            debugging,
             files: Arc::clone(&files),
             calls: Arc::clone(&calls),
             log: log.clone(),
         });
         let policy = (&manifest.sandbox.restart).into();
         let supervisor = Supervisor::start(launcher, policy, times, log.clone());
-        Ok(Loaded { manifest, calls, log, grace: times.grace, files, strategy, schemas, supervisor, _installed: None })
+        if strategy == Strategy::Inline {
+            supervisor.reload_on_change(&package_path);
+        }
+        Ok(Loaded {
+            manifest,
+            calls,
+            log,
+            grace: times.grace,
+            files,
+            strategy,
+            is_inspected,
+            schemas,
+            supervisor,
+            _installed: None,
+        })
     }
 }
 
@@ -163,6 +193,9 @@ impl Loaded {
 
     /// Returns the maximum time of a call of a method.
     pub fn timeout(&self, method: &str) -> Duration {
+        if self.is_inspected {
+            return UNLIMITED;
+        }
         let own = self.manifest.methods.get(method).and_then(|method| method.timeout);
         own.or(self.manifest.sandbox.timeouts.call).unwrap_or(DEFAULT_CALL)
     }
@@ -184,12 +217,13 @@ impl Loaded {
     /// Sends an event or a timer, and waits for the answer.
     pub async fn deliver(&self, method: &str, params: &Value, tenant: Option<String>) -> Result<(), CallError> {
         let timeout = self.timeout("");
-        let instance = self.supervisor.ready(Instant::now() + timeout).await?;
+        let running = self.supervisor.ready(Instant::now() + timeout).await?;
         let correlation = super::context::random_id();
         let context = super::Context { request_id: correlation.clone(), tenant, ..super::Context::default() };
-        let (_running, _call) = (instance.begin_call(), self.calls.add(&context));
+        let _call = self.calls.add(&context);
         let late = |_| CallError::new(ErrorKind::Timeout, "the plugin did not take the delivery in time");
-        let outcome = tokio::time::timeout(timeout, instance.ask(method, params, &correlation)).await.map_err(late);
+        let outcome =
+            tokio::time::timeout(timeout, running.instance().ask(method, params, &correlation)).await.map_err(late);
         let outcome = outcome.and_then(|answer| answer);
         let fields = json!({"method": method, "error": outcome.as_ref().err().map(CallError::to_json)});
         self.log.write(Severity::Debug, "plugin.delivery", Some(&correlation), fields);
@@ -327,7 +361,7 @@ struct SandboxLauncher {
     package: Directory,
     config: Arc<Value>,
     strategy: Strategy,
-    options: launch::Options,
+    debugging: Option<Debugging>,
     files: Arc<Files>,
     calls: Arc<Calls>,
     log: Log,
@@ -376,11 +410,13 @@ impl SandboxLauncher {
     }
 
     async fn start(&self, host: &Inner, requests: &Arc<Requests>) -> Result<Arc<Instance>> {
-        let request = launch::request(&self.manifest, &self.options)?;
+        let debugging = self.debugging.as_ref().map(|debugging| debugging.options(self.manifest.runtime));
+        let request = launch::request(&self.manifest, &debugging.unwrap_or_default())?;
         let (sandbox, exec) = match launch::level(self.strategy) {
             None => {
                 let scratch = host.config.state.join("scratch").join(&self.manifest.name);
                 std::fs::create_dir_all(&scratch).map_err(|error| io_error("create a directory", error))?;
+                self.debugging.iter().for_each(Debugging::release);
                 (None, local::start(&request, self.package.path(), &scratch)?)
             }
             Some(level) => {

@@ -6,6 +6,7 @@
 //!   +--watch: Status--+
 //! ```
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +16,20 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::instance::{Ended, Instance, quoted};
+use super::instance::{Ended, Instance, Running, quoted};
 use super::log::{Log, Severity};
+use super::permission::shown;
+use super::watch::{MAX_FILES, Watch};
 use crate::supervision::{Action, Event, Policy, State, Supervision};
 use crate::wire::{CallError, ErrorKind};
 
 /// The number of commands that wait for the supervisor.
 const MAX_COMMANDS: usize = 64;
+
+/// The time between two ticks of a plugin that has neither an idle time nor heartbeats.
+const TICK: Duration = Duration::from_secs(60);
+/// The time between two looks at the files of a plugin.
+const WATCH_INTERVAL: Duration = Duration::from_millis(300);
 
 /// The times of a plugin.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +40,8 @@ pub struct Times {
     pub idle: Option<Duration>,
     /// The time between SIGTERM and SIGKILL.
     pub grace: Duration,
-    /// The time between two heartbeats, and the time for the answer.
-    pub heartbeat: Duration,
+    /// The time between two heartbeats, and the time for the answer. `None`: a debugger may stop the plugin.
+    pub heartbeat: Option<Duration>,
 }
 
 /// Starts processes of a plugin.
@@ -62,6 +70,7 @@ pub struct Status {
 
 enum Command {
     Wanted,
+    Changed(PathBuf),
     Drain(Duration, oneshot::Sender<()>),
 }
 
@@ -70,6 +79,7 @@ pub struct Supervisor {
     commands: mpsc::Sender<Command>,
     status: watch::Receiver<Status>,
     epoch: Instant,
+    log: Log,
     task: JoinHandle<()>,
 }
 
@@ -90,7 +100,7 @@ impl Supervisor {
         let task = Task {
             launcher,
             times,
-            log,
+            log: log.clone(),
             epoch,
             supervision: Supervision::new(policy),
             publisher,
@@ -100,9 +110,10 @@ impl Supervisor {
             starts: 0,
             last_output: String::new(),
             failed_start: false,
+            is_outdated: false,
             heartbeat: None,
         };
-        Self { commands, status: watched, epoch, task: tokio::spawn(task.run(receiver)) }
+        Self { commands, status: watched, epoch, log, task: tokio::spawn(task.run(receiver)) }
     }
 
     /// Returns the state.
@@ -110,20 +121,20 @@ impl Supervisor {
         self.status.borrow().clone()
     }
 
-    /// Waits until the plugin is ready, and starts it if necessary.
+    /// Waits until the plugin is ready, and starts it if necessary. Counts a call as running.
     ///
     /// # Errors
     /// - `Unavailable` if the circuit is open, or if the host drains.
     /// - `Timeout` at the deadline.
-    pub async fn ready(&self, deadline: Instant) -> Result<Arc<Instance>, CallError> {
+    pub async fn ready(&self, deadline: Instant) -> Result<Running, CallError> {
         let mut status = self.status.clone();
         loop {
             let now = status.borrow_and_update().clone();
             match now.state {
                 State::Ready => {
                     // The supervisor may not know yet that the process has ended.
-                    if let Some(instance) = now.instance.filter(|instance| instance.is_open()) {
-                        return Ok(instance);
+                    if let Some(running) = now.instance.and_then(|instance| instance.begin_call()) {
+                        return Ok(running);
                     }
                 }
                 State::Open(until) if self.epoch.elapsed() < until => {
@@ -148,6 +159,32 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Restarts the plugin when a file of its package changes, until the supervisor is dropped.
+    pub fn reload_on_change(&self, package: &Path) {
+        let (mut watch, commands) = (Watch::new(package), self.commands.clone());
+        if watch.is_truncated() {
+            let message = format!("only {MAX_FILES} files of the plugin are watched");
+            self.log.write(Severity::Warn, "plugin.reload-limited", None, json!({"message": message}));
+        }
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = commands.closed() => return,
+                    () = tokio::time::sleep(WATCH_INTERVAL) => {}
+                }
+                let looked = tokio::task::spawn_blocking(move || {
+                    let changed = watch.changed();
+                    (watch, changed)
+                });
+                let Ok((next, changed)) = looked.await else { return };
+                watch = next;
+                if let Some(path) = changed {
+                    let _ = commands.send(Command::Changed(path)).await;
+                }
+            }
+        });
     }
 
     /// Starts the plugin, if it does not run.
@@ -191,6 +228,8 @@ struct Task {
     starts: u64,
     last_output: String,
     failed_start: bool,
+    /// True if a file changed while the plugin started.
+    is_outdated: bool,
     heartbeat: Option<JoinHandle<bool>>,
 }
 
@@ -210,6 +249,7 @@ impl Task {
             match woken {
                 Woken::Command(None) => return,
                 Woken::Command(Some(Command::Wanted)) => self.apply(Event::Wanted),
+                Woken::Command(Some(Command::Changed(path))) => self.changed(&path),
                 Woken::Command(Some(Command::Drain(within, done))) => {
                     self.drain(within).await;
                     let _ = done.send(());
@@ -219,10 +259,12 @@ impl Task {
                     self.instance = Some(instance);
                     self.failed_start = false;
                     self.apply(Event::Ready);
+                    self.reload_if_outdated();
                 }
                 Woken::Launched(Err(error)) => {
                     self.failed_start = true;
                     self.crashed(&error.message, error.data.get("lastOutput"));
+                    self.reload_if_outdated();
                 }
                 Woken::Ended(ended) => self.ended(&ended),
                 Woken::Heartbeat(true) => self.heartbeat = None,
@@ -259,7 +301,7 @@ impl Task {
     fn wake(&self) -> Instant {
         match self.supervision.state() {
             State::Backoff(at) => self.epoch + at,
-            _ => Instant::now() + self.times.idle.map_or(self.times.heartbeat, |idle| idle.min(self.times.heartbeat)),
+            _ => Instant::now() + [self.times.idle, self.times.heartbeat].into_iter().flatten().min().unwrap_or(TICK),
         }
     }
 
@@ -291,6 +333,31 @@ impl Task {
         self.publisher.send_replace(Status { state, instance, reason, starts, last_output, failed_start });
     }
 
+    /// Ends the process with the old files, after its calls. The next call starts a new one.
+    fn changed(&mut self, path: &Path) {
+        if matches!(self.supervision.state(), State::Stopped | State::Draining) {
+            return;
+        }
+        let path = shown(&path.display().to_string());
+        self.log.write(Severity::Info, "plugin.reloaded", None, json!({"path": path}));
+        self.is_outdated = true;
+        if self.launching.is_none() {
+            self.reload_if_outdated();
+        }
+    }
+
+    fn reload_if_outdated(&mut self) {
+        if !std::mem::take(&mut self.is_outdated) {
+            return;
+        }
+        self.failed_start = false;
+        self.apply(Event::Changed);
+        if let (State::Draining, Some(instance)) = (self.supervision.state(), self.instance.clone()) {
+            let grace = self.times.grace;
+            tokio::spawn(async move { instance.shut_down_after_calls("its files changed", grace).await });
+        }
+    }
+
     fn ended(&mut self, ended: &Ended) {
         self.instance = None;
         self.heartbeat = None;
@@ -312,12 +379,11 @@ impl Task {
     async fn tick(&mut self) {
         self.apply(Event::Tick);
         let Some(instance) = self.instance.clone() else { return };
-        if self.times.idle.is_some_and(|idle| instance.idle() >= idle) {
+        if self.times.idle.is_some_and(|idle| instance.idle() >= idle) && instance.end_without_calls("it was idle") {
             self.apply(Event::Drain);
             instance.shut_down("it was idle", self.times.grace, self.times.grace).await;
-        } else if self.heartbeat.is_none() && instance.calls() == 0 {
+        } else if let (Some(limit), None, 0) = (self.times.heartbeat, &self.heartbeat, instance.calls()) {
             // A call that runs has its own timeout.
-            let limit = self.times.heartbeat;
             self.heartbeat = Some(tokio::spawn(async move {
                 tokio::time::timeout(limit, instance.ask("ping", &Value::Null, "heartbeat")).await.is_ok()
             }));

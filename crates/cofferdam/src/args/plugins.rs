@@ -210,13 +210,17 @@ pub struct HostArgs {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub allow_weaker: Vec<cofferdam::Protection>,
 
-    /// Allow strategies without isolation, for plugins that you wrote
+    /// Allow strategies without isolation and --debug, for plugins that you wrote; COFFERDAM_PLUGIN_DEV_MODE=1 does, too
     #[arg(long)]
     pub development: bool,
 
-    /// Debug the plugin, in development mode
-    #[arg(long, value_name = "MODE", value_enum, requires = "development")]
+    /// Debug the plugin, in development mode and with the strategy thread
+    #[arg(long, value_name = "MODE", value_enum)]
     pub debug: Option<DebugArg>,
+
+    /// Write profiles to this directory [default: the current directory]
+    #[arg(long, value_name = "DIR", requires = "debug")]
+    pub profile_dir: Option<PathBuf>,
 
     /// Keep the state of plugins in this directory [default: the user's directory for data]
     #[arg(long, value_name = "DIR")]
@@ -251,9 +255,9 @@ pub enum StrategyArg {
 /// The kind of debugging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DebugArg {
-    /// Reserve a port for a debugger, and print how to attach it
+    /// Reserve a port for a debugger, and print how to attach it; no time limit ends the plugin
     Inspect,
-    /// Write a profile in Chrome's format
+    /// Write a profile in a format of Chrome when the plugin ends
     Profile,
 }
 

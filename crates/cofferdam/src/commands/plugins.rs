@@ -2,6 +2,7 @@
 
 mod call;
 mod data;
+mod debug;
 mod host;
 mod inspect;
 mod install;

@@ -53,6 +53,7 @@ STREAM_CREDIT = 64
 MAX_THREADS = 16
 MAX_BACKOFF = 30.0
 BROKEN_FRAME_STATUS = 65
+MAX_PROFILE_EVENTS = 100_000
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -845,6 +846,7 @@ class _Call:
         self.future: Optional[futures.Future[Any]] = None
         self.timer: Optional[threading.Timer] = None
         self.is_last = False
+        self.is_method = False
         self.sent = 0
         self._acked = 0
         self._credit: Optional[futures.Future[None]] = None
@@ -1188,6 +1190,7 @@ class Session:
 
     def _run(self, call: _Call, handler: _Handler, target: str, /, *args: Any, **keywords: Any) -> None:
         handler.check(self._permissions, target)
+        call.is_method = True
         seconds = _options(handler.function).timeout
         if seconds is not None:
             call.timer = threading.Timer(seconds, call.expire)
@@ -1336,6 +1339,56 @@ def _load(entry: str) -> Any:
     return functools.reduce(getattr, attribute.split("."), cast(Any, importlib.import_module(module)))
 
 
+# --- Profiles ---
+
+
+class Profile:
+    """A profile of the plugin's calls, in the trace-event format of Chrome."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._events: List[Tuple[Any, ...]] = []
+        self._dropped = 0
+        self._local = threading.local()
+
+    def start(self) -> None:
+        """Records the calls in the threads that start from now on."""
+        threading.setprofile(self._record)
+
+    def _record(self, frame: Any, event: str, argument: Any) -> None:
+        """Notes when a function of a method's call begins and ends. The SDK's own functions are left out."""
+        stack, call = self._local.__dict__.setdefault("stack", []), _current.get()
+        key = (frame, event.startswith("c_"))
+        if event in ("call", "c_call"):
+            if frame.f_code.co_filename != __file__ and call is not None and call.is_method:
+                stack.append((key, time.perf_counter_ns()))
+        elif stack and stack[-1][0] == key:
+            self._add(frame.f_code, argument if event != "return" else None, stack.pop()[1])
+
+    def _add(self, code: Any, builtin: Any, begun: int) -> None:
+        if len(self._events) >= MAX_PROFILE_EVENTS:
+            self._dropped += 1
+            return
+        name = getattr(code, "co_qualname", code.co_name) if builtin is None else getattr(builtin, "__qualname__", "?")
+        place = {"file": code.co_filename, "line": code.co_firstlineno} if builtin is None else {}
+        self._events.append((name, place, begun, time.perf_counter_ns() - begun, threading.get_ident()))
+
+    def write(self) -> None:
+        """Writes the file. A failure goes to the log."""
+        threading.setprofile(None)
+        same = {"ph": "X", "cat": "python", "pid": os.getpid()}
+        events = [
+            {"name": _text(name, MAX_TEXT), "ts": begun / 1000, "dur": duration / 1000, "tid": thread, "args": place, **same}
+            for name, place, begun, duration, thread in self._events[:MAX_PROFILE_EVENTS]
+        ]
+        document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"dropped": self._dropped}}
+        try:
+            with open(self._path, "w", encoding="utf-8") as file:
+                json.dump(document, file)
+        except OSError as error:
+            print(f"cannot write the profile: {error}", file=sys.stderr)
+
+
 # --- The process ---
 
 
@@ -1389,9 +1442,14 @@ def main() -> NoReturn:
     incoming, outgoing = _take_descriptors()
     script = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [os.getcwd()] + [path for path in sys.path if os.path.abspath(path) not in (script, os.getcwd())]
+    profile = Profile(os.environ["COFFERDAM_PROFILE"]) if os.environ.get("COFFERDAM_PROFILE") else None
+    if profile is not None:
+        profile.start()
     session = Session(_FrameWriter(outgoing))
     logging.basicConfig(level=logging.INFO, handlers=[LogHandler(Log(session, None))])
     status = _serve(FrameReader(incoming), session)
+    if profile is not None:
+        profile.write()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the plugin may still run.

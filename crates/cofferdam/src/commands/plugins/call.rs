@@ -8,7 +8,7 @@ use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_plugin::CallError;
 use serde_json::{Value, json};
 
-use super::host;
+use super::{debug, host};
 use crate::args::{CallArgs, HostArgs, SecretArgs};
 use crate::commands::run::{no_signals, signal_status};
 use crate::commands::serve_on_many;
@@ -35,6 +35,7 @@ pub fn call(args: &CallArgs, config: Option<PathBuf>) -> Result<u8> {
             number = interrupts.next() => Ok(signal_status(number)),
         };
         opened.drain(None).await;
+        debug::report_profiles(&args.host, std::slice::from_ref(&args.plugin));
         done
     })
 }

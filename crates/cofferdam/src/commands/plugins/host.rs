@@ -1,5 +1,6 @@
 //! The host of plugins that a command opens: its state, its log, and the plugins that it loads.
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cofferdam::plugins::{Host, HostConfig, LaunchOptions, LoadOptions, LocalConfig, LocalExtensions, Mode, Sink};
+use cofferdam::plugins::{Host, HostConfig, LoadOptions, LocalConfig, LocalExtensions, Mode, Sink};
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::named;
 use cofferdam_plugin::Strategy;
@@ -15,8 +16,8 @@ use cofferdam_plugin::package::{self, Installed};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::data;
-use crate::args::{DebugArg, HostArgs, RunArgs, StrategyArg};
+use super::{data, debug};
+use crate::args::{HostArgs, RunArgs, StrategyArg};
 use crate::report;
 use crate::settings::{Environment, Settings};
 use crate::style::Tone;
@@ -26,6 +27,8 @@ use crate::terminal::one_line;
 pub const LOG: &str = "plugins.jsonl";
 /// The size at which the log is renamed.
 const MAX_LOG: u64 = 16 << 20;
+/// The variable that allows what `--development` allows, if it is 1.
+const DEVELOPMENT: &str = "COFFERDAM_PLUGIN_DEV_MODE";
 /// The maximum size of a configuration.
 const MAX_CONFIG: u64 = 1 << 20;
 /// The time for which a command waits for another host on the same state.
@@ -53,9 +56,9 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
         allow_weaker: settings.allow_weaker.clone(),
     })?);
     let state = state(args.state.as_deref())?;
-    let mode = if args.development { Mode::Development } else { Mode::Production };
+    let mode = mode(args.development, variable(DEVELOPMENT).as_deref());
     cofferdam_util::private::create_directory(&state).map_err(|error| failed("create the state directory", error))?;
-    let sink = sink(&state, args.verbose)?;
+    let sink = sink(&state, args)?;
     let begun = Instant::now();
     loop {
         let config = HostConfig {
@@ -80,13 +83,23 @@ pub async fn load(host: &Host, plugin: &str, args: &HostArgs) -> Result<String> 
     for other in &args.with {
         load_one(host, other, LoadOptions::default()).await?;
     }
-    let launch = match args.debug {
-        None => LaunchOptions::default(),
-        Some(mode) => super::host::debug(mode),
-    };
+    let debugging = debug::debugging(args, plugin)?;
     let config = args.plugin_config.as_deref().map(configuration).transpose()?;
-    load_one(host, plugin, LoadOptions { config, strategy: args.strategy.map(Into::into), launch, installed: None })
-        .await
+    let strategy = args.strategy.map(Into::into).or(debugging.as_ref().map(|_| Strategy::Thread));
+    let options = LoadOptions { config, strategy, debugging: debugging.clone(), installed: None };
+    let name = load_one(host, plugin, options).await?;
+    debugging.iter().try_for_each(|debugging| debug::announce(debugging, plugin))?;
+    Ok(name)
+}
+
+/// Returns the mode of the host: that of the option, or of the environment.
+fn mode(development: bool, variable: Option<&OsStr>) -> Mode {
+    if variable == Some(OsStr::new("1")) {
+        let message = format!("DEVELOPMENT MODE, by {DEVELOPMENT}=1: plugins may ask for no isolation");
+        report::remark(&message, Tone::Warning);
+        return Mode::Development;
+    }
+    if development { Mode::Development } else { Mode::Production }
 }
 
 async fn load_one(host: &Host, plugin: &str, options: LoadOptions) -> Result<String> {
@@ -125,7 +138,8 @@ fn failed(what: &str, error: std::io::Error) -> Error {
 }
 
 /// Returns the log: a file of JSON lines in the state directory.
-fn sink(state: &Path, verbose: bool) -> Result<Sink> {
+fn sink(state: &Path, args: &HostArgs) -> Result<Sink> {
+    let (verbose, debug) = (args.verbose, args.debug);
     let path = state.join(LOG);
     let open = move || OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     let file = open().map_err(|error| failed("open the log", error))?;
@@ -134,6 +148,8 @@ fn sink(state: &Path, verbose: bool) -> Result<Sink> {
         let text = format!("{line}\n");
         if verbose {
             let _ = std::io::stderr().write_all(text.as_bytes());
+        } else {
+            debug::show(line, debug);
         }
         let mut file = file.lock();
         if file.metadata().is_ok_and(|found| found.len() > MAX_LOG)
@@ -144,11 +160,6 @@ fn sink(state: &Path, verbose: bool) -> Result<Sink> {
         }
         let _ = file.write_all(text.as_bytes());
     }))
-}
-
-/// Returns the additions to a plugin's command for a debugger.
-pub fn debug(_mode: DebugArg) -> LaunchOptions {
-    LaunchOptions::default()
 }
 
 impl From<StrategyArg> for Strategy {

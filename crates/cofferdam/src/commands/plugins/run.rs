@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::host;
+use super::{debug, host};
 use crate::args::RunPluginsArgs;
 use crate::commands::run::{no_signals, signal_status};
 use crate::commands::serve_on_many;
@@ -59,6 +59,7 @@ pub fn run(args: &RunPluginsArgs, config: Option<PathBuf>) -> Result<u8> {
             number = interrupts.next() => Ok(signal_status(number)),
         };
         let drained = opened.drain(args.drain).await;
+        debug::report_profiles(&args.host, &args.plugins);
         if drained.events > 0 {
             report::remark(&format!("{} events were not delivered", drained.events), Tone::Warning);
         }
