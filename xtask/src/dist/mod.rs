@@ -171,7 +171,7 @@ fn as_installed(program: &Path) -> Result<PathBuf> {
 }
 
 /// Returns true if the toolchain has the standard library for a target.
-fn can_build_for(target: &str) -> bool {
+pub fn can_build_for(target: &str) -> bool {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).args(["--print", "target-libdir", "--target", target]).output();
     let directory = output.ok().filter(|output| output.status.success());
