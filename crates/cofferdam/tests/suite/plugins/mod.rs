@@ -3,6 +3,7 @@
 
 mod calls;
 mod hostile;
+mod interop;
 mod services;
 mod supervision;
 
