@@ -368,6 +368,7 @@ function createServices(request) {
     temporaryFile: async () => {
       const file = path.join(os.tmpdir(), `plugin-${randomBytes(12).toString('hex')}`);
       await request('resources.track', { path: file });
+      scope.getStore()?.temporary.push(file);
       fs.closeSync(fs.openSync(file, 'wx', 0o600));
       return file;
     },
@@ -463,6 +464,8 @@ class Call {
     this.ended = false;
     this.sent = 0;
     this.acknowledged = 0;
+    /** @type {string[]} */
+    this.temporary = [];
     this.wake = () => {};
     this.controller.signal.addEventListener('abort', () => this.wake());
   }
@@ -474,6 +477,17 @@ class Call {
       await new Promise((resolve) => (this.wake = () => resolve(null)));
     }
     signal.throwIfAborted();
+  }
+
+  /** Removes the temporary files of the handlers, which have ended. */
+  removeTemporary() {
+    for (const file of this.temporary) {
+      try {
+        fs.unlinkSync(file);
+      } catch {
+        // The plugin has removed it.
+      }
+    }
   }
 }
 
@@ -622,8 +636,8 @@ class Session {
     if (method === 'initialize') return this.initialize(params);
     if (this.state !== 'ready') throw new InvalidRequestError(`the plugin is not ready for ${method}`);
     if (method === 'call') return this.call(call, params);
-    if (method === 'events.deliver') return this.deliver(call, params);
-    if (method === 'scheduler.fire') return this.fire(call, params);
+    if (method === 'events.deliver') return this.deliver(call, params).finally(() => call.removeTemporary());
+    if (method === 'scheduler.fire') return this.fire(call, params).finally(() => call.removeTemporary());
     if (method === 'shutdown') return this.shutdown();
     throw new MethodNotFoundError(`the plugin has no request ${method}`);
   }
@@ -668,7 +682,8 @@ class Session {
     const found = this.plugin.methods.get(method);
     if (!found) throw new MethodNotFoundError(`the plugin has no method ${method}`);
     for (const permission of found.permissions) this.requirePermission(permission, method);
-    const run = this.attempt(found, input, this.context(call, context), call);
+    const attempt = this.attempt(found, input, this.context(call, context), call);
+    const run = attempt.finally(() => call.removeTemporary());
     if (found.timeout === undefined) return run;
     const stop = new AbortController();
     const expiry = delay(found.timeout, null, { signal: stop.signal }).then(() => {

@@ -161,7 +161,7 @@ export interface Services {
   invoke<T = Json>(plugin: string, method: string, input?: unknown, options?: { timeout?: string }): Promise<T>;
   /** Runs code in a sandbox. */
   execute(language: string, code: string, options?: { timeout?: string }): Promise<Execution>;
-  /** Creates an empty file that the host removes when the call ends. Returns its path. */
+  /** Creates an empty file that is removed when the call ends. Returns its path. */
   temporaryFile(): Promise<string>;
 }
 

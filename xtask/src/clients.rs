@@ -9,13 +9,13 @@ use std::process::Command;
 use anyhow::{Result as Outcome, bail};
 
 use crate::command;
-use crate::nodes;
 use crate::repository::Repository;
+use crate::{nodes, peers};
 
 /// The environment variable through which tests find the clients.
 pub const VARIABLE: &str = "COFFERDAM_TEST_MCP_CLIENTS";
-/// The files that pin the official Python SDK, the inspector, the conformance runner, and the Node that they need.
-const PINS: [&str; 3] = ["package.json", "package-lock.json", "requirements.txt"];
+/// The files that pin packages of npm and PyPI.
+pub const PINS: [&str; 3] = ["package.json", "package-lock.json", "requirements.txt"];
 /// The marker file of a complete directory.
 const COMPLETE: &str = "complete";
 
@@ -26,6 +26,7 @@ pub fn run(repository: &Repository) -> Outcome<()> {
     let made = [
         (VARIABLE, install(&xtask.join("clients"), &cache)),
         (nodes::VARIABLE, nodes::install(&xtask.join("nodes"), &cache)),
+        (peers::VARIABLE, peers::install(&xtask.join("peers"), &cache)),
     ];
     for (variable, made) in made {
         match made {
@@ -51,15 +52,7 @@ pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
 fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     let pinned = Pinned { pins, files: &PINS, needs: &["npm", "python3"], name: "mcp-clients" };
     pinned.install(cache, |directory| {
-        let python = directory.join("python");
-        // Every user can run the system's interpreter. Another one in the search path may be in root's home.
-        let system = Path::new("/usr/bin/python3");
-        let interpreter = if system.exists() { system } else { Path::new("python3") };
-        carry_out("create a Python environment", Command::new(interpreter).args(["-m", "venv"]).arg(&python))?;
-        let mut pip = Command::new(python.join("bin/pip"));
-        pip.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
-            .arg(directory.join("requirements.txt"));
-        carry_out("install the Python SDK", &mut pip)?;
+        carry_out("install the Python SDK", &mut pip(directory)?)?;
         npm(directory, "install the inspector and the conformance runner")
     })
 }
@@ -103,6 +96,19 @@ impl Pinned<'_> {
     }
 }
 
+/// Creates a Python environment in a directory. Returns the command that installs the packages of `requirements.txt`.
+pub fn pip(directory: &Path) -> Result<Command, String> {
+    let python = directory.join("python");
+    // Every user can run the system's interpreter. Another one in the search path may be in root's home.
+    let system = Path::new("/usr/bin/python3");
+    let interpreter = if system.exists() { system } else { Path::new("python3") };
+    carry_out("create a Python environment", Command::new(interpreter).args(["-m", "venv"]).arg(&python))?;
+    let mut pip = Command::new(python.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check", "--requirement"])
+        .arg(directory.join("requirements.txt"));
+    Ok(pip)
+}
+
 /// Installs the packages of the lock file in a directory.
 pub fn npm(directory: &Path, what: &str) -> Result<(), String> {
     let mut npm = Command::new("npm");
@@ -110,6 +116,7 @@ pub fn npm(directory: &Path, what: &str) -> Result<(), String> {
     carry_out(what, &mut npm)
 }
 
-fn carry_out(what: &str, command: &mut Command) -> Result<(), String> {
+/// Prints what a command does, and runs it.
+pub fn carry_out(what: &str, command: &mut Command) -> Result<(), String> {
     command::step(what, command).map_err(|error| format!("cannot {what}: {error}"))
 }

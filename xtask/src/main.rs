@@ -21,6 +21,7 @@ mod engines;
 mod fuzz;
 mod nodes;
 mod packages;
+mod peers;
 mod place;
 mod repository;
 mod spec;
@@ -39,7 +40,7 @@ cargo xtask test [FILTER]                     run all tests; as root also as an 
 cargo xtask test --fast                       run unit tests, process sandboxes and the command line, as this user
 cargo xtask build-time [--default]            measure a first build and its slowest crates
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that uses them, stop them
-cargo xtask clients                           install the clients and Nodes of the tests, for manual tests
+cargo xtask clients                           install the clients, Nodes and libraries of the tests, for manual tests
 cargo xtask check                             run fmt, clippy, tidy, docs, test, doc and deny
 cargo xtask dist [--binary PATH] [--out DIR]  build the program and its packages, or package an existing program
 cargo xtask tidy                              check project rules that no other tool checks

@@ -82,11 +82,22 @@ test('streams_exceed_the_credit', async () => {
 });
 
 test('temporary_files_are_removed', async () => {
-  const host = harness((_, ctx) => ctx.temporaryFile());
-  const file = await host.call('run');
-  assert.ok(fs.existsSync(file));
+  let outside;
+  let failed;
+  const host = new Harness(async (plugin) => {
+    outside = await plugin.temporaryFile();
+    plugin.method('run', (_, ctx) => ctx.temporaryFile());
+    plugin.onTimer('tick', async (_, ctx) => {
+      failed = await ctx.temporaryFile();
+      throw new Error('the timer failed');
+    });
+  });
+  assert.ok(!fs.existsSync(await host.call('run')));
+  await assert.rejects(host.fire('tick'), /the timer failed/);
+  assert.ok(!fs.existsSync(failed));
+  assert.ok(fs.existsSync(outside));
   await host.stop();
-  assert.ok(!fs.existsSync(file));
+  assert.ok(!fs.existsSync(outside));
 });
 
 test('events_timers_logs_and_progress_are_recorded', async () => {

@@ -168,11 +168,12 @@ test('requests_without_an_answer_stay_below_the_limit', async () => {
   assert.equal(await host.exit(), 0);
 });
 
-check('temporary_files_are_tracked', {}, async (host) => {
+check('temporary_files_are_tracked_and_removed_with_their_call', {}, async (host) => {
   const { result } = await host.call('temporary');
   assert.equal(result.mode, 0o600);
   assert.equal(result.size, 0);
   assert.equal(host.received.find(({ method }) => method === 'resources.track').params.path, result.file);
+  assert.ok(!fs.existsSync(result.file));
 });
 
 check('events_and_timers_reach_handlers', { serve: () => ({ result: { version: 1 } }) }, async (host) => {

@@ -193,10 +193,15 @@ class HarnessTests(unittest.TestCase):
         self.assertRaises(PermissionDenied, Harness, activate)
 
     def test_temporary_files_are_removed(self):
-        with harness(lambda ctx: ctx.temporary_file()) as host:
-            path = host.call("run")
-            self.assertTrue(os.path.exists(path))
-        self.assertFalse(os.path.exists(path))
+        def activate(plugin):
+            outside.append(plugin.host.temporary_file())
+            plugin.method("run")(lambda ctx: ctx.temporary_file())
+
+        outside = []
+        with Harness(activate) as host:
+            self.assertFalse(os.path.exists(host.call("run")))
+            self.assertTrue(os.path.exists(outside[0]))
+        self.assertFalse(os.path.exists(outside[0]))
 
     def test_names_are_registered_once(self):
         plugin = Plugin()

@@ -253,13 +253,18 @@ class Running(unittest.TestCase):
             self.assertEqual(lines[2]["fields"], {"degrees": 20})
             self.assertLessEqual(len(lines[3]["fields"]["text"]), 128)
 
-    def test_temporary_files_are_tracked(self):
+    def test_temporary_files_are_tracked_and_removed_with_their_call(self):
         with Client() as client:
             client.services["resources.track"] = lambda _: None
-            path = client.call("temporary")
-            self.addCleanup(os.remove, path)
-            self.assertTrue(os.path.exists(path))
-            self.assertEqual(client.requests[-1]["params"], {"path": path})
+            for fail in (False, True):
+                answer = client.call("temporary", {"fail": fail})
+                path = client.requests[-1]["params"]["path"]
+                self.assertEqual(answer["message"] if fail else answer, path)
+                self.assertEqual(client.notes_of("$/progress")[-1]["value"], {"message": path})
+                self.assertFalse(os.path.exists(path))
+            path, existed = client.call("temporary_async")
+            self.assertTrue(existed)
+            self.assertFalse(os.path.exists(path))
             client.services["resources.track"] = lambda _: {"error": {"code": -32004, "message": "full"}}
             self.assertEqual(client.call("temporary")["data"]["kind"], "limit")
             self.assertFalse(os.path.exists(client.requests[-1]["params"]["path"]))

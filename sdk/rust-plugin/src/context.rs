@@ -1,7 +1,8 @@
 //! The context of a call, an event or a timer.
 
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -62,11 +63,26 @@ pub struct Context {
     pub(crate) host: Arc<dyn Host>,
     pub(crate) call: Arc<Call>,
     fields: CallContext,
+    temporary: Mutex<Vec<PathBuf>>,
+}
+
+impl Drop for Context {
+    /// Removes the temporary files. The plugin may have removed some.
+    fn drop(&mut self) {
+        for path in self.temporary.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 impl Context {
     pub(crate) fn new(host: Arc<dyn Host>, call: Arc<Call>, fields: CallContext) -> Self {
-        Self { host, call, fields }
+        Self { host, call, fields, temporary: Mutex::default() }
+    }
+
+    /// Adds a temporary file.
+    pub(crate) fn keep_until_end(&self, path: PathBuf) {
+        self.temporary.lock().unwrap_or_else(PoisonError::into_inner).push(path);
     }
 
     /// Returns the identifier of the caller's request.

@@ -388,11 +388,12 @@ impl Context {
         self.request("sandbox.execute", json!({"language": language, "code": code}))
     }
 
-    /// Creates an empty file that the host removes when the call ends.
+    /// Creates an empty file that is removed when the call ends.
     pub fn temporary_file(&self) -> Result<PathBuf> {
         let random = RandomState::new().build_hasher().finish();
         let path = std::env::temp_dir().join(format!("plugin-{random:016x}"));
         self.request::<()>("resources.track", json!({"path": path}))?;
+        self.keep_until_end(path.clone());
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]

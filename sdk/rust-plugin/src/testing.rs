@@ -3,7 +3,6 @@
 //! Methods run on the caller's thread. Recurrences and the times of timers are not computed: a test fires timers itself.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
@@ -46,7 +45,6 @@ struct Data {
     logs: Vec<Value>,
     progress: Vec<Value>,
     items: Vec<Value>,
-    temporary: Vec<PathBuf>,
 }
 
 /// Settings, which precede the first call.
@@ -158,14 +156,6 @@ impl Harness {
     }
 }
 
-impl Drop for Harness {
-    fn drop(&mut self) {
-        for path in std::mem::take(&mut self.data().temporary) {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
 impl Memory {
     fn data(&self) -> MutexGuard<'_, Data> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -272,10 +262,7 @@ impl Data {
             "calendar.create" => Ok(json!({"id": Self::create(&mut self.next_id, &mut self.calendar, params)})),
             "calendar.read" => found(&self.calendar, &key),
             "calendar.delete" => Ok(json!({"deleted": self.calendar.remove(&key).is_some()})),
-            "resources.track" => {
-                self.temporary.push(key.into());
-                Ok(Value::Null)
-            }
+            "resources.track" => Ok(Value::Null),
             _ => Err(Error::new(ErrorKind::Unavailable, format!("the harness has no answer for {method}"))),
         }
     }
@@ -309,6 +296,8 @@ impl Data {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     #[test]
@@ -362,11 +351,16 @@ mod tests {
 
     #[test]
     fn temporary_files_are_removed() {
-        let harness = Harness::new(Plugin::new().method("file", |_: Value, ctx| ctx.temporary_file()));
-        let path: PathBuf = harness.call("file", ()).unwrap();
-        assert!(path.exists());
-        drop(harness);
-        assert!(!path.exists());
+        let plugin = Plugin::new()
+            .method("file", |(), ctx| ctx.temporary_file().map(|path| (path.exists(), path)))
+            .method("remove", |(), ctx| Ok(std::fs::remove_file(ctx.temporary_file()?)?))
+            .method("fail", |(), ctx| Err::<(), _>(Error::failed(ctx.temporary_file()?.display().to_string())));
+        let harness = Harness::new(plugin);
+        let (existed, path) = harness.call::<(bool, PathBuf)>("file", ()).unwrap();
+        assert!(existed && !path.exists());
+        harness.call::<()>("remove", ()).unwrap();
+        let error = harness.call::<()>("fail", ()).unwrap_err();
+        assert!(!Path::new(&error.message).exists());
     }
 
     #[test]

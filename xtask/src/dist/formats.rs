@@ -108,7 +108,7 @@ pub fn npm(contents: &Contents, stage: &Path, out: &Path) -> Result<PathBuf> {
 }
 
 /// Packs one directory of a tree with tar and gzip, reproducibly.
-fn tar(contents: &Contents, tree: &Tree, directory: &str, file: &Path) -> Result<()> {
+pub fn tar(contents: &Contents, tree: &Tree, directory: &str, file: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=ustar", "--sort=name", "--owner=root:0", "--group=root:0", "--numeric-owner"])
         .arg(format!("--mtime=@{}", contents.epoch))
@@ -188,11 +188,16 @@ pub fn wheel(contents: &Contents, stage: &Path, out: &Path) -> Result<PathBuf> {
     )?;
     tree.file(&format!("{info}/LICENSE"), &contents.license_text)?;
     let file = out.join(format!("{base}-py3-none-{}.whl", platforms.join(".")));
-    let mut python = Command::new("python3");
-    python.args(["-I", "-c", WHEEL_SCRIPT]).arg(tree.root()).arg(&file);
-    python.args([&contents.epoch.to_string(), contents.compression.level()]);
-    run_tool("python3 wheel.py", &mut python)?;
+    pack_wheel(contents, &tree, &file)?;
     Ok(file)
+}
+
+/// Packs a tree into a wheel, reproducibly.
+pub fn pack_wheel(contents: &Contents, tree: &Tree, file: &Path) -> Result<()> {
+    let mut python = Command::new("python3");
+    python.args(["-I", "-c", WHEEL_SCRIPT]).arg(tree.root()).arg(file);
+    python.args([&contents.epoch.to_string(), contents.compression.level()]);
+    run_tool("python3 wheel.py", &mut python).map(drop)
 }
 
 /// Returns the platforms that Python knows and that run a program. A static one runs with every C library.

@@ -6,6 +6,7 @@
 mod elf;
 mod formats;
 mod sbom;
+mod sdk;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use crate::repository::Repository;
 use crate::test::build::build_binary;
 use elf::{Libc, Program};
 use formats::Contents;
+use sdk::Sdks;
 use tree::run_tool;
 
 pub use formats::Compression;
@@ -41,6 +43,8 @@ pub struct Packages {
     pub wheel: PathBuf,
     /// The npm package.
     pub npm: PathBuf,
+    /// The packages of the SDKs for plugins.
+    pub sdks: Sdks,
     /// The bill of materials.
     pub sbom: PathBuf,
     /// The checksums of all others.
@@ -49,8 +53,9 @@ pub struct Packages {
 
 impl Packages {
     /// Returns every file.
-    pub fn files(&self) -> [&Path; 6] {
-        [&self.tarball, &self.deb, &self.wheel, &self.npm, &self.sbom, &self.checksums]
+    pub fn files(&self) -> [&Path; 9] {
+        let Sdks { wheel, npm, krate } = &self.sdks;
+        [&self.tarball, &self.deb, &self.wheel, &self.npm, wheel, npm, krate, &self.sbom, &self.checksums]
     }
 }
 
@@ -89,13 +94,16 @@ pub fn package(repository: &Repository, binary: &Path, out: &Path, compression: 
     let deb = formats::deb(&contents, stage.path(), out)?;
     let wheel = formats::wheel(&contents, stage.path(), out)?;
     let npm = formats::npm(&contents, stage.path(), out)?;
-    let Contents { name, version, program, .. } = contents;
+    let sdks = sdk::pack(repository, &contents, stage.path(), out)?;
+    let Contents { name, version, license, program, .. } = contents;
     let libc = if program.libc == Libc::Static { "musl" } else { "gnu" };
     let target = format!("{}-unknown-linux-{libc}", program.architecture.name);
     let sbom = out.join(format!("{name}-{version}.cdx.json"));
-    std::fs::write(&sbom, format!("{:#}\n", sbom::make(repository, &name, &target)?))?;
-    let checksums = formats::checksums(out, &[&tarball, &deb, &wheel, &npm, &sbom])?;
-    Ok(Packages { version, tarball, deb, wheel, npm, sbom, checksums })
+    let document = sbom::make(repository, &name, &target, &sdk::components(&version, &license))?;
+    std::fs::write(&sbom, format!("{document:#}\n"))?;
+    let Sdks { wheel: sdk_wheel, npm: sdk_npm, krate } = &sdks;
+    let checksums = formats::checksums(out, &[&tarball, &deb, &wheel, &npm, sdk_wheel, sdk_npm, krate, &sbom])?;
+    Ok(Packages { version, tarball, deb, wheel, npm, sdks, sbom, checksums })
 }
 
 fn contents(repository: &Repository, binary: &Path, compression: Compression) -> Result<Contents> {
@@ -171,7 +179,7 @@ fn as_installed(program: &Path) -> Result<PathBuf> {
 }
 
 /// Returns true if the toolchain has the standard library for a target.
-fn can_build_for(target: &str) -> bool {
+pub fn can_build_for(target: &str) -> bool {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).args(["--print", "target-libdir", "--target", target]).output();
     let directory = output.ok().filter(|output| output.status.success());

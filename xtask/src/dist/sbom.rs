@@ -11,8 +11,9 @@ use crate::repository::Repository;
 /// The version of the format.
 const SPEC_VERSION: &str = "1.5";
 
-/// Creates the bill of materials of a program with all features, for this target.
-pub fn make(repository: &Repository, program: &str, target: &str) -> Result<Value> {
+/// Creates the bill of materials of a program with all features, for this target. `others` are components that cargo does
+/// not know.
+pub fn make(repository: &Repository, program: &str, target: &str, others: &[Value]) -> Result<Value> {
     let features = format!("{program}/full");
     let metadata = output(repository.cargo().args([
         "metadata",
@@ -39,7 +40,8 @@ pub fn make(repository: &Repository, program: &str, target: &str) -> Result<Valu
         "--prefix=none",
         "--format={p}",
     ]))?;
-    let document = document(&metadata, &compiled(&tree), program)?;
+    let mut document = document(&metadata, &compiled(&tree), program)?;
+    others.iter().try_for_each(|component| add(&mut document, component))?;
     validate(&document)?;
     Ok(document)
 }
@@ -134,6 +136,17 @@ fn document(metadata: &Value, compiled: &BTreeSet<(String, String)>, program: &s
             .map(|(from, to)| json!({ "ref": from, "dependsOn": to }))
             .collect::<Vec<_>>(),
     }))
+}
+
+/// Adds a component that the program depends on.
+fn add(document: &mut Value, component: &Value) -> Result<()> {
+    let (own, added) = (&component["bom-ref"], document["metadata"]["component"]["bom-ref"].clone());
+    let entries = document["dependencies"].as_array_mut().context("the document has no dependencies")?;
+    let main = entries.iter_mut().find(|entry| entry["ref"] == added).context("the program has no dependencies")?;
+    main["dependsOn"].as_array_mut().context("the program has no dependencies")?.push(own.clone());
+    entries.push(json!({ "ref": own, "dependsOn": [] }));
+    document["components"].as_array_mut().context("the document has no components")?.push(component.clone());
+    Ok(())
 }
 
 /// Returns the compiled packages, by cargo's id.
@@ -291,7 +304,8 @@ mod tests {
     /// Promise (Measurements and structure): The SBOM names every package of the program with its licence.
     #[test]
     fn the_sbom_of_the_program_names_a_dependency_with_its_licence() {
-        let made = make(&Repository::this(), "cofferdam", "x86_64-unknown-linux-gnu").unwrap();
+        let sdks = crate::dist::sdk::components("0.1.0", "Apache-2.0");
+        let made = make(&Repository::this(), "cofferdam", "x86_64-unknown-linux-gnu", &sdks).unwrap();
         assert_eq!(made["metadata"]["component"]["name"], "cofferdam");
         let component = |name: &str| list(&made["components"]).iter().find(|component| component["name"] == name);
         let clap = component("clap").expect("clap is a dependency");
@@ -302,6 +316,7 @@ mod tests {
         assert_eq!(component("clap_derive").expect("a macro")["scope"], "excluded");
         assert!(component("wasmtime").is_some(), "features are missing");
         assert!(component("insta").is_none(), "tests are not shipped");
+        assert_eq!(component("@cofferdam/plugin").expect("the SDK")["purl"], "pkg:npm/%40cofferdam/plugin@0.1.0");
     }
 
     /// Promise (Measurements and structure): An incomplete SBOM is refused.

@@ -35,6 +35,8 @@ pub struct Built {
     pub clients: Option<PathBuf>,
     /// The directory of roots with Nodes, if they are installed.
     pub nodes: Option<PathBuf>,
+    /// The directory of the libraries for plugins without an SDK, if they are installed.
+    pub peers: Option<PathBuf>,
     /// The directory of the interpreters for WebAssembly, if they are installed.
     pub wasm: Option<PathBuf>,
 }
@@ -89,6 +91,7 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
         target,
         clients: None,
         nodes: None,
+        peers: None,
         wasm: None,
     })
 }

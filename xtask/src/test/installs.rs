@@ -41,6 +41,9 @@ const TESTS: &[(&str, Test)] = &[
     ("package_deb_runs", deb),
     ("package_wheel_runs", wheel),
     ("package_npm_runs", npm),
+    ("package_sdk_wheel_is_imported", sdk_wheel),
+    ("package_sdk_npm_is_required", sdk_npm),
+    ("package_sdk_crate_has_its_sources", sdk_crate),
 ];
 
 type Test = fn(&Packages, &Place<'_>) -> Result<Verdict>;
@@ -250,12 +253,20 @@ fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
 
 /// Installs with pip into an environment of its own. pip does not verify the hashes in RECORD. Other installers do.
 fn wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    match environment(place, &packages.wheel)? {
+        Some(environment) => place.check(packages, &environment.join("bin/cofferdam")),
+        None => Ok(Verdict::Skipped("/usr/bin/python3 has no venv")),
+    }
+}
+
+/// Creates an environment with a wheel. Returns `None` if the system's Python cannot do that.
+fn environment(place: &Place<'_>, wheel: &Path) -> Result<Option<PathBuf>> {
     // The first Python in the search path may be in root's home, closed to other users.
     let python = Path::new("/usr/bin/python3");
     if place.output(place.command(python).args(["-I", "-c", "import ensurepip"])).is_err() {
-        return Ok(Verdict::Skipped("/usr/bin/python3 has no venv"));
+        return Ok(None);
     }
-    place.output(place.command(python).args(["-I", "-c", CHECK_RECORD]).arg(&packages.wheel))?;
+    place.output(place.command(python).args(["-I", "-c", CHECK_RECORD]).arg(wheel))?;
     let environment = place.path("environment");
     place.output(place.command(python).args(["-I", "-m", "venv"]).arg(&environment))?;
     let mut pip = place.command(environment.join("bin/python"));
@@ -269,13 +280,21 @@ fn wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
         "install",
         "--no-index",
     ]);
-    place.output(pip.arg(&packages.wheel))?;
-    place.check(packages, &environment.join("bin/cofferdam"))
+    place.output(pip.arg(wheel))?;
+    Ok(Some(environment))
 }
 
 fn npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    match npm_install(place, &packages.npm)? {
+        Some(prefix) => place.check(packages, &prefix.join("bin/cofferdam")),
+        None => Ok(Verdict::Skipped("npm is not installed")),
+    }
+}
+
+/// Installs an npm package into a directory of its own. Returns `None` without npm.
+fn npm_install(place: &Place<'_>, package: &Path) -> Result<Option<PathBuf>> {
     if place.output(place.command("npm").arg("--version")).is_err() {
-        return Ok(Verdict::Skipped("npm is not installed"));
+        return Ok(None);
     }
     let prefix = place.path("prefix");
     let mut npm = place.command("npm");
@@ -283,6 +302,37 @@ fn npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
         .arg(place.path("cache"))
         .arg("--prefix")
         .arg(&prefix);
-    place.output(npm.arg(&packages.npm))?;
-    place.check(packages, &prefix.join("bin/cofferdam"))
+    place.output(npm.arg(package))?;
+    Ok(Some(prefix))
+}
+
+fn sdk_wheel(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    let Some(environment) = environment(place, &packages.sdks.wheel)? else {
+        return Ok(Verdict::Skipped("/usr/bin/python3 has no venv"));
+    };
+    let code = "import cofferdam_plugin, cofferdam_plugin.testing; print(cofferdam_plugin.__version__)";
+    let version = place.output(place.command(environment.join("bin/python")).args(["-I", "-c", code]))?;
+    ensure!(version.trim_end() == packages.version, "the version is '{}'", version.trim_end());
+    Ok(Verdict::Passed)
+}
+
+fn sdk_npm(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    let Some(prefix) = npm_install(place, &packages.sdks.npm)? else {
+        return Ok(Verdict::Skipped("npm is not installed"));
+    };
+    let code = "new (require('@cofferdam/plugin/testing').Harness)(require('@cofferdam/plugin').run); \
+                console.log(require('@cofferdam/plugin/package.json').version)";
+    let mut node = place.command("node");
+    let version = place.output(node.args(["-e", code]).env("NODE_PATH", prefix.join("lib/node_modules")))?;
+    ensure!(version.trim_end() == packages.version, "the version is '{}'", version.trim_end());
+    Ok(Verdict::Passed)
+}
+
+fn sdk_crate(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
+    place.output(place.command("tar").arg("--extract").arg("--file").arg(&packages.sdks.krate))?;
+    let top = place.path(&format!("cofferdam-plugin-sdk-{}", packages.version));
+    for file in ["Cargo.toml", "LICENSE", "README.md", "src/lib.rs"] {
+        ensure!(top.join(file).metadata().is_ok_and(|meta| meta.len() > 0), "{file} is missing");
+    }
+    Ok(Verdict::Passed)
 }

@@ -13,6 +13,7 @@
 pub mod build;
 mod installs;
 mod outcome;
+pub mod sdk;
 mod shared;
 pub mod user;
 
@@ -25,9 +26,11 @@ use anyhow::{Context, Result, bail};
 use crate::census::{census, left_behind};
 use crate::clients;
 use crate::command::{is_root, step, wait_until};
+use crate::dist;
 use crate::engines::Engines;
 use crate::nodes;
 use crate::packages;
+use crate::peers;
 use crate::repository::Repository;
 use build::{Built, Program};
 use installs::Installs;
@@ -93,6 +96,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     }
     built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
     built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
+    built.peers = peers::prepare(&sources.root().join("xtask/peers"), &built.target.join("cache"));
     built.wasm =
         built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
     let installs = Installs::prepare(&sources, &built, filter);
@@ -115,6 +119,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         }
         if user.is_current() {
             total.add(doc_tests(&sources, target.clone(), filter)?);
+            total.add(sdk::run(&sources, &built, filter)?);
         }
         total.add(installs.run(user)?);
         totals.push((user.name(), total));
@@ -243,6 +248,9 @@ fn program_command(
     }
     if let Some(nodes) = &built.nodes {
         command.env(nodes::VARIABLE, nodes);
+    }
+    if let Some(peers) = &built.peers {
+        command.env(peers::VARIABLE, peers);
     }
     // The cache belongs to the current user.
     if let Some(wasm) = built.wasm.as_ref().filter(|_| user.is_current()) {

@@ -1,5 +1,5 @@
-//! Parser for the output of test programs: the lines of Rust's test harness, `SKIP …` lines of the project's tests, and
-//! the conformance suite's lines for skipped cases.
+//! Parser for the output of test programs: the lines of Rust's test harness, `SKIP …` lines of the project's tests, the
+//! conformance suite's lines for skipped cases, and the results of the SDKs' tests.
 
 /// The prefix of the reason of an ignored test that another test starts itself. It does not count as skipped.
 const HELPER: &str = "started by ";
@@ -46,6 +46,10 @@ impl Outcome {
                 // Quiet runs print no line for each test.
                 let passed = counts.split_whitespace().nth(1).and_then(|count| count.parse().ok()).unwrap_or(0);
                 outcome.passed = if printed == Printed::ByOne { passed } else { outcome.passed + passed };
+            } else if let Some((_, skip)) = line.split_once(" # SKIP ") {
+                outcome.skips.push(format!("SKIP {name}: {skip}"));
+            } else if let Some(passed) = foreign_count(line) {
+                outcome.passed += passed;
             }
         }
         outcome
@@ -119,6 +123,17 @@ impl Outcome {
     }
 }
 
+/// Returns the count in the results of Python's unittest, of Node.js, and of the conformance suite of the SDKs. With a
+/// failure, the first is the number of all tests.
+fn foreign_count(line: &str) -> Option<usize> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let count = match words[..] {
+        ["Ran", count, "test" | "tests", "in", _] | ["#", "pass", count] | [count, "passed,", _, "failed"] => count,
+        _ => return None,
+    };
+    count.parse().ok()
+}
+
 /// Removes the padding from `K6  exit/timeout      12 ms  reason`.
 fn suite_case(case: &str) -> String {
     let (left, reason) = case.split_once(" ms  ").unwrap_or((case, ""));
@@ -163,6 +178,23 @@ test result: FAILED. 1 passed; 1 failed; 3 ignored; 0 measured; 0 filtered out; 
                 "SKIP conformance: undeclared/files: files is declared and tested by its own cases",
             ]
         );
+    }
+
+    #[test]
+    fn results_of_other_languages_are_understood() {
+        let text = "\
+ok 1 - events
+ok 2 - types # SKIP there is no compiler
+# tests 2
+# pass 1
+# fail 0
+Ran 57 tests in 20.297s
+OK
+38 passed, 2 failed
+";
+        let outcome = Outcome::parse("sdk", text, Printed::BySeveral);
+        assert_eq!(outcome.passed, 1 + 57 + 38);
+        assert_eq!(outcome.skips, ["SKIP sdk: there is no compiler"]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ exports.activate = (plugin) => {
   plugin.method('temporary', async (_, ctx) => {
     const file = await ctx.temporaryFile();
     const { size, mode } = fs.statSync(file);
-    fs.unlinkSync(file);
+    fs.unlinkSync(await ctx.temporaryFile());
     return { file, size, mode: mode & 0o777 };
   });
   plugin.onEvent('weather.*', ({ name, payload }, ctx) => ctx.kv.set(name, payload));

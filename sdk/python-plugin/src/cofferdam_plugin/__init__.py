@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import contextvars
 import functools
 import importlib
@@ -574,8 +575,8 @@ class Artifacts(_Service):
 class Services:
     """The services of the host. Each request needs its permission in the manifest."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, call: Optional[_Call]) -> None:
+        self._send, self._call = send, call
         self.kv = KeyValues(send)
         self.fs = Files(send)
         self.net = Network(send)
@@ -600,9 +601,12 @@ class Services:
         return self._send("config.get", {}, lambda result: dict(result["config"]))
 
     def temporary_file(self, suffix: str = "") -> str:
-        """Creates an empty file and returns its path. The host removes the file when the context ends."""
+        """Creates an empty file and returns its path. It is removed when the call ends, or with the process."""
         descriptor, path = tempfile.mkstemp(suffix)
         os.close(descriptor)
+        call = self._call or _current.get()
+        if call is not None:
+            call.temporary.append(path)
         try:
             return self._send("resources.track", {"path": path}, lambda _: path)
         except PluginError:
@@ -713,32 +717,32 @@ class _Handler:
 
     def run(self, call: _Call, /, *args: Any, **keywords: Any) -> Any:
         """Runs a synchronous function, again if it may be retried."""
-        _current.set(call)
-        for attempt in itertools.count(1):
-            try:
-                result = self.function(*args, **keywords)
-                return call.stream(result) if inspect.isgenerator(result) else result
-            except Retryable:
-                delay = self._delay(call, attempt)
-                if delay is None:
-                    raise
-                if call.cancelled.wait(delay):
-                    raise Cancelled() from None
+        with call.current():
+            for attempt in itertools.count(1):
+                try:
+                    result = self.function(*args, **keywords)
+                    return call.stream(result) if inspect.isgenerator(result) else result
+                except Retryable:
+                    delay = self._delay(call, attempt)
+                    if delay is None:
+                        raise
+                    if call.cancelled.wait(delay):
+                        raise Cancelled() from None
 
     async def run_async(self, call: _Call, /, *args: Any, **keywords: Any) -> Any:
         """Runs an asynchronous function, again if it may be retried."""
-        _current.set(call)
-        for attempt in itertools.count(1):
-            try:
-                result = self.function(*args, **keywords)
-                return await (call.stream_async(result) if inspect.isasyncgen(result) else result)
-            except Retryable:
-                delay = self._delay(call, attempt)
-                if delay is None:
-                    raise
-                await asyncio.sleep(delay)
-            except (KeyboardInterrupt, SystemExit) as error:
-                raise PluginError(f"the method raised {type(error).__name__}") from error
+        with call.current():
+            for attempt in itertools.count(1):
+                try:
+                    result = self.function(*args, **keywords)
+                    return await (call.stream_async(result) if inspect.isasyncgen(result) else result)
+                except Retryable:
+                    delay = self._delay(call, attempt)
+                    if delay is None:
+                        raise
+                    await asyncio.sleep(delay)
+                except (KeyboardInterrupt, SystemExit) as error:
+                    raise PluginError(f"the method raised {type(error).__name__}") from error
 
     def _delay(self, call: _Call, attempt: int) -> Optional[float]:
         """Returns the time before the next attempt, or None if there is none."""
@@ -847,6 +851,7 @@ class _Call:
         self.timer: Optional[threading.Timer] = None
         self.is_last = False
         self.is_method = False
+        self.temporary: List[str] = []
         self.sent = 0
         self._acked = 0
         self._credit: Optional[futures.Future[None]] = None
@@ -885,6 +890,17 @@ class _Call:
                 self.session.answer(self, result, error)
         if self.timer is not None:
             self.timer.cancel()
+
+    @contextlib.contextmanager
+    def current(self) -> Generator[None, None, None]:
+        """Makes this the current call while its handler runs, and then removes its temporary files."""
+        _current.set(self)
+        try:
+            yield
+        finally:
+            for path in self.temporary:
+                with contextlib.suppress(OSError):
+                    os.remove(path)
 
     def notify(self, method: str, params: Params) -> None:
         """Sends a notification about the call. After the answer it raises `Cancelled`."""
@@ -960,13 +976,13 @@ class Host(Services):
     """The services of the host, as methods that wait for the answer."""
 
     def __init__(self, session: Session, call: Optional[_Call]) -> None:
-        self._session, self._call = session, call
-        super().__init__(self._request)
+        self._session = session
+        super().__init__(self._request, call)
 
     @property
     def aio(self) -> Any:
         """Returns the same services as coroutines: `await ctx.aio.kv.get("key")`."""
-        return Services(cast(Send, self._request_async))
+        return Services(cast(Send, self._request_async), self._call)
 
     def _request(self, method: str, params: Params, pick: Callable[[Any], T]) -> T:
         return pick(self._session.submit(method, params, self._call or _current.get()).result())

@@ -177,8 +177,18 @@ def logs(ctx):
     ctx.log.error("odd", value=object(), text="x" * 100_000)
 
 
-def temporary(ctx):
-    return ctx.temporary_file(".txt")
+def temporary(ctx, fail=False):
+    paths = [ctx.temporary_file(".txt"), ctx.temporary_file()]
+    os.remove(paths[0])
+    ctx.progress(paths[1] if os.path.exists(paths[1]) else "missing")
+    if fail:
+        raise ValueError(paths[1])
+    return paths[1]
+
+
+async def temporary_async(ctx):
+    path = await ctx.aio.temporary_file()
+    return [path, os.path.exists(path)]
 
 
 def in_process(ctx):
@@ -227,4 +237,4 @@ def result(ctx, kind):
 
 METHODS = [same_module, whole, keywords, context, noise, wait, wait_async, slow, slow_async, fast, flaky, flaky_async]
 METHODS += [guarded, items, broken_items, get, get_async, read, in_thread, logs, temporary, leave, leave_async, recurse]
-METHODS += [unprintable, result, in_process, stubborn, flaky_items, late, endless]
+METHODS += [unprintable, result, in_process, stubborn, flaky_items, late, endless, temporary_async]

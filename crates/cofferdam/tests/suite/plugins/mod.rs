@@ -3,6 +3,7 @@
 
 mod calls;
 mod hostile;
+mod interop;
 #[cfg(feature = "net")]
 mod network;
 mod services;
