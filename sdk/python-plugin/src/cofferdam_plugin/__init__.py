@@ -257,7 +257,7 @@ def _content_length(headers: bytes) -> int:
 def decode(body: bytes) -> Any:
     """Returns the value of a body. Raises `BrokenFrame` if it is not JSON or too deep."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = _DECODER.decode(body.decode("utf-8"))
     except RecursionError:
         raise BrokenFrame(f"too-deep: the nesting exceeds {MAX_DEPTH}") from None
     except ValueError:
@@ -270,7 +270,7 @@ def decode(body: bytes) -> Any:
 def encode(message: Any, limit: int = MAX_MESSAGE) -> bytes:
     """Returns the frame of a message. Raises an error if the message is not JSON, too large or too deep."""
     try:
-        body = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        body = _ENCODER.encode(message).encode("utf-8")
     except Exception as error:
         raise PluginError(f"the value cannot be sent as JSON: {_text(error, 200)}") from None
     if len(body) > limit:
@@ -282,6 +282,11 @@ def encode(message: Any, limit: int = MAX_MESSAGE) -> bytes:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+# The functions of `json` create a new object for each call with options.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _is_too_deep(value: Any, body: bytes) -> bool:
