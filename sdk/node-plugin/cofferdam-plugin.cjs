@@ -460,14 +460,27 @@ class Call {
   constructor(id, correlationId) {
     this.id = id;
     this.correlationId = correlationId;
-    this.controller = new AbortController();
+    /** @type {AbortController | undefined} */
+    this.created = undefined;
     this.ended = false;
     this.sent = 0;
     this.acknowledged = 0;
     /** @type {string[]} */
     this.temporary = [];
     this.wake = () => {};
-    this.controller.signal.addEventListener('abort', () => this.wake());
+  }
+
+  /** Returns the controller. It is costly, and most calls need none. */
+  get controller() {
+    if (!this.created) {
+      this.created = new AbortController();
+      this.created.signal.addEventListener('abort', () => this.wake());
+    }
+    return this.created;
+  }
+
+  get aborted() {
+    return this.created?.signal.aborted === true;
   }
 
   /** Waits until the stream may send an item. Throws if the call was cancelled. */
@@ -614,7 +627,7 @@ class Session {
       const result = (await scope.run(call, () => this.dispatch(call, method, params))) ?? null;
       return encode({ ...answer, result }, this.maxMessage);
     } catch (error) {
-      const cause = call.controller.signal.aborted ? call.controller.signal.reason : error;
+      const cause = call.aborted ? call.controller.signal.reason : error;
       return this.encodeError(answer, cause);
     } finally {
       call.ended = true;
@@ -663,17 +676,20 @@ class Session {
   }
 
   context(/** @type {Call} */ call, /** @type {any} */ { requestId, tenant, traceparent, deadline, ...rest } = {}) {
-    return Object.assign(Object.create(this.services), {
+    return {
+      __proto__: this.services,
       requestId, tenant, traceparent,
       deadline: deadline === undefined || deadline === null ? undefined : new Date(deadline),
       metadata: rest.metadata ?? {}, depth: rest.depth ?? 0, dropped: rest.dropped ?? [],
       correlationId: call.correlationId,
       config: this.params.config,
-      signal: call.controller.signal,
+      get signal() {
+        return call.controller.signal;
+      },
       progress: (/** @type {unknown} */ value) => {
         if (!call.ended) this.notify('$/progress', { token: call.id, value });
       },
-    });
+    };
   }
 
   // Methods and handlers
@@ -707,7 +723,7 @@ class Session {
         return typeof output?.[Symbol.asyncIterator] === 'function' ? await this.stream(output, call) : output;
       } catch (/** @type {any} */ error) {
         const final = error instanceof PluginError && !['plugin-failed', 'unavailable', 'conflict'].includes(error.kind);
-        if (final || attempt >= found.retry || call.sent > 0 || ctx.signal.aborted) throw error;
+        if (final || attempt >= found.retry || call.sent > 0 || call.aborted) throw error;
         await delay(RETRY_DELAY_MS * 2 ** Math.min(attempt, 10), null, { signal: ctx.signal });
       }
     }

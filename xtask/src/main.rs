@@ -53,6 +53,7 @@ cargo xtask bench container [--quick]         compare containers with the engine
 cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and docker run
 cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
 cargo xtask bench net [--quick]               compare the network of sandboxes with a direct one
+cargo xtask bench plugins [--quick]           compare plugins with bare pipes and gRPC
 cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz module | screen | snapshot | archive | network [--seconds N] [--seed S] [--cases N]
                                               run untrusted input and check the invariants

@@ -19,6 +19,7 @@ mod net;
 mod options;
 mod ours;
 mod plot;
+mod plugins;
 mod program;
 mod results;
 mod rounds;
@@ -47,5 +48,6 @@ fn main() -> Result<()> {
         Benchmark::Vm(vm) => vm::run(&vm, &options.out),
         Benchmark::Code(code) => code::run(&code, &options.out),
         Benchmark::Net(net) => net::run(&net, &options.out),
+        Benchmark::Plugins(plugins) => plugins::run(&plugins, &options.out),
     }
 }

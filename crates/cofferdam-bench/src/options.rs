@@ -44,6 +44,8 @@ pub enum Benchmark {
     Code(CodeOptions),
     /// Measure the network of sandboxes, compared with a client without one.
     Net(NetOptions),
+    /// Measure plugins through the host, compared with bare pipes and gRPC.
+    Plugins(PluginsOptions),
 }
 
 /// Options of `spawn`.
@@ -199,6 +201,20 @@ pub struct NetOptions {
     pub of_many: bool,
 }
 
+/// Options of `plugins`.
+#[derive(Debug, Args)]
+pub struct PluginsOptions {
+    /// Run fewer rounds and hold fewer idle plugins, within two minutes.
+    #[arg(long)]
+    pub quick: bool,
+    /// Number of idle plugins held at once [default: 1000, with `--quick` 50].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub idle: Option<u64>,
+    /// Run the server of gRPC with this socket.
+    #[arg(long, value_name = "SOCKET", hide = true)]
+    pub serve: Option<PathBuf>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,7 +242,12 @@ mod tests {
             panic!("not code")
         };
         assert_eq!((code.lang, code.vm, code.docker), (vec![Lang::JavaScript], true, false));
+        let Benchmark::Plugins(plugins) = parse("plugins --quick --idle 20").unwrap().benchmark else {
+            panic!("not plugins")
+        };
+        assert_eq!((plugins.quick, plugins.idle, plugins.serve), (true, Some(20), None));
         for line in [
+            "plugins --idle 0",
             "code --lang lisp",
             "vm --n 1",
             "vm --clones 0",

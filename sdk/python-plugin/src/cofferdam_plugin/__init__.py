@@ -25,6 +25,7 @@ import itertools
 import json
 import logging
 import os
+import queue
 import random
 import re
 import select
@@ -259,7 +260,7 @@ def _content_length(headers: bytes) -> int:
 def decode(body: bytes) -> Any:
     """Returns the value of a body. Raises `BrokenFrame` if it is not JSON or too deep."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = _DECODER.decode(body.decode("utf-8"))
     except RecursionError:
         raise BrokenFrame(f"too-deep: the nesting exceeds {MAX_DEPTH}") from None
     except ValueError:
@@ -272,7 +273,7 @@ def decode(body: bytes) -> Any:
 def encode(message: Any, limit: int = MAX_MESSAGE) -> bytes:
     """Returns the frame of a message. Raises an error if the message is not JSON, too large or too deep."""
     try:
-        body = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        body = _ENCODER.encode(message).encode("utf-8")
     except Exception as error:
         raise PluginError(f"the value cannot be sent as JSON: {_text(error, 200)}") from None
     if len(body) > limit:
@@ -284,6 +285,11 @@ def encode(message: Any, limit: int = MAX_MESSAGE) -> bytes:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+# The functions of `json` create a new object for each call with options.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _is_too_deep(value: Any, body: bytes) -> bool:
@@ -1092,7 +1098,9 @@ class Session:
         self._next_correlation = itertools.count(1)
         self._correlation_prefix = os.urandom(4).hex()
         self._lock = threading.Lock()
-        self._pool = futures.ThreadPoolExecutor(MAX_THREADS, "cofferdam-call")
+        # One more call runs in the thread that read it.
+        self._pool = futures.ThreadPoolExecutor(MAX_THREADS - 1, "cofferdam-call")
+        self.spawn: Callable[[Callable[[], Any]], futures.Future[Any]] = self._pool.submit
         self._life = futures.ThreadPoolExecutor(1, "cofferdam-life")
 
     # Messages from the host
@@ -1216,7 +1224,7 @@ class Session:
             work = handler.run_async(call, *args, **keywords)
             self._start(call, asyncio.run_coroutine_threadsafe(work, self._loop))
         else:
-            self._start(call, self._pool.submit(handler.run, call, *args, **keywords))
+            self._start(call, self.spawn(functools.partial(handler.run, call, *args, **keywords)))
 
     def _start(self, call: _Call, future: futures.Future[Any]) -> None:
         call.future = future
@@ -1439,18 +1447,73 @@ def _take_descriptors() -> Tuple[int, int]:
     return incoming, outgoing
 
 
-def _serve(reader: FrameReader, session: Session) -> int:
-    """Handles messages until the host ends the plugin. Returns the status of the process."""
-    try:
-        while not session.exited:
-            message = reader.read()
+class _Readers:
+    """Two threads that take turns to read. The one that reads a call runs it, and the other one reads on.
+
+    So a call needs no wake of another thread. Further calls that run at the same time get threads of the pool.
+    """
+
+    def __init__(self, reader: FrameReader, session: Session) -> None:
+        self._reader, self._session = reader, session
+        self._in_pool = session.spawn
+        session.spawn = self._spawn
+        self._turn = threading.Lock()
+        self._running = False
+        self._work: Optional[Tuple[futures.Future[Any], Callable[[], Any]]] = None
+        self._status: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def serve(self) -> int:
+        """Handles messages until the host ends the plugin. Returns the status of the process."""
+        for number in range(2):
+            threading.Thread(target=self._read, name=f"cofferdam-reader_{number}", daemon=True).start()
+        return self._status.get()
+
+    def _read(self) -> None:
+        while True:
+            with self._turn:
+                status = self._read_one()
+                work, self._work = self._work, None
+                if work is not None:
+                    self._running = True
+            if status is not None:
+                return self._status.put(status)
+            if work is not None:
+                contextvars.copy_context().run(_settle_by, *work)
+                self._running = False
+
+    def _read_one(self) -> Optional[int]:
+        """Handles one message. Returns the status of the process if it was the last."""
+        try:
+            message = None if self._session.exited else self._reader.read()
             if message is None:
-                break
-            session.receive(message)
-        return 0
-    except BrokenFrame as error:
-        print(f"the host broke the protocol: {error}", file=sys.stderr)
-        return BROKEN_FRAME_STATUS
+                return 0
+            self._session.receive(message)
+            return 0 if self._session.exited else None
+        except BrokenFrame as error:
+            print(f"the host broke the protocol: {error}", file=sys.stderr)
+            return BROKEN_FRAME_STATUS
+        except Exception:
+            traceback.print_exc()
+            return 1
+
+    def _spawn(self, work: Callable[[], Any]) -> futures.Future[Any]:
+        """Takes work of the message that is handled. It runs in this thread if the other one can read on."""
+        if self._running or self._work is not None:
+            return self._in_pool(work)
+        future: futures.Future[Any] = futures.Future()
+        self._work = (future, work)
+        return future
+
+
+def _settle_by(future: futures.Future[Any], work: Callable[[], Any]) -> None:
+    """Sets the outcome of some work, as a pool does."""
+    if future.set_running_or_notify_cancel():
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 def main() -> NoReturn:
@@ -1463,7 +1526,7 @@ def main() -> NoReturn:
         profile.start()
     session = Session(_FrameWriter(outgoing))
     logging.basicConfig(level=logging.INFO, handlers=[LogHandler(Log(session, None))])
-    status = _serve(FrameReader(incoming), session)
+    status = _Readers(FrameReader(incoming), session).serve()
     if profile is not None:
         profile.write()
     sys.stdout.flush()
