@@ -26,6 +26,7 @@ mod metrics;
 mod permission;
 mod plugin;
 mod requests;
+mod trace;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -155,6 +156,8 @@ pub struct HostConfig {
     pub tenant: Option<TenantId>,
     /// The receiver of the log.
     pub sink: Sink,
+    /// The receiver of spans in the JSON form of the OpenTelemetry protocol, one export in each line.
+    pub traces: Option<Sink>,
     /// The services that the program provides.
     pub extensions: Arc<dyn Extensions>,
 }

@@ -19,6 +19,7 @@ use super::context::{Context, random_id};
 use super::instance::{Ended, Instance};
 use super::load::Loaded;
 use super::log::Severity;
+use super::trace::Span;
 use crate::wire::{CallError, ErrorKind, Request, Step, StreamItem};
 
 /// The number of times that an idempotent call is made again after its process ended.
@@ -116,11 +117,21 @@ impl Inner {
         order.deadline = begun + limit;
         let correlation = order.options.context.request_id.clone();
         loaded.log.write(Severity::Debug, "call.started", Some(&correlation), json!({"method": order.method}));
+        let span = self.config.traces.as_ref().map(|sink| {
+            let span = Span::call(order.options.context.traceparent.as_deref());
+            order.options.context.traceparent = Some(span.traceparent());
+            (sink, span)
+        });
         let outcome = self.attempts(&loaded, &mut order, limit, reply).await;
         let outcome = outcome.and_then(|output| loaded.check_output(&order.method, &output).map(|()| output));
         let tracked = loaded.calls.take_tracked(Some(&correlation));
         Arc::clone(&loaded.files).remove(tracked).await;
         let error = outcome.as_ref().err();
+        if let Some((sink, span)) = span {
+            let attributes =
+                [("plugin", &*order.plugin), ("rpc.method", &order.method), ("correlation_id", &correlation)];
+            span.end(sink, &format!("plugin.call {}.{}", order.plugin, order.method), &attributes, error);
+        }
         self.metrics.call(&order.plugin, &order.method, error.map(|error| error.kind), begun.elapsed());
         let fields = json!({
             "method": order.method,

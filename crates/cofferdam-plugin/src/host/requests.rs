@@ -17,6 +17,7 @@ use super::context::{Context, MAX_DEPTH, random_id};
 use super::files::{Files, parse};
 use super::log::{Log, Severity, Tail};
 use super::permission::{self, shown};
+use super::trace::Span;
 use super::{Extensions, Inner};
 use crate::Manifest;
 use crate::services::{Caller, Services};
@@ -199,7 +200,18 @@ impl Served for Requests {
         let method = shown(&incoming.method);
         let target = shown(&permission::target(&incoming.method, &incoming.params));
         let begun = Instant::now();
+        let host = self.host.upgrade();
+        let traces = host.as_ref().and_then(|host| host.config.traces.as_ref());
+        let span = traces.map(|sink| {
+            let parent = self.calls.get(&correlation).and_then(|context| context.traceparent);
+            (sink, Span::request(parent.as_deref()))
+        });
         let outcome = self.answer(incoming, &correlation).await;
+        if let Some((sink, span)) = span {
+            let attributes =
+                [("plugin", &*self.manifest.name), ("rpc.method", &method), ("correlation_id", &correlation)];
+            span.end(sink, &format!("plugin.request {method}"), &attributes, outcome.as_ref().err());
+        }
         let mut fields = json!({"method": method, "target": target, "seconds": begun.elapsed().as_secs_f64()});
         let (severity, event) = match &outcome {
             Ok(_) => (Severity::Debug, "plugin.request"),
@@ -209,7 +221,7 @@ impl Served for Requests {
                 if denied { (Severity::Warn, "plugin.denied") } else { (Severity::Info, "plugin.request") }
             }
         };
-        if let Some(host) = self.host.upgrade() {
+        if let Some(host) = &host {
             host.metrics.request(&self.manifest.name, outcome.as_ref().err().map(|error| error.kind));
         }
         self.log.write(severity, event, Some(&correlation), fields);

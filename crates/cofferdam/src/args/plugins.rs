@@ -230,6 +230,10 @@ pub struct HostArgs {
     #[arg(long, value_name = "SOURCE")]
     pub key: Option<String>,
 
+    /// Append a span for each call and request to this file, in the JSON form of the OpenTelemetry protocol
+    #[arg(long, value_name = "FILE")]
+    pub traces: Option<PathBuf>,
+
     /// Print the log on standard error, too
     #[arg(short, long)]
     pub verbose: bool,

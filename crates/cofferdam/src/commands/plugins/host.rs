@@ -59,6 +59,7 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
     let mode = mode(args.development, variable(DEVELOPMENT).as_deref());
     cofferdam_util::private::create_directory(&state).map_err(|error| failed("create the state directory", error))?;
     let sink = sink(&state, args)?;
+    let traces = args.traces.as_deref().map(traces).transpose()?;
     let begun = Instant::now();
     loop {
         let config = HostConfig {
@@ -67,6 +68,7 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
             mode,
             tenant: None,
             sink: Arc::clone(&sink),
+            traces: traces.clone(),
             extensions: Arc::clone(&extensions) as _,
         };
         match Host::open(config) {
@@ -159,6 +161,15 @@ fn sink(state: &Path, args: &HostArgs) -> Result<Sink> {
             *file = new;
         }
         let _ = file.write_all(text.as_bytes());
+    }))
+}
+
+/// Returns the receiver of spans: a file that grows by a line for each.
+fn traces(path: &Path) -> Result<Sink> {
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    let file = Mutex::new(file.map_err(|error| failed("open the file of traces", error))?);
+    Ok(Arc::new(move |line: &Value| {
+        let _ = file.lock().write_all(format!("{line}\n").as_bytes());
     }))
 }
 

@@ -250,11 +250,19 @@ def activate(plugin):
             ..Context::default()
         };
         let options = CallOptions { context, ..CallOptions::default() };
-        let shown = bench.host.call("show", "show", json!({}), options).result().await.unwrap();
+        let mut shown = bench.host.call("show", "show", json!({}), options).result().await.unwrap();
+        // The plugin gets the trace of the caller and the span of the call.
+        let own = shown["trace"].take();
+        let span = &bench.events("span")[0]["span"];
+        assert_eq!(own, format!("00-0af7651916cd43dd8448eb211c80319c-{}-01", span["spanId"].as_str().unwrap()));
+        assert_eq!(
+            (&span["parentSpanId"], &span["name"]),
+            (&json!("b7ad6b7169203331"), &json!("plugin.call show.show"))
+        );
         assert_eq!(
             shown,
             json!({
-                "id": "request-1", "tenant": "acme", "trace": trace, "metadata": {"a": {"b": 1}}, "depth": 0,
+                "id": "request-1", "tenant": "acme", "trace": null, "metadata": {"a": {"b": 1}}, "depth": 0,
                 "dropped": ["/metadata/big"], "config": {"unit": "celsius", "days": 3},
             })
         );
@@ -335,5 +343,39 @@ def activate(plugin):
         assert_eq!(denied.len(), 1, "{lines}");
         let fields = ["plugin", "method", "permission", "target"].map(|name| denied[0][name].as_str().unwrap());
         assert_eq!(fields, ["nosy", "fs.read", "fs.read", "/etc/shadow"]);
+    });
+}
+
+/// Promise (Plugins): Calls, their requests and the plugins that they invoke are spans of one trace.
+#[test]
+fn calls_and_requests_are_spans_of_one_trace() {
+    run(|| async {
+        let bench = Bench::new();
+        let code = "
+def activate(plugin):
+    @plugin.method
+    def outer(ctx):
+        ctx.kv.set('a', 1)
+        return ctx.invoke('inner', 'outer', {})
+";
+        bench.load_python("outer", "permissions = [\"invoke\"]\n[methods.outer]\n", code).await;
+        bench
+            .load_python(
+                "inner",
+                "[methods.outer]\n",
+                "def activate(plugin):\n    plugin.method('outer')(lambda ctx: 1)\n",
+            )
+            .await;
+        assert_eq!(bench.call("outer", "outer", json!({})).await, Ok(json!(1)));
+        let spans: Vec<Value> = bench.events("span").into_iter().map(|line| line["span"].clone()).collect();
+        let named =
+            |name: &str| spans.iter().find(|span| span["name"] == name).unwrap_or_else(|| panic!("{name}: {spans:#?}"));
+        let call = named("plugin.call outer.outer");
+        let (kv, invoke) = (named("plugin.request kv.set"), named("plugin.request invoke"));
+        let inner = named("plugin.call inner.outer");
+        assert_eq!((&kv["parentSpanId"], &invoke["parentSpanId"]), (&call["spanId"], &call["spanId"]));
+        assert_eq!(inner["parentSpanId"], call["spanId"]);
+        assert!(spans.iter().all(|span| span["traceId"] == call["traceId"]), "{spans:#?}");
+        bench.end().await;
     });
 }

@@ -136,13 +136,26 @@ fn open(state: &Path, mode: Mode, lines: &Arc<Mutex<Vec<Value>>>) -> Host {
 }
 
 fn open_with(state: &Path, mode: Mode, lines: &Arc<Mutex<Vec<Value>>>, code: CodeConfig) -> Host {
-    let lines = Arc::clone(lines);
+    let (lines, spans) = (Arc::clone(lines), Arc::clone(lines));
+    // A span is a line of the event `span`.
+    let traces: Sink = Arc::new(move |line: &Value| {
+        let span = &line["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+        spans.lock().push(json!({"event": "span", "span": span}));
+    });
     let sink: Sink = Arc::new(move |line: &Value| lines.lock().push(line.clone()));
     let extensions = Arc::new(
         LocalExtensions::new(LocalConfig { code, ..LocalConfig::default() }).expect("the extensions are created"),
     );
-    Host::open(HostConfig { state: state.to_owned(), key: None, mode, tenant: None, sink, extensions })
-        .expect("the host opens")
+    Host::open(HostConfig {
+        state: state.to_owned(),
+        key: None,
+        mode,
+        tenant: None,
+        sink,
+        traces: Some(traces),
+        extensions,
+    })
+    .expect("the host opens")
 }
 
 /// Runs a test on a runtime, with a census.
