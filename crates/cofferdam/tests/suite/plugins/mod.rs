@@ -2,6 +2,8 @@
 //! that they are.
 
 mod calls;
+mod debuggers;
+mod debugging;
 mod hostile;
 mod interop;
 #[cfg(feature = "net")]
