@@ -55,8 +55,9 @@ cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level
 cargo xtask bench net [--quick]               compare the network of sandboxes with a direct one
 cargo xtask bench plugins [--quick]           compare plugins with bare pipes and gRPC
 cargo xtask bench NAME --help                 print the options of a benchmark
-cargo xtask fuzz module | screen | snapshot | archive | network [--seconds N] [--seed S] [--cases N]
-                                              run untrusted input and check the invariants
+cargo xtask fuzz TARGET [--seconds N] [--seed S] [--cases N]
+                                              run untrusted input and check the invariants; the targets are module,
+                                              screen, snapshot, archive, network, plugin and package
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test suite on level wasm";
 
 fn main() -> ExitCode {
@@ -90,9 +91,11 @@ fn run(words: &[&str]) -> Result<()> {
             name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"),
             options @ ..,
         ] => bench::run(&repository, name, options),
-        ["fuzz", target @ ("module" | "screen" | "snapshot" | "archive" | "network"), options @ ..] => {
-            fuzz::run(&repository, target, options)
-        }
+        [
+            "fuzz",
+            target @ ("module" | "screen" | "snapshot" | "archive" | "network" | "plugin" | "package"),
+            options @ ..,
+        ] => fuzz::run(&repository, target, options),
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {
             wasi::run(&repository, directory, options)
         }

@@ -2,7 +2,9 @@
 //!
 //! Each target is a module with a type that checks one case. [`module::Modules`] takes a WebAssembly module,
 //! [`snapshot::Snapshots`] the content of a session's snapshot, [`archive::Archives`] an archive of a VM, and
-//! [`screen::Screens`] code for static analysis, [`network::Networks`] what a guest sends to its gateway. [`drive`](drive::drive) makes cases from a seed and works with any toolchain.
+//! [`screen::Screens`] code for static analysis, [`network::Networks`] what a guest sends to its gateway,
+//! [`plugin::Plugins`] what a plugin sends to its host, and [`package::Packages`] a package of a plugin.
+//! [`drive`](drive::drive) makes cases from a seed and works with any toolchain.
 //! The directory `fuzz/` of the repository runs the same targets with libFuzzer, as a workspace of its own.
 //!
 //! # Where to look
@@ -16,6 +18,8 @@ pub mod drive;
 mod host;
 pub mod module;
 pub mod network;
+pub mod package;
+pub mod plugin;
 pub mod screen;
 pub mod snapshot;
 mod watch;

@@ -1,4 +1,4 @@
-//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive|network [--seconds N] [--seed S] [--cases N]`.
+//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -9,10 +9,13 @@ use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
+use cofferdam_fuzz::package::Packages;
+use cofferdam_fuzz::plugin::Plugins;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive|network [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str =
+    "usage: cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -74,6 +77,14 @@ fn checker(target: &str) -> Result<Check> {
         "network" => {
             let mut networks = Networks::new()?;
             Ok(Box::new(move |seed| networks.case(seed)))
+        }
+        "plugin" => {
+            let mut plugins = Plugins::new();
+            Ok(Box::new(move |seed| plugins.case(seed)))
+        }
+        "package" => {
+            let mut packages = Packages::new();
+            Ok(Box::new(move |seed| packages.case(seed)))
         }
         _ => bail!(USAGE),
     }

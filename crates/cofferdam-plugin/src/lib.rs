@@ -37,3 +37,10 @@ pub use manifest::{
 pub use pattern::{is_event_name, is_event_pattern, matches_event};
 pub use problem::{Problem, Severity};
 pub use wire::{CallError, ErrorKind};
+
+/// Entry points of the parsers of hostile bytes, for fuzz targets.
+#[cfg(feature = "fuzz")]
+pub mod fuzz {
+    pub use crate::package::fuzz::{member, open, sealed};
+    pub use crate::wire::fuzz::Wire;
+}

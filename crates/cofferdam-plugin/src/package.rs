@@ -12,6 +12,8 @@
 
 mod archive;
 mod error;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod grants;
 mod index;
 mod key;

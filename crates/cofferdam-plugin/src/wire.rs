@@ -4,6 +4,8 @@
 mod error;
 #[cfg(feature = "host")]
 mod frame;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 #[cfg(feature = "host")]
 mod message;
 #[cfg(feature = "host")]

@@ -391,7 +391,9 @@ impl Context {
     /// Creates an empty file that is removed when the call ends.
     pub fn temporary_file(&self) -> Result<PathBuf> {
         let random = RandomState::new().build_hasher().finish();
-        let path = std::env::temp_dir().join(format!("plugin-{random:016x}"));
+        // The standard library knows no such directory on WASI.
+        let directory = if cfg!(target_os = "wasi") { PathBuf::from("/tmp") } else { std::env::temp_dir() };
+        let path = directory.join(format!("plugin-{random:016x}"));
         self.request::<()>("resources.track", json!({"path": path}))?;
         self.keep_until_end(path.clone());
         let mut options = std::fs::OpenOptions::new();

@@ -63,25 +63,38 @@ impl Sdks<'_> {
         let mut tests = self.cargo();
         tests.args(["test", "--locked", "--quiet", "--no-fail-fast", "--", "--color", "never"]);
         let mut outcome = self.suite("sdk rust", "cargo", tests)?;
-        let plugin = self.target.join("debug/examples/conformance");
-        let plugin = plugin.to_string_lossy();
-        outcome.add(self.conformance("sdk rust conformance", ".", "main:activate", &[&plugin])?);
+        outcome.add(self.rust_conformance()?);
         outcome.add(self.wasi());
         Ok(outcome)
     }
 
-    /// Builds the conformance plugin for WASI.
+    fn rust_conformance(&self) -> Result<Outcome> {
+        let name = "sdk rust conformance";
+        let built = self.example(name, &[]);
+        if built.passed == 0 {
+            return Ok(built);
+        }
+        let plugin = self.target.join("debug/examples/conformance");
+        self.conformance(name, ".", "main:activate", &[&plugin.to_string_lossy()])
+    }
+
     fn wasi(&self) -> Outcome {
         let name = "sdk rust wasi";
+        match dist::can_build_for(WASI) {
+            true => self.example(name, &["--target", WASI]),
+            false if self.is_wanted(name) => skipped(name, "the toolchain has no wasm32-wasip1"),
+            false => Outcome::default(),
+        }
+    }
+
+    /// Builds the conformance plugin.
+    fn example(&self, name: &str, options: &[&str]) -> Outcome {
         if !self.is_wanted(name) {
             return Outcome::default();
         }
-        if !dist::can_build_for(WASI) {
-            return skipped(name, "the toolchain has no wasm32-wasip1");
-        }
         let mut cargo = self.cargo();
-        cargo.args(["build", "--locked", "--quiet", "--example", "conformance", "--target", WASI]);
-        match step(name, &mut cargo) {
+        cargo.args(["build", "--locked", "--quiet", "--example", "conformance"]).args(options);
+        match step(&format!("{name}: build"), &mut cargo) {
             Ok(()) => Outcome { passed: 1, ..Outcome::default() },
             Err(error) => Outcome { failures: vec![error.to_string()], ..Outcome::default() },
         }

@@ -103,6 +103,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-contract",
             "cofferdam-conformance",
             "cofferdam-egress",
+            "cofferdam-plugin",
             "cofferdam-screen",
             "cofferdam-wasm",
         ],

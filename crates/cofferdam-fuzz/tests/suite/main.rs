@@ -7,6 +7,8 @@ use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
+use cofferdam_fuzz::package::Packages;
+use cofferdam_fuzz::plugin::Plugins;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
@@ -65,5 +67,37 @@ fn bytes_of_a_guest_do_not_harm_the_gateway() {
         let mut bytes = vec![0; rng.usize(..200)];
         rng.fill(&mut bytes);
         networks.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+/// Promise (Plugins): Arbitrary bytes of a plugin do not harm its host.
+#[test]
+fn bytes_of_a_plugin_do_not_harm_its_host() {
+    let bound = Bound { time: Duration::from_secs(10), cases: 100_000 };
+    let mut plugins = Plugins::new();
+    let report = drive(1, bound, |seed| plugins.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
+    // Arbitrary bytes, as libFuzzer provides them.
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..1000 {
+        let mut bytes = vec![0; rng.usize(..200)];
+        rng.fill(&mut bytes);
+        plugins.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+}
+
+/// Promise (Plugins): Packages with arbitrary indexes and members are refused, or stay in their directory.
+#[test]
+fn packages_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
+    let mut packages = Packages::new();
+    let report = drive(1, bound, |seed| packages.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(report.refused > 0 && report.ended > 0, "{report}");
+    // Arbitrary bytes, as libFuzzer provides them.
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..1000 {
+        let mut bytes = vec![0; rng.usize(..200)];
+        rng.fill(&mut bytes);
+        packages.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
     }
 }

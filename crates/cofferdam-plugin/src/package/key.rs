@@ -105,6 +105,12 @@ impl SigningKey {
         Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der).map(Self).map_err(|_| bad("it has no private key of Ed25519"))
     }
 
+    /// Returns a key that is always the same.
+    #[cfg(feature = "fuzz")]
+    pub(crate) fn fixed() -> Self {
+        Self(Ed25519KeyPair::from_seed_unchecked(&[7; 32]).expect("a seed has 32 bytes"))
+    }
+
     /// Returns the public key.
     pub fn public(&self) -> PublicKey {
         let mut key = [0; 32];

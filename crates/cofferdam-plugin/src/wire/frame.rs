@@ -38,6 +38,12 @@ impl Decoder {
         self.body.is_some() || !self.buffer.is_empty()
     }
 
+    /// Returns the number of buffered bytes.
+    #[cfg(feature = "fuzz")]
+    pub fn buffered(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Returns the next complete body.
     ///
     /// # Errors
