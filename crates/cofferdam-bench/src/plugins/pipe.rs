@@ -15,6 +15,8 @@ const MESSAGE: &str = concat!(
     r#""tenant":null,"traceparent":null},"input":{"text":"hello"},"method":"echo"}}"#,
 );
 const BUFFER: usize = 64 << 10;
+/// The search path of programs in a sandbox, so that both run the same interpreter.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The running program.
 pub struct Pipe {
@@ -28,7 +30,7 @@ impl Pipe {
     /// Starts a program.
     pub fn start(interpreter: &str, program: &Path) -> Result<Self> {
         let mut command = Command::new(interpreter);
-        command.arg(program).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command.arg(program).env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().with_context(|| format!("cannot start {interpreter}"))?;
         let stdin = child.stdin.take().context("no standard input")?;
         let stdout = child.stdout.take().context("no standard output")?;

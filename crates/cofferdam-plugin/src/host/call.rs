@@ -191,7 +191,8 @@ async fn one_attempt(
     let context = &order.options.context;
     let _call = loaded.calls.add(context);
     let left = order.deadline.saturating_duration_since(Instant::now());
-    let params = json!({"method": order.method, "input": order.input, "context": context.to_json(left)});
+    let mut params = json!({"method": order.method, "context": context.to_json(left)});
+    params["input"] = order.input.clone();
     let sent = instance.peer.request("call", &params, &context.request_id, order.options.stream).await;
     let mut request = match sent {
         Ok(request) => request,

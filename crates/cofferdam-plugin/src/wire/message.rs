@@ -1,5 +1,6 @@
 //! Messages of JSON-RPC 2.0 from hostile bytes. Pure: no input or output.
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Violation};
@@ -143,16 +144,22 @@ fn text(members: &mut Map<String, Value>, name: &'static str) -> Result<Option<S
     }
 }
 
+/// A request to the plugin, or a notification without `id`.
+#[derive(Debug, Serialize)]
+pub struct Outgoing<'a> {
+    jsonrpc: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<u64>,
+    method: &'a str,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    params: &'a Value,
+    #[serde(rename = "correlationId")]
+    correlation: &'a str,
+}
+
 /// Returns a request, or a notification without `id`.
-pub fn request(id: Option<u64>, method: &str, params: &Value, correlation: &str) -> Value {
-    let mut message = json!({"jsonrpc": "2.0", "method": method, "correlationId": correlation});
-    if let Some(id) = id {
-        message["id"] = json!(id);
-    }
-    if !params.is_null() {
-        message["params"] = params.clone();
-    }
-    message
+pub fn request<'a>(id: Option<u64>, method: &'a str, params: &'a Value, correlation: &'a str) -> Outgoing<'a> {
+    Outgoing { jsonrpc: "2.0", id, method, params, correlation }
 }
 
 /// Returns the response to a request.

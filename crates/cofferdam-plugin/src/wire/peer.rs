@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use cofferdam_contract::{OutputEvent, OutputStream, OutputSubscription, StdinWriter};
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
@@ -307,15 +308,15 @@ fn ended() -> CallError {
     CallError::new(ErrorKind::Unavailable, "the plugin has ended")
 }
 
-fn body(message: &Value) -> Result<Bytes, CallError> {
-    let text = message.to_string();
+fn body(message: &impl Serialize) -> Result<Bytes, CallError> {
+    let text = serde_json::to_vec(message).map_err(|error| CallError::new(ErrorKind::Internal, error.to_string()))?;
     if text.len() > MAX_MESSAGE {
         return Err(CallError::new(
             ErrorKind::Limit,
             format!("the message has {} bytes; 8 MiB are allowed", text.len()),
         ));
     }
-    Ok(encode(text.as_bytes()))
+    Ok(encode(&text))
 }
 
 async fn write(mut stdin: StdinWriter, mut frames: mpsc::Receiver<Bytes>) {

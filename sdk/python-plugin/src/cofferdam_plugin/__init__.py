@@ -14,7 +14,6 @@ request of a plugin.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import contextvars
@@ -36,8 +35,13 @@ import time
 import traceback
 from concurrent import futures
 from datetime import datetime
-from typing import Any, AsyncGenerator, Awaitable, Callable, Dict, FrozenSet, Generator, List, Mapping, NamedTuple
-from typing import NoReturn, Optional, Protocol, Set, Tuple, Type, TypeVar, Union, cast, overload
+from typing import Any, AsyncGenerator, Awaitable, Callable, Coroutine, Dict, FrozenSet, Generator, List, Mapping
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Optional, Protocol, Set, Tuple, Type, TypeVar, Union, cast
+from typing import overload
+
+# Functions that need it import it: a plugin without asynchronous functions starts faster and has 4 MiB less.
+if TYPE_CHECKING:
+    import asyncio
 
 __version__ = "0.1.0"
 
@@ -746,6 +750,8 @@ class _Handler:
                     delay = self._delay(call, attempt)
                     if delay is None:
                         raise
+                    import asyncio
+
                     await asyncio.sleep(delay)
                 except (KeyboardInterrupt, SystemExit) as error:
                     raise PluginError(f"the method raised {type(error).__name__}") from error
@@ -938,6 +944,8 @@ class _Call:
 
     async def stream_async(self, items: AsyncGenerator[Any, Any]) -> None:
         """Sends the items of an asynchronous generator."""
+        import asyncio
+
         try:
             async for item in items:
                 while (credit := self._next_credit()) is not None:
@@ -994,6 +1002,8 @@ class Host(Services):
         return pick(self._session.submit(method, params, self._call or _current.get()).result())
 
     async def _request_async(self, method: str, params: Params, pick: Callable[[Any], T]) -> T:
+        import asyncio
+
         return pick(await asyncio.wrap_future(self._session.submit(method, params, self._call or _current.get())))
 
 
@@ -1222,7 +1232,7 @@ class Session:
             call.timer.start()
         if handler.is_async:
             work = handler.run_async(call, *args, **keywords)
-            self._start(call, asyncio.run_coroutine_threadsafe(work, self._loop))
+            self._start(call, self._begin(work))
         else:
             self._start(call, self.spawn(functools.partial(handler.run, call, *args, **keywords)))
 
@@ -1235,13 +1245,15 @@ class Session:
         if future.cancelled():
             return call.answer(error=Cancelled())
         error = future.exception()
-        if isinstance(error, (futures.CancelledError, asyncio.CancelledError)) and call.cancelled.is_set():
+        if error is not None and call.cancelled.is_set() and type(error).__name__ == "CancelledError":
             error = Cancelled()
         call.answer(None if error else future.result(), error)
 
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
         """Returns the loop of all asynchronous functions, which runs in its own thread."""
+        import asyncio
+
         loop = asyncio.new_event_loop()
         threading.Thread(target=_run_loop, args=[loop], name="cofferdam-loop", daemon=True).start()
         return loop
@@ -1290,7 +1302,13 @@ class Session:
 
     def _wait(self, result: Any) -> Any:
         """Returns a value, or the result of a coroutine."""
-        return asyncio.run_coroutine_threadsafe(result, self._loop).result() if inspect.iscoroutine(result) else result
+        return self._begin(result).result() if inspect.iscoroutine(result) else result
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> futures.Future[T]:
+        """Starts a coroutine in the loop."""
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Ends the idle threads."""
