@@ -19,6 +19,10 @@ const NODE_MANIFEST: &str =
 const SHORT_CALL: &str = "[sandbox.timeouts]\nidle = \"100ms\"\ncall = \"100ms\"\n[methods.work]\n";
 const STOP: Duration = Duration::from_millis(500);
 
+/// Held by a test while it reserves ports: between the end of a reservation and the debugger's own bind, another test
+/// could take the port.
+static RESERVING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 fn has(program: &str, args: &[&str]) -> bool {
     Command::new(program).args(args).output().is_ok_and(|output| output.status.success())
 }
@@ -39,6 +43,7 @@ fn call(bench: &Bench, package: &Path, settings: &[&str], change: impl Fn(&mut C
 /// that stands at a breakpoint (B7).
 #[test]
 fn b7_an_inspector_attaches_and_stops_a_call_in_node() {
+    let _reserving = RESERVING.lock();
     if !has("node", &["--version"]) {
         println!("SKIP b7_an_inspector_attaches_and_stops_a_call_in_node: there is no node");
         return;
@@ -75,6 +80,7 @@ fn b7_an_inspector_attaches_and_stops_a_call_in_node() {
 /// Promise (Plugins): A client of the Debug Adapter Protocol attaches to a plugin in Python, where debugpy is installed (B7).
 #[test]
 fn b7_debugpy_attaches_and_stops_a_call_in_python() {
+    let _reserving = RESERVING.lock();
     if !has("python3", &["-c", "import debugpy"]) {
         println!("SKIP b7_debugpy_attaches_and_stops_a_call_in_python: python3 has no debugpy");
         return;
@@ -245,6 +251,7 @@ fn b5_a_corrected_file_is_loaded_although_the_plugin_crashed() {
 /// Promise (Plugins): Debugging is refused in production mode, in sandboxes, and for other languages (B7).
 #[test]
 fn b7_debugging_is_refused_in_production_mode_and_in_sandboxes() {
+    let _reserving = RESERVING.lock();
     run(|| async {
         let ways = [Debugging::Inspect(Arc::new(Port::reserve().unwrap())), Debugging::Profile("/profile".into())];
         for way in &ways {
@@ -273,6 +280,7 @@ fn b7_debugging_is_refused_in_production_mode_and_in_sandboxes() {
 /// refused with the remedy (B5, B7).
 #[test]
 fn b5_the_environment_allows_development_mode_and_the_command_line_explains_refusals() {
+    let _reserving = RESERVING.lock();
     run(|| async {
         let bench = Bench::new();
         let code = "def activate(plugin):\n    plugin.method('work')(lambda ctx: 'done')\n";
