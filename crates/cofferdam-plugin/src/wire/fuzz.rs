@@ -43,8 +43,9 @@ impl Wire {
 }
 
 fn encoded(message: Message) -> Value {
-    let sent = |method: String, params, correlation: Option<String>| {
-        request(None, &method, &params, correlation.as_deref().unwrap_or(CORRELATION))
+    let sent = |method: String, params: Value, correlation: Option<String>| {
+        let message = request(None, &method, &params, correlation.as_deref().unwrap_or(CORRELATION));
+        serde_json::to_value(message).unwrap_or_default()
     };
     match message {
         Message::Notification { method, params, correlation } => sent(method, params, correlation),
