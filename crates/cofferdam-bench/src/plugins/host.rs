@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cofferdam::code::CodeConfig;
-use cofferdam::plugins::{CallOptions, Host, HostConfig, LoadOptions, LocalExtensions, Mode, StreamItem};
-use cofferdam::registry::Setup;
+use cofferdam::plugins::{CallOptions, Host, HostConfig, LoadOptions, LocalConfig, LocalExtensions, Mode, StreamItem};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -22,10 +20,17 @@ const DRAIN: Duration = Duration::from_secs(30);
 pub fn open(directory: &Path) -> Result<Host> {
     // The sandbox's user reads the plugins.
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
-    let extensions = Arc::new(LocalExtensions::new(Setup::default(), None, CodeConfig::default())?);
+    let extensions = Arc::new(LocalExtensions::new(LocalConfig::default())?);
     let state = directory.join("state");
-    let config =
-        HostConfig { state, key: None, mode: Mode::Production, tenant: None, sink: Arc::new(|_| {}), extensions };
+    let config = HostConfig {
+        state,
+        key: None,
+        mode: Mode::Production,
+        tenant: None,
+        sink: Arc::new(|_| {}),
+        traces: None,
+        extensions,
+    };
     Ok(Host::open(config)?)
 }
 
