@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_plugin_is_compared_with_the_pipe_of_its_language() {
-        let report = Report {
+        let mut report = Report {
             calls: vec![calls("python pipe", 100), calls("python plugin", 140), calls("node plugin", 10)],
             starts: vec![Starts { name: "gRPC".to_owned(), times: vec![Duration::from_millis(7)] }],
             ..Report::default()
