@@ -193,14 +193,23 @@ async fn one_attempt(
     let left = order.deadline.saturating_duration_since(Instant::now());
     let mut params = json!({"method": order.method, "context": context.to_json(left)});
     params["input"] = order.input.clone();
-    let sent = instance.peer.request("call", &params, &context.request_id, order.options.stream).await;
+    let sending = instance.peer.request("call", &params, &context.request_id, order.options.stream);
+    let interruption = interruption(loaded, instance, order.deadline, limit, reply);
+    tokio::pin!(interruption);
+    let sent = tokio::select! {
+        sent = sending => sent,
+        error = &mut interruption => {
+            // A plugin that does not read its input answers no cancellation either.
+            let what = format!("it did not read its call of '{}': {}", order.method, error.message);
+            instance.terminate(what, loaded.grace);
+            return Ok(Err(error.with("ended", true)));
+        }
+    };
     let mut request = match sent {
         Ok(request) => request,
         Err(error) if error.kind == ErrorKind::Unavailable => return Err(instance.ended().await),
         Err(error) => return Ok(Err(error)),
     };
-    let interruption = interruption(loaded, instance, order.deadline, limit, reply);
-    tokio::pin!(interruption);
     loop {
         let step = tokio::select! {
             step = request.step() => step,

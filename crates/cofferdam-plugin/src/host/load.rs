@@ -221,7 +221,11 @@ impl Loaded {
         let correlation = super::context::random_id();
         let context = super::Context { request_id: correlation.clone(), tenant, ..super::Context::default() };
         let _call = self.calls.add(&context);
-        let late = |_| CallError::new(ErrorKind::Timeout, "the plugin did not take the delivery in time");
+        let late = |_| {
+            let what = "the plugin did not take a delivery in time";
+            running.instance().terminate(what.to_owned(), self.grace);
+            CallError::new(ErrorKind::Timeout, what)
+        };
         let outcome =
             tokio::time::timeout(timeout, running.instance().ask(method, params, &correlation)).await.map_err(late);
         let outcome = outcome.and_then(|answer| answer);

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
@@ -39,6 +39,8 @@ const STREAM_CREDIT: usize = 64;
 const ACKNOWLEDGE_EVERY: u64 = 16;
 /// The maximum size of all stream items that the callers of a plugin have not consumed, in bytes.
 const MAX_STREAMED: usize = 64 << 20;
+/// The maximum size of all responses that the plugin has not read, in bytes.
+const MAX_UNREAD: usize = 64 << 20;
 /// The maximum time between the first and the last byte of a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -89,6 +91,10 @@ struct Shared {
     waiters: Mutex<HashMap<u64, Waiter>>,
     next: AtomicU64,
     streamed: AtomicUsize,
+    /// The bytes of responses that the plugin has not read.
+    unread: AtomicUsize,
+    /// Notified when they are too many.
+    overflow: Notify,
     closed: AtomicBool,
 }
 
@@ -105,6 +111,8 @@ impl Peer {
             waiters: Mutex::default(),
             next: AtomicU64::new(1),
             streamed: AtomicUsize::new(0),
+            unread: AtomicUsize::new(0),
+            overflow: Notify::new(),
             closed: AtomicBool::new(false),
         };
         (Self(Arc::new(shared)), tokio::spawn(write(stdin, frames)))
@@ -178,9 +186,12 @@ impl Peer {
         let mut decoder = Decoder::new(MAX_MESSAGE);
         let mut deadline = None;
         loop {
-            let event = match deadline {
-                None => output.next().await,
-                Some(at) => tokio::time::timeout_at(at, output.next()).await.map_err(|_| Violation::Silence)?,
+            let event = tokio::select! {
+                event = output.next() => event,
+                () = until(deadline) => return Err(Violation::Silence),
+                () = self.0.overflow.notified() => {
+                    return Err(Violation::Flood("the plugin does not read the answers to its requests"));
+                }
             };
             match event {
                 None => return Ok(()),
@@ -353,8 +364,21 @@ async fn respond(peer: Peer, requests: Vec<Begun>, is_batch: bool, active: Arc<A
         }
         _ => Err(error),
     });
-    if let Ok(frame) = frame {
-        let _ = peer.0.out.send(frame).await;
+    let Ok(frame) = frame else { return };
+    drop(message);
+    let size = frame.len();
+    if peer.0.unread.fetch_add(size, Ordering::Relaxed) + size > MAX_UNREAD {
+        peer.0.overflow.notify_one();
+    }
+    let _ = peer.0.out.send(frame).await;
+    peer.0.unread.fetch_sub(size, Ordering::Relaxed);
+}
+
+/// Waits until a time, or forever.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -86,6 +86,11 @@ elif how == "stream-flood":
         send({"jsonrpc": "2.0", "method": "$/stream", "params": {"id": call, "seq": i, "value": i}})
 elif how == "stream-order":
     send({"jsonrpc": "2.0", "method": "$/stream", "params": {"id": call, "seq": 5, "value": 1}})
+elif how == "unread":
+    send({"jsonrpc": "2.0", "id": 0, "method": "kv.set", "params": {"key": "k", "value": "x" * 1000000}})
+    read()
+    for i in range(1, 200):
+        send({"jsonrpc": "2.0", "id": i, "method": "kv.get", "params": {"key": "k"}})
 elif how == "flood":
     while True:
         raw(b"\0" * (1 << 20))
@@ -115,6 +120,7 @@ fn a_broken_protocol_ends_in_a_verdict_on_the_plugin() {
         ("same-id", "bad-message"),
         ("stream-flood", "flood"),
         ("stream-order", "bad-message"),
+        ("unread", "flood"),
         ("flood", "bad-frame"),
     ];
     run(|| async {
@@ -134,6 +140,25 @@ fn a_broken_protocol_ends_in_a_verdict_on_the_plugin() {
             assert_eq!(lines[count]["plugin"], name.as_str());
             drop(call);
             assert_eq!(bench.call("echo", "echo", json!({"a": 1})).await, Ok(json!({"a": 1})), "{how}");
+        }
+        bench.end().await;
+    });
+}
+
+/// Promise (Plugins): A plugin that does not read its input is ended when its call takes too long.
+#[test]
+fn a_plugin_that_reads_nothing_is_ended() {
+    run(|| async {
+        let bench = Bench::new();
+        let manifest = "manifest = 1\nname = \"deaf\"\nversion = \"1.0.0\"\nruntime = \"command\"\nentry = [\"python3\", \"-u\", \"main.py\"]\n[sandbox.timeouts]\ngrace = \"200ms\"\n[methods.x]\ntimeout = \"1s\"\n";
+        // It answers `initialize` only.
+        let program = PROGRAM.replace("request = read()\nwhile", "time.sleep(600)\nwhile");
+        bench.load(&bench.package("deaf", manifest, &[("main.py", &program)])).await;
+        let long = json!("x".repeat(1_000_000));
+        let calls = [0; 12].map(|_| bench.host.call("deaf", "x", long.clone(), Default::default()));
+        for call in calls {
+            let error = call.result().await.unwrap_err();
+            assert!(matches!(super::kind(&Err(error.clone())).as_str(), "timeout" | "unavailable"), "{error:?}");
         }
         bench.end().await;
     });
