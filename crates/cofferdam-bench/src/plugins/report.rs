@@ -172,11 +172,13 @@ mod tests {
 
     #[test]
     fn a_plugin_is_compared_with_the_pipe_of_its_language() {
-        let mut report = Report::default();
-        report.calls = vec![calls("python pipe", 100), calls("python plugin", 140), calls("node plugin", 10)];
-        report.starts = vec![Starts { name: "gRPC".to_owned(), times: vec![Duration::from_millis(7)] }];
         let rows = [("host process, PSS", Some(12.0)), ("a", None), ("b", None)];
-        report.idle = vec![Idle { kind: "shell", held: 9, wanted: 10, rows }];
+        let report = Report {
+            calls: vec![calls("python pipe", 100), calls("python plugin", 140), calls("node plugin", 10)],
+            starts: vec![Starts { name: "gRPC".to_owned(), times: vec![Duration::from_millis(7)] }],
+            idle: vec![Idle { kind: "shell", held: 9, wanted: 10, rows }],
+            absent: Vec::new(),
+        };
         let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default();
         assert!(row("python: round trip").ends_with("1.40 met"), "{text}");
