@@ -172,13 +172,13 @@ mod tests {
 
     #[test]
     fn a_plugin_is_compared_with_the_pipe_of_its_language() {
-        let mut report = Report {
+        let rows = [("host process, PSS", Some(12.0)), ("a", None), ("b", None)];
+        let report = Report {
             calls: vec![calls("python pipe", 100), calls("python plugin", 140), calls("node plugin", 10)],
             starts: vec![Starts { name: "gRPC".to_owned(), times: vec![Duration::from_millis(7)] }],
-            ..Report::default()
+            idle: vec![Idle { kind: "shell", held: 9, wanted: 10, rows }],
+            absent: Vec::new(),
         };
-        let rows = [("host process, PSS", Some(12.0)), ("a", None), ("b", None)];
-        report.idle = vec![Idle { kind: "shell", held: 9, wanted: 10, rows }];
         let text = report.table(&facts::collect());
         let row = |start: &str| text.lines().rfind(|line| line.starts_with(start)).unwrap_or_default();
         assert!(row("python: round trip").ends_with("1.40 met"), "{text}");
