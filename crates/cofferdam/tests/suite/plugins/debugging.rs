@@ -27,7 +27,7 @@ fn options(strategy: Strategy, debugging: &Debugging) -> LoadOptions {
     LoadOptions { strategy: Some(strategy), debugging: Some(debugging.clone()), ..LoadOptions::default() }
 }
 
-/// Calls a method of a plugin with the command line. `setting` is a further option.
+/// Calls a method of a plugin with the command line. `settings` are further options, and `change` changes the environment.
 fn call(bench: &Bench, package: &Path, settings: &[&str], change: impl Fn(&mut Command) -> &mut Command) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.args(["plugins", "call"]).arg(package).arg("work").args(settings);
@@ -59,7 +59,10 @@ fn b7_an_inspector_attaches_and_stops_a_call_in_node() {
         inspector.command("Debugger.enable", json!({})).await;
         let call = bench.host.call("node", "work", json!({"a": 41}), CallOptions::default());
         let paused = inspector.event("Debugger.paused").await;
-        assert!(paused["callFrames"][0]["url"].as_str().unwrap().ends_with("main.js"), "{paused}");
+        let frame = &paused["callFrames"][0]["callFrameId"];
+        let variable = json!({"callFrameId": frame, "expression": "a"});
+        let value = inspector.command("Debugger.evaluateOnCallFrame", variable).await;
+        assert_eq!(value["result"]["value"], 41, "{value}");
         tokio::time::sleep(STOP).await;
         inspector.command("Debugger.resume", json!({})).await;
         assert_eq!(call.result().await, Ok(json!(42)));
