@@ -268,6 +268,29 @@ fn b7_debugging_is_refused_in_production_mode_and_in_sandboxes() {
     });
 }
 
+/// Promise (Plugins): A daemon that a plugin without isolation leaves behind does not delay the end of the host (B10).
+#[test]
+fn b10_a_daemon_with_the_plugins_output_does_not_delay_the_end() {
+    run(|| async {
+        let bench = Bench::with_mode(Mode::Development);
+        let code = "
+import subprocess
+
+def activate(plugin):
+    @plugin.method
+    def daemon(ctx):
+        return subprocess.Popen(['sleep', '600'], start_new_session=True).pid
+";
+        let package = bench.python("daemon", "[sandbox]\nstrategy = \"thread\"\n[methods.daemon]\n", code);
+        bench.load(&package).await;
+        let daemon = bench.call("daemon", "daemon", json!({})).await.unwrap();
+        let ended = tokio::time::timeout(super::TIMEOUT, bench.end()).await;
+        let killed = Command::new("kill").arg(daemon.to_string()).status().unwrap();
+        assert!(ended.is_ok(), "the host waits for the daemon");
+        assert!(killed.success(), "the daemon ended by itself, so that this test shows nothing");
+    });
+}
+
 /// Promise (Plugins): The environment variable of development mode is reported loudly, and a Python without debugpy is
 /// refused with the remedy (B5, B7).
 #[test]
