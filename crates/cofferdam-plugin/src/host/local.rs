@@ -13,8 +13,12 @@ use cofferdam_contract::{
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::{Child, Command as Program};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command as Program};
 use tokio::sync::mpsc;
+
+/// The time for the rest of the output of a plugin that ended. A debugger's adapter, in its own session, may outlive the
+/// plugin and keep its output open.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Starts a plugin as a child of this process, in the package's directory. Scripts are written to `scratch`.
 ///
@@ -55,13 +59,7 @@ pub fn start(request: &ExecRequest, package: &Path, scratch: &Path) -> Result<Ex
     let (handle, driver) = ExecHandle::new(ExecId(1), request, stdin, Arc::new(Control(signals)));
     tokio::spawn(async move {
         let outputs = (child.stdout.take(), child.stderr.take());
-        let publisher = driver.publisher();
-        let (exit, ()) = tokio::join!(wait(&mut child, group, wanted), async {
-            tokio::join!(
-                copy(outputs.0, OutputStream::Stdout, publisher),
-                copy(outputs.1, OutputStream::Stderr, publisher)
-            );
-        });
+        let exit = wait_and_copy(wait(&mut child, group, wanted), outputs, driver.publisher()).await;
         driver.finish(exit);
     });
     Ok(handle)
@@ -69,6 +67,25 @@ pub fn start(request: &ExecRequest, package: &Path, scratch: &Path) -> Result<Ex
 
 fn failed(error: io::Error) -> Error {
     Error::new(ErrorKind::NotFound, "start plugin", "cannot start the plugin").with_source(error)
+}
+
+/// Copies the output until the process has ended.
+async fn wait_and_copy(
+    waiting: impl Future<Output = Result<Exit>>,
+    (stdout, stderr): (Option<ChildStdout>, Option<ChildStderr>),
+    publisher: &Publisher,
+) -> Result<Exit> {
+    let copies = async {
+        tokio::join!(copy(stdout, OutputStream::Stdout, publisher), copy(stderr, OutputStream::Stderr, publisher))
+    };
+    tokio::pin!(copies, waiting);
+    tokio::select! {
+        _ = &mut copies => waiting.await,
+        exit = &mut waiting => {
+            let _ = tokio::time::timeout(OUTPUT_TIMEOUT, copies).await;
+            exit
+        }
+    }
 }
 
 async fn copy(from: Option<impl AsyncRead + Unpin>, stream: OutputStream, publisher: &Publisher) {

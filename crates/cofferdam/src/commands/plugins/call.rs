@@ -35,7 +35,9 @@ pub fn call(args: &CallArgs, config: Option<PathBuf>) -> Result<u8> {
             number = interrupts.next() => Ok(signal_status(number)),
         };
         opened.drain(None).await;
-        debug::report_profiles(&args.host, std::slice::from_ref(&args.plugin));
+        if done.is_ok() {
+            debug::report_profiles(&args.host, std::slice::from_ref(&args.plugin));
+        }
         done
     })
 }

@@ -59,7 +59,9 @@ pub fn run(args: &RunPluginsArgs, config: Option<PathBuf>) -> Result<u8> {
             number = interrupts.next() => Ok(signal_status(number)),
         };
         let drained = opened.drain(args.drain).await;
-        debug::report_profiles(&args.host, &args.plugins);
+        if result.is_ok() {
+            debug::report_profiles(&args.host, &args.plugins);
+        }
         if drained.events > 0 {
             report::remark(&format!("{} events were not delivered", drained.events), Tone::Warning);
         }

@@ -35,9 +35,9 @@ impl Inspector {
         self.1 += 1;
         let id = self.1;
         let text = json!({"id": id, "method": method, "params": params}).to_string();
-        // A short text frame, with a mask of zeros.
-        let length = u8::try_from(text.len()).ok().filter(|length| *length < 126).expect("a short command");
-        let head = [0x81, 0x80 | length, 0, 0, 0, 0];
+        // A text frame with a length of 16 bits, and a mask of zeros.
+        let [high, low] = u16::try_from(text.len()).expect("a short command").to_be_bytes();
+        let head = [0x81, 0x80 | 126, high, low, 0, 0, 0, 0];
         self.0.write_all(&[&head, text.as_bytes()].concat()).await.unwrap();
         self.wait_for(|message| message["id"] == id).await["result"].take()
     }

@@ -31,7 +31,7 @@ fn options(strategy: Strategy, debugging: &Debugging) -> LoadOptions {
     LoadOptions { strategy: Some(strategy), debugging: Some(debugging.clone()), ..LoadOptions::default() }
 }
 
-/// Calls a method of a plugin with the command line. `setting` is a further option.
+/// Calls a method of a plugin with the command line. `settings` are further options, and `change` changes the environment.
 fn call(bench: &Bench, package: &Path, settings: &[&str], change: impl Fn(&mut Command) -> &mut Command) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.args(["plugins", "call"]).arg(package).arg("work").args(settings);
@@ -273,6 +273,29 @@ fn b7_debugging_is_refused_in_production_mode_and_in_sandboxes() {
             assert!(refused.to_string().contains("Python and Node.js"), "{refused}");
             development.end().await;
         }
+    });
+}
+
+/// Promise (Plugins): A daemon that a plugin without isolation leaves behind does not delay the end of the host (B10).
+#[test]
+fn b10_a_daemon_with_the_plugins_output_does_not_delay_the_end() {
+    run(|| async {
+        let bench = Bench::with_mode(Mode::Development);
+        let code = "
+import subprocess
+
+def activate(plugin):
+    @plugin.method
+    def daemon(ctx):
+        return subprocess.Popen(['sleep', '600'], start_new_session=True).pid
+";
+        let package = bench.python("daemon", "[sandbox]\nstrategy = \"thread\"\n[methods.daemon]\n", code);
+        bench.load(&package).await;
+        let daemon = bench.call("daemon", "daemon", json!({})).await.unwrap();
+        let ended = tokio::time::timeout(super::TIMEOUT, bench.end()).await;
+        let killed = Command::new("kill").arg(daemon.to_string()).status().unwrap();
+        assert!(ended.is_ok(), "the host waits for the daemon");
+        assert!(killed.success(), "the daemon ended by itself, so that this test shows nothing");
     });
 }
 
