@@ -29,6 +29,10 @@ const PROTOCOL_VERSION = 1;
 const MAX_MESSAGE = 8 * 1024 * 1024;
 const MAX_HEADERS = 4096;
 const MAX_DEPTH = 64;
+/** The nesting of metadata that crosses to another plugin. */
+const MAX_PORTABLE_DEPTH = 32;
+/** The parts of metadata that are named as dropped. */
+const MAX_DROPPED = 100;
 const MAX_BATCH = 100;
 const MAX_REQUESTS = 256;
 const MAX_ID = 128;
@@ -251,6 +255,41 @@ function checked(/** @type {string} */ text, /** @type {number} */ maxMessage) {
   return text;
 }
 
+/**
+ * Returns a copy of a value that JSON represents, and pointers to the parts that cannot cross: functions, symbols, numbers
+ * without a value, handles, cycles, and what is nested too deeply.
+ */
+function portable(/** @type {unknown} */ value, /** @type {string} */ pointer) {
+  /** @type {string[]} */
+  const dropped = [];
+  /** @type {unknown[]} */
+  const ancestors = [];
+  const drop = (/** @type {string} */ at) => {
+    if (dropped.length < MAX_DROPPED) dropped.push(at.slice(0, 200));
+    return undefined;
+  };
+  const visit = (/** @type {any} */ part, /** @type {string} */ at) => {
+    if (part === null || typeof part === 'string' || typeof part === 'boolean') return part;
+    if (typeof part === 'number') return Number.isFinite(part) ? part : drop(at);
+    if (typeof part !== 'object') return drop(at);
+    if (typeof part.toJSON === 'function') return visit(part.toJSON(), at);
+    const isList = Array.isArray(part);
+    const isPlain = isList || [Object.prototype, null].includes(Object.getPrototypeOf(part));
+    if (!isPlain || ancestors.includes(part) || ancestors.length >= MAX_PORTABLE_DEPTH) return drop(at);
+    ancestors.push(part);
+    /** @type {[string, any][]} */
+    const members = Object.entries(part);
+    const visited = members.map(([key, member]) => {
+      const name = key.replaceAll('~', '~0').replaceAll('/', '~1');
+      return /** @type {[string, any]} */ ([key, visit(member, `${at}/${name}`)]);
+    });
+    ancestors.pop();
+    if (isList) return visited.map(([, member]) => (member === undefined ? null : member));
+    return Object.fromEntries(visited.filter(([, member]) => member !== undefined));
+  };
+  return { metadata: visit(value, pointer), dropped };
+}
+
 /** Returns the frame of a text. */
 function frame(/** @type {string} */ text) {
   return `Content-Length: ${Buffer.byteLength(text)}\r\n\r\n${text}`;
@@ -363,7 +402,11 @@ function createServices(request) {
       },
       list: forward('artifacts.list'),
     },
-    invoke: forward('invoke', 'plugin', 'method', 'input'),
+    invoke: (/** @type {string} */ plugin, /** @type {string} */ method, /** @type {unknown} */ input, options = {}) => {
+      const { metadata, ...others } = options;
+      const crossing = metadata === undefined ? {} : portable(metadata, '/metadata');
+      return request('invoke', { plugin, method, input, ...others, ...crossing });
+    },
     execute: forward('sandbox.execute', 'language', 'code'),
     temporaryFile: async () => {
       const file = path.join(os.tmpdir(), `plugin-${randomBytes(12).toString('hex')}`);

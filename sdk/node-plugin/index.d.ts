@@ -158,7 +158,16 @@ export interface Services {
   readonly artifacts: Artifacts;
   readonly log: { debug: LogFunction; info: LogFunction; warn: LogFunction; error: LogFunction };
   /** Calls a method of another plugin. */
-  invoke<T = Json>(plugin: string, method: string, input?: unknown, options?: { timeout?: string }): Promise<T>;
+  /**
+   * Calls a method of another plugin. Parts of `metadata` that cannot cross are dropped, and the callee's context names
+   * them: functions, symbols, handles, cycles.
+   */
+  invoke<T = Json>(
+    plugin: string,
+    method: string,
+    input?: unknown,
+    options?: { timeout?: string; metadata?: Record<string, unknown> },
+  ): Promise<T>;
   /** Runs code in a sandbox. */
   execute(language: string, code: string, options?: { timeout?: string }): Promise<Execution>;
   /** Creates an empty file that is removed when the call ends. Returns its path. */

@@ -21,6 +21,8 @@ pub struct Context {
     pub traceparent: Option<String>,
     /// Further values. Those beyond 64 KiB are dropped, and named in the context.
     pub metadata: Map<String, Value>,
+    /// Pointers to values that the caller dropped, because they cannot cross.
+    pub dropped: Vec<String>,
     /// The plugins whose invocations led here, the first one first.
     pub path: Vec<String>,
 }
@@ -28,7 +30,8 @@ pub struct Context {
 impl Context {
     /// Returns the context as the plugin receives it.
     pub fn to_json(&self, timeout: Duration) -> Value {
-        let (metadata, dropped) = bounded(&self.metadata);
+        let (metadata, too_large) = bounded(&self.metadata);
+        let dropped: Vec<&String> = self.dropped.iter().chain(&too_large).collect();
         json!({
             "requestId": self.request_id,
             "tenant": self.tenant,

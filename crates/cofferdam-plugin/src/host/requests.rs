@@ -29,6 +29,8 @@ const MAX_LONG: usize = 32;
 const MAX_SHORT: usize = 16;
 /// The maximum number of tracked files of one plugin.
 const MAX_TRACKED: usize = 1000;
+/// The maximum number of pointers to dropped values of one invocation.
+const MAX_DROPPED: usize = 100;
 /// The directory for temporary files.
 const TEMPORARY: &str = "/tmp";
 /// The maximum number of members of a log message of a plugin.
@@ -142,7 +144,10 @@ impl Requests {
             return Err(CallError::new(ErrorKind::Limit, format!("the invocation is nested deeper than {MAX_DEPTH}")));
         }
         let timeout = invocation.timeout.as_deref().map(duration).transpose()?;
-        let context = Context { request_id: format!("{correlation}.{}", random_id()), path, ..parent };
+        let dropped = invocation.dropped.iter().take(MAX_DROPPED).map(|pointer| shown(pointer)).collect();
+        let metadata = invocation.metadata.unwrap_or(parent.metadata);
+        let request_id = format!("{correlation}.{}", random_id());
+        let context = Context { request_id, path, metadata, dropped, ..parent };
         let options = CallOptions { context, timeout, stream: false };
         host.call(&invocation.plugin, &invocation.method, invocation.input, options).result().await
     }
@@ -180,6 +185,9 @@ struct Invocation {
     #[serde(default)]
     input: Value,
     timeout: Option<String>,
+    metadata: Option<Map<String, Value>>,
+    #[serde(default)]
+    dropped: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -23,6 +23,7 @@ import inspect
 import itertools
 import json
 import logging
+import math
 import os
 import queue
 import random
@@ -285,6 +286,29 @@ def encode(message: Any, limit: int = MAX_MESSAGE) -> bytes:
     if _is_too_deep(message, body):
         raise Limit(f"the nesting of the message exceeds {MAX_DEPTH}; send a flatter value")
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def _portable(value: Any, pointer: str, dropped: List[str], ancestors: List[Any]) -> Any:
+    """Returns a copy of a value that JSON represents. Adds pointers to the parts that cannot cross."""
+    if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    is_list = isinstance(value, (list, tuple))
+    is_open = any(value is ancestor for ancestor in ancestors) or len(ancestors) >= 32
+    if is_open or not (is_list or isinstance(value, Mapping)):
+        if len(dropped) < 100:
+            dropped.append(pointer[:200])
+        return None
+    ancestors.append(value)
+    members = enumerate(value) if is_list else value.items()
+    copied = []
+    for key, member in members:
+        before = len(dropped)
+        name = str(key).replace("~", "~0").replace("/", "~1")
+        copy = _portable(member, f"{pointer}/{name}", dropped, ancestors)
+        if is_list or copy is not None or member is None or len(dropped) == before:
+            copied.append((str(key), copy))
+    ancestors.pop()
+    return [copy for _, copy in copied] if is_list else dict(copied)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -596,9 +620,24 @@ class Services:
         self.calendar = Calendar(send)
         self.artifacts = Artifacts(send)
 
-    def invoke(self, plugin: str, method: str, input: Any = None, timeout: Union[str, float, None] = None) -> Any:
-        """Calls a method of another plugin and returns its output."""
+    def invoke(
+        self,
+        plugin: str,
+        method: str,
+        input: Any = None,
+        timeout: Union[str, float, None] = None,
+        metadata: Optional[Mapping[str, Any]] = None,
+    ) -> Any:
+        """Calls a method of another plugin and returns its output.
+
+        Parts of the metadata that cannot cross are dropped, and the callee's context names them: functions, objects,
+        cycles.
+        """
         params = {"plugin": plugin, "method": method, "input": input, **_present(timeout=_duration(timeout))}
+        if metadata is not None:
+            dropped: List[str] = []
+            params["metadata"] = _portable(metadata, "/metadata", dropped, [])
+            params["dropped"] = dropped
         return self._send("invoke", params, lambda result: result)
 
     def execute(self, language: str, code: str, timeout: Union[str, float, None] = None) -> Params:

@@ -379,3 +379,46 @@ def activate(plugin):
         bench.end().await;
     });
 }
+
+/// Promise (Plugins): Functions, objects and cycles in the metadata of an invocation are dropped, and the callee's context
+/// names them (B2).
+#[test]
+fn b2_values_that_cannot_cross_are_dropped_and_named() {
+    run(|| async {
+        let bench = Bench::new();
+        let show = "
+def activate(plugin):
+    @plugin.method
+    def show(ctx):
+        return [ctx.metadata, sorted(ctx.dropped)]
+";
+        bench.load_python("show", "[methods.show]\n", show).await;
+        let python = "
+def activate(plugin):
+    @plugin.method
+    def call(ctx):
+        cycle = {'x': 1}
+        cycle['self'] = cycle
+        metadata = {'ok': [1, None, 'a'], 'f': print, 'o': object(), 'cycle': cycle, 'n': float('nan')}
+        return ctx.invoke('show', 'show', {}, metadata=metadata)
+";
+        bench.load_python("python", "permissions = [\"invoke\"]\n[methods.call]\n", python).await;
+        let manifest = "manifest = 1\nname = \"node\"\nversion = \"1.0.0\"\nruntime = \"node\"\nentry = \"main.js:activate\"\npermissions = [\"invoke\"]\n[methods.call]\n";
+        let node = "
+exports.activate = (plugin) => plugin.method('call', async (input, ctx) => {
+    const cycle = { x: 1 };
+    cycle.self = cycle;
+    const metadata = { ok: [1, null, 'a'], f() {}, o: new Map(), cycle, n: NaN };
+    return ctx.invoke('show', 'show', {}, { metadata });
+});
+";
+        bench.load(&bench.package("node", manifest, &[("main.js", node)])).await;
+        let dropped = ["/metadata/cycle/self", "/metadata/f", "/metadata/n", "/metadata/o"];
+        let expected = json!([{"ok": [1, null, "a"], "cycle": {"x": 1}}, dropped]);
+        assert_eq!(bench.call("python", "call", json!({})).await, Ok(expected.clone()));
+        if std::process::Command::new("node").arg("--version").output().is_ok() {
+            assert_eq!(bench.call("node", "call", json!({})).await, Ok(expected));
+        }
+        bench.end().await;
+    });
+}
