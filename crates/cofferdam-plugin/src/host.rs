@@ -59,6 +59,9 @@ pub use permission::denied;
 /// The time for the delivery of queued events when the host drains.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 
+/// The time for the end of plugins after the time for their calls.
+const DRAIN_SLACK: Duration = Duration::from_secs(5);
+
 /// The mode of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -148,6 +151,8 @@ pub trait Extensions: Send + Sync + 'static {
 pub struct HostConfig {
     /// The directory of the host's state: database, secrets, artifacts, files of plugins.
     pub state: PathBuf,
+    /// Directories of the host that no plugin may reach, besides the state.
+    pub protected: Vec<PathBuf>,
     /// The source of the key of secrets, as in [`ServicesConfig`].
     pub key: Option<String>,
     /// The mode.
@@ -200,13 +205,18 @@ impl Host {
     /// # Errors
     /// Another host uses the state directory, or the key does not fit its secrets.
     pub fn open(config: HostConfig) -> Result<Self> {
-        let log = Log::new(Arc::clone(&config.sink), "");
-        let mut services = ServicesConfig::new(config.state.join("services"), Arc::new(SecretsLog(log)));
+        let mut services =
+            ServicesConfig::new(config.state.join("services"), Arc::new(SecretsLog(Arc::clone(&config.sink))));
         services.key = config.key.clone();
         let services = Services::open(services)?;
         let inner = Arc::new(Inner { config, services, plugins: RwLock::default(), metrics: Metrics::default() });
         inner.services.start(Arc::new(Deliveries(Arc::downgrade(&inner))));
         Ok(Self(inner))
+    }
+
+    /// Returns the mode.
+    pub fn mode(&self) -> Mode {
+        self.0.config.mode
     }
 
     /// Calls a method of a plugin. Dropping the call cancels it.
@@ -265,7 +275,10 @@ impl Host {
         let plugins: Vec<_> = std::mem::take(&mut *self.0.plugins.write()).into_values().collect();
         let mut tasks = tokio::task::JoinSet::new();
         for loaded in plugins {
-            tasks.spawn(async move { loaded.supervisor().drain(within).await });
+            // What does not end in time is killed when its supervisor is dropped.
+            tasks.spawn(tokio::time::timeout(within + DRAIN_SLACK, async move {
+                loaded.supervisor().drain(within).await;
+            }));
         }
         while tasks.join_next().await.is_some() {}
         drained
@@ -305,10 +318,11 @@ impl Deliver for Deliveries {
 }
 
 /// Logs each access to a secret, with its name and never with its value.
-struct SecretsLog(Log);
+struct SecretsLog(Sink);
 
 impl AccessLog for SecretsLog {
     fn secret_accessed(&self, access: &SecretAccess) {
-        self.0.write(Severity::Info, "plugin.secret", Some(&access.correlation), json!(access));
+        let log = Log::new(Arc::clone(&self.0), &access.plugin);
+        log.write(Severity::Info, "plugin.secret", Some(&access.correlation), json!(access));
     }
 }

@@ -26,6 +26,10 @@ const DEFAULT_MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// The default of the maximum time before a restart.
 const DEFAULT_MAX_BACKOFF: Duration = Duration::from_secs(30);
 
+/// The minimum of both times, so that no manifest makes its host start processes all the time.
+const MIN_WITHIN: Duration = Duration::from_secs(1);
+const MIN_MIN_BACKOFF: Duration = Duration::from_millis(50);
+
 /// The state of a plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -105,8 +109,8 @@ impl From<&Restart> for Policy {
     fn from(restart: &Restart) -> Self {
         Self {
             max: restart.max.unwrap_or(DEFAULT_MAX),
-            within: restart.within.unwrap_or(DEFAULT_WITHIN),
-            min_backoff: restart.min_backoff.unwrap_or(DEFAULT_MIN_BACKOFF),
+            within: restart.within.unwrap_or(DEFAULT_WITHIN).max(MIN_WITHIN),
+            min_backoff: restart.min_backoff.unwrap_or(DEFAULT_MIN_BACKOFF).max(MIN_MIN_BACKOFF),
             max_backoff: restart.max_backoff.unwrap_or(DEFAULT_MAX_BACKOFF),
         }
     }
@@ -179,7 +183,7 @@ impl Supervision {
             return State::Open(now + within);
         }
         self.crashes.push_back(now);
-        let ceiling = min_backoff.saturating_mul(1 << self.attempts.min(20)).min(max_backoff);
+        let ceiling = min_backoff.saturating_mul(1 << self.attempts.min(20)).min(max_backoff.max(min_backoff));
         self.attempts += 1;
         // Full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
         State::Backoff(now + ceiling.mul_f64(random.clamp(0.0, 1.0)))

@@ -23,6 +23,7 @@ pub fn open(directory: &Path) -> Result<Host> {
     let extensions = Arc::new(LocalExtensions::new(LocalConfig::default())?);
     let state = directory.join("state");
     let config = HostConfig {
+        protected: Vec::new(),
         state,
         key: None,
         mode: Mode::Production,

@@ -12,18 +12,21 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Inner;
 use super::context::{Context, random_id};
-use super::instance::{Ended, Instance};
+use super::instance::{Ended, Instance, Running};
 use super::load::Loaded;
 use super::log::Severity;
+use super::requests::CallGuard;
 use super::trace::Span;
 use crate::wire::{CallError, ErrorKind, Request, Step, StreamItem};
 
 /// The number of times that an idempotent call is made again after its process ended.
 const MAX_RETRIES: u32 = 2;
+/// The maximum length of the identifier of a request.
+const MAX_REQUEST_ID: usize = 128;
 /// The time between two readings of a plugin's CPU time.
 const CPU_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -71,13 +74,16 @@ struct Order {
     input: Value,
     options: CallOptions,
     deadline: Instant,
+    /// The time until which the manifest lets the call run. The caller's own deadline may come earlier.
+    own_deadline: Instant,
     items: Option<mpsc::Sender<StreamItem>>,
 }
 
 impl Inner {
     /// Starts a call.
     pub fn call(self: &Arc<Self>, plugin: &str, method: &str, input: Value, mut options: CallOptions) -> Call {
-        if options.context.request_id.is_empty() {
+        // The plugin returns the identifier, which the protocol bounds.
+        if options.context.request_id.is_empty() || options.context.request_id.len() > MAX_REQUEST_ID {
             options.context.request_id = random_id();
         }
         let id = options.context.request_id.clone();
@@ -94,6 +100,7 @@ impl Inner {
             input,
             options,
             deadline: Instant::now(),
+            own_deadline: Instant::now(),
             items,
         };
         let host = Arc::clone(self);
@@ -113,6 +120,7 @@ impl Inner {
         let loaded = self.find(&order.plugin)?;
         loaded.check_input(&order.method, &order.input)?;
         let limit = loaded.timeout(&order.method);
+        order.own_deadline = begun + limit;
         let limit = order.options.timeout.map_or(limit, |own| own.min(limit));
         order.deadline = begun + limit;
         let correlation = order.options.context.request_id.clone();
@@ -159,7 +167,7 @@ impl Inner {
                 () = reply.closed() => return Err(cancelled()),
             };
             let mut delivered = false;
-            let ended = match one_attempt(loaded, running.instance(), order, limit, reply, &mut delivered).await {
+            let ended = match one_attempt(loaded, running, order, limit, reply, &mut delivered).await {
                 Ok(outcome) => return outcome,
                 Err(ended) => ended,
             };
@@ -179,52 +187,71 @@ fn cancelled() -> CallError {
     CallError::new(ErrorKind::Cancelled, "the call was cancelled")
 }
 
+/// The reason to stop a call, and whether it is the plugin's own limit that was reached.
+struct Interruption {
+    error: CallError,
+    is_own: bool,
+}
+
 /// Makes the call in one process. Fails if the process ends first. `delivered` becomes true with the first stream item.
 async fn one_attempt(
     loaded: &Loaded,
-    instance: &Arc<Instance>,
+    running: Running,
     order: &mut Order,
     limit: Duration,
     reply: &mut oneshot::Sender<Result<Value, CallError>>,
     delivered: &mut bool,
 ) -> Result<Result<Value, CallError>, Ended> {
+    if Instant::now() >= order.deadline {
+        return Ok(Err(late(limit)));
+    }
+    let instance = Arc::clone(running.instance());
     let context = &order.options.context;
-    let _call = loaded.calls.add(context);
+    let call = loaded.calls.add(context);
     let left = order.deadline.saturating_duration_since(Instant::now());
     let mut params = json!({"method": order.method, "context": context.to_json(left)});
     params["input"] = order.input.clone();
     let sending = instance.peer.request("call", &params, &context.request_id, order.options.stream);
-    let interruption = interruption(loaded, instance, order.deadline, limit, reply);
+    let is_own_deadline = order.deadline >= order.own_deadline;
+    let interruption = interruption(loaded, &instance, (order.deadline, is_own_deadline), limit, reply);
     tokio::pin!(interruption);
     let sent = tokio::select! {
+        biased;
         sent = sending => sent,
-        error = &mut interruption => {
-            // A plugin that does not read its input answers no cancellation either.
-            let what = format!("it did not read its call of '{}': {}", order.method, error.message);
-            instance.terminate(what, loaded.grace);
-            return Ok(Err(error.with("ended", true)));
+        stopped = &mut interruption => {
+            if stopped.is_own {
+                // A plugin that does not read its input answers no cancellation either.
+                let what = format!("it did not read its call of '{}': {}", order.method, stopped.error.message);
+                instance.terminate(what, loaded.grace);
+            }
+            return Ok(Err(stopped.error));
         }
     };
     let mut request = match sent {
         Ok(request) => request,
-        Err(error) if error.kind == ErrorKind::Unavailable => return Err(instance.ended().await),
+        Err(error) if error.kind == ErrorKind::Unavailable => {
+            instance.kill("it closed its input".to_owned());
+            return ended(&instance, &mut interruption).await;
+        }
         Err(error) => return Ok(Err(error)),
     };
     loop {
         let step = tokio::select! {
             step = request.step() => step,
-            error = &mut interruption => return Ok(Err(stop(loaded, instance, &mut request, order, error).await)),
+            stopped = &mut interruption => {
+                return Ok(Err(stop(loaded, (running, call), request, order, stopped).await));
+            }
         };
         match step {
             Step::Answer(answer) => return Ok(answer),
-            Step::Ended => return Err(instance.ended().await),
+            Step::Ended => return ended(&instance, &mut interruption).await,
             Step::Item(item) => {
                 *delivered |= matches!(item, StreamItem::Item(_));
                 let Some(items) = &order.items else { continue };
                 tokio::select! {
                     sent = items.send(item) => if sent.is_err() { order.items = None },
-                    error = &mut interruption => {
-                        return Ok(Err(stop(loaded, instance, &mut request, order, error).await));
+                    stopped = &mut interruption => {
+                        return Ok(Err(stop(loaded, (running, call), request, order, stopped).await));
                     }
                 }
             }
@@ -232,20 +259,35 @@ async fn one_attempt(
     }
 }
 
+fn late(limit: Duration) -> CallError {
+    CallError::new(ErrorKind::Timeout, format!("the call took longer than {} s", limit.as_secs_f64()))
+}
+
+/// Waits for the end of a process, but no longer than the call may take.
+async fn ended(
+    instance: &Instance,
+    interruption: impl Future<Output = Interruption>,
+) -> Result<Result<Value, CallError>, Ended> {
+    tokio::select! {
+        ended = instance.ended() => Err(ended),
+        stopped = interruption => Ok(Err(stopped.error)),
+    }
+}
+
 /// Waits for the reason to stop a call: its timeout, its CPU time, or a caller that has gone.
 async fn interruption(
     loaded: &Loaded,
     instance: &Instance,
-    deadline: Instant,
+    (deadline, is_own): (Instant, bool),
     limit: Duration,
     reply: &mut oneshot::Sender<Result<Value, CallError>>,
-) -> CallError {
+) -> Interruption {
     tokio::select! {
-        () = sleep_until(deadline) => {
-            CallError::new(ErrorKind::Timeout, format!("the call took longer than {} s", limit.as_secs_f64()))
+        () = sleep_until(deadline) => Interruption { error: late(limit), is_own },
+        () = cpu_time(loaded, instance) => {
+            Interruption { error: CallError::new(ErrorKind::Limit, "the call used up its CPU time"), is_own: true }
         }
-        () = cpu_time(loaded, instance) => CallError::new(ErrorKind::Limit, "the call used up its CPU time"),
-        () = reply.closed() => cancelled(),
+        () = reply.closed() => Interruption { error: cancelled(), is_own: false },
     }
 }
 
@@ -263,26 +305,38 @@ async fn cpu_time(loaded: &Loaded, instance: &Instance) {
     }
 }
 
-/// Cancels a call, and ends the process if it does not answer within the grace period.
+/// Cancels a call. Ends the process if it does not answer within the grace period after the plugin's own limit. A caller
+/// with a shorter limit does not wait for that.
 async fn stop(
     loaded: &Loaded,
-    instance: &Instance,
-    request: &mut Request,
+    guards: (Running, CallGuard),
+    mut request: Request,
     order: &Order,
-    error: CallError,
+    stopped: Interruption,
 ) -> CallError {
-    let correlation = &order.options.context.request_id;
-    let answered = async {
-        request.cancel(correlation).await;
-        while let Step::Item(_) = request.step().await {}
+    let Interruption { error, is_own } = stopped;
+    let correlation = order.options.context.request_id.clone();
+    let (log, grace, method) = (loaded.log.clone(), loaded.grace, order.method.clone());
+    let until = if is_own { Instant::now() } else { order.own_deadline } + grace;
+    let reason = error.message.clone();
+    let stopping = async move {
+        let (running, _call) = guards;
+        let answered = async {
+            request.cancel(&correlation).await;
+            while let Step::Item(_) = request.step().await {}
+        };
+        let in_time = timeout_at(until, answered).await.is_ok();
+        let fields = json!({"method": method, "reason": reason, "answered": in_time});
+        log.write(Severity::Warn, "call.stopped", Some(&correlation), fields);
+        if !in_time {
+            let what = format!("its call of '{method}' did not end after cancellation: {reason}");
+            running.instance().terminate(what, grace);
+        }
+        in_time
     };
-    let in_time = timeout(loaded.grace, answered).await.is_ok();
-    let fields = json!({"method": order.method, "reason": error.message, "answered": in_time});
-    loaded.log.write(Severity::Warn, "call.stopped", Some(correlation), fields);
-    if in_time {
+    if !is_own {
+        tokio::spawn(stopping);
         return error;
     }
-    let what = format!("its call of '{}' did not end after cancellation: {}", order.method, error.message);
-    instance.terminate(what, loaded.grace);
-    error.with("ended", true)
+    if stopping.await { error } else { error.with("ended", true) }
 }

@@ -4,7 +4,7 @@
 //! even if another program changes links meanwhile.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::permission::{is_below, shown};
 use crate::Manifest;
@@ -76,25 +77,32 @@ pub struct Files {
 }
 
 impl Files {
-    /// Opens the plugin's data directory and the directories of its allowlists. `state` is the host's own directory.
+    /// Opens the plugin's data directory and the directories of its allowlists. No entry may reach a protected directory.
     ///
     /// # Errors
-    /// - `Denied` for an entry that contains the host's own directory.
-    pub fn open(manifest: &Manifest, data: &Path, state: &Path) -> Result<Arc<Self>> {
+    /// - `Denied` for an entry that reaches a protected directory.
+    pub fn open(manifest: &Manifest, data: &Path, protected: &[&Path]) -> Result<Arc<Self>> {
         let access = &manifest.sandbox.fs_access;
-        let state = state.canonicalize().unwrap_or_else(|_| state.to_owned());
+        let protected: Vec<PathBuf> =
+            protected.iter().map(|path| path.canonicalize().unwrap_or_else(|_| (*path).to_owned())).collect();
         let mut roots = Vec::new();
         for entry in access.read.iter().chain(&access.write).filter(|entry| entry.starts_with('/')) {
-            let path = PathBuf::from(entry);
-            if state.starts_with(&path) || path.starts_with(&state) {
+            let opened = named::open(Path::new(entry));
+            // The path of what was opened, after links of the system.
+            let real = opened
+                .as_ref()
+                .ok()
+                .and_then(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok());
+            let real = real.unwrap_or_else(|| PathBuf::from(entry));
+            if protected.iter().any(|path| path.starts_with(&real) || real.starts_with(path)) {
                 return Err(Error::new(
                     cofferdam_contract::ErrorKind::Denied,
                     "load plugin",
-                    format!("sandbox.fsAccess '{}' reaches the directory of the plugin host", shown(entry)),
+                    format!("sandbox.fsAccess '{}' reaches a directory of the plugin host", shown(entry)),
                 )
                 .with_remedy("name a directory without it"));
             }
-            roots.push(Root { entry: entry.trim_end_matches('/').to_owned(), opened: named::open(&path) });
+            roots.push(Root { entry: entry.trim_end_matches('/').to_owned(), opened });
         }
         let failed = |error: io::Error| {
             Error::new(cofferdam_contract::ErrorKind::Io, "load plugin", "cannot open the plugin's data directory")
@@ -112,10 +120,16 @@ impl Files {
         }))
     }
 
-    /// Answers a request, which the permissions allow.
-    pub async fn call(self: Arc<Self>, method: &str, params: Value) -> Result<Value, CallError> {
+    /// Answers a request, which the permissions allow. The permit is held as long as the work runs, even if the request is
+    /// cancelled.
+    pub async fn call(
+        self: Arc<Self>,
+        method: &str,
+        params: Value,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Value, CallError> {
         let method = method.to_owned();
-        let work = move || match method.as_str() {
+        let work = move || match (permit, method.as_str()).1 {
             "fs.read" => self.read(parse(params)?),
             "fs.stat" => self.stat(&parse::<At>(params)?.path),
             "fs.list" => self.list(&parse::<At>(params)?.path),
@@ -131,7 +145,7 @@ impl Files {
     /// Removes files of the data directory. Those that are gone already are fine.
     pub async fn remove(self: Arc<Self>, paths: Vec<String>) {
         for path in paths.into_iter().filter(|path| !path.starts_with('/')) {
-            let _ = Arc::clone(&self).call("fs.remove", json!({"path": path})).await;
+            let _ = Arc::clone(&self).call("fs.remove", json!({"path": path}), None).await;
         }
     }
 
@@ -241,54 +255,68 @@ impl Files {
         let WriteFile { path, content, append } = params;
         let bytes = content.into_bytes()?;
         let (root, rest) = self.resolve(&path, &self.write, true)?;
-        let mut file = if rest.is_empty() {
-            open_plain(&root, OFlags::WRONLY, &path)?
-        } else {
-            if let Some((parent, _)) = rest.rsplit_once('/') {
-                make_directories(root.as_fd(), parent).map_err(|error| failed(&path, error))?;
-            }
-            let found = beneath::open(root.as_fd(), Path::new(rest), OFlags::PATH, Mode::empty());
-            match found {
-                Ok(found) => open_plain(&found, OFlags::WRONLY, &path)?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                    let created = beneath::open(root.as_fd(), Path::new(rest), flags, Mode::from_raw_mode(0o644));
-                    created.map_err(|error| failed(&path, error))?.into()
-                }
+        // One change at a time, so that the count stays right.
+        let mut used = self.used.lock();
+        let found = match rest {
+            "" => Some(root.try_clone().map_err(|error| failed(&path, error))?),
+            _ => match beneath::open(root.as_fd(), Path::new(rest), OFlags::PATH, Mode::empty()) {
+                Ok(found) => Some(found),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(failed(&path, error)),
-            }
+            },
         };
+        let length = bytes.len() as u64;
+        let Some(found) = found else {
+            let parts = rest.split('/').count() as u64;
+            self.check_room(&path, *used, parts * ENTRY_BYTES + length)?;
+            let parent = rest.rsplit_once('/').map_or("", |(parent, _)| parent);
+            let made = make_directories(root.as_fd(), parent).map_err(|error| failed(&path, error))?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            let created = beneath::open(root.as_fd(), Path::new(rest), flags, Mode::from_raw_mode(0o644));
+            let mut file = std::fs::File::from(created.map_err(|error| failed(&path, error))?);
+            self.add(&path, &mut used, (made + 1) * ENTRY_BYTES + length);
+            file.write_all(&bytes).map_err(|error| failed(&path, error))?;
+            return Ok(json!({"size": length}));
+        };
+        let mut file = open_plain(&found, OFlags::WRONLY, &path)?;
         let before = file.metadata().map_err(|error| failed(&path, error))?.len();
         let kept = if append { before } else { 0 };
-        self.reserve(&path, before, kept + bytes.len() as u64)?;
+        let after = kept + length;
+        self.check_room(&path, *used, after.saturating_sub(before))?;
+        self.add(&path, &mut used, after);
+        if !path.starts_with('/') {
+            *used = used.saturating_sub(before);
+        }
         let written = (|| {
             file.set_len(kept)?;
             file.seek(SeekFrom::Start(kept))?;
             file.write_all(&bytes)
         })();
         written.map_err(|error| failed(&path, error))?;
-        Ok(json!({"size": kept + bytes.len() as u64}))
+        Ok(json!({"size": after}))
     }
 
-    /// Counts the new size of a file of the data directory.
-    fn reserve(&self, path: &str, before: u64, after: u64) -> Result<(), CallError> {
-        if path.starts_with('/') {
-            return Ok(());
-        }
-        let mut used = self.used.lock();
-        let new = used.saturating_sub(before) + after + if before == 0 { ENTRY_BYTES } else { 0 };
-        if new > self.limit && after >= before {
+    /// Checks that the data directory has room for more bytes. Other directories have no limit here.
+    fn check_room(&self, path: &str, used: u64, more: u64) -> Result<(), CallError> {
+        if !path.starts_with('/') && more > 0 && used.saturating_add(more) > self.limit {
             let message = format!("the plugin's data directory may have at most {} bytes", self.limit);
             return Err(CallError::new(ErrorKind::Limit, message));
         }
-        *used = new;
         Ok(())
+    }
+
+    fn add(&self, path: &str, used: &mut u64, bytes: u64) {
+        if !path.starts_with('/') {
+            *used = used.saturating_add(bytes);
+        }
     }
 
     fn make_directory(&self, path: &str) -> Result<Value, CallError> {
         let (root, rest) = self.resolve(path, &self.write, true)?;
-        self.reserve(path, 0, 0)?;
-        make_directories(root.as_fd(), rest).map_err(|error| failed(path, error))?;
+        let mut used = self.used.lock();
+        self.check_room(path, *used, rest.split('/').count() as u64 * ENTRY_BYTES)?;
+        let made = make_directories(root.as_fd(), rest).map_err(|error| failed(path, error))?;
+        self.add(path, &mut used, made * ENTRY_BYTES);
         Ok(Value::Null)
     }
 
@@ -297,6 +325,7 @@ impl Files {
         if rest.is_empty() {
             return Err(CallError::new(ErrorKind::Conflict, "an entry of the allowlist itself cannot be removed"));
         }
+        let mut used = self.used.lock();
         let (parent, name) = rest.rsplit_once('/').unwrap_or((".", rest));
         let parent = beneath::open(root.as_fd(), Path::new(parent), OPEN_DIRECTORY, Mode::empty());
         let parent = parent.map_err(|error| failed(path, error))?;
@@ -306,7 +335,6 @@ impl Files {
         rustix::fs::unlinkat(&parent, name, flags).map_err(|error| failed(path, error))?;
         if !path.starts_with('/') {
             let freed = ENTRY_BYTES + if is_directory { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
-            let mut used = self.used.lock();
             *used = used.saturating_sub(freed);
         }
         Ok(Value::Null)
@@ -336,18 +364,20 @@ fn open_plain(found: &OwnedFd, flags: OFlags, path: &str) -> Result<std::fs::Fil
     beneath::reopen(found, flags).map(std::fs::File::from).map_err(|error| failed(path, error))
 }
 
-/// Creates a directory and its parents beneath `root`.
-fn make_directories(root: BorrowedFd<'_>, path: &str) -> io::Result<()> {
+/// Creates a directory and its parents beneath `root`. Returns the number of new ones.
+fn make_directories(root: BorrowedFd<'_>, path: &str) -> io::Result<u64> {
+    let mut made = 0;
     let mut below = rustix::fs::openat(root, ".", OPEN_DIRECTORY, Mode::empty())?;
     for part in path.split('/').filter(|part| !part.is_empty()) {
         match rustix::fs::mkdirat(&below, part, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(Errno::EXIST) => {}
+            Ok(()) => made += 1,
+            Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
         // A link that leads elsewhere is not followed.
         below = rustix::fs::openat(&below, part, OPEN_DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
     }
-    Ok(())
+    Ok(made)
 }
 
 /// Returns the bytes in a directory.
@@ -409,12 +439,12 @@ mod tests {
             "sandbox": {"fsAccess": {"read": absolute(read), "write": absolute(write)}, "limits": {"disk": "64K"}},
         }))
         .unwrap();
-        let files = Files::open(&manifest, &data, &state).unwrap();
+        let files = Files::open(&manifest, &data, &[&state]).unwrap();
         (directory, files)
     }
 
     async fn call(files: &Arc<Files>, method: &str, params: Value) -> Result<Value, CallError> {
-        Arc::clone(files).call(method, params).await
+        Arc::clone(files).call(method, params, None).await
     }
 
     #[tokio::test]
@@ -461,6 +491,8 @@ mod tests {
         call(&files, "fs.write", write("a", 50_000)).await.unwrap();
         let error = call(&files, "fs.write", write("b", 20_000)).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Limit);
+        let error = call(&files, "fs.mkdir", json!({"path": "a/b/c/d/e/f/g"})).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Limit, "directories count");
         call(&files, "fs.write", write("a", 10)).await.unwrap();
         call(&files, "fs.write", write("b", 20_000)).await.unwrap();
     }
@@ -474,7 +506,7 @@ mod tests {
                 "sandbox": {"fsAccess": {"read": [entry]}},
             }))
             .unwrap();
-            assert!(Files::open(&manifest, directory.path(), directory.path()).is_err(), "{entry}");
+            assert!(Files::open(&manifest, directory.path(), &[directory.path()]).is_err(), "{entry}");
         }
     }
 }

@@ -39,6 +39,12 @@ const DEFAULT_START: Duration = Duration::from_secs(30);
 const DEFAULT_START_VM: Duration = Duration::from_secs(180);
 /// The default of the time between SIGTERM and SIGKILL.
 const DEFAULT_GRACE: Duration = Duration::from_secs(2);
+/// The maximum of that time. A call and the end of the host wait for it.
+const MAX_GRACE: Duration = Duration::from_secs(10);
+/// The time for the end of a process whose start was given up.
+const ABANDON_TIMEOUT: Duration = Duration::from_secs(30);
+/// The minimum of the time without a call after which a plugin ends.
+const MIN_IDLE: Duration = Duration::from_millis(100);
 /// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// The time between SIGTERM and SIGKILL of a plugin that writes its profile.
@@ -135,7 +141,9 @@ impl Host {
             private::create_directory(directory)
                 .map_err(|error| io_error("create the plugin's data directory", error))?;
         }
-        let files = Files::open(&manifest, &data, state)?;
+        let protected: Vec<&Path> =
+            [state.as_path()].into_iter().chain(self.0.config.protected.iter().map(PathBuf::as_path)).collect();
+        let files = Files::open(&manifest, &data, &protected)?;
         let manifest = Arc::new(manifest);
         let schemas = compile(&manifest)?;
         let calls = Arc::new(Calls::default());
@@ -143,8 +151,8 @@ impl Host {
         let start = if strategy == Strategy::Vm { DEFAULT_START_VM } else { DEFAULT_START };
         let mut times = Times {
             start: timeouts.start.unwrap_or(start),
-            idle: timeouts.idle,
-            grace: timeouts.grace.unwrap_or(DEFAULT_GRACE),
+            idle: timeouts.idle.map(|idle| idle.max(MIN_IDLE)),
+            grace: timeouts.grace.unwrap_or(DEFAULT_GRACE).min(MAX_GRACE),
             heartbeat: Some(HEARTBEAT),
         };
         let is_inspected = debugging.as_ref().is_some_and(Debugging::is_inspect);
@@ -155,6 +163,7 @@ impl Host {
         }
         let package_path = package.path().to_owned();
         let launcher = Arc::new(SandboxLauncher {
+            starting: Mutex::default(),
             host: Arc::downgrade(&self.0),
             manifest: Arc::clone(&manifest),
             package,
@@ -360,6 +369,8 @@ fn check(validator: Option<&Validator>, value: &Value, what: &str) -> std::resul
 
 /// Starts processes of one plugin.
 struct SandboxLauncher {
+    /// The process that is not ready yet.
+    starting: Mutex<Option<Arc<Instance>>>,
     host: Weak<Inner>,
     manifest: Arc<Manifest>,
     package: Directory,
@@ -380,8 +391,8 @@ impl Launcher for SandboxLauncher {
         let started = self.start(&host, &requests).await.map_err(|error| {
             CallError::new(ErrorKind::Unavailable, format!("cannot start the plugin: {}", shown(&error.to_string())))
         })?;
-        let guard = KillOnDrop(Some(started));
-        let instance = guard.0.as_ref().unwrap_or_else(|| unreachable!("it was just set"));
+        *self.starting.lock() = Some(Arc::clone(&started));
+        let instance = &started;
         let mode = host.config.mode.as_str();
         if let Err(error) = instance.initialize(&self.manifest, &self.config, mode).await {
             instance.kill(format!("it did not start: {}", error.message));
@@ -391,7 +402,14 @@ impl Launcher for SandboxLauncher {
         self.check_cpu_time(instance).await?;
         let fields = json!({"seconds": begun.elapsed().as_secs_f64(), "strategy": self.strategy});
         self.log.write(Severity::Info, "plugin.started", None, fields);
-        Ok(guard.disarm())
+        *self.starting.lock() = None;
+        Ok(started)
+    }
+
+    async fn abandon(&self) {
+        let Some(instance) = self.starting.lock().take() else { return };
+        instance.kill("its start was given up".to_owned());
+        let _ = tokio::time::timeout(ABANDON_TIMEOUT, instance.ended()).await;
     }
 }
 
@@ -491,21 +509,4 @@ fn check_level(backend: &dyn Backend, wanted: Level) -> Result<()> {
     }
     let message = format!("the backend {} has the level {}, and {wanted} is needed", backend.name(), backend.level());
     Err(Error::new(Kind::WeakerThanRequired, "start plugin", message))
-}
-
-/// Kills a process whose start was given up.
-struct KillOnDrop(Option<Arc<Instance>>);
-
-impl KillOnDrop {
-    fn disarm(mut self) -> Arc<Instance> {
-        self.0.take().unwrap_or_else(|| unreachable!("it is taken once"))
-    }
-}
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        if let Some(instance) = self.0.take() {
-            instance.kill("its start was given up".to_owned());
-        }
-    }
 }

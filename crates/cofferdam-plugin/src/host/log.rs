@@ -2,12 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cofferdam_audit::Timestamp;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 /// The maximum length of a text of a plugin in one line.
 const MAX_TEXT: usize = 8192;
+/// The maximum size of the fields of a plugin's own line as JSON.
+const MAX_FIELDS: usize = 32 << 10;
+/// The bytes of a line besides its fields.
+const LINE: usize = 200;
 
 /// The level of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,17 +52,57 @@ impl Severity {
 /// A receiver of lines. It must not block.
 pub type Sink = Arc<dyn Fn(&Value) + Send + Sync>;
 
+/// The bytes of a plugin's own lines that may come at once, and in each second. A plugin cannot push the lines of other
+/// events out of the log quickly.
+const BURST: f64 = (1 << 20) as f64;
+const RATE: f64 = (64 << 10) as f64;
+
+/// The room for a plugin's own lines.
+struct Budget {
+    bytes: f64,
+    at: Instant,
+    dropped: u64,
+}
+
 /// The log of one plugin.
 #[derive(Clone)]
 pub struct Log {
     sink: Sink,
     plugin: Arc<str>,
+    budget: Arc<Mutex<Budget>>,
 }
 
 impl Log {
     /// Creates the log of a plugin.
     pub fn new(sink: Sink, plugin: &str) -> Self {
-        Self { sink, plugin: plugin.into() }
+        let budget = Budget { bytes: BURST, at: Instant::now(), dropped: 0 };
+        Self { sink, plugin: plugin.into(), budget: Arc::new(Mutex::new(budget)) }
+    }
+
+    /// Writes a line that the plugin causes as often as it wants. Lines beyond its rate are dropped and counted.
+    pub fn write_own(&self, severity: Severity, event: &str, correlation: Option<&str>, mut fields: Value) {
+        let mut size = fields.to_string().len();
+        if size > MAX_FIELDS {
+            fields = json!({"truncated": true});
+            size = 0;
+        }
+        let dropped = {
+            let mut budget = self.budget.lock();
+            let now = Instant::now();
+            budget.bytes = (budget.bytes + RATE * (now - budget.at).as_secs_f64()).min(BURST);
+            budget.at = now;
+            let cost = (size + LINE) as f64;
+            if budget.bytes < cost {
+                budget.dropped += 1;
+                return;
+            }
+            budget.bytes -= cost;
+            std::mem::take(&mut budget.dropped)
+        };
+        if dropped > 0 {
+            self.write(Severity::Warn, "plugin.lines-dropped", None, json!({"count": dropped}));
+        }
+        self.write(severity, event, correlation, fields);
     }
 
     /// Writes a line. `fields` is an object; its members never replace those of the line.
@@ -79,7 +125,7 @@ impl Log {
     pub fn printed(&self, text: &str) {
         for line in text.lines() {
             let line = line.get(..line.floor_char_boundary(MAX_TEXT)).unwrap_or_default();
-            self.write(Severity::Info, "plugin.output", None, json!({"text": line}));
+            self.write_own(Severity::Info, "plugin.output", None, json!({"text": line}));
         }
     }
 }

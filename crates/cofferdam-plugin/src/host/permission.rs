@@ -105,7 +105,16 @@ pub fn target(method: &str, params: &Value) -> String {
         "sandbox" => "language",
         _ => return String::new(),
     };
-    params.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+    let target = params.get(key).and_then(Value::as_str).unwrap_or_default();
+    if key != "url" {
+        return target.to_owned();
+    }
+    // A query or a user may be a secret.
+    let (scheme, rest) = target.split_once("://").unwrap_or(("", target));
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
 }
 
 /// Returns a text of a plugin without control characters, and of bounded length.
@@ -124,7 +133,11 @@ pub fn is_below(path: &str, allowed: &str) -> bool {
         let relative = path.strip_prefix('/').unwrap_or(path);
         !relative.split('/').any(|part| matches!(part, "" | "." | "..")) && !path.contains('\0')
     };
-    let allowed = allowed.trim_end_matches('/').trim_start_matches("./");
+    let relative = allowed.strip_prefix("./").unwrap_or(allowed);
+    if relative.starts_with('/') && !allowed.starts_with('/') {
+        return false;
+    }
+    let allowed = relative.trim_end_matches('/');
     let below = path.strip_prefix(allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     match allowed {
         // The plugin's whole data directory.

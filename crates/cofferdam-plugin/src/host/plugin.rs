@@ -49,6 +49,9 @@ pub struct Times {
 pub trait Launcher: Send + Sync + 'static {
     /// Starts a process and waits until it is ready.
     async fn launch(&self) -> Result<Arc<Instance>, CallError>;
+
+    /// Ends the process of a launch that was given up, and waits until nothing is left of it.
+    async fn abandon(&self);
 }
 
 /// The state that callers see.
@@ -385,7 +388,7 @@ impl Task {
         } else if let (Some(limit), None, 0) = (self.times.heartbeat, &self.heartbeat, instance.calls()) {
             // A call that runs has its own timeout.
             self.heartbeat = Some(tokio::spawn(async move {
-                tokio::time::timeout(limit, instance.ask("ping", &Value::Null, "heartbeat")).await.is_ok()
+                matches!(tokio::time::timeout(limit, instance.ask("ping", &Value::Null, "heartbeat")).await, Ok(Ok(_)))
             }));
         }
     }
@@ -395,6 +398,7 @@ impl Task {
         if let Some(launching) = self.launching.take() {
             launching.abort();
             let _ = launching.await;
+            self.launcher.abandon().await;
         }
         self.apply(Event::Drain);
         if let Some(instance) = self.instance.take() {
@@ -421,7 +425,13 @@ impl Drop for Task {
 async fn in_time(launcher: &dyn Launcher, limit: Duration) -> Result<Arc<Instance>, CallError> {
     let late =
         || CallError::new(ErrorKind::Timeout, format!("the plugin was not ready within {} s", limit.as_secs_f64()));
-    tokio::time::timeout(limit, launcher.launch()).await.unwrap_or_else(|_| Err(late()))
+    match tokio::time::timeout(limit, launcher.launch()).await {
+        Ok(launched) => launched,
+        Err(_) => {
+            launcher.abandon().await;
+            Err(late())
+        }
+    }
 }
 
 /// Waits for a task, if there is one.

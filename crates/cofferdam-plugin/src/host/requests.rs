@@ -1,6 +1,6 @@
 //! The requests of one plugin: permission, then the service that answers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,10 @@ use crate::wire::{CallError, ErrorKind, Incoming, Served};
 const MAX_LONG: usize = 32;
 /// The maximum number of other requests that are answered at a time. Others wait in order.
 const MAX_SHORT: usize = 16;
+/// The maximum length of a path.
+const MAX_PATH: usize = 4096;
+/// The maximum number of ended calls whose late requests still belong to their tenant.
+const MAX_ENDED: usize = 1024;
 /// The maximum number of tracked files of one plugin.
 const MAX_TRACKED: usize = 1000;
 /// The maximum number of pointers to dropped values of one invocation.
@@ -48,13 +52,14 @@ pub struct Requests {
     pub log: Log,
     pub tail: Arc<Mutex<Tail>>,
     pub long: Semaphore,
-    pub short: Semaphore,
+    pub short: Arc<Semaphore>,
 }
 
 /// The calls that run, by correlation identifier: their contexts, and the files to remove afterwards.
 #[derive(Default)]
 pub struct Calls {
     contexts: Mutex<HashMap<String, Context>>,
+    ended: Mutex<VecDeque<(String, Context)>>,
     tracked: Mutex<Vec<(String, String)>>,
 }
 
@@ -65,8 +70,13 @@ impl Calls {
         CallGuard(Arc::clone(self), context.request_id.clone())
     }
 
+    /// Returns the context of a call that runs or ended not long ago.
     fn get(&self, correlation: &str) -> Option<Context> {
-        self.contexts.lock().get(correlation).cloned()
+        if let Some(context) = self.contexts.lock().get(correlation) {
+            return Some(context.clone());
+        }
+        let ended = self.ended.lock();
+        ended.iter().rev().find(|(id, _)| id == correlation).map(|(_, context)| context.clone())
     }
 
     /// Remembers a file of a call.
@@ -91,17 +101,28 @@ pub struct CallGuard(Arc<Calls>, String);
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        self.0.contexts.lock().remove(&self.1);
+        let Some(context) = self.0.contexts.lock().remove(&self.1) else { return };
+        let mut ended = self.0.ended.lock();
+        if ended.len() >= MAX_ENDED {
+            ended.pop_front();
+        }
+        // Metadata may be large.
+        ended.push_back((self.1.clone(), Context { metadata: Map::new(), ..context }));
     }
 }
 
 impl Requests {
     /// Returns the permits of a new process.
-    pub fn permits() -> (Semaphore, Semaphore) {
-        (Semaphore::new(MAX_LONG), Semaphore::new(MAX_SHORT))
+    pub fn permits() -> (Semaphore, Arc<Semaphore>) {
+        (Semaphore::new(MAX_LONG), Arc::new(Semaphore::new(MAX_SHORT)))
     }
 
-    async fn answer(&self, incoming: Incoming, correlation: &str) -> Result<Value, CallError> {
+    async fn answer(
+        &self,
+        incoming: Incoming,
+        correlation: &str,
+        context: Option<Context>,
+    ) -> Result<Value, CallError> {
         let Incoming { method, params, .. } = incoming;
         permission::check(&self.manifest, &method, &params)?;
         if matches!(method.as_str(), "invoke" | "sandbox.execute") {
@@ -109,21 +130,21 @@ impl Requests {
                 |_| CallError::new(ErrorKind::Limit, format!("{MAX_LONG} invocations of this plugin are running"));
             let _permit = self.long.try_acquire().map_err(busy)?;
             return match method.as_str() {
-                "invoke" => self.invoke(parse(params)?, correlation).await,
+                "invoke" => self.invoke(parse(params)?, correlation, context.unwrap_or_default()).await,
                 _ => self.extensions.execute(&self.manifest, parse(params)?).await,
             };
         }
         let closed = |_| CallError::new(ErrorKind::Unavailable, "the host shuts down");
-        let _permit = self.short.acquire().await.map_err(closed)?;
+        let permit = Arc::clone(&self.short).acquire_owned().await.map_err(closed)?;
         match method.split_once('.').map_or("", |(service, _)| service) {
             "config" => Ok(json!({"config": &*self.config})),
-            "fs" => Arc::clone(&self.files).call(&method, params).await,
+            "fs" => Arc::clone(&self.files).call(&method, params, Some(permit)).await,
             "net" => self.extensions.fetch(&self.manifest, parse(params)?).await,
             "resources" => self.track(parse(params)?, correlation),
             _ => {
                 let caller = Caller {
                     plugin: self.manifest.name.clone(),
-                    tenant: self.calls.get(correlation).and_then(|context| context.tenant),
+                    tenant: context.and_then(|context| context.tenant),
                     correlation: correlation.to_owned(),
                 };
                 self.services.call(&caller, &method, params).await
@@ -131,9 +152,8 @@ impl Requests {
         }
     }
 
-    async fn invoke(&self, invocation: Invocation, correlation: &str) -> Result<Value, CallError> {
+    async fn invoke(&self, invocation: Invocation, correlation: &str, parent: Context) -> Result<Value, CallError> {
         let host = self.host.upgrade().ok_or_else(|| CallError::new(ErrorKind::Unavailable, "the host shuts down"))?;
-        let parent = self.calls.get(correlation).unwrap_or_default();
         let mut path = parent.path;
         path.push(self.manifest.name.clone());
         if path.contains(&invocation.plugin) {
@@ -146,10 +166,13 @@ impl Requests {
         let timeout = invocation.timeout.as_deref().map(duration).transpose()?;
         let dropped = invocation.dropped.iter().take(MAX_DROPPED).map(|pointer| shown(pointer)).collect();
         let metadata = invocation.metadata.unwrap_or(parent.metadata);
-        let request_id = format!("{correlation}.{}", random_id());
+        let request_id = random_id();
+        let fields = json!({"plugin": shown(&invocation.plugin), "invocation": request_id});
+        self.log.write_own(Severity::Debug, "plugin.invokes", Some(correlation), fields);
         let context = Context { request_id, path, metadata, dropped, ..parent };
         let options = CallOptions { context, timeout, stream: false };
-        host.call(&invocation.plugin, &invocation.method, invocation.input, options).result().await
+        let result = host.call(&invocation.plugin, &invocation.method, invocation.input, options).result().await;
+        result.map_err(crossing)
     }
 
     /// Returns the audit record of a denied request.
@@ -168,6 +191,9 @@ impl Requests {
 
     fn track(&self, resource: Resource, correlation: &str) -> Result<Value, CallError> {
         let Resource { path } = resource;
+        if path.len() > MAX_PATH {
+            return Err(CallError::invalid("the path is longer than 4096 bytes"));
+        }
         let allowed = &self.manifest.sandbox.fs_access.write;
         if !permission::is_below(&path, TEMPORARY) && !allowed.iter().any(|entry| permission::is_below(&path, entry)) {
             let remedy = format!("add \"{}\" to sandbox.fsAccess.write", shown(&path));
@@ -196,6 +222,19 @@ struct Resource {
     path: String,
 }
 
+/// Returns the error of an invocation as another plugin may see it: without the callee's output and stack. A denial of
+/// the callee is none of the caller.
+fn crossing(mut error: CallError) -> CallError {
+    for private in ["lastOutput", "stack"] {
+        error.data.remove(private);
+    }
+    if error.kind == ErrorKind::PermissionDenied {
+        error.kind = ErrorKind::PluginFailed;
+        error.data.clear();
+    }
+    error
+}
+
 /// Reads a duration such as `5s`.
 pub fn duration(text: &str) -> Result<Duration, CallError> {
     parse_duration(text).map_err(|error| CallError::invalid(shown(&error.to_string())))
@@ -214,7 +253,9 @@ impl Served for Requests {
             let parent = self.calls.get(&correlation).and_then(|context| context.traceparent);
             (sink, Span::request(parent.as_deref()))
         });
-        let outcome = self.answer(incoming, &correlation).await;
+        // A request that waits belongs to the call during which it was made.
+        let context = self.calls.get(&correlation);
+        let outcome = self.answer(incoming, &correlation, context).await;
         if let Some((sink, span)) = span {
             let attributes =
                 [("plugin", &*self.manifest.name), ("rpc.method", &method), ("correlation_id", &correlation)];
@@ -232,7 +273,11 @@ impl Served for Requests {
         if let Some(host) = &host {
             host.metrics.request(&self.manifest.name, outcome.as_ref().err().map(|error| error.kind));
         }
-        self.log.write(severity, event, Some(&correlation), fields);
+        if severity == Severity::Warn {
+            self.log.write(severity, event, Some(&correlation), fields);
+        } else {
+            self.log.write_own(severity, event, Some(&correlation), fields);
+        }
         if let Err(error) = &outcome
             && error.kind == ErrorKind::PermissionDenied
         {
@@ -244,7 +289,7 @@ impl Served for Requests {
     fn notification(&self, incoming: Incoming) {
         let Incoming { method, params, correlation } = incoming;
         if method != "log" {
-            self.log.write(
+            self.log.write_own(
                 Severity::Debug,
                 "plugin.ignored",
                 correlation.as_deref(),
@@ -263,7 +308,7 @@ impl Served for Requests {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         let line = json!({"message": bounded(text), "fields": fields});
-        self.log.write(severity, "plugin.log", correlation.as_deref(), line);
+        self.log.write_own(severity, "plugin.log", correlation.as_deref(), line);
     }
 
     fn log(&self, bytes: &[u8]) {

@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 /// The maximum length of a message in bytes. A plugin may send any text.
 const MAX_MESSAGE: usize = 4096;
 
+/// The maximum size of `data` as JSON. A plugin may send any values.
+const MAX_DATA: usize = 64 << 10;
+
 /// The kind of an error, which decides its code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -120,6 +123,9 @@ impl CallError {
         let message = error.get("message")?.as_str()?;
         let mut data = error.get("data").and_then(Value::as_object).cloned().unwrap_or_default();
         data.remove("kind");
+        if Value::Object(data.clone()).to_string().len() > MAX_DATA {
+            data = Map::from_iter([("truncated".to_owned(), Value::Bool(true))]);
+        }
         Some(Self { data, ..Self::new(ErrorKind::of_code(code), message) })
     }
 }

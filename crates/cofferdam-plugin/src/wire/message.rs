@@ -7,6 +7,8 @@ use super::{CallError, Violation};
 
 /// The maximum nesting of a body.
 const MAX_DEPTH: usize = 64;
+/// The maximum number of values of a body.
+const MAX_VALUES: usize = 500_000;
 /// The maximum number of messages of a batch.
 const MAX_BATCH: usize = 100;
 /// The maximum length of an identifier, a method or a correlation identifier.
@@ -68,7 +70,7 @@ pub enum Body {
 /// # Errors
 /// The rule that the body breaks.
 pub fn parse(body: &[u8]) -> Result<Body, Violation> {
-    check_depth(body)?;
+    check_shape(body)?;
     let value: Value = serde_json::from_slice(body).map_err(|_| Violation::NotJson)?;
     match value {
         Value::Array(items) if items.is_empty() => Err(Violation::BadMessage("the batch is empty")),
@@ -80,9 +82,9 @@ pub fn parse(body: &[u8]) -> Result<Body, Violation> {
     }
 }
 
-/// Refuses deep nesting before a recursive parser sees it.
-fn check_depth(body: &[u8]) -> Result<(), Violation> {
-    let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
+/// Refuses deep nesting and too many values before a parser sees them. A value takes far more memory than its text.
+fn check_shape(body: &[u8]) -> Result<(), Violation> {
+    let (mut depth, mut values, mut in_text, mut escaped) = (0usize, 0usize, false, false);
     for byte in body {
         match byte {
             _ if escaped => escaped = false,
@@ -90,15 +92,17 @@ fn check_depth(body: &[u8]) -> Result<(), Violation> {
             b'"' => in_text = !in_text,
             b'[' | b'{' if !in_text => {
                 depth += 1;
+                values += 1;
                 if depth > MAX_DEPTH {
                     return Err(Violation::TooDeep);
                 }
             }
             b']' | b'}' if !in_text => depth = depth.saturating_sub(1),
+            b',' if !in_text => values += 1,
             _ => {}
         }
     }
-    Ok(())
+    if values > MAX_VALUES { Err(Violation::TooComplex) } else { Ok(()) }
 }
 
 fn message(value: Value) -> Result<Message, Violation> {
@@ -232,6 +236,8 @@ mod tests {
         }
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(parse(deep.as_bytes()), Err(Violation::TooDeep));
+        let many = format!("[{}]", vec!["{}"; 400_000].join(","));
+        assert_eq!(parse(many.as_bytes()), Err(Violation::TooComplex));
         let text = format!(r#"{{"jsonrpc":"2.0","method":"m","params":["\"{}"]}}"#, "[".repeat(1000));
         assert!(single(&text).is_ok(), "brackets in a text have no depth");
     }

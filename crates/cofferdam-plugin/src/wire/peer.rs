@@ -41,6 +41,10 @@ const ACKNOWLEDGE_EVERY: u64 = 16;
 const MAX_STREAMED: usize = 64 << 20;
 /// The maximum size of all responses that the plugin has not read, in bytes.
 const MAX_UNREAD: usize = 64 << 20;
+/// The maximum size of all requests of the plugin that run, in bytes.
+const MAX_HELD: usize = 64 << 20;
+/// The time after which a process that closed its input must have ended.
+const CLOSED_INPUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum time between the first and the last byte of a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -77,13 +81,27 @@ pub enum StreamItem {
     Item(Value),
 }
 
+/// The rule of a stream.
+const TOO_MANY_ITEMS: &str = "a stream has more than 64 items that are not acknowledged";
+/// The maximum number of answers that the plugin has not read.
+const MAX_UNSENT: usize = 256;
+
 /// A queued item with its size in the frame.
 type Sized = (StreamItem, usize);
 
 struct Waiter {
-    reply: oneshot::Sender<Result<Value, CallError>>,
+    /// `None` once the call has failed in the host.
+    reply: Option<oneshot::Sender<Result<Value, CallError>>>,
     items: Option<mpsc::Sender<Sized>>,
     received: u64,
+    acks: Arc<Acks>,
+}
+
+/// Acknowledgements of items that are discarded. One waits for the plugin at a time.
+#[derive(Default)]
+struct Acks {
+    is_pending: AtomicBool,
+    sent: AtomicU64,
 }
 
 struct Shared {
@@ -93,8 +111,14 @@ struct Shared {
     streamed: AtomicUsize,
     /// The bytes of responses that the plugin has not read.
     unread: AtomicUsize,
+    /// The number of answers that the plugin has not read.
+    unsent: AtomicUsize,
     /// Notified when they are too many.
     overflow: Notify,
+    /// The bytes of the plugin's requests that run.
+    held: AtomicUsize,
+    /// Notified when the plugin has closed its input.
+    broken: Arc<Notify>,
     closed: AtomicBool,
 }
 
@@ -106,16 +130,20 @@ impl Peer {
     /// Creates the connection and the task that writes to the plugin.
     pub fn new(stdin: StdinWriter) -> (Self, JoinHandle<()>) {
         let (out, frames) = mpsc::channel(MAX_QUEUED_FRAMES);
+        let broken = Arc::new(Notify::new());
         let shared = Shared {
             out,
             waiters: Mutex::default(),
             next: AtomicU64::new(1),
             streamed: AtomicUsize::new(0),
             unread: AtomicUsize::new(0),
+            unsent: AtomicUsize::new(0),
             overflow: Notify::new(),
+            held: AtomicUsize::new(0),
+            broken: Arc::clone(&broken),
             closed: AtomicBool::new(false),
         };
-        (Self(Arc::new(shared)), tokio::spawn(write(stdin, frames)))
+        (Self(Arc::new(shared)), tokio::spawn(write(stdin, frames, broken)))
     }
 
     /// Sends a request. `with_items` asks for progress and stream items.
@@ -149,11 +177,19 @@ impl Peer {
                 let message = format!("{MAX_REQUESTS} calls of this plugin are running");
                 return Err(CallError::new(ErrorKind::Limit, message));
             }
-            waiters.insert(id, Waiter { reply, items, received: 0 });
+            waiters.insert(id, Waiter { reply: Some(reply), items, received: 0, acks: Arc::default() });
         }
-        let request =
-            Request { peer: self.clone(), id, answer: Some(answer), items: receiver, consumed: 0, acknowledged: 0 };
+        let mut request = Request {
+            peer: self.clone(),
+            id,
+            answer: Some(answer),
+            items: receiver,
+            consumed: 0,
+            acknowledged: 0,
+            is_sent: false,
+        };
         self.0.out.send(frame).await.map_err(|_| ended())?;
+        request.is_sent = true;
         Ok(request)
     }
 
@@ -189,6 +225,7 @@ impl Peer {
             let event = tokio::select! {
                 event = output.next() => event,
                 () = until(deadline) => return Err(Violation::Silence),
+                () = self.0.broken.notified() => return Err(Violation::ClosedInput),
                 () = self.0.overflow.notified() => {
                     return Err(Violation::Flood("the plugin does not read the answers to its requests"));
                 }
@@ -240,17 +277,24 @@ impl Peer {
                 }
             }
         }
-        if !requests.is_empty() {
-            tokio::spawn(respond(self.clone(), requests, is_batch, Arc::clone(active)));
+        if requests.is_empty() {
+            return Ok(());
         }
+        let held = Held::new(self, body.len());
+        if self.0.held.load(Ordering::Relaxed) > MAX_HELD {
+            return Err(Violation::Flood("the requests of the plugin that run have more than 64 MiB"));
+        }
+        tokio::spawn(respond(self.clone(), requests, is_batch, (Arc::clone(active), held)));
         Ok(())
     }
 
     fn answered(&self, id: &Id, outcome: Result<Value, CallError>) -> Result<(), Violation> {
         let Id::Number(id) = id else { return Err(Violation::UnknownId) };
         let waiter = self.0.waiters.lock().remove(id).ok_or(Violation::UnknownId)?;
-        // A caller that gave up does not wait any more.
-        let _ = waiter.reply.send(outcome);
+        if let Some(reply) = waiter.reply {
+            // A caller that gave up does not wait any more.
+            let _ = reply.send(outcome);
+        }
         Ok(())
     }
 
@@ -280,20 +324,36 @@ impl Peer {
         waiter.received += 1;
         let received = waiter.received;
         if let Some(items) = &waiter.items {
-            self.reserve(size)?;
-            match items.try_send((StreamItem::Item(value), size)) {
-                Ok(()) => return Ok(()),
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    return Err(Violation::Flood("a stream has more than 64 items that are not acknowledged"));
+            if self.reserve(size).is_err() {
+                // The plugin may send them. The caller is too slow.
+                waiter.items = None;
+                let error = CallError::new(ErrorKind::Limit, "the caller takes the items of the stream too slowly");
+                let _ = waiter.reply.take().map(|reply| reply.send(Err(error)));
+            } else {
+                match items.try_send((StreamItem::Item(value), size)) {
+                    Ok(()) => return Ok(()),
+                    Err(mpsc::error::TrySendError::Full(_)) => return Err(Violation::Flood(TOO_MANY_ITEMS)),
+                    Err(mpsc::error::TrySendError::Closed(_)) => self.release(size),
                 }
-                Err(mpsc::error::TrySendError::Closed(_)) => self.release(size),
             }
         }
+        let acks = Arc::clone(&waiter.acks);
         drop(waiters);
-        // The caller takes no items. They are discarded, and the plugin goes on.
-        if received.is_multiple_of(ACKNOWLEDGE_EVERY) {
+        self.discard(id, received, acks)
+    }
+
+    /// Acknowledges items that no caller takes, so that the plugin goes on.
+    fn discard(&self, id: u64, received: u64, acks: Arc<Acks>) -> Result<(), Violation> {
+        if received > acks.sent.load(Ordering::Acquire) + STREAM_CREDIT as u64 + ACKNOWLEDGE_EVERY {
+            return Err(Violation::Flood(TOO_MANY_ITEMS));
+        }
+        if received.is_multiple_of(ACKNOWLEDGE_EVERY) && !acks.is_pending.swap(true, Ordering::AcqRel) {
             let peer = self.clone();
-            tokio::spawn(async move { peer.acknowledge(id, received).await });
+            tokio::spawn(async move {
+                peer.acknowledge(id, received).await;
+                acks.sent.store(received, Ordering::Release);
+                acks.is_pending.store(false, Ordering::Release);
+            });
         }
         Ok(())
     }
@@ -330,9 +390,12 @@ fn body(message: &impl Serialize) -> Result<Bytes, CallError> {
     Ok(encode(&text))
 }
 
-async fn write(mut stdin: StdinWriter, mut frames: mpsc::Receiver<Bytes>) {
+async fn write(mut stdin: StdinWriter, mut frames: mpsc::Receiver<Bytes>, broken: Arc<Notify>) {
     while let Some(frame) = frames.recv().await {
         if stdin.write_all(&frame).await.is_err() {
+            // A process that ends closes its output, too.
+            tokio::time::sleep(CLOSED_INPUT_TIMEOUT).await;
+            broken.notify_one();
             return;
         }
     }
@@ -342,7 +405,7 @@ async fn write(mut stdin: StdinWriter, mut frames: mpsc::Receiver<Bytes>) {
 type Begun = (Id, String, JoinHandle<Result<Value, CallError>>);
 
 /// Sends the responses to one body's requests when all are there.
-async fn respond(peer: Peer, requests: Vec<Begun>, is_batch: bool, active: Arc<Active>) {
+async fn respond(peer: Peer, requests: Vec<Begun>, is_batch: bool, (active, held): (Arc<Active>, Held)) {
     let mut answers = Vec::with_capacity(requests.len());
     for (id, correlation, task) in requests {
         let outcome = match task.await {
@@ -365,13 +428,31 @@ async fn respond(peer: Peer, requests: Vec<Begun>, is_batch: bool, active: Arc<A
         _ => Err(error),
     });
     let Ok(frame) = frame else { return };
-    drop(message);
+    drop((message, held));
     let size = frame.len();
-    if peer.0.unread.fetch_add(size, Ordering::Relaxed) + size > MAX_UNREAD {
+    let unsent = peer.0.unsent.fetch_add(1, Ordering::Relaxed) + 1;
+    if peer.0.unread.fetch_add(size, Ordering::Relaxed) + size > MAX_UNREAD || unsent > MAX_UNSENT {
         peer.0.overflow.notify_one();
     }
     let _ = peer.0.out.send(frame).await;
     peer.0.unread.fetch_sub(size, Ordering::Relaxed);
+    peer.0.unsent.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// The bytes of one body's requests while they run.
+struct Held(Peer, usize);
+
+impl Held {
+    fn new(peer: &Peer, size: usize) -> Self {
+        peer.0.held.fetch_add(size, Ordering::Relaxed);
+        Self(peer.clone(), size)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.0.held.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 /// Waits until a time, or forever.
@@ -443,6 +524,8 @@ pub struct Request {
     items: Option<mpsc::Receiver<Sized>>,
     consumed: u64,
     acknowledged: u64,
+    /// False until the whole request waits for the plugin. Until then, no answer can come.
+    is_sent: bool,
 }
 
 impl Request {
@@ -483,7 +566,9 @@ impl Drop for Request {
                 self.peer.release(size);
             }
         }
-        if self.answer.is_some() && self.peer.0.waiters.lock().contains_key(&self.id) {
+        if !self.is_sent {
+            self.peer.0.waiters.lock().remove(&self.id);
+        } else if self.answer.is_some() && self.peer.0.waiters.lock().contains_key(&self.id) {
             let (peer, id) = (self.peer.clone(), self.id);
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(async move {

@@ -26,6 +26,12 @@ pub enum Violation {
     /// The plugin sends more than it may.
     #[error("{0}")]
     Flood(&'static str),
+    /// A body has too many values.
+    #[error("a message has more than 500,000 values")]
+    TooComplex,
+    /// The plugin closed its input and went on.
+    #[error("the plugin closed its input")]
+    ClosedInput,
     /// The plugin began a frame and sent nothing more.
     #[error("a frame was begun and not finished within 30 s")]
     Silence,
@@ -42,6 +48,8 @@ impl Violation {
             Self::BadMessage(_) => "bad-message",
             Self::UnknownId => "unknown-id",
             Self::Flood(_) => "flood",
+            Self::TooComplex => "too-complex",
+            Self::ClosedInput => "closed-input",
             Self::Silence => "silence",
         }
     }

@@ -19,8 +19,9 @@ use crate::terminal::one_line;
 
 /// The maximum size of an input.
 const MAX_INPUT: u64 = 8 << 20;
-/// The maximum number of stream items in one JSON document.
+/// The maximum number of stream items in one JSON document, and of their bytes.
 const MAX_ITEMS: usize = 100_000;
+const MAX_ITEM_BYTES: usize = 64 << 20;
 /// Exit status if the call failed.
 const FAILED: u8 = 1;
 
@@ -43,19 +44,26 @@ pub fn call(args: &CallArgs, config: Option<PathBuf>) -> Result<u8> {
 }
 
 async fn call_once(host: &Host, args: &CallArgs, input: Value) -> Result<u8> {
+    host::load_others(host, &args.host).await?;
     let name = host::load(host, &args.plugin, &args.host).await?;
     let options = CallOptions { timeout: args.timeout, stream: true, ..CallOptions::default() };
     let mut call = host.call(&name, &args.method, input, options);
-    let mut items = Vec::new();
+    let (mut items, mut size, mut truncated) = (Vec::new(), 0, false);
     while let Some(item) = call.next().await {
         match item {
-            StreamItem::Item(value) if args.json && items.len() < MAX_ITEMS => items.push(value),
-            StreamItem::Item(value) if !args.json => {
+            StreamItem::Item(value) if args.json => {
+                size += value.to_string().len();
+                if items.len() < MAX_ITEMS && size <= MAX_ITEM_BYTES {
+                    items.push(value);
+                } else {
+                    truncated = true;
+                }
+            }
+            StreamItem::Item(value) => {
                 if printed(print(&format!("{value}\n")), 0) != 0 {
                     return Ok(FAILED);
                 }
             }
-            StreamItem::Item(_) => {}
             StreamItem::Progress(value) => report::remark(&one_line(&progress(&value)), Tone::Good),
         }
     }
@@ -63,7 +71,7 @@ async fn call_once(host: &Host, args: &CallArgs, input: Value) -> Result<u8> {
     let result = call.result().await;
     let status = if result.is_ok() { 0 } else { FAILED };
     if args.json {
-        let mut value = json!({"correlationId": id, "items": items});
+        let mut value = json!({"correlationId": id, "items": items, "truncated": truncated});
         match &result {
             Ok(output) => value["result"] = output.clone(),
             Err(error) => value["error"] = error.to_json(),

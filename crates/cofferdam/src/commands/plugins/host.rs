@@ -1,7 +1,7 @@
 //! The host of plugins that a command opens: its state, its log, and the plugins that it loads.
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -58,12 +58,21 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
     let state = state(args.state.as_deref())?;
     let mode = mode(args.development, variable(DEVELOPMENT).as_deref());
     cofferdam_util::private::create_directory(&state).map_err(|error| failed("create the state directory", error))?;
-    let sink = sink(&state, args)?;
+    let found = state.symlink_metadata().map_err(|error| failed("examine the state directory", error))?;
+    if let Some(exposure) = cofferdam_util::private::exposure(&found) {
+        let message = format!("the state directory cannot be used: {exposure}");
+        return Err(Error::invalid("open the plugin host", message)
+            .with_context("path", state.display().to_string())
+            .with_remedy("name a directory that only this user can change"));
+    }
+    let sink = sink(&state, args);
     let traces = args.traces.as_deref().map(traces).transpose()?;
     let begun = Instant::now();
     loop {
         let config = HostConfig {
             state: state.clone(),
+            // Without a directory for data, nothing is installed.
+            protected: data::directory().into_iter().collect(),
             key: args.key.clone(),
             mode,
             tenant: None,
@@ -80,11 +89,16 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
     }
 }
 
-/// Loads a plugin and those that it may invoke. Returns its name.
-pub async fn load(host: &Host, plugin: &str, args: &HostArgs) -> Result<String> {
+/// Loads the plugins of `--with`.
+pub async fn load_others(host: &Host, args: &HostArgs) -> Result<()> {
     for other in &args.with {
         load_one(host, other, LoadOptions::default()).await?;
     }
+    Ok(())
+}
+
+/// Loads a plugin with the options of the command line. Returns its name.
+pub async fn load(host: &Host, plugin: &str, args: &HostArgs) -> Result<String> {
     let debugging = debug::debugging(args, plugin)?;
     let config = args.plugin_config.as_deref().map(configuration).transpose()?;
     let strategy = args.strategy.map(Into::into).or(debugging.as_ref().map(|_| Strategy::Thread));
@@ -106,6 +120,9 @@ fn mode(development: bool, variable: Option<&OsStr>) -> Mode {
 
 async fn load_one(host: &Host, plugin: &str, options: LoadOptions) -> Result<String> {
     let (directory, installed) = find(plugin)?;
+    if installed.is_none() && host.mode() == Mode::Production {
+        refuse_installed_name(plugin)?;
+    }
     let options = LoadOptions { installed: installed.map(Arc::new), ..options };
     let before: Vec<String> = host.plugins().into_iter().map(|status| status.name).collect();
     for warning in host.load(&directory, options).await? {
@@ -115,6 +132,18 @@ async fn load_one(host: &Host, plugin: &str, options: LoadOptions) -> Result<Str
     loaded.map(|status| status.name).ok_or_else(|| Error::invalid("load plugin", "the plugin was not loaded"))
 }
 
+/// Refuses a directory whose plugin has the name of an installed one: their secrets and files are found by the name.
+fn refuse_installed_name(plugin: &str) -> Result<()> {
+    let Ok(data) = data::directory() else { return Ok(()) };
+    let name = super::inspect::manifest(plugin)?.name;
+    if package::find(&data, &name).is_err() {
+        return Ok(());
+    }
+    let message = format!("a plugin '{name}' is installed, and its secrets and files would be those of this directory");
+    Err(Error::new(ErrorKind::Denied, "load plugin", message)
+        .with_remedy("use --development or another --state for a plugin that you wrote"))
+}
+
 /// Returns the directory of a plugin: a path with a slash or a dot at its beginning, else an installed one.
 pub fn find(plugin: &str) -> Result<(PathBuf, Option<Installed>)> {
     if plugin.contains('/') || plugin.starts_with('.') {
@@ -122,8 +151,14 @@ pub fn find(plugin: &str) -> Result<(PathBuf, Option<Installed>)> {
     }
     match package::find(&data::directory()?, plugin) {
         Ok(installed) => Ok((installed.directory.clone(), Some(installed))),
-        Err(_) if Path::new(plugin).is_dir() => Ok((plugin.into(), None)),
-        Err(error) => Err(error.into_error("find plugin")),
+        Err(error) => {
+            let error = error.into_error("find plugin");
+            Err(if Path::new(plugin).is_dir() {
+                error.with_remedy(format!("write ./{plugin} for the directory"))
+            } else {
+                error
+            })
+        }
     }
 }
 
@@ -139,14 +174,13 @@ fn failed(what: &str, error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, "open the plugin host", format!("cannot {what}")).with_source(error)
 }
 
-/// Returns the log: a file of JSON lines in the state directory.
-fn sink(state: &Path, args: &HostArgs) -> Result<Sink> {
+/// Returns the log: a file of JSON lines in the state directory. It is opened with the first line, when no other host uses
+/// the state any more.
+fn sink(state: &Path, args: &HostArgs) -> Sink {
     let (verbose, debug) = (args.verbose, args.debug);
-    let path = state.join(LOG);
-    let open = move || OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-    let file = open().map_err(|error| failed("open the log", error))?;
-    let (file, state) = (Mutex::new(file), state.to_owned());
-    Ok(Arc::new(move |line: &Value| {
+    let (path, old) = (state.join(LOG), state.join(format!("{LOG}.1")));
+    let file: Mutex<Option<File>> = Mutex::new(None);
+    Arc::new(move |line: &Value| {
         let text = format!("{line}\n");
         if verbose {
             let _ = std::io::stderr().write_all(text.as_bytes());
@@ -154,20 +188,28 @@ fn sink(state: &Path, args: &HostArgs) -> Result<Sink> {
             debug::show(line, debug);
         }
         let mut file = file.lock();
-        if file.metadata().is_ok_and(|found| found.len() > MAX_LOG)
-            && std::fs::rename(state.join(LOG), state.join(format!("{LOG}.1"))).is_ok()
-            && let Ok(new) = open()
-        {
-            *file = new;
+        let is_full = file.as_ref().and_then(|file| file.metadata().ok()).is_some_and(|found| found.len() > MAX_LOG);
+        if is_full && std::fs::rename(&path, &old).is_ok() {
+            *file = None;
         }
-        let _ = file.write_all(text.as_bytes());
-    }))
+        if file.is_none() {
+            *file = append_to(&path).ok();
+        }
+        if let Some(file) = &mut *file {
+            let _ = file.write_all(text.as_bytes());
+        }
+    })
+}
+
+/// Opens a file for lines of this user. Follows no link at its name.
+fn append_to(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path)
 }
 
 /// Returns the receiver of spans: a file that grows by a line for each.
 fn traces(path: &Path) -> Result<Sink> {
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-    let file = Mutex::new(file.map_err(|error| failed("open the file of traces", error))?);
+    let file = Mutex::new(append_to(path).map_err(|error| failed("open the file of traces", error))?);
     Ok(Arc::new(move |line: &Value| {
         let _ = file.lock().write_all(format!("{line}\n").as_bytes());
     }))

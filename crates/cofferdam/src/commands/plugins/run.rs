@@ -7,7 +7,7 @@ use cofferdam::plugins::{CallOptions, Context, Host, StreamItem};
 use cofferdam::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -70,6 +70,7 @@ pub fn run(args: &RunPluginsArgs, config: Option<PathBuf>) -> Result<u8> {
 }
 
 async fn serve(host: &Host, args: &RunPluginsArgs) -> Result<()> {
+    host::load_others(host, &args.host).await?;
     let mut names = Vec::new();
     for plugin in &args.plugins {
         names.push(host::load(host, plugin, &args.host).await?);
@@ -120,15 +121,11 @@ async fn calls(host: &Host) -> Result<()> {
     let running = Arc::new(Semaphore::new(MAX_CALLS));
     let mut input = BufReader::new(tokio::io::stdin());
     loop {
-        let mut line = String::new();
-        let count = (&mut input).take(MAX_LINE).read_line(&mut line).await.map_err(failed)?;
-        if count == 0 {
-            break;
-        }
-        let order: Order = match serde_json::from_str(&line) {
+        let Some(line) = read_line(&mut input).await.map_err(failed)? else { break };
+        let order = match order(&line) {
             Ok(order) => order,
-            Err(error) => {
-                let answer = json!({"error": {"kind": "parse-error", "message": error.to_string()}});
+            Err(message) => {
+                let answer = json!({"error": {"kind": "parse-error", "message": message}});
                 let _ = answers.send(format!("{answer}\n")).await;
                 continue;
             }
@@ -143,6 +140,34 @@ async fn calls(host: &Host) -> Result<()> {
     drop(answers);
     let _ = writer.await;
     Ok(())
+}
+
+/// Reads a line. A longer one than allowed is read to its end and returned without its rest.
+async fn read_line(input: &mut BufReader<Stdin>) -> std::io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    if (&mut *input).take(MAX_LINE + 1).read_until(b'\n', &mut line).await? == 0 {
+        return Ok(None);
+    }
+    while !line.ends_with(b"\n") {
+        let mut rest = Vec::new();
+        let count = (&mut *input).take(MAX_LINE).read_until(b'\n', &mut rest).await?;
+        if count == 0 || rest.ends_with(b"\n") {
+            break;
+        }
+    }
+    Ok(Some(line))
+}
+
+/// Reads a call. Fails with the reason.
+fn order(line: &[u8]) -> std::result::Result<Order, String> {
+    if line.len() as u64 > MAX_LINE {
+        return Err("the line is longer than 8 MiB".to_owned());
+    }
+    let order: Order = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    match order.timeout.as_deref().map(cofferdam::parse_duration) {
+        Some(Err(_)) => Err("timeout is not a duration such as 5s".to_owned()),
+        _ => Ok(order),
+    }
 }
 
 async fn answer(host: &Host, order: Order, answers: &mpsc::Sender<String>) {

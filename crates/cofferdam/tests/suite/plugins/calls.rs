@@ -141,7 +141,7 @@ def activate(plugin):
         let data = bench.data("files").join("data");
         std::os::unix::fs::symlink(&outside, data.join("out")).unwrap();
         assert_ne!(kind(&on("read", "data/out/secret").await), "ok: \"s\"");
-        assert_eq!(kind(&on("write", "data/out/new").await), "conflict");
+        assert_eq!(kind(&on("write", "data/out/new").await), "permission-denied");
         assert!(!outside.join("new").exists());
         bench.end().await;
     });

@@ -91,6 +91,12 @@ elif how == "unread":
     read()
     for i in range(1, 200):
         send({"jsonrpc": "2.0", "id": i, "method": "kv.get", "params": {"key": "k"}})
+elif how == "closed":
+    os.close(0)
+    for i in range(3):
+        send({"jsonrpc": "2.0", "id": i, "method": "config.get"})
+elif how == "complex":
+    frame(b"[" + b",".join([b"{}"] * 400000) + b"]")
 elif how == "flood":
     while True:
         raw(b"\0" * (1 << 20))
@@ -121,6 +127,8 @@ fn a_broken_protocol_ends_in_a_verdict_on_the_plugin() {
         ("stream-flood", "flood"),
         ("stream-order", "bad-message"),
         ("unread", "flood"),
+        ("closed", "closed-input"),
+        ("complex", "too-complex"),
         ("flood", "bad-frame"),
     ];
     run(|| async {
@@ -160,6 +168,50 @@ fn a_plugin_that_reads_nothing_is_ended() {
             let error = call.result().await.unwrap_err();
             assert!(matches!(super::kind(&Err(error.clone())).as_str(), "timeout" | "unavailable"), "{error:?}");
         }
+        bench.end().await;
+    });
+}
+
+/// Promise (Plugins): A caller with a short time does not end the plugin that it calls, and long identifiers of a plugin do
+/// not reach others.
+#[test]
+fn an_invoker_cannot_end_the_plugin_that_it_invokes() {
+    run(|| async {
+        let bench = Bench::new();
+        let victim = "
+import time
+
+def activate(plugin):
+    @plugin.method
+    def work(ctx, seconds=0.0):
+        time.sleep(seconds)
+        return 'done'
+";
+        bench.load_python("victim", "[methods.work]\n", victim).await;
+        bench.call("victim", "work", json!({})).await.unwrap();
+        let invoker = "
+def activate(plugin):
+    @plugin.method
+    def pester(ctx):
+        kinds = []
+        for timeout, seconds in [('0s', 0.0), ('1ms', 0.5)] * 10:
+            try:
+                ctx.invoke('victim', 'work', {'seconds': seconds}, timeout=timeout)
+            except Exception as error:
+                kinds.append(type(error).__name__)
+        return kinds
+";
+        let manifest = "permissions = [\"invoke\"]\n[methods.pester]\n";
+        bench.load_python("invoker", manifest, invoker).await;
+        let options = cofferdam::plugins::CallOptions {
+            context: cofferdam::plugins::Context { request_id: "r".repeat(128), ..Default::default() },
+            ..Default::default()
+        };
+        let kinds = bench.host.call("invoker", "pester", json!({}), options).result().await.unwrap();
+        assert!(kinds.as_array().unwrap().iter().all(|kind| kind == "Timeout"), "{kinds}");
+        assert_eq!(bench.call("victim", "work", json!({})).await, Ok(json!("done")));
+        let starts = bench.host.plugins().into_iter().find(|status| status.name == "victim").unwrap().starts;
+        assert_eq!(starts, 1, "{:?}", bench.events("plugin.crashed"));
         bench.end().await;
     });
 }

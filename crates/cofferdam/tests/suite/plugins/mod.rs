@@ -149,6 +149,7 @@ fn open_with(state: &Path, mode: Mode, lines: &Arc<Mutex<Vec<Value>>>, code: Cod
         LocalExtensions::new(LocalConfig { code, ..LocalConfig::default() }).expect("the extensions are created"),
     );
     Host::open(HostConfig {
+        protected: Vec::new(),
         state: state.to_owned(),
         key: None,
         mode,
