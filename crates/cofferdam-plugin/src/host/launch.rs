@@ -20,8 +20,9 @@ const NODE_SDK: &[u8] = include_bytes!("../../../../sdk/node-plugin/cofferdam-pl
 const DEFAULT_MEMORY: ByteSize = ByteSize::from_mebibytes(256);
 /// The share of a plugin's memory that the heap of Node.js gets, in percent.
 const HEAP_PERCENT: u64 = 60;
-/// The output of a plugin that waits for the host to read it. A message and its neighbours fit.
-const OUTPUT_BUFFER: ByteSize = ByteSize::from_mebibytes(32);
+/// The output of a plugin that waits for the host to read it. Sixteen messages of the largest size fit. It is allocated as
+/// it fills.
+const OUTPUT_BUFFER: ByteSize = ByteSize::from_mebibytes(128);
 /// The output of a plugin in its whole life.
 const MAX_OUTPUT: ByteSize = ByteSize::from_bytes(1 << 50);
 /// The maximum life of a plugin: calls have their own limits.
