@@ -121,6 +121,21 @@ const ROWS: &[(&str, Row)] = &[
         "cofferdam snapshot ",
         Row::Tested("needs a virtual machine", "a_program_goes_on_in_another_process_and_directory"),
     ),
+    (
+        "cofferdam plugins run ./",
+        Row::Tested("serves until it is ended", "b5_a_changed_file_reloads_an_inline_plugin_after_its_running_calls"),
+    ),
+    (
+        "cofferdam plugins call ./hello hello --development",
+        Row::Tested("is refused, or needs debugpy", "b7_debugging_is_refused_in_production_mode_and_in_sandboxes"),
+    ),
+    (
+        "cofferdam plugins call ./web",
+        Row::Tested(
+            "names a plugin in Node.js",
+            "b7_a_profile_of_node_has_chromes_format_and_names_the_plugins_function",
+        ),
+    ),
     ("cofferdam mcp --http", Row::Tested("serves until it is ended", "the_commands_of_the_page_on_mcp_serve")),
     (
         "cofferdam audit verify /var/log",
