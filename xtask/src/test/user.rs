@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 
@@ -84,6 +85,9 @@ impl User {
 
     /// Creates an unnamed file for output.
     pub fn log(&self) -> Result<Log> {
+        /// Suites that run at the same time use the same name.
+        static CREATING: Mutex<()> = Mutex::new(());
+        let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
         let me = Path::new("/proc/self").metadata()?.uid();
         let place = place::make(&std::env::temp_dir(), "xtask-log-", 0o700, &[me])?;
         let file = File::options().read(true).write(true).create_new(true).open(place.join("log"))?;
