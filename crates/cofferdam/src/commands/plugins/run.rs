@@ -34,7 +34,7 @@ struct Order {
     id: Value,
     plugin: String,
     method: String,
-    #[serde(default)]
+    #[serde(default = "no_input")]
     input: Value,
     #[serde(default)]
     timeout: Option<String>,
@@ -46,6 +46,11 @@ struct Order {
     metadata: serde_json::Map<String, Value>,
     #[serde(default)]
     stream: bool,
+}
+
+/// Returns the input of a call without one.
+fn no_input() -> Value {
+    json!({})
 }
 
 /// Runs plugins until a signal arrives.
