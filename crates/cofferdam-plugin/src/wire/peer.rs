@@ -342,7 +342,7 @@ impl Peer {
         self.discard(id, received, acks)
     }
 
-    /// Acknowledges items that no caller takes, so that the plugin goes on.
+    /// Acknowledges items that no caller takes, so that the plugin continues.
     fn discard(&self, id: u64, received: u64, acks: Arc<Acks>) -> Result<(), Violation> {
         if received > acks.sent.load(Ordering::Acquire) + STREAM_CREDIT as u64 + ACKNOWLEDGE_EVERY {
             return Err(Violation::Flood(TOO_MANY_ITEMS));

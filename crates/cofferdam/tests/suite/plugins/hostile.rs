@@ -1,4 +1,4 @@
-//! Plugins that break the protocol. Each ends in a verdict on that plugin, and the host goes on.
+//! Plugins that break the protocol. Each ends in a verdict on that plugin, and the host continues to serve.
 
 use serde_json::json;
 
