@@ -88,7 +88,8 @@ fn run(words: &[&str]) -> Result<()> {
         ["docs"] => docs::run(&repository),
         [
             "bench",
-            name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"),
+            name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"
+            | "plugins"),
             options @ ..,
         ] => bench::run(&repository, name, options),
         [
