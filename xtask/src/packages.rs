@@ -70,6 +70,12 @@ pub const FOR_TESTS: &[Need] = &[
         present: || python_has("pandas"),
     },
     Need {
+        name: "debugpy for /usr/bin/python3",
+        package: "python3-debugpy",
+        without: "a debugger is not attached to plugins in Python (cofferdam, suite plugins::debugging)",
+        present: || python_has("debugpy"),
+    },
+    Need {
         name: "venv for /usr/bin/python3",
         package: "python3-venv",
         without: "cofferdam mcp is not tested with the official Python SDK (cofferdam, mcp), nor the Python wheel",
