@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -22,62 +22,88 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 pub fn logs(args: &LogsArgs) -> Result<u8> {
     let path = host::state(args.state.as_deref())?.join(LOG);
     let mut last = VecDeque::new();
-    let mut end = 0;
-    for path in [path.with_extension("jsonl.1"), path.clone()] {
-        if !path.exists() {
-            continue;
-        }
-        end = read(&path, 0, |line| {
-            if is_of(line, args) {
-                last.push_back(shown(line, args));
-                if last.len() > args.lines {
-                    last.pop_front();
-                }
+    let mut keep = |line: &Value| {
+        if is_of(line, args) {
+            last.push_back(shown(line, args));
+            if last.len() > args.lines {
+                last.pop_front();
             }
-        })?;
+        }
+    };
+    // Opened before the older file is read, so that a rotation in between loses nothing.
+    let mut log = Log::open(&path)?;
+    if let Some(mut older) = Log::open(&path.with_extension("jsonl.1"))?
+        && log.as_ref().is_none_or(|log| log.inode != older.inode)
+    {
+        older.read(&mut keep)?;
+    }
+    if let Some(log) = &mut log {
+        log.read(&mut keep)?;
     }
     let mut status = printed(print(&last.iter().map(String::as_str).collect::<String>()), 0);
-    let mut inode = inode(&path);
     while args.follow && status == 0 {
         std::thread::sleep(POLL_INTERVAL);
-        let now = self::inode(&path);
-        if now != inode {
-            (inode, end) = (now, 0);
+        let mut new = String::new();
+        let mut add = |line: &Value| {
+            if is_of(line, args) {
+                new.push_str(&shown(line, args));
+            }
+        };
+        // A rotated file has its last lines when the next one is there.
+        let next = Log::open(&path)?;
+        if let Some(log) = &mut log {
+            log.read(&mut add)?;
         }
-        if now.is_some() {
-            let mut new = String::new();
-            end = read(&path, end, |line| {
-                if is_of(line, args) {
-                    new.push_str(&shown(line, args));
-                }
-            })?;
-            status = printed(print(&new), 0);
+        if let Some(mut next) = next
+            && log.as_ref().is_none_or(|log| log.inode != next.inode)
+        {
+            next.read(&mut add)?;
+            log = Some(next);
         }
+        status = printed(print(&new), 0);
     }
     Ok(status)
 }
 
-fn inode(path: &Path) -> Option<u64> {
-    path.metadata().ok().map(|found| found.ino())
+/// An open log. It remains readable when it is renamed or removed.
+struct Log {
+    file: BufReader<File>,
+    inode: u64,
+    /// The offset after the last whole line that was read.
+    offset: u64,
 }
 
-/// Calls `take` for each whole line from an offset on. Returns the offset after the last one.
-fn read(path: &Path, from: u64, mut take: impl FnMut(&Value)) -> Result<u64> {
-    let failed = |error| Error::new(ErrorKind::Io, "read the log", "cannot read the log").with_source(error);
-    let mut file = File::open(path).map_err(failed)?;
-    file.seek(SeekFrom::Start(from)).map_err(failed)?;
-    let (mut reader, mut offset, mut line) = (BufReader::new(file), from, Vec::new());
-    loop {
-        line.clear();
-        let count = reader.read_until(b'\n', &mut line).map_err(failed)?;
-        if !line.ends_with(b"\n") {
-            return Ok(offset);
-        }
-        offset += count as u64;
-        if let Ok(value) = serde_json::from_slice(&line) {
-            take(&value);
+impl Log {
+    /// Opens a log, if it exists.
+    fn open(path: &Path) -> Result<Option<Self>> {
+        let opened = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.and_then(|file| Ok((file.metadata()?.ino(), file))),
+        };
+        let (inode, file) = opened.map_err(failed)?;
+        Ok(Some(Self { file: BufReader::new(file), inode, offset: 0 }))
+    }
+
+    /// Calls `take` for each whole line that was not read before.
+    fn read(&mut self, mut take: impl FnMut(&Value)) -> Result<()> {
+        self.file.seek(SeekFrom::Start(self.offset)).map_err(failed)?;
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let count = self.file.read_until(b'\n', &mut line).map_err(failed)?;
+            if !line.ends_with(b"\n") {
+                return Ok(());
+            }
+            self.offset += count as u64;
+            if let Ok(value) = serde_json::from_slice(&line) {
+                take(&value);
+            }
         }
     }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, "read the log", "cannot read the log").with_source(error)
 }
 
 fn is_of(line: &Value, args: &LogsArgs) -> bool {

@@ -1,11 +1,15 @@
 //! `cofferdam plugins`.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use super::terminals::Terminal;
 use super::{cofferdam, json, outcome, repository};
+
+/// The number of installs that are killed.
+const KILLS: u32 = 12;
 
 /// Promise (Plugins): `plugins validate` reports all problems of a manifest with their places, and fails for a plugin that
 /// cannot be used.
@@ -202,4 +206,60 @@ fn on_a_terminal_only_a_yes_installs() {
         assert_eq!(child.wait().expect("ended").code(), Some(if installed { 0 } else { 1 }), "{answers:?}");
         assert_eq!(user.done("list")["plugins"].as_array().map(Vec::len), Some(usize::from(installed)));
     }
+}
+
+/// Promise (Plugins): An install that is killed at any moment leaves the old version or the new one, and the next install
+/// removes what it left (B9).
+#[test]
+fn a_killed_install_leaves_the_old_version_or_the_new_one() {
+    let user = User::author("hello");
+    let large: Vec<u8> = (0..4_u32 << 20).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(user.path().join("hello/data"), large).expect("written");
+    user.done("package hello --key author.key -o old.cplugin");
+    user.edit("hello/plugin.toml", "0.1.0", "0.2.0");
+    user.done("package hello --key author.key -o new.cplugin");
+    let start = Instant::now();
+    user.done("install new.cplugin --trust author.key.pub --yes");
+    let whole = start.elapsed();
+    let mut unfinished = 0;
+    for kill in 0..KILLS {
+        user.done("install old.cplugin --yes");
+        let mut child = user.command().args(["install", "new.cplugin", "--yes"]).spawn().expect("started");
+        std::thread::sleep(whole * kill / KILLS);
+        child.kill().expect("killed");
+        let is_done = child.wait().expect("ended").success();
+        let listed = user.done("list");
+        let version = listed["plugins"][0]["version"].as_str().expect("a version");
+        assert!(version == "0.2.0" || (version == "0.1.0" && !is_done), "{listed}");
+        unfinished += usize::from(version == "0.1.0");
+        assert_eq!(user.plugins("inspect hello").0, 0);
+    }
+    assert!(unfinished > 0, "no install was killed before its end");
+    user.done("install new.cplugin --yes");
+    user.done("uninstall hello");
+    let store = user.path().join("data/cofferdam/plugins/store");
+    assert_eq!(std::fs::read_dir(store).expect("the store").count(), 0);
+}
+
+/// Promise (Plugins): `plugins logs --follow` prints the lines of a rotated log and those of the next one (B10).
+#[test]
+fn a_followed_log_is_whole_across_a_rotation() {
+    let user = User::new();
+    let (log, rotated) = (user.path().join("plugins.jsonl"), user.path().join("plugins.jsonl.1"));
+    let line = |number: usize| format!("{{\"plugin\": \"p\", \"number\": {number}}}\n");
+    std::fs::write(&log, line(0)).expect("written");
+    let mut command = user.command();
+    command.args(["logs", "--follow", "--json", "--state", "."]).stdout(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("started");
+    let mut printed = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = || json(&printed.next().expect("a line").expect("read"))["number"].clone();
+    assert_eq!(next(), 0);
+    // All between two looks at the log, or nearly all.
+    let mut file = std::fs::File::options().append(true).open(&log).expect("opened");
+    file.write_all(line(1).as_bytes()).expect("written");
+    std::fs::rename(&log, rotated).expect("renamed");
+    std::fs::write(&log, line(2)).expect("written");
+    assert_eq!((next(), next()), (1.into(), 2.into()));
+    child.kill().expect("killed");
+    child.wait().expect("ended");
 }
