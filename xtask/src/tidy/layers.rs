@@ -24,6 +24,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-util", &[], &[]),
     layer("cofferdam-archive", &["cofferdam-util"], &[]),
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
+    layer("cofferdam-changes", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-egress", &["cofferdam-contract"], &[]),
     layer(
@@ -33,7 +34,7 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-process",
-        &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
+        &["cofferdam-changes", "cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
         &["cofferdam-conformance"],
     ),
     layer(

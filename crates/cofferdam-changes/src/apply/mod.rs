@@ -1,0 +1,338 @@
+//! Application of a change set to the workspace.
+//!
+//! ```text
+//! files, links and directories in the order of paths -> deletions in the reverse order -> permissions of directories
+//! ```
+//!
+//! So a rename never loses its file, and a directory is writable until its contents are complete. Each step works on
+//! the opened parent directory, which is found beneath the workspace without following links.
+
+mod place;
+mod refuse;
+mod remove;
+
+use std::collections::{BTreeSet, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, Stat};
+use rustix::io::Errno;
+
+use crate::aliases::Aliases;
+use crate::change::{Change, Kind, Node};
+use crate::conflict::{self, Cause, Conflict};
+use crate::error::{ChangesError, Result, io};
+use crate::fingerprint::Fingerprint;
+use crate::glob::Globs;
+use crate::read::ChangeSet;
+use crate::tree::{self, Spot};
+use crate::{resolve, text};
+
+pub use place::NEW_SUFFIX;
+pub(crate) use refuse::guard;
+pub use refuse::{Refusal, Refused};
+
+/// Directory to which a change set may be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Workspace {
+    /// The directory that the change set was captured for, by its device and inode.
+    #[default]
+    Recorded,
+    /// Any directory. What differs from the capture is a conflict.
+    Any,
+}
+
+/// Options of an application.
+#[derive(Debug, Clone, Default)]
+pub struct ApplyOptions {
+    /// Paths to apply. All, if there is no pattern.
+    pub only: Globs,
+    /// Guarded paths that may be applied.
+    pub allow: Globs,
+    /// Reports what would be applied, and writes nothing.
+    pub dry_run: bool,
+    /// Directory to which the change set may be applied.
+    pub workspace: Workspace,
+}
+
+/// Result of an application.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Applied changes in the order of their application.
+    pub applied: Vec<PathBuf>,
+    /// Changes that the workspace does not allow any more. Nothing was overwritten.
+    pub conflicts: Vec<Conflict>,
+    /// Changes that are never applied, or only if they are allowed.
+    pub refused: Vec<Refused>,
+    /// Error that ended the application, and the change.
+    pub failed: Option<(PathBuf, ChangesError)>,
+}
+
+/// Applies a change set to the workspace. A second application has no further effect.
+///
+/// # Errors
+///
+/// [`ChangesError::WrongDirectory`], and those of the operating system before the first change. A later error is in
+/// [`Applied::failed`].
+pub fn apply(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions) -> Result<Applied> {
+    if options.workspace == Workspace::Recorded && !set.header().is_of(directory)? {
+        return Err(ChangesError::WrongDirectory { workspace: text::path(&set.header().workspace) });
+    }
+    let changes = resolve::expand(set, directory)?;
+    let owner = rustix::fs::fstat(directory).map_err(io("inspect", &set.header().workspace))?;
+    let mut session = Session {
+        set,
+        directory,
+        options,
+        owner,
+        aliases: Aliases::find(directory),
+        report: Applied::default(),
+        modes: Vec::new(),
+        planned: BTreeSet::new(),
+        unlinked: HashSet::new(),
+    };
+    session.run(&changes);
+    Ok(session.report)
+}
+
+/// Returns the conflicts of a change set with the workspace as it is now.
+///
+/// # Errors
+///
+/// Those of the operating system.
+pub fn conflicts(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Conflict>> {
+    let allow = Globs::new(["**"]);
+    let options = ApplyOptions { allow, dry_run: true, workspace: Workspace::Any, ..ApplyOptions::default() };
+    let would = apply(set, directory, &options)?;
+    would.failed.map_or(Ok(would.conflicts), |(_, error)| Err(error))
+}
+
+/// Result of one change.
+enum Outcome {
+    Applied,
+    Conflict(Cause, Option<PathBuf>),
+    Refused(Refusal),
+}
+
+struct Session<'a> {
+    set: &'a ChangeSet,
+    directory: BorrowedFd<'a>,
+    options: &'a ApplyOptions,
+    /// Properties of the workspace, whose owner gets new files.
+    owner: Stat,
+    aliases: Aliases,
+    report: Applied,
+    /// Permissions of directories, which are set at the end.
+    modes: Vec<(PathBuf, u32)>,
+    /// Directories that a dry run would create.
+    planned: BTreeSet<PathBuf>,
+    /// Inodes with other names, whose times changed when a name was removed.
+    unlinked: HashSet<u64>,
+}
+
+impl Session<'_> {
+    fn run(&mut self, changes: &[Change]) {
+        let only = &self.options.only;
+        let selected = changes.iter().filter(|change| only.is_empty() || only.matches(&change.path));
+        let (deleted, written): (Vec<_>, Vec<_>) = selected.partition(|change| change.kind == Kind::Deleted);
+        for change in written.into_iter().chain(deleted.into_iter().rev()) {
+            if !self.step(change) {
+                break;
+            }
+        }
+        self.set_modes();
+    }
+
+    /// Applies one change and reports it. Returns false after an error.
+    fn step(&mut self, change: &Change) -> bool {
+        let path = change.path.clone();
+        match self.change(change) {
+            Ok(Outcome::Applied) => self.report.applied.push(path),
+            Ok(Outcome::Conflict(cause, kept)) => self.report.conflicts.push(Conflict { path, cause, kept }),
+            Ok(Outcome::Refused(reason)) => self.report.refused.push(Refused { path, reason }),
+            Err(error) => match Refusal::of(&error) {
+                Some(reason) => self.report.refused.push(Refused { path, reason }),
+                None => {
+                    self.report.failed = Some((path, error));
+                    return false;
+                }
+            },
+        }
+        true
+    }
+
+    fn change(&mut self, change: &Change) -> Result<Outcome> {
+        if let Some(reason) = refuse::reason(self.set, self.directory, change, &self.options.allow, &self.aliases)? {
+            return Ok(Outcome::Refused(reason));
+        }
+        let Some(spot) = self.locate(change)? else {
+            return Ok(self.without_parent(change));
+        };
+        let now = spot.stat().map_err(io("inspect", &change.path))?;
+        if let Some(cause) = self.conflict(change, now.as_ref()) {
+            return self.resolve_conflict(change, &spot, now.as_ref(), cause);
+        }
+        match &change.node {
+            None => self.delete(change, &spot, now.as_ref()),
+            Some(Node::Directory { mode }) => self.put_directory(change, &spot, now.as_ref(), *mode),
+            Some(_) => self.put(change, &spot, now.as_ref()),
+        }
+    }
+
+    /// Finds the parent directory. Creates new directories above a selected file that were not selected themselves.
+    fn locate(&mut self, change: &Change) -> Result<Option<Spot>> {
+        let found = tree::locate(self.directory, &change.path).map_err(io("open", &change.path))?;
+        if found.is_some() || self.options.only.is_empty() || self.options.dry_run || change.node.is_none() {
+            return Ok(found);
+        }
+        let above: Vec<&Path> = change.path.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()).collect();
+        for path in above.into_iter().rev() {
+            let Some(parent) = self.set.get(path).cloned() else { continue };
+            if tree::open_directory(self.directory, path).is_ok() {
+                continue;
+            }
+            if !matches!(self.change(&parent)?, Outcome::Applied) {
+                return Ok(None);
+            }
+            self.report.applied.push(parent.path);
+        }
+        tree::locate(self.directory, &change.path).map_err(io("open", &change.path))
+    }
+
+    fn without_parent(&mut self, change: &Change) -> Outcome {
+        let selects_only = !self.options.only.is_empty();
+        let is_new = |path: &Path| {
+            let in_set =
+                || self.set.get(path).is_some_and(|parent| matches!(parent.node, Some(Node::Directory { .. })));
+            self.planned.contains(path) || (selects_only && in_set())
+        };
+        let planned = self.options.dry_run && change.path.parent().is_some_and(is_new);
+        if planned {
+            self.planned.insert(change.path.clone());
+        }
+        // A file that is to be deleted is missing already.
+        if planned || change.node.is_none() { Outcome::Applied } else { Outcome::Conflict(Cause::ParentMissing, None) }
+    }
+
+    fn conflict(&self, change: &Change, now: Option<&Stat>) -> Option<Cause> {
+        let mut change = change.clone();
+        if let (Some(base), Some(now)) = (&mut change.base, now)
+            && self.unlinked.contains(&now.st_ino)
+            && base.fingerprint.ctime < self.set.header().started
+        {
+            base.fingerprint.ctime = Fingerprint::of(now).ctime;
+            return conflict::compare(&change, Some(now), i64::MAX);
+        }
+        conflict::compare(&change, now, self.set.header().started)
+    }
+
+    /// Keeps both versions, unless they are equal.
+    fn resolve_conflict(&self, change: &Change, spot: &Spot, now: Option<&Stat>, cause: Cause) -> Result<Outcome> {
+        if let (Some(node), Some(now)) = (&change.node, now)
+            && place::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
+        {
+            return Ok(Outcome::Applied);
+        }
+        let kept = match &change.node {
+            Some(node @ (Node::File { .. } | Node::Symlink { .. })) if !self.options.dry_run => {
+                let temporary = self.temporary(change, spot, node, now)?;
+                temporary.keep_beside(self.set, node, &change.path)?
+            }
+            _ => None,
+        };
+        Ok(Outcome::Conflict(cause, kept))
+    }
+
+    fn put_directory(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>, mode: u32) -> Result<Outcome> {
+        let is_directory = now.is_some_and(|now| tree::kind(now) == FileType::Directory);
+        if is_directory && change.base.is_none() {
+            return Ok(Outcome::Applied);
+        }
+        if self.options.dry_run {
+            self.planned.insert(change.path.clone());
+            return Ok(Outcome::Applied);
+        }
+        if !is_directory {
+            if let Some(now) = now {
+                self.unlink(change, spot, now)?;
+            }
+            match rustix::fs::mkdirat(&spot.parent, &spot.name, Mode::RWXU) {
+                Ok(()) => self.give(spot, now, &change.path)?,
+                Err(Errno::EXIST) => return Ok(Outcome::Conflict(Cause::Appeared, None)),
+                Err(error) => return Err(io("create", &change.path)(error)),
+            }
+        }
+        self.modes.push((change.path.clone(), mode));
+        Ok(Outcome::Applied)
+    }
+
+    fn put(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>) -> Result<Outcome> {
+        let Some(node) = &change.node else { return Ok(Outcome::Applied) };
+        let replaces_directory = now.is_some_and(|now| tree::kind(now) == FileType::Directory);
+        if replaces_directory && let Some(cause) = self.remove_tree(change, spot)? {
+            return self.resolve_conflict(change, spot, now, cause);
+        }
+        if self.options.dry_run {
+            return Ok(Outcome::Applied);
+        }
+        let temporary = self.temporary(change, spot, node, now)?;
+        let again = spot.stat().map_err(io("inspect", &change.path))?;
+        let cause = match &again {
+            None if replaces_directory => None,
+            Some(_) if replaces_directory => Some(Cause::Appeared),
+            again => self.conflict(change, again.as_ref()),
+        };
+        let cause = match cause {
+            Some(cause) => cause,
+            None => match temporary.rename(spot, again.is_some(), &change.path)? {
+                None => {
+                    self.remember(again.as_ref());
+                    return Ok(Outcome::Applied);
+                }
+                Some(cause) => cause,
+            },
+        };
+        let kept = temporary.keep_beside(self.set, node, &change.path)?;
+        Ok(Outcome::Conflict(cause, kept))
+    }
+
+    fn remember(&mut self, removed: Option<&Stat>) {
+        if let Some(stat) = removed.filter(|stat| stat.st_nlink > 1) {
+            self.unlinked.insert(stat.st_ino);
+        }
+    }
+
+    fn unlink(&mut self, change: &Change, spot: &Spot, now: &Stat) -> Result<()> {
+        rustix::fs::unlinkat(&spot.parent, &spot.name, AtFlags::empty()).map_err(io("delete", &change.path))?;
+        self.remember(Some(now));
+        Ok(())
+    }
+
+    fn delete(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>) -> Result<Outcome> {
+        let Some(now) = now else { return Ok(Outcome::Applied) };
+        if tree::kind(now) == FileType::Directory {
+            let cause = self.remove_tree(change, spot)?;
+            return Ok(cause.map_or(Outcome::Applied, |cause| Outcome::Conflict(cause, None)));
+        }
+        if !self.options.dry_run {
+            self.unlink(change, spot, now)?;
+        }
+        Ok(Outcome::Applied)
+    }
+
+    /// Sets the permissions of directories, the deepest first. A set-group-ID bit stays as the host has it.
+    fn set_modes(&mut self) {
+        for (path, mode) in std::mem::take(&mut self.modes).into_iter().rev() {
+            let set = || {
+                let directory = tree::open_directory(self.directory, &path)?;
+                let special = rustix::fs::fstat(&directory)?.st_mode & 0o7000;
+                rustix::fs::fchmod(directory.as_fd(), Mode::from_raw_mode(mode & 0o777 | special))?;
+                Ok::<_, std::io::Error>(())
+            };
+            if let Err(error) = set() {
+                let error = io("set the permissions of", &path)(error);
+                self.report.failed.get_or_insert((path, error));
+            }
+        }
+    }
+}

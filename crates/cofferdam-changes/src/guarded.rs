@@ -1,0 +1,283 @@
+//! Files that programs on the host execute or obey without being asked.
+//!
+//! The guest's version of such a file is a way out of the sandbox: an editor runs its tasks, a shell sources it when it
+//! enters the directory, `git` runs its hooks. Changes of these are refused unless the caller allows them by name.
+//! Files that are executed on request, such as `Makefile` or the code itself, are the subject of the review.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::change::{Change, Node};
+use crate::text;
+
+/// Guarded names, in lower case, at any depth and with everything below them, and the reason. `*` stands for any
+/// beginning of a name.
+const GUARDED: &[(&str, &str)] = &[
+    (".bash_aliases", SHELL),
+    (".bash_login", SHELL),
+    (".bash_logout", SHELL),
+    (".bash_profile", SHELL),
+    (".bashrc", SHELL),
+    (".config/fish", SHELL),
+    (".cshrc", SHELL),
+    (".inputrc", SHELL),
+    (".kshrc", SHELL),
+    (".login", SHELL),
+    (".logout", SHELL),
+    (".pam_environment", SHELL),
+    (".profile", SHELL),
+    (".tcshrc", SHELL),
+    (".xinitrc", SHELL),
+    (".xprofile", SHELL),
+    (".xsession", SHELL),
+    (".zlogin", SHELL),
+    (".zlogout", SHELL),
+    (".zprofile", SHELL),
+    (".zshenv", SHELL),
+    (".zshrc", SHELL),
+    (".config/autostart", "the desktop starts it"),
+    (".config/environment.d", "the session loads it"),
+    (".config/systemd", "systemd starts it"),
+    (".local/bin", "it is in the search path of programs"),
+    (".envrc", "direnv runs it"),
+    (".mise.toml", "mise loads it"),
+    (".ssh", "SSH obeys it"),
+    (".gnupg", "GnuPG obeys it"),
+    ("*.code-workspace", EDITOR),
+    (".devcontainer", EDITOR),
+    (".devcontainer.json", EDITOR),
+    (".dir-locals.el", EDITOR),
+    (".emacs", EDITOR),
+    (".emacs.d", EDITOR),
+    (".exrc", EDITOR),
+    (".fleet", EDITOR),
+    (".idea", EDITOR),
+    (".nvim.lua", EDITOR),
+    (".nvimrc", EDITOR),
+    (".vim", EDITOR),
+    (".vimrc", EDITOR),
+    (".vscode", EDITOR),
+    (".zed", EDITOR),
+    (".gdbinit", "debuggers run it"),
+    (".lldbinit", "debuggers run it"),
+    (".config/git", GIT),
+    (".gitconfig", GIT),
+    (".githooks", GIT),
+    (".gitmodules", GIT),
+    (".husky", GIT),
+    (".lefthook.yml", GIT),
+    ("lefthook.yml", GIT),
+    (".pre-commit-config.yaml", GIT),
+    (".hg/hgrc", "Mercurial obeys it"),
+    (".cargo/config", PACKAGES),
+    (".cargo/config.toml", PACKAGES),
+    (".npmrc", PACKAGES),
+    (".pnpmfile.cjs", PACKAGES),
+    (".yarnrc", PACKAGES),
+    (".yarnrc.yml", PACKAGES),
+    (".pip", PACKAGES),
+    (".config/pip", PACKAGES),
+    (".aider.conf.yml", AGENT),
+    (".claude", AGENT),
+    (".claude.json", AGENT),
+    (".codex", AGENT),
+    (".continue", AGENT),
+    (".cursor", AGENT),
+    (".cursorrules", AGENT),
+    (".gemini", AGENT),
+    (".github/copilot-instructions.md", AGENT),
+    (".junie", AGENT),
+    (".kiro", AGENT),
+    (".mcp.json", AGENT),
+    (".opencode", AGENT),
+    (".roo", AGENT),
+    (".windsurf", AGENT),
+    (".windsurfrules", AGENT),
+    ("agents.md", AGENT),
+    ("claude.local.md", AGENT),
+    ("claude.md", AGENT),
+    ("gemini.md", AGENT),
+    ("opencode.json", AGENT),
+];
+const SHELL: &str = "shells and sessions run it";
+const EDITOR: &str = "editors run its tasks or obey its settings";
+pub(crate) const GIT: &str = "git and its hooks run it";
+const PACKAGES: &str = "package managers obey it";
+const AGENT: &str = "coding agents on the host obey it";
+
+/// Names in a directory `.git` that the guest may change: they are data. Everything else there is guarded, such as
+/// hooks, configuration, attributes and the commands of an interrupted rebase.
+const GIT_DATA: &[&str] = &[
+    "commit_editmsg",
+    "fetch_head",
+    "head",
+    "index",
+    "logs",
+    "merge_head",
+    "merge_mode",
+    "merge_msg",
+    "objects",
+    "orig_head",
+    "packed-refs",
+    "refs",
+    "shallow",
+];
+
+/// Returns the reason why a change needs the permission of the caller, or `None`. Letter case is ignored, since file
+/// systems may ignore it.
+#[must_use]
+pub fn reason(change: &Change) -> Option<&'static str> {
+    let parts: Vec<String> = change.path.iter().map(|name| folded(name.as_bytes())).collect();
+    git(&parts, change).or_else(|| listed(&parts, change))
+}
+
+/// Returns the reason if the path is a setting of a repository without a work tree, which git obeys, too.
+pub(crate) fn bare_repository(path: &Path, exists: impl Fn(&Path) -> bool) -> Option<&'static str> {
+    if path.iter().any(|name| folded(name.as_bytes()) == ".git") {
+        return None;
+    }
+    path.ancestors().take(2).find_map(|place| {
+        let (parent, name) = (place.parent()?, folded(place.file_name()?.as_bytes()));
+        let is_setting = matches!(name.as_str(), "config" | "hooks" | "head" | "commondir");
+        let is_repository = || ["HEAD", "objects", "refs"].iter().all(|name| exists(&parent.join(name)));
+        (is_setting && is_repository()).then_some(GIT)
+    })
+}
+
+fn git(parts: &[String], change: &Change) -> Option<&'static str> {
+    let at = parts.iter().position(|part| part == ".git")?;
+    match parts.get(at + 1) {
+        // A file or a link leads git to another repository.
+        None if !matches!(change.node, Some(Node::Directory { .. })) => Some(GIT),
+        None => None,
+        // The places of objects of other repositories.
+        Some(name) if name == "objects" && parts.get(at + 2).is_some_and(|name| name == "info") => Some(GIT),
+        // A link in place of data leads to data elsewhere.
+        Some(name) if GIT_DATA.contains(&name.as_str()) && !is_link(change) => None,
+        Some(_) => Some(GIT),
+    }
+}
+
+fn listed(parts: &[String], change: &Change) -> Option<&'static str> {
+    let found = GUARDED.iter().find(|(pattern, _)| {
+        let pattern: Vec<&str> = pattern.split('/').collect();
+        (0..parts.len()).any(|from| {
+            let rest = &parts[from..];
+            let agrees = pattern.iter().zip(rest).all(|(pattern, part)| is_name(pattern, part));
+            // A link above a guarded name puts other files there.
+            agrees && (rest.len() >= pattern.len() || is_link(change))
+        })
+    });
+    found.map(|(_, reason)| *reason)
+}
+
+fn is_link(change: &Change) -> bool {
+    matches!(change.node, Some(Node::Symlink { .. }))
+}
+
+fn is_name(pattern: &str, name: &str) -> bool {
+    match pattern.strip_prefix('*') {
+        Some(end) => name.ends_with(end),
+        None => pattern == name,
+    }
+}
+
+/// Returns a name as a file system compares it that ignores letter case and invisible characters.
+fn folded(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    text.chars().filter(|c| !text::is_ignorable(*c)).flat_map(char::to_uppercase).flat_map(char::to_lowercase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str) -> Change {
+        Change::new(path.into(), Some(Node::File { size: 0, mode: 0o644, offset: 0 }), None)
+    }
+
+    fn link(path: &str) -> Change {
+        Change::new(path.into(), Some(Node::Symlink { target: "x".into() }), None)
+    }
+
+    #[test]
+    fn files_that_run_by_themselves_are_guarded() {
+        for path in [
+            ".git/hooks/pre-commit",
+            ".git/config",
+            ".GIT/Config",
+            ".g\u{200c}it/config",
+            ".git",
+            "sub/.git/hooks/post-checkout",
+            ".git/modules/x/config",
+            ".git/rebase-merge/git-rebase-todo",
+            ".git/objects/info/alternates",
+            ".git/info/attributes",
+            ".gitmodules",
+            ".envrc",
+            "a/b/.envrc",
+            ".vscode/tasks.json",
+            ".VSCode/Tasks.json",
+            ".idea/x/y",
+            ".husky/pre-commit",
+            ".devcontainer/devcontainer.json",
+            ".mcp.json",
+            ".claude/settings.json",
+            ".cursor/rules",
+            ".codex/config.toml",
+            ".pre-commit-config.yaml",
+            ".bashrc",
+            ".ba\u{17f}hrc",
+            ".ssh/authorized_keys",
+            ".npmrc",
+            ".cargo/config.toml",
+            "x.code-workspace",
+            "CLAUDE.md",
+            "AGENTS.md",
+        ] {
+            assert!(reason(&file(path)).is_some(), "{path}");
+        }
+        assert!(GUARDED.iter().all(|(pattern, _)| pattern.to_lowercase() == *pattern));
+    }
+
+    #[test]
+    fn ordinary_files_are_not_guarded() {
+        for path in [
+            "src/main.rs",
+            ".gitignore",
+            ".github/workflows/ci.yml",
+            ".git/objects/aa/bb",
+            ".git/refs/heads/main",
+            ".git/index",
+            ".git/HEAD",
+            ".cargo/audit.toml",
+            ".config/other",
+            "git/config",
+            "hooks/x",
+            "README.md",
+        ] {
+            assert_eq!(reason(&file(path)), None, "{path}");
+        }
+        let directory = Change::new(".git".into(), Some(Node::Directory { mode: 0o755 }), None);
+        assert_eq!(reason(&directory), None);
+    }
+
+    #[test]
+    fn links_above_guarded_names_are_guarded() {
+        for path in [".cargo", ".config", ".git", ".git/refs", "a/.vscode"] {
+            assert!(reason(&link(path)).is_some(), "{path}");
+        }
+        assert_eq!(reason(&link("src")), None);
+    }
+
+    #[test]
+    fn repositories_without_a_work_tree_are_found() {
+        let exists = |path: &Path| path.starts_with("sub");
+        for path in ["sub/config", "sub/hooks", "sub/hooks/pre-commit"] {
+            assert!(bare_repository(Path::new(path), exists).is_some(), "{path}");
+        }
+        for path in ["config", "sub/x", "other/config"] {
+            assert_eq!(bare_repository(Path::new(path), exists), None, "{path}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Properties of change sets: what the guest did arrives in the workspace, and nothing else does.
+#![forbid(unsafe_code)]
+
+mod application;
+mod common;
+mod guard;
+mod hostile;
+mod overlay;
+mod races;
+mod review;
+mod round_trip;
+mod store;
