@@ -217,6 +217,8 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
         );
     }
     let (holds, mechanism) = match measured.spec.workspace() {
+        // Refused by the plan.
+        Workspace::CopyOnWrite { .. } => (false, "a copy-on-write workspace"),
         Workspace::HostDir { access: Access::ReadOnly, .. } => (read_only, "host directory, mounted read-only"),
         Workspace::HostDir { access: Access::ReadWrite, .. } => {
             (mount.is_some() && !read_only, "host directory, read-write, without mounts below")

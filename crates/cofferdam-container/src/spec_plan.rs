@@ -76,6 +76,10 @@ impl<'a> SpecPlan<'a> {
         // A timer of the supervisor.
         let _ = wall_time;
         check_root(root)?;
+        if matches!(workspace, Workspace::CopyOnWrite { .. }) {
+            return Err(Error::unsupported("create", "the container backend has no copy-on-write workspaces")
+                .with_remedy("mount the directory read-only or writable, or use level process"));
+        }
         let policy = network;
         let network = network::plan(policy, NAME)?;
         check_sizes(memory, disk)?;

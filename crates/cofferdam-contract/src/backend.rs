@@ -86,6 +86,8 @@ pub enum Capability {
     Files,
     /// A host directory as the workspace.
     HostWorkspace,
+    /// [`crate::Workspace::CopyOnWrite`] and [`Sandbox::changes`].
+    CopyOnWrite,
     /// A directory of the host as the root file system.
     RootDirectory,
     /// An image as the root file system: of a container engine, or of the backend itself.
@@ -213,6 +215,16 @@ pub trait Backend: Send + Sync + fmt::Debug {
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>>;
 }
 
+/// The changes of a copy-on-write workspace.
+pub struct WorkspaceChanges {
+    /// The layer.
+    pub layer: FileReader,
+    /// Printable paths of the first files that are missing in the layer or incomplete, with the reason.
+    pub skipped: Vec<String>,
+    /// The number of such files.
+    pub skipped_count: usize,
+}
+
 /// A live sandbox. Dropping the last reference closes it.
 #[async_trait]
 pub trait Sandbox: Send + Sync + fmt::Debug {
@@ -329,6 +341,20 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// # Errors
     /// - `Denied` in a host directory that is mounted read-only.
     async fn remove(&self, path: &SandboxPath) -> Result<()>;
+
+    /// Returns the changes of a copy-on-write workspace so far, as an uncompressed layer of an OCI image: a tar with
+    /// whiteouts. Its PAX records name the host directory, and the files of it that are replaced or deleted.
+    ///
+    /// # Behavior
+    /// - Devices, fifos, sockets and what cannot be read are left out and listed.
+    /// - Programs that run may change files meanwhile. Each file is then as it was at some moment.
+    ///
+    /// # Errors
+    /// - `Unsupported` unless [`Capability::CopyOnWrite`] is declared.
+    /// - `InvalidInput` for a sandbox with another workspace.
+    async fn changes(&self) -> Result<WorkspaceChanges> {
+        Err(Error::unsupported("changes", "this backend has no copy-on-write workspaces"))
+    }
 
     /// Takes a snapshot of the sandbox. Fails with `Unsupported` unless [`Capability::Snapshot`] is declared.
     async fn snapshot(&self) -> Result<Snapshot>;

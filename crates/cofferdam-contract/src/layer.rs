@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use crate::{
     Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WorkspaceChanges,
 };
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
@@ -130,6 +130,11 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         let _permit = self.layer.admit(Sharing::Shared).await;
         self.inner.remove(path).await
+    }
+
+    async fn changes(&self) -> Result<WorkspaceChanges> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.changes().await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

@@ -37,7 +37,7 @@ mod units;
 
 pub use backend::{
     Backend, Capabilities, Capability, Completed, Connection, Duplex, Level, MAX_SKIPPED, Sandbox, SandboxUsage,
-    collect,
+    WorkspaceChanges, collect,
 };
 pub use doctor::{Finding, FindingState};
 pub use error::{Error, ErrorData, ErrorKind, Fault, Result, Retry, after_close};

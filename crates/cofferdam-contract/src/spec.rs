@@ -124,6 +124,12 @@ pub enum Workspace {
         #[serde(default)]
         access: Access,
     },
+    /// A host directory whose files code sees, and that is never written. All changes go to a layer of the sandbox's own,
+    /// which the disk limit bounds, and which [`crate::Sandbox::changes`] returns.
+    CopyOnWrite {
+        /// The absolute path on the host.
+        path: PathBuf,
+    },
 }
 
 impl Workspace {
@@ -131,6 +137,15 @@ impl Workspace {
     pub fn access(&self) -> Access {
         match self {
             Self::Private { access } | Self::HostDir { access, .. } => *access,
+            Self::CopyOnWrite { .. } => Access::ReadWrite,
+        }
+    }
+
+    /// Returns the host directory, if it has one.
+    pub fn host_directory(&self) -> Option<&Path> {
+        match self {
+            Self::Private { .. } => None,
+            Self::HostDir { path, .. } | Self::CopyOnWrite { path } => Some(path),
         }
     }
 
@@ -138,7 +153,7 @@ impl Workspace {
     /// file API changes a workspace.
     pub fn check_change(&self, operation: &'static str) -> Result<()> {
         match self {
-            Self::Private { .. } | Self::HostDir { access: Access::ReadWrite, .. } => Ok(()),
+            Self::Private { .. } | Self::CopyOnWrite { .. } | Self::HostDir { access: Access::ReadWrite, .. } => Ok(()),
             Self::HostDir { access: Access::ReadOnly, .. } => Err(Error::new(
                 ErrorKind::Denied,
                 operation,
@@ -335,17 +350,11 @@ impl Spec {
     pub fn validate(&self) -> Result<()> {
         self.limits.validate()?;
         for (what, path) in [
-            (
-                "workspace",
-                match &self.workspace {
-                    Workspace::HostDir { path, .. } => Some(path),
-                    Workspace::Private { .. } => None,
-                },
-            ),
+            ("workspace", self.workspace.host_directory()),
             (
                 "root",
                 match &self.root {
-                    RootFs::Directory { path } => Some(path),
+                    RootFs::Directory { path } => Some(&**path),
                     RootFs::Default | RootFs::Image { .. } => None,
                 },
             ),

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use cofferdam_contract::{DirectoryId, Error, ErrorKind, Result, RootFs, Spec, Workspace};
+use cofferdam_contract::{DirectoryId, Error, ErrorKind, Result, RootFs, Spec};
 use cofferdam_linux::message;
 use cofferdam_linux::named::{Directory, UntrustedLink};
 use rustix::fs::FileType;
@@ -24,15 +24,11 @@ const MAX_DESCRIPTORS: usize = 2;
 
 /// Returns the host directories that a spec names.
 fn named(spec: &Spec) -> impl Iterator<Item = &Path> {
-    let workspace = match spec.workspace() {
-        Workspace::HostDir { path, .. } => Some(&**path),
-        Workspace::Private { .. } => None,
-    };
     let root = match spec.root() {
         RootFs::Directory { path } => Some(&**path),
         RootFs::Default | RootFs::Image { .. } => None,
     };
-    workspace.into_iter().chain(root)
+    spec.workspace().host_directory().into_iter().chain(root)
 }
 
 /// Opens the directories that a spec names. Returns them, and the spec with the identity of each.
@@ -140,7 +136,7 @@ impl AsyncRead for Receiver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam_contract::Access;
+    use cofferdam_contract::{Access, Workspace};
     use std::path::PathBuf;
     use tokio::io::AsyncReadExt;
 

@@ -23,6 +23,7 @@ pub mod attr {
 const AT_RECURSIVE: u32 = 0x8000;
 const OPEN_TREE_CLONE: u32 = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
+const FSCONFIG_SET_FLAG: u32 = 0;
 const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
 const FSCONFIG_CMD_RECONFIGURE: u32 = 7;
@@ -55,7 +56,7 @@ fn owned(fd: libc::c_long) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
 }
 
-/// Creates a file system of `kind` with string options. Returns a detached mount of it with these attributes.
+/// Creates a file system of `kind` with string options; one with an empty value is a flag. Returns a detached mount of it with these attributes.
 pub fn new_filesystem(kind: &CStr, options: &[(&CStr, &CStr)], attributes: u64) -> io::Result<OwnedFd> {
     // SAFETY: the string is NUL-terminated, the numbers are plain.
     unsafe {
@@ -77,11 +78,14 @@ fn configure(context: BorrowedFd<'_>, options: &[(&CStr, &CStr)], command: u32) 
     let context = context.as_raw_fd();
     // SAFETY: the strings are NUL-terminated and live through the calls.
     unsafe {
+        let null = std::ptr::null();
         for (key, value) in options {
-            let set = FSCONFIG_SET_STRING;
-            check(libc::syscall(libc::SYS_fsconfig, context, set, key.as_ptr(), value.as_ptr(), 0))?;
+            let (set, value) = match value.is_empty() {
+                true => (FSCONFIG_SET_FLAG, null),
+                false => (FSCONFIG_SET_STRING, value.as_ptr()),
+            };
+            check(libc::syscall(libc::SYS_fsconfig, context, set, key.as_ptr(), value, 0))?;
         }
-        let null = std::ptr::null::<u8>();
         check(libc::syscall(libc::SYS_fsconfig, context, command, null, null, 0)).map(drop)
     }
 }

@@ -15,7 +15,9 @@ pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
     if asked.read_only {
         builder = builder.workspace(match template.workspace() {
             Workspace::Private { .. } => Workspace::Private { access: Access::ReadOnly },
-            Workspace::HostDir { path, .. } => Workspace::HostDir { path: path.clone(), access: Access::ReadOnly },
+            Workspace::HostDir { path, .. } | Workspace::CopyOnWrite { path } => {
+                Workspace::HostDir { path: path.clone(), access: Access::ReadOnly }
+            }
         });
     }
     builder.build()

@@ -158,6 +158,7 @@ impl Backend for ProcessBackend {
             Capability::Terminal,
             Capability::Files,
             Capability::HostWorkspace,
+            Capability::CopyOnWrite,
             Capability::RootDirectory,
             Capability::UnixPrograms,
             Capability::Warm,
@@ -190,7 +191,7 @@ impl Backend for ProcessBackend {
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        if matches!(spec.workspace(), Workspace::HostDir { .. }) {
+        if spec.workspace().host_directory().is_some() {
             return Err(Error::invalid("warm", "cannot prepare a sandbox with a mounted host directory")
                 .with_remedy("use a template with a private workspace; other sandboxes are created on request"));
         }
@@ -201,10 +202,11 @@ impl Backend for ProcessBackend {
 
 /// Opens the workspace's directory. From here on, this descriptor is used.
 fn workspace_plan(spec: &Spec) -> Result<(WorkspacePlan, Option<Directory>)> {
-    let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok((WorkspacePlan::Private, None)) };
+    let Some(path) = spec.workspace().host_directory() else { return Ok((WorkspacePlan::Private, None)) };
+    let copy_on_write = matches!(spec.workspace(), Workspace::CopyOnWrite { .. });
     let opened = open_directory(spec, "workspace", path)?;
     let ((device, inode), (uid, gid)) = (opened.identity(), opened.owner());
-    let plan = WorkspacePlan::HostDir { path: opened.path().to_owned(), device, inode, uid, gid };
+    let plan = WorkspacePlan::HostDir { path: opened.path().to_owned(), device, inode, uid, gid, copy_on_write };
     Ok((plan, Some(opened)))
 }
 

@@ -74,8 +74,8 @@ impl Process {
 type Answer = (std::result::Result<(), Failure>, Vec<OwnedFd>);
 
 /// The settings that can change the probe results of one launcher's sandboxes: whether the workspace is a host
-/// directory, and whether it is read-only.
-pub type Kind = (bool, bool);
+/// directory, whether it is copy-on-write, and whether it is read-only.
+pub type Kind = (bool, bool, bool);
 
 impl Launcher {
     /// Starts a launcher and sends its configuration. Requests may be sent at once; see [`Self::ready`].

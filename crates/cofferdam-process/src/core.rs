@@ -5,11 +5,12 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
+use cofferdam_linux::named::Directory;
 use cofferdam_linux::process;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::unix::AsyncFd;
@@ -45,6 +46,14 @@ pub struct Slot {
     ended: Option<oneshot::Sender<Ended>>,
 }
 
+/// The layers of a copy-on-write workspace.
+pub struct Layer {
+    /// The host directory.
+    pub base: Directory,
+    /// The directory that takes the changes.
+    pub upper: OwnedFd,
+}
+
 /// The state that the sandbox, its execs and the task that receives events share.
 pub struct Core {
     pub control: AsyncFd<OwnedFd>,
@@ -53,6 +62,10 @@ pub struct Core {
     pub init: OwnedFd,
     pub workspace: OwnedFd,
     pub code: OwnedFd,
+    /// The layers of a copy-on-write workspace.
+    pub layer: Option<Layer>,
+    /// The time of the request.
+    pub requested: SystemTime,
     /// User and group of files that the file API creates. `None` leaves them unchanged.
     pub owner: Option<(u32, u32)>,
     pub stats: Option<Stats>,

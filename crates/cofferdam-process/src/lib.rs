@@ -61,8 +61,8 @@
 //! 5. It measures itself and executes the init, which inherits the evidence by a pipe and sends it with descriptors of
 //!    its process, workspace and group.
 //! 6. The owner reads the group's limits back, computes the posture, and ends the sandbox if it falls short. Sandboxes
-//!    of a launcher are of one kind if their workspaces agree on two facts: whether it is a host directory, and whether
-//!    it is read-only. Protections that are the same for all sandboxes of a kind are tried by the first one. The others
+//!    of a launcher are of one kind if their workspaces agree on three facts: whether it is a host directory, whether it
+//!    is copy-on-write, and whether it is read-only. Protections that are the same for all sandboxes of a kind are tried by the first one. The others
 //!    reuse the result.
 //!
 //! A single command (`Backend::start_one`, `Backend::run`) is sent with its sandbox. The init starts it at once if its
@@ -106,6 +106,7 @@
 #![deny(unsafe_code)]
 
 mod backend;
+mod changes;
 mod client;
 mod config;
 mod connect;

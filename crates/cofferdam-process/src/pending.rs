@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Posture, Result, SandboxId, Spec};
 use cofferdam_linux::cgroup::{Stats, Version};
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, Semaphore, watch as flag};
 
 use crate::client::{Kind, Launcher};
 use crate::connect::MAX_CONNECTIONS;
-use crate::core::{Core, Enrolled, receive_events};
+use crate::core::{Core, Enrolled, Layer, receive_events};
 use crate::network::Access;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
@@ -68,13 +68,17 @@ impl PendingSandbox {
         (directory, path, access): (Option<Directory>, String, Option<Access>),
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
+        let requested = SystemTime::now();
+        let is_layered = create.workspace.is_copy_on_write();
+        // The init's descriptor, the workspace and the directory for scripts; the layer; control groups.
+        let fixed = 3 + usize::from(is_layered);
         let control = watch(control, Interest::READABLE)
             .map_err(|error| error::os("create", "cannot watch the sandbox's socket", error))?;
         let facts = launcher.ready().await?.clone();
         let mut sockets = Vec::new();
         let event = tokio::time::timeout(READY_TIMEOUT, network::receive_sockets(&control, &mut sockets)).await;
         let (evidence, first, mut fds) = match event {
-            Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= 3 => (evidence, first, fds),
+            Ok(Ok(Some((Event::Ready { evidence, first }, fds)))) if fds.len() >= fixed => (evidence, first, fds),
             Ok(Ok(Some((Event::Failed(failure), _)))) => return Err(error::create(&failure)),
             Ok(Ok(_)) | Ok(Err(_)) => {
                 if let Some(error) = error::no_descriptors(control.get_ref()) {
@@ -90,7 +94,8 @@ impl PendingSandbox {
             }
         };
         let ready = Instant::now();
-        let groups = fds.split_off(3);
+        let groups = fds.split_off(fixed);
+        let upper = if is_layered { fds.pop() } else { None };
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
         let variables = access.as_ref().map(network::variables).unwrap_or_default();
         for (name, contents) in access.as_ref().map(network::files).unwrap_or_default() {
@@ -108,6 +113,10 @@ impl PendingSandbox {
             (Some(probes), _) => probes,
             (None, probes) => Arc::new(probes.unwrap_or_default()),
         };
+        let (layer, directory) = match (directory, upper) {
+            (Some(base), Some(upper)) => (Some(Layer { base, upper }), None),
+            (directory, _) => (None, directory),
+        };
         let (workspace, owner) = workspace_root(directory, workspace, facts.privileged.then_some(evidence.outside_uid));
         let (gone_sender, gone) = flag::channel(false);
         let core = Arc::new(Core {
@@ -116,6 +125,8 @@ impl PendingSandbox {
             init,
             workspace,
             code,
+            layer,
+            requested,
             owner,
             stats,
             group_base: evidence.group_base,
@@ -242,7 +253,8 @@ fn version(facts: &HostFacts) -> Option<Version> {
 }
 
 pub fn kind(create: &Create) -> Kind {
-    (matches!(create.workspace, WorkspacePlan::HostDir { .. }), create.read_only)
+    let workspace = &create.workspace;
+    (matches!(workspace, WorkspacePlan::HostDir { .. }), workspace.is_copy_on_write(), create.read_only)
 }
 
 /// Returns the directory of the file API, and the owner of files that it creates. A host directory is the one that was

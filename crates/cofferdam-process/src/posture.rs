@@ -142,11 +142,15 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
             format!("visible inside: {}", visible.join(", "))
         },
     );
+    let is_layered = matches!(measured.spec.workspace(), Workspace::CopyOnWrite { .. });
     let workspace = match (measured.spec.workspace(), read_only) {
         (Workspace::Private { .. }, false) => "private tmpfs, read-write",
         (Workspace::Private { .. }, true) => "private tmpfs, mounted read-only",
         (Workspace::HostDir { .. }, false) => "host directory, read-write, nosuid, nodev",
         (Workspace::HostDir { .. }, true) => "host directory, mounted read-only",
+        (Workspace::CopyOnWrite { .. }, _) => {
+            "host directory, read-only below a layer of the sandbox's own (overlayfs)"
+        }
     };
     let let_through = &measured.probes.calls_let_through;
     let seccomp = row(
@@ -196,7 +200,11 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
     );
     vec![
         root,
-        row(Protection::Workspace, evidence.workspace_read_only == read_only, workspace),
+        row(
+            Protection::Workspace,
+            evidence.workspace_read_only == read_only && evidence.workspace_layered == is_layered,
+            workspace,
+        ),
         seccomp,
         with_remedy(landlock, "boot a kernel of 5.13 or newer with `landlock` in its lsm= list"),
         capabilities,
@@ -407,6 +415,9 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
             ),
         },
         Workspace::HostDir { .. } => row(Protection::Disk, sized, format!("/tmp and /dev/shm: {tmpfs}")),
+        Workspace::CopyOnWrite { .. } => {
+            row(Protection::Disk, sized, format!("changes of /workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"))
+        }
         Workspace::Private { .. } => {
             row(Protection::Disk, sized, format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"))
         }

@@ -206,7 +206,21 @@ pub enum WorkspacePlan {
         uid: u32,
         /// Its group.
         gid: u32,
+        /// True if it is never written: a layer of the sandbox's own takes all changes.
+        copy_on_write: bool,
     },
+}
+
+impl WorkspacePlan {
+    /// Returns true if the guest writes to a host directory, unless it is mounted read-only.
+    pub fn writes_to_host(&self) -> bool {
+        matches!(self, Self::HostDir { copy_on_write: false, .. })
+    }
+
+    /// Returns true for a host directory below a layer of the sandbox's own.
+    pub fn is_copy_on_write(&self) -> bool {
+        matches!(self, Self::HostDir { copy_on_write: true, .. })
+    }
 }
 
 /// A request to an init.
@@ -335,6 +349,8 @@ pub struct Evidence {
     pub probes: Option<Probes>,
     /// True if the workspace refused a write.
     pub workspace_read_only: bool,
+    /// True if the workspace is an overlay: writes go to its upper layer.
+    pub workspace_layered: bool,
     /// The size of the sandbox's own writable directories in bytes; 0 means unlimited.
     pub disk_bytes: u64,
     /// The maximum of files there; 0 means unlimited.
@@ -374,7 +390,7 @@ impl Evidence {
     /// protections has to wait for the host's verification, which follows in any case.
     pub fn is_complete(&self, create: &Create, facts: &HostFacts) -> bool {
         let Some(probes) = &self.probes else { return false };
-        let unbounded_directory = matches!(create.workspace, WorkspacePlan::HostDir { .. }) && !create.read_only;
+        let unbounded_directory = create.workspace.writes_to_host() && !create.read_only;
         let disk = create.disk.is_none_or(|bytes| {
             let is_limited =
                 self.disk_bytes > 0 && self.disk_bytes <= bytes.next_multiple_of(4096) && self.disk_files > 0;
@@ -390,6 +406,7 @@ impl Evidence {
             && self.no_new_privileges
             && self.seccomp
             && self.workspace_read_only == create.read_only
+            && self.workspace_layered == create.workspace.is_copy_on_write()
             && disk
             && counted
             && counts_cpu

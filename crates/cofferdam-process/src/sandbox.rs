@@ -10,12 +10,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WorkspaceChanges,
 };
 use cofferdam_linux::cgroup::Stats;
 
 use crate::core::Core;
-use crate::{connect, error, exec, files, network};
+use crate::{changes, connect, error, exec, files, network};
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -130,6 +130,10 @@ impl Sandbox for ProcessSandbox {
         let root = self.workspace_root("remove")?;
         self.spec.workspace().check_change("remove")?;
         files::remove(root, path).await
+    }
+
+    async fn changes(&self) -> Result<WorkspaceChanges> {
+        changes::capture(Arc::clone(&self.core)).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

@@ -37,7 +37,7 @@ impl<'a> SpecPlan<'a> {
         let (_, _, _) = (tenant, labels, allow_weaker);
         let access = match workspace {
             Workspace::Private { access } => *access,
-            Workspace::HostDir { .. } => {
+            Workspace::HostDir { .. } | Workspace::CopyOnWrite { .. } => {
                 return Err(Error::unsupported("create", "a simulated sandbox cannot mount a host directory"));
             }
         };

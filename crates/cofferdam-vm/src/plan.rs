@@ -136,6 +136,10 @@ impl<'a> SpecPlan<'a> {
         }
         match workspace {
             Workspace::Private { .. } => {}
+            Workspace::CopyOnWrite { .. } => {
+                return Err(Error::unsupported("create", "the vm backend has no copy-on-write workspaces")
+                    .with_remedy("use a private workspace, or level process"));
+            }
             Workspace::HostDir { path, .. } => {
                 return Err(Error::unsupported("create", "the vm backend lends no directory of the host")
                     .with_context("path", path.display().to_string())

@@ -141,7 +141,9 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
             writable && evidence.workspace_writable == Some(false),
             format!("private, on {store}, read-only for guests by Landlock, filled by the file API"),
         ),
-        Workspace::HostDir { .. } => (false, "a host directory cannot be mounted in a VM".to_owned()),
+        Workspace::HostDir { .. } | Workspace::CopyOnWrite { .. } => {
+            (false, "a host directory cannot be mounted in a VM".to_owned())
+        }
     };
     let item = row(Protection::Workspace, holds, mechanism);
     with_remedy(item, "a private workspace that is read-only needs a kernel with Landlock in the image")

@@ -41,6 +41,10 @@ impl Policy {
                 "mount it read-only (--workspace DIR:ro), write files by the file API, or use level process",
             ));
         }
+        if matches!(workspace, Workspace::CopyOnWrite { .. }) {
+            return Err(Error::unsupported("create", "the wasm backend has no copy-on-write workspaces")
+                .with_remedy("mount it read-only (--workspace DIR:ro), or use level process"));
+        }
         if *root != RootFs::Default {
             return Err(Error::unsupported("create", "the wasm backend does not support root file systems"));
         }

@@ -35,7 +35,9 @@ fn row(protection: Protection, spec: &Spec) -> PostureItem {
             limits.wall_time.as_secs_f64()
         )),
         Protection::Workspace => Some(match spec.workspace() {
-            Workspace::HostDir { .. } => "a read-only copy in memory of the host's directory".to_owned(),
+            Workspace::HostDir { .. } | Workspace::CopyOnWrite { .. } => {
+                "a read-only copy in memory of the host's directory".to_owned()
+            }
             Workspace::Private { access } => format!("files in memory, private to this sandbox, {access:?}"),
         }),
         Protection::Network => Some(network(spec)),

@@ -173,7 +173,7 @@ impl WasmSandbox {
     fn check_private_workspace(&self, operation: &'static str) -> Result<()> {
         match self.0.spec.workspace() {
             Workspace::Private { .. } => Ok(()),
-            Workspace::HostDir { .. } => {
+            Workspace::HostDir { .. } | Workspace::CopyOnWrite { .. } => {
                 Err(Error::new(ErrorKind::Denied, operation, "the workspace is a read-only copy of a host directory")
                     .with_remedy("change the directory itself before creating the sandbox"))
             }

@@ -231,6 +231,22 @@ pub(super) async fn disk_in_a_host_directory(cx: Context) -> Verdict {
     Ok(())
 }
 
+pub(super) async fn disk_of_copy_on_write(cx: Context) -> Verdict {
+    let directory = tempfile::tempdir()?;
+    let limit = 16 * MIB;
+    let workspace = Workspace::CopyOnWrite { path: directory.path().canonicalize()? };
+    let limits = Limits { disk: Some(ByteSize::from_bytes(limit)), ..cx.spec().build()?.limits().clone() };
+    let sandbox = cx.sandbox_of(cx.spec().limits(limits).workspace(workspace).build()?).await?;
+    let state = sandbox.posture().get(Protection::Disk).map(|row| row.state);
+    check_eq!(state, Some(ProtectionState::Enforced), "the disk limit in the posture");
+    let fill = |number| P::FillDisk { path: format!("big{number}"), bytes: limit };
+    let done = cx.exec(&sandbox, P::Sequence(vec![fill(1), fill(2)])).await?;
+    let stored = stored(&done)?;
+    check!(stored <= limit, "{stored} bytes stored, under a limit of {limit}");
+    check_eq!(std::fs::read_dir(directory.path())?.count(), 0, "entries of the host's directory");
+    Ok(())
+}
+
 pub(super) async fn wall_time(cx: Context) -> Verdict {
     let done = run(&cx, P::SleepForever, |limits| limits.wall_time = Duration::from_secs(2)).await?;
     timed_out(&done.exit)

@@ -148,6 +148,14 @@ cases! {
     "workspace/host-directory-read-only-for-the-file-api" "K6" [HostWorkspace, Files] workspace::host_directory_read_only_for_the_file_api;
     "workspace/host-directory-outlives-the-sandbox" "K4" [HostWorkspace] workspace::host_directory_outlives_the_sandbox;
 
+    /// Promise (Files): A copy-on-write workspace shows a host directory, and changes of the guest never reach it.
+    "workspace/copy-on-write" "K4" [CopyOnWrite] workspace::copy_on_write;
+    /// Promise (Files): The file API changes the layer of a copy-on-write workspace, and not the host directory.
+    "workspace/copy-on-write-for-the-file-api" "K4" [CopyOnWrite, Files] workspace::copy_on_write_for_the_file_api;
+    "workspace/copy-on-write-starts-anew" "K4" [CopyOnWrite] workspace::copy_on_write_starts_anew;
+    /// Promise (Limits): The disk limit bounds the changes of a copy-on-write workspace.
+    "limits/disk-of-copy-on-write" "E4" [CopyOnWrite] limits::disk_of_copy_on_write;
+
     /// Promise (Files): The file API returns the bytes that it wrote.
     "files/round-trip" "E2" [Files] files::round_trip;
     /// Promise (Files): The file API reads and writes files of 256 MiB.
@@ -291,6 +299,7 @@ cases! {
     /// Promise (Contract): A backend that does not declare the file API answers `Unsupported` to it.
     "undeclared/files" "K6" [] undeclared::files;
     "undeclared/host-workspace" "K6" [] undeclared::host_workspace;
+    "undeclared/copy-on-write" "K6" [] undeclared::copy_on_write;
     "undeclared/root-directory" "K6" [] undeclared::root_directory;
     "undeclared/image" "K6" [] undeclared::image;
     "undeclared/pause" "K6" [] undeclared::pause;

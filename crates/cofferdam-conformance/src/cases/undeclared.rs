@@ -36,6 +36,12 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             let workspace = Workspace::HostDir { path: directory.path().canonicalize()?, access: Access::ReadWrite };
             refused_spec(cx, cx.spec().workspace(workspace), "a host directory as workspace").await
         }
+        Capability::CopyOnWrite => {
+            let directory = tempfile::tempdir()?;
+            let workspace = Workspace::CopyOnWrite { path: directory.path().canonicalize()? };
+            refused_spec(cx, cx.spec().workspace(workspace), "a copy-on-write workspace").await?;
+            expect_error(cx.sandbox().await?.changes().await.map(drop), &UNSUPPORTED, "changes, undeclared")
+        }
         Capability::RootDirectory => {
             let root = RootFs::Directory { path: "/".into() };
             refused_spec(cx, cx.spec().root(root), "another root").await
@@ -132,6 +138,7 @@ one_case_each! {
     terminal Terminal,
     files Files,
     host_workspace HostWorkspace,
+    copy_on_write CopyOnWrite,
     root_directory RootDirectory,
     image Image,
     snapshot Snapshot,

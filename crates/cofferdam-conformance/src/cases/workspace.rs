@@ -1,7 +1,10 @@
 //! Cases: workspaces, private and of the host, writable and read-only.
 
-use cofferdam_contract::{Access, ErrorKind, Limits, Spec, Workspace};
+use std::sync::Arc;
+
+use cofferdam_contract::{Access, ErrorKind, Limits, Sandbox, Spec, Workspace};
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt;
 
 use crate::GuestProgram as P;
 use crate::case::{Context, Outcome, Verdict, check, check_eq, expect_error, path, read_small, text, write_small};
@@ -127,4 +130,77 @@ pub(super) async fn host_directory_outlives_the_sandbox(cx: Context) -> Verdict 
     let done = cx.exec_ok(&cx.sandbox_of(spec).await?, P::ReadFile { path: "made".into() }).await?;
     check_eq!(text(&done.stdout), "first", "what another sandbox of the same directory reads");
     Ok(())
+}
+
+/// Returns a host directory with files, and a spec of a copy-on-write workspace.
+fn copied(cx: &Context) -> Outcome<(TempDir, Spec)> {
+    let directory = tempfile::tempdir()?;
+    std::fs::create_dir(directory.path().join("sub"))?;
+    std::fs::write(directory.path().join("given"), "by the host")?;
+    std::fs::write(directory.path().join("sub/given"), "below")?;
+    let path = directory.path().canonicalize()?;
+    Ok((directory, cx.spec().workspace(Workspace::CopyOnWrite { path }).build()?))
+}
+
+/// Checks that a directory is as [`copied`] created it.
+fn is_unchanged(directory: &TempDir) -> Verdict {
+    check_eq!(std::fs::read_to_string(directory.path().join("given"))?, "by the host", "the host's file");
+    check_eq!(std::fs::read_to_string(directory.path().join("sub/given"))?, "below", "the host's file below");
+    check_eq!(std::fs::read_dir(directory.path())?.count(), 2, "entries of the host's directory");
+    check_eq!(std::fs::read_dir(directory.path().join("sub"))?.count(), 1, "entries below");
+    Ok(())
+}
+
+/// Checks that the changes name these paths.
+async fn changes_name(sandbox: &Arc<dyn Sandbox>, names: &[&str]) -> Verdict {
+    let mut layer = Vec::new();
+    sandbox.changes().await?.layer.read_to_end(&mut layer).await?;
+    for name in names {
+        let found = layer.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+        check!(found, "the changes do not name {name}");
+    }
+    Ok(())
+}
+
+pub(super) async fn copy_on_write(cx: Context) -> Verdict {
+    let (directory, spec) = copied(&cx)?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    let program = P::Sequence(vec![
+        P::ReadFile { path: "given".into() },
+        P::WriteFile { path: "given".into(), contents: "by the guest".into() },
+        P::WriteFile { path: "sub/made".into(), contents: "new".into() },
+        P::MakeDirectory { path: "made".into() },
+        P::ReadFile { path: "given".into() },
+        P::ReadFile { path: "sub/given".into() },
+    ]);
+    let done = cx.exec_ok(&sandbox, program).await?;
+    check_eq!(text(&done.stdout), "by the hostby the guestbelow", "what the guest read");
+    is_unchanged(&directory)?;
+    changes_name(&sandbox, &["given", "sub/made", "made", "by the guest"]).await?;
+    sandbox.close().await?;
+    is_unchanged(&directory)
+}
+
+pub(super) async fn copy_on_write_for_the_file_api(cx: Context) -> Verdict {
+    let (directory, spec) = copied(&cx)?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    sandbox.write_bytes(&path("sub/given")?, "changed").await?;
+    sandbox.write_bytes(&path("new/made")?, "made").await?;
+    sandbox.remove(&path("given")?).await?;
+    check_eq!(text(&read_small(&sandbox, "sub/given").await?), "changed", "what the file API reads");
+    let done = cx.exec_ok(&sandbox, P::ReadFile { path: "new/made".into() }).await?;
+    check_eq!(text(&done.stdout), "made", "what the guest read");
+    expect_error(sandbox.read_file(&path("given")?).await.map(drop), &[ErrorKind::NotFound], "a removed file")?;
+    changes_name(&sandbox, &[".wh.given", "new/made", "sub/given"]).await?;
+    is_unchanged(&directory)
+}
+
+pub(super) async fn copy_on_write_starts_anew(cx: Context) -> Verdict {
+    let (directory, spec) = copied(&cx)?;
+    let first = cx.sandbox_of(spec.clone()).await?;
+    cx.exec_ok(&first, P::WriteFile { path: "given".into(), contents: "first".into() }).await?;
+    let second = cx.sandbox_of(spec).await?;
+    let done = cx.exec_ok(&second, P::ReadFile { path: "given".into() }).await?;
+    check_eq!(text(&done.stdout), "by the host", "what another sandbox of the same directory reads");
+    is_unchanged(&directory)
 }

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use cofferdam_contract::{
     self as contract, Backend, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest,
     ExitWatch, FileReader, Level, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
-    Snapshot, Spec, Workspace,
+    Snapshot, Spec,
 };
 use cofferdam_linux::named::Directory;
 use parking_lot::Mutex;
@@ -193,7 +193,7 @@ impl Sandbox for DaemonSandbox {
         drop(self.stream.lock().take());
         let Some(run) = self.run.get() else { return Ok(()) };
         run.end();
-        let is_mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });
+        let is_mounted = self.spec.workspace().host_directory().is_some();
         if run.exit.is_over() && !is_mounted {
             return Ok(());
         }

@@ -21,9 +21,7 @@ mod shared;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cofferdam_contract::{
-    Backend, Completed, ExecRequest, Posture, Result, Sandbox, Snapshot, Spec, Workspace, after_close,
-};
+use cofferdam_contract::{Backend, Completed, ExecRequest, Posture, Result, Sandbox, Snapshot, Spec, after_close};
 use tokio::runtime::Handle;
 
 pub use lease::Lease;
@@ -92,7 +90,7 @@ impl Pool {
     /// - Output is collected without loss up to the request's `max_output`.
     pub async fn run(&self, spec: Spec, request: ExecRequest) -> Result<(Completed, Posture)> {
         request.validate()?;
-        let mounted = matches!(spec.workspace(), Workspace::HostDir { .. });
+        let mounted = spec.workspace().host_directory().is_some();
         let lease = self.claim(spec).await?;
         let result = lease.exec(request).await;
         let posture = lease.posture().clone();

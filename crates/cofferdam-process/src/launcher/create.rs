@@ -17,7 +17,7 @@ use cofferdam_linux::cgroup::Base;
 use cofferdam_linux::landlock::{Ruleset, access};
 use cofferdam_linux::mount::{self, Depth, attr};
 use cofferdam_linux::process::{self, DumpableState, Resource};
-use cofferdam_linux::spawn::{self, Fork, SharedPid};
+use cofferdam_linux::spawn::{self, SharedPid};
 use cofferdam_linux::{caps, cgroup, message, namespace, seccomp};
 use rustix::fs::{Mode, OFlags, openat};
 
@@ -25,6 +25,7 @@ use super::init::InitProgram;
 use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
 use super::namespace_pool::{self, PreparedNamespaces};
 use super::template::Template;
+use super::workspace::mount_workspace;
 use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
 use crate::protocol::{
     self, Create, Event, Evidence, Expected, Failure, HostFacts, NetworkPlan, WorkspacePlan, address_space,
@@ -45,7 +46,7 @@ const PENDING_SIGNALS: u64 = 1024;
 /// The largest difference between a file's size and all stored bytes. Programs that fill the disk get ENOSPC before
 /// this limit.
 const FILE_SIZE_SLACK: u64 = 1 << 20;
-const OPEN_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub const OPEN_DIR: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The request for a new sandbox and the resources for it.
 pub struct Setup<'a> {
@@ -114,6 +115,8 @@ impl WatchBounds {
 struct Handles {
     workspace: OwnedFd,
     code: OwnedFd,
+    /// The layer of a copy-on-write workspace.
+    upper: Option<OwnedFd>,
     quotas: QuotaFds,
     /// True if the kernel limits the queues of listening sockets.
     backlog_bounded: bool,
@@ -164,13 +167,14 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
         send_sockets(setup, plan)?;
     }
     let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
-    let (workspace, code) = mount_workspace(setup, ids, &proc)?;
+    let (workspace, upper) = mount_workspace(setup, ids, &proc)?;
+    let code = openat(&setup.prepared.own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
     set_limits(setup.create, setup.groups.is_empty())?;
     // Open it now: the mount of /proc that guests see covers it.
     let locks =
         openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
     let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
-    Ok(Handles { workspace, code, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
+    Ok(Handles { workspace, code, upper, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
 }
 
 /// Creates the sockets of the sandbox's network, and sends them to the host.
@@ -272,60 +276,6 @@ fn mount_proc(setup: &Setup<'_>) -> Step<OwnedFd> {
     Ok(writable)
 }
 
-/// Sets the size of the writable directories and mounts the workspace. Returns the workspace and the directory for
-/// scripts.
-fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(OwnedFd, OwnedFd)> {
-    let (create, own) = (setup.create, &setup.prepared.own);
-    setup.prepared.resize(create.disk).step("set the size of the sandbox's tmpfs")?;
-    let code = openat(own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
-    let read_only = if create.read_only { attr::RDONLY } else { 0 };
-    if let (WorkspacePlan::HostDir { uid, gid, .. }, Some(tree)) = (&create.workspace, setup.workspace) {
-        let attributes = attr::NOSUID | attr::NODEV | read_only;
-        mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step("restrict the workspace")?;
-        if matches!(setup.identity, Identity::Unique { .. }) {
-            show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc)?;
-        }
-        mount::attach(tree.as_fd(), mount::cwd(), c"/workspace").step("attach the workspace")?;
-        return Ok((tree.as_fd().try_clone_to_owned().step("keep the workspace")?, code));
-    }
-    let (uid, gid) = (rustix::fs::Uid::from_raw(ids.0), rustix::fs::Gid::from_raw(ids.1));
-    rustix::fs::chownat(own, "workspace", Some(uid), Some(gid), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
-        .step("give the workspace to the sandbox's user")?;
-    if read_only != 0 {
-        mount::add_attributes_at(c"/workspace", read_only).step("make the workspace read-only")?;
-    }
-    Ok((openat(own, "workspace", OPEN_DIR, Mode::empty()).step("open the workspace")?, code))
-}
-
-/// Maps owners on the workspace mount: the host directory's owner appears as the sandbox's user, and new files of that
-/// user belong to the owner.
-fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd) -> Step<()> {
-    let (ready, ready_writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("create a pipe")?;
-    let helper =
-        match spawn::fork(namespace::kind::USER, None, None).step("create a user namespace for the workspace")? {
-            Fork::Child => {
-                drop(ready_writer);
-                let _ = rustix::io::read(&ready, &mut [0u8; 1]);
-                process::exit_now(0)
-            }
-            Fork::Parent(pid) => pid,
-        };
-    let dir = helper.to_string();
-    let mapped = namespace::map_ids(proc.as_fd(), &dir, owner, ids)
-        .step("map the workspace's owner")
-        .and_then(|()| {
-            openat(proc, format!("{dir}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                .step("open the workspace's user namespace")
-        })
-        .and_then(|user| {
-            mount::map_owners(tree, user.as_fd())
-                .step("map owners on the workspace's file system (it must support idmapped mounts)")
-        });
-    drop(ready_writer);
-    let _ = rustix::process::waitpid(rustix::process::Pid::from_raw(helper), rustix::process::WaitOptions::empty());
-    mapped
-}
-
 fn set_limits(create: &Create, watched: bool) -> Step<()> {
     for (resource, value) in [
         (Resource::LOCKED_MEMORY, LOCKED_MEMORY),
@@ -357,7 +307,7 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
 /// Returns the largest size that a file may have, holes included.
 fn file_size(create: &Create, disk: u64) -> u64 {
     match create.workspace {
-        WorkspacePlan::HostDir { .. } if !create.read_only => disk,
+        WorkspacePlan::HostDir { copy_on_write: false, .. } if !create.read_only => disk,
         // The tmpfs limits what is stored: programs must get its ENOSPC rather than a signal. Files in memory count as
         // memory.
         _ => disk.max(create.memory.unwrap_or(0)).saturating_add(FILE_SIZE_SLACK),
@@ -460,7 +410,8 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
         backlog_unbounded: !handles.backlog_bounded,
         ..numbers(setup, watching, &evidence)
     };
-    let (handoff, mut keep) = keep_open(setup, numbers, [own, handles.workspace, handles.code])?;
+    let own = [own, handles.workspace, handles.code].into_iter().chain(handles.upper);
+    let (handoff, mut keep) = keep_open(setup, numbers, own)?;
     write_handoff(&handoff, &evidence).step("pass the handoff to the init")?;
     process::close_all_but(&mut keep);
     Ok(())
@@ -493,9 +444,13 @@ fn numbers(setup: &Setup<'_>, watching: bool, evidence: &Evidence) -> Handoff {
 
 /// Lets the init inherit its socket and the descriptors that it sends with the evidence. Returns also all descriptors
 /// to keep open.
-fn keep_open(setup: &Setup<'_>, mut handoff: Handoff, own: [OwnedFd; 3]) -> Step<(Handoff, [RawFd; MAX_FDS + 7])> {
+fn keep_open(
+    setup: &Setup<'_>,
+    mut handoff: Handoff,
+    own: impl Iterator<Item = OwnedFd>,
+) -> Step<(Handoff, [RawFd; MAX_FDS + 7])> {
     let groups = setup.groups.iter().map(AsRawFd::as_raw_fd);
-    let sent = own.map(IntoRawFd::into_raw_fd).into_iter().chain(groups);
+    let sent = own.map(IntoRawFd::into_raw_fd).chain(groups);
     for (slot, fd) in handoff.fds.iter_mut().zip(sent) {
         *slot = fd;
         handoff.fd_count += 1;

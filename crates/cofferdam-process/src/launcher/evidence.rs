@@ -16,6 +16,9 @@ use crate::protocol::{Evidence, NAMESPACES, Probes};
 const FORBIDDEN: &[&str] =
     &["/root", "/home", "/var", "/boot", "/mnt", "/media", "/srv", "/sys", "/run", "/etc/shadow"];
 
+/// The type of overlayfs (`OVERLAYFS_SUPER_MAGIC`).
+const OVERLAYFS: i64 = 0x794c_7630;
+
 /// Returns the identities of a process's namespaces, in the order of [`NAMESPACES`].
 pub fn namespaces(dir: &str) -> io::Result<[u64; 7]> {
     let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -42,6 +45,7 @@ pub fn collect(watching: bool, probe: bool, own_root: bool, read_only: bool) -> 
         probes: probe.then(|| probe_isolation(own_root)),
         // Nothing is written to a writable workspace, which may be the caller's own directory.
         workspace_read_only: read_only && refuses_writes("/workspace"),
+        workspace_layered: rustix::fs::statfs("/workspace").is_ok_and(|found| found.f_type == OVERLAYFS),
         disk_bytes: disk.as_ref().map_or(0, |stat| stat.f_blocks * stat.f_frsize),
         disk_files: disk.as_ref().map_or(0, |stat| stat.f_files),
         process_limits: [

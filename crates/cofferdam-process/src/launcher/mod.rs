@@ -16,6 +16,7 @@ mod namespace_pool;
 mod network;
 mod start;
 mod template;
+mod workspace;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -242,7 +242,7 @@ impl Template {
     /// Returns a detached mount of a host directory. Fails if the path leads to another directory than the caller
     /// named.
     pub fn open_workspace(&self, plan: &WorkspacePlan, identity: Identity) -> Step<Option<OwnedFd>> {
-        let WorkspacePlan::HostDir { path, device, inode, uid, gid } = plan else { return Ok(None) };
+        let WorkspacePlan::HostDir { path, device, inode, uid, gid, .. } = plan else { return Ok(None) };
         let Some((host_mounts, template_mounts)) = &self.mounts else {
             return Err(Failure { step: "enter the host's mount namespace again".into(), errno: libc::ESTALE });
         };

@@ -59,7 +59,14 @@ impl Case {
             serial: 1,
             network: None,
             workspace: match self.mounted {
-                true => WorkspacePlan::HostDir { path: "/d".into(), device: 1, inode: 1, uid: 1, gid: 1 },
+                true => WorkspacePlan::HostDir {
+                    path: "/d".into(),
+                    device: 1,
+                    inode: 1,
+                    uid: 1,
+                    gid: 1,
+                    copy_on_write: false,
+                },
                 false => WorkspacePlan::Private,
             },
             read_only: self.read_only,
