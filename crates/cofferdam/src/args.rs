@@ -2,6 +2,8 @@
 
 mod absent;
 mod audit;
+mod changes;
+mod daemon;
 #[cfg(feature = "container")]
 mod image;
 #[cfg(feature = "vm")]
@@ -27,6 +29,11 @@ use cofferdam::{ByteSize, Cpus, Level, Protection, SandboxPath, TenantId, parse_
 #[allow(unused_imports, reason = "a full build has every command")]
 pub use absent::AbsentArgs;
 pub use audit::{AuditArgs, AuditCommand, QueryArgs, VerifyArgs};
+pub use changes::{
+    ApplyChangesArgs, ChangesArgs, ChangesCommand, DiscardChangesArgs, ListChangesArgs, PruneChangesArgs, ReviewArgs,
+    ShowChangesArgs,
+};
+pub use daemon::{DaemonArgs, DaemonCommand};
 #[cfg(feature = "container")]
 pub use image::{ImageArgs, ImageCommand};
 #[cfg(feature = "vm")]
@@ -77,6 +84,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Use an interpreter in a sandbox interactively
     Repl(Box<ReplArgs>),
+    /// Show, apply and discard the changes of copy-on-write workspaces
+    Changes(ChangesArgs),
     /// Verify the audit log and query its lines
     Audit(AuditArgs),
     /// Run a daemon that prepares sandboxes and interpreters for later runs
@@ -148,7 +157,7 @@ Examples:
   cofferdam run --lang python --code 'print(6 * 7)'
   cofferdam run --memory 64M --timeout 5s -- sh -c 'echo hello'
   echo 'print(6 * 7)' | cofferdam run -
-  cofferdam run --workspace . --disk none -- make test
+  cofferdam run --workspace . --diff -- make test
   cofferdam run --workspace ~/project:ro --json script.js
   printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
   cofferdam run --tty -- bash
@@ -192,6 +201,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+
+    #[command(flatten)]
+    pub review: ReviewArgs,
 
     #[command(flatten)]
     pub publish: PublishArgs,
@@ -287,7 +299,8 @@ pub struct StartArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sandbox")]
 pub struct SandboxArgs {
-    /// Mount a host directory at /workspace; `:ro` mounts it read-only [default: an empty private directory]
+    /// Show a host directory at /workspace; changes go to a copy (`:cow`, the default), to the directory (`:rw`), or are
+    /// refused (`:ro`) [default: an empty private directory]
     #[arg(long, value_name = "DIR[:ro]")]
     pub workspace: Option<String>,
 
@@ -373,86 +386,6 @@ pub struct OutputArgs {
     /// Print more messages on standard error, such as whether a daemon is used and why not
     #[arg(long, short, conflicts_with = "quiet")]
     pub verbose: bool,
-}
-
-const DAEMON_HELP: &str = "\
-Examples:
-  cofferdam daemon --detach            start a daemon in the background
-  cofferdam daemon status              show its state
-  cofferdam daemon stop                stop it
-  cofferdam run --daemon start x.py    run a program, and start a daemon if none is running
-
-The daemon listens on a socket that only its user can access. `cofferdam run` uses it while it runs.
-SIGTERM and SIGINT let current runs finish; a second signal kills them.";
-
-/// `cofferdam daemon`.
-#[derive(Debug, Args)]
-#[command(after_help = DAEMON_HELP, args_conflicts_with_subcommands = true)]
-pub struct DaemonArgs {
-    /// Query or stop a running daemon instead of starting one
-    #[command(subcommand)]
-    pub command: Option<DaemonCommand>,
-
-    /// Detach from the terminal once the daemon listens
-    #[arg(long)]
-    pub detach: bool,
-
-    /// Select the backend of the sandboxes
-    #[arg(long, value_name = "NAME")]
-    pub backend: Option<String>,
-
-    /// Exit after this time without a run [default: none; 15m if a run started the daemon]
-    #[arg(long, value_name = "DURATION", value_parser = parse_bound::<Duration>)]
-    pub idle_exit: Option<Bound<Duration>>,
-
-    /// Let runs continue for this time after a stop request [default: 10s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub drain: Option<Duration>,
-
-    /// Limit concurrent runs; more are executed by their own process [default: 32]
-    #[arg(long, value_name = "N")]
-    pub connections: Option<usize>,
-
-    /// Keep this many sandboxes prepared [default: 2]
-    #[arg(long, value_name = "N")]
-    pub warm: Option<usize>,
-
-    /// Keep this many Python interpreters prepared [default: 1]
-    #[arg(long, value_name = "N")]
-    pub python: Option<usize>,
-
-    /// Import these modules in prepared Python interpreters
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    pub python_modules: Vec<String>,
-
-    /// Keep this many Node interpreters prepared [default: 1]
-    #[arg(long, value_name = "N")]
-    pub node: Option<usize>,
-
-    /// Load these modules in prepared Node interpreters
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
-    pub node_modules: Vec<String>,
-
-    /// Mark the daemon as started by a run
-    #[arg(long, hide = true)]
-    pub on_demand: bool,
-
-    /// Set the stage of detaching
-    #[arg(long, hide = true)]
-    pub stage: Option<u8>,
-}
-
-/// Commands for a running daemon.
-#[derive(Debug, Subcommand)]
-pub enum DaemonCommand {
-    /// Show the state of the daemon; the exit status is 1 if none is running
-    Status {
-        /// Print a JSON document
-        #[arg(long)]
-        json: bool,
-    },
-    /// Stop the daemon and wait until it has exited
-    Stop,
 }
 
 #[cfg(feature = "wasm")]

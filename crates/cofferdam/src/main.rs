@@ -9,7 +9,6 @@ mod encode;
 mod host_stream;
 mod interrupts;
 mod launcher;
-#[cfg(any(feature = "plugins", feature = "vm"))]
 mod out_file;
 mod plan;
 mod progress;

@@ -75,23 +75,40 @@ impl Plan {
 /// Returns the spec of every sandbox of a server.
 #[cfg(feature = "mcp")]
 pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
-    spec(args, settings, args.sandbox.workspace.as_deref().map(workspace).transpose()?)
+    let named = args.sandbox.workspace.as_deref();
+    if named.is_some_and(|named| !named.ends_with(":ro") && !named.ends_with(":rw")) {
+        let message =
+            "the workspace of a server must be read-only or writable: clients cannot review changes of a copy";
+        return Err(
+            Error::invalid("mcp", message).with_remedy("write DIR:rw if clients may change the directory, or DIR:ro")
+        );
+    }
+    spec(args, settings, named.map(workspace).transpose()?)
 }
 
 /// A workspace as named on the command line, and its open directory.
 struct HostWorkspace {
     named: PathBuf,
     opened: Directory,
-    access: Access,
+    mode: WorkspaceMode,
+}
+
+/// The access to a workspace of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WorkspaceMode {
+    ReadOnly,
+    ReadWrite,
+    CopyOnWrite,
 }
 
 fn workspace(text: &str) -> Result<HostWorkspace> {
-    let (named, access) = match (text.strip_suffix(":ro"), text.strip_suffix(":rw")) {
-        (Some(named), _) => (named, Access::ReadOnly),
-        (_, Some(named)) => (named, Access::ReadWrite),
-        _ => (text, Access::ReadWrite),
+    let (named, mode) = match text.rsplit_once(':') {
+        Some((named, "ro")) => (named, WorkspaceMode::ReadOnly),
+        Some((named, "rw")) => (named, WorkspaceMode::ReadWrite),
+        Some((named, "cow")) => (named, WorkspaceMode::CopyOnWrite),
+        _ => (text, WorkspaceMode::CopyOnWrite),
     };
-    Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named))?, access })
+    Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named))?, mode })
 }
 
 /// Opens a directory that an option names. Later changes of the path do not change the opened directory.
@@ -137,9 +154,13 @@ fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
 
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
     let mut builder = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
-    if let Some(HostWorkspace { opened, access, .. }) = workspace {
+    if let Some(HostWorkspace { opened, mode, .. }) = workspace {
         let (path, id) = recorded(opened);
-        builder = builder.directory(&path, id).workspace(Workspace::HostDir { path, access });
+        builder = builder.directory(&path, id).workspace(match mode {
+            WorkspaceMode::ReadOnly => Workspace::HostDir { path, access: Access::ReadOnly },
+            WorkspaceMode::ReadWrite => Workspace::HostDir { path, access: Access::ReadWrite },
+            WorkspaceMode::CopyOnWrite => Workspace::CopyOnWrite { path },
+        });
     }
     if let Some(root) = &args.sandbox.root {
         let (path, id) = recorded(directory("--root", root)?);

@@ -12,7 +12,7 @@ use super::{LimitArgs, SandboxArgs};
 const HELP: &str = "\
 Examples:
   cofferdam mcp                                     one client, over standard input and output
-  cofferdam mcp --workspace ~/project --disk none   mount one host directory in all sandboxes
+  cofferdam mcp --workspace ~/project:rw --disk none   mount one host directory in all sandboxes
   cofferdam mcp --http 127.0.0.1:8765               many clients, at http://127.0.0.1:8765/mcp
   COFFERDAM_MCP_TOKEN=… cofferdam mcp --http 192.0.2.7:8765
 

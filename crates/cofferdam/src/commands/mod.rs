@@ -2,6 +2,7 @@
 
 mod audit;
 mod backends;
+mod changes;
 mod completions;
 #[cfg(feature = "conformance")]
 mod conformance;
@@ -19,6 +20,7 @@ mod observed;
 mod plugins;
 mod published;
 mod repl;
+mod review;
 mod run;
 mod schema;
 #[cfg(feature = "wasm")]
@@ -40,6 +42,7 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
     match cli.command {
         Command::Run(args) => run::main(&args, cli.config, launcher),
         Command::Repl(args) => repl::main(*args, cli.config),
+        Command::Changes(args) => changes::main(&args),
         Command::Audit(args) => audit::main(&args, cli.config),
         Command::Daemon(args) => daemon::main(&args, cli.config),
         #[cfg(feature = "mcp")]

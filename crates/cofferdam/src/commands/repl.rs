@@ -22,8 +22,9 @@ use reedline::{
 use tokio::time::timeout;
 
 use super::block_on;
+use super::review::{self, Review};
 use super::run::{no_signals, signal_status, warn_of};
-use crate::args::ReplArgs;
+use crate::args::{ReplArgs, ReviewArgs};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
 use crate::report::{self, Form};
@@ -75,6 +76,10 @@ async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<Pa
     };
     let outcome = repl.run(history.as_deref(), &mut interrupts).await;
     repl.sessions.shutdown().await;
+    let asked = Review { args: &ReviewArgs::default(), form: Form::Text, quiet: false };
+    if let Err(error) = review::review(&*sandbox, asked, 0).await {
+        report::remark(&format!("the changes of the workspace are lost: {error}"), Tone::Bad);
+    }
     sandbox.close().await?;
     outcome
 }

@@ -11,16 +11,17 @@ use cofferdam::code::{
 };
 use cofferdam::publish::Published;
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
-use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin};
+use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin, Workspace};
 use serde_json::{Value, json};
 
 use super::observed::{self, Observation, Observed};
+use super::review::{self, Review, Reviewed};
 use super::{block_on, published};
 use crate::args::RunArgs;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::{Code, Plan};
 use crate::progress::Progress;
-use crate::report::{self, Form, READER_GONE};
+use crate::report::{self, FAILED, Form, READER_GONE};
 use crate::resident::{self, DaemonUse};
 use crate::settings::{Environment, Settings};
 use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
@@ -35,15 +36,22 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         _ => Form::Text,
     };
     let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
+        review::check(&args.review, &plan.spec)?;
         // A daemon gives no access to files, and starts one command per sandbox.
         let full_result = form == Form::Json && plan.code.is_some();
         let versioned = versioned(&plan, &settings.code);
+        let is_reviewed = matches!(plan.spec.workspace(), Workspace::CopyOnWrite { .. });
+        if is_reviewed && settings.daemon == DaemonUse::Require {
+            let message = "a daemon does not support copy-on-write workspaces, whose changes are read from the sandbox";
+            return Err(Error::unsupported("run", message)
+                .with_remedy("use --daemon auto, or mount the directory with :ro or :rw"));
+        }
         if full_result && settings.daemon == DaemonUse::Require {
             let message = "a daemon does not support the full result of code, which needs access to the sandbox";
             return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or leave out --json"));
         }
         // Does not search or start a daemon that could not be used.
-        let daemon = if full_result || versioned.is_some() {
+        let daemon = if full_result || is_reviewed || versioned.is_some() {
             None
         } else {
             resident::backend(args, &settings, config.as_deref())?
@@ -278,7 +286,26 @@ impl<'a> Run<'a> {
         }
         match self.watch(&execution, &mut sink, interrupts).await {
             Ok(end) => self.conclude(end, sink, backend, execution).await,
-            Err(error) => Err(execution.failed(error).await),
+            Err(error) => {
+                let sandbox = Arc::clone(execution.sandbox());
+                let failed = execution.failed(error).await;
+                self.review(&*sandbox, FAILED).await;
+                Err(failed)
+            }
+        }
+    }
+
+    /// Keeps, shows, applies or saves the changes of a copy-on-write workspace. Returns the exit status, and the changes
+    /// in the JSON form.
+    async fn review(&self, sandbox: &dyn Sandbox, status: u8) -> (u8, Option<Value>) {
+        let review = Review { args: &self.args.review, form: self.form, quiet: self.args.output.quiet };
+        match review::review(sandbox, review, status).await {
+            Ok(None) => (status, None),
+            Ok(Some(Reviewed { status, document })) => (status, Some(document)),
+            Err(error) => {
+                report::remark(&format!("the changes of the workspace are lost: {error}"), Tone::Bad);
+                (FAILED, Some(json!({"error": error.to_json()})))
+            }
         }
     }
 
@@ -357,10 +384,14 @@ impl<'a> Run<'a> {
     async fn conclude(&self, end: End, sink: Sink, backend: &dyn Backend, execution: Execution) -> Result<u8> {
         let (sandbox, request) = (Arc::clone(execution.sandbox()), execution.request().clone());
         let result = execution.result().await?;
+        let status = end.interrupted.map_or_else(|| end.exit.shell_status(), signal_status);
+        if let Sink::Live(live) = &sink {
+            self.report(&end, &request, live.lost);
+        }
+        let (status, changes) = self.review(&*sandbox, status).await;
         if let Some(error) = &end.write_error {
             return self.unwritable(error);
         }
-        let status = end.interrupted.map_or_else(|| end.exit.shell_status(), signal_status);
         let ended = || {
             let mut document = json!({
                 "exit": end.exit, "status": status, "usage": end.exit.usage, "posture": sandbox.posture(),
@@ -373,6 +404,9 @@ impl<'a> Run<'a> {
             if let Some(usage) = sandbox.network_usage() {
                 document["network"] = json!(usage);
             }
+            if let Some(changes) = &changes {
+                document["changes"] = changes.clone();
+            }
             published::add_to(&mut document, &self.published);
             merge(&mut document, identity(backend, &*sandbox));
             merge(&mut document, self.about.clone());
@@ -382,10 +416,7 @@ impl<'a> Run<'a> {
             document
         };
         match sink {
-            Sink::Live(live) => {
-                self.report(&end, &request, live.lost);
-                Ok(status)
-            }
+            Sink::Live(_) => Ok(status),
             Sink::Collect(collected) => {
                 let mut document = ended();
                 merge(

@@ -215,7 +215,7 @@ fn supervisors_peak(form: &str, max_output: &str, script: &str) -> u64 {
     let mut child = Command::new(env!("CARGO_BIN_EXE_cofferdam"))
         .args(["run", "--level", "process", "--timeout", "120s", form, "--max-output", max_output, "--disk", "none"])
         .arg("--workspace")
-        .arg(workspace.path())
+        .arg(format!("{}:rw", workspace.path().display()))
         .args(["--", "python3", "-c", &format!("{script}\nopen('ended', 'w').close()")])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

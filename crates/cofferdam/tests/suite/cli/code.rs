@@ -276,7 +276,8 @@ fn runs_are_logged_and_the_log_is_verified() {
     std::fs::write(home.path().join("log"), "in the way").expect("written");
     let mark = home.path().join("workspace");
     std::fs::create_dir(&mark).expect("created");
-    let words = ["--config", &config, "--workspace", mark.to_str().expect("a name"), "--", "touch", "ran"];
+    let workspace = format!("{}:rw", mark.display());
+    let words = ["--config", &config, "--workspace", &workspace, "--", "touch", "ran"];
     let (status, _, stderr) = outcome(&mut run(words));
     assert!(status == 125 && stderr.contains("the audit log cannot be written"), "{stderr}");
     assert!(!mark.join("ran").exists());
@@ -540,11 +541,12 @@ fn what_would_be_ignored_is_refused() {
 fn an_mcp_server_that_cannot_create_sandboxes_does_not_start() {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
-    let workspace = directory.path().to_str().expect("a name");
+    let (writable, unnamed) = (format!("{}:rw", directory.path().display()), directory.path().display().to_string());
     for (words, reason) in [
         (&["--backend", "docker"][..], "/nowhere/docker.sock"),
         // A writable host directory has no disk limit, and there is a default one.
-        (&["--allow-weaker", "memory,cpu,cpus,pids", "--workspace", workspace], "--disk none"),
+        (&["--allow-weaker", "memory,cpu,cpus,pids", "--workspace", &writable], "--disk none"),
+        (&["--workspace", &unnamed], "clients cannot review changes of a copy"),
     ] {
         let mut server = cofferdam();
         server.arg("mcp").args(words).env("DOCKER_HOST", "unix:///nowhere/docker.sock");

@@ -44,6 +44,7 @@ pub(super) fn shell(line: &str, home: &Path) -> Command {
     command
         .env("HOME", home)
         .env("XDG_DATA_HOME", home.join("data"))
+        .env("XDG_STATE_HOME", home.join("state"))
         .env("COFFERDAM_CONFIG", config)
         .stdin(Stdio::null());
     command

@@ -95,7 +95,8 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     let place = tempfile::tempdir().expect("a directory");
     for (words, says) in [
         (&["--net", "10.0.0.7:80", "--", "true"][..], "names of a network policy only"),
-        (&["--workspace", ".", "--", "true"], "lends no directory"),
+        (&["--workspace", ".", "--", "true"], "no copy-on-write workspaces"),
+        (&["--workspace", ".:rw", "--", "true"], "lends no directory"),
         (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
         (&["--disk", "4K", "--", "true"], "at least 2 MiB"),
     ] {

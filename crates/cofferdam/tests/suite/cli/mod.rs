@@ -1,5 +1,6 @@
 //! The command line, used like a person or a script uses it.
 
+mod changes;
 mod code;
 mod configuration;
 #[cfg(feature = "container")]

@@ -134,7 +134,9 @@ fn a_directory_is_lent_to_be_read_and_not_to_be_written() {
     let (path, lent) = (path.to_str().expect("text"), lent.path().to_str().expect("text"));
     let (code, stdout, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{lent}:ro"), path]);
     assert_eq!((code, stdout.as_str()), (0, "from the host"), "{stderr}");
-    let (code, _, stderr) = run(&["--backend", "wasm", "--workspace", lent, path]);
-    assert_eq!(code, 125, "{stderr}");
-    assert!(stderr.contains(":ro"), "{stderr}");
+    for mode in [":rw", ":cow", ""] {
+        let (code, _, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{lent}{mode}"), path]);
+        assert_eq!(code, 125, "{stderr}");
+        assert!(stderr.contains(":ro"), "{stderr}");
+    }
 }

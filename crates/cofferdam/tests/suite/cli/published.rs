@@ -249,7 +249,7 @@ fn ports_that_cannot_be_published_are_refused() {
         (&["--backend", "simulated", "--publish", "0:8000"], "cannot connect to ports of a sandbox"),
     ] {
         let mark = directory.path().join("mark");
-        let workspace = directory.path().to_str().unwrap();
+        let workspace = &format!("{}:rw", directory.path().display());
         let mut words = options.to_vec();
         if !words.contains(&"simulated") {
             words.extend(["--disk", "none", "--workspace", workspace]);

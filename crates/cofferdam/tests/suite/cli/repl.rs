@@ -119,8 +119,8 @@ fn a_person_talks_with_python() {
     let before = census();
     let (home, workspace) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
     std::fs::set_permissions(workspace.path(), std::fs::Permissions::from_mode(0o777)).expect("ours");
-    let place = workspace.path().to_str().expect("a name");
-    let mut person = Person::sits_down(&["--workspace", place, "--disk", "none"], home.path());
+    let place = format!("{}:rw", workspace.path().display());
+    let mut person = Person::sits_down(&["--workspace", &place, "--disk", "none"], home.path());
     person.enters("x = 20");
     person.is_asked();
     person.enters("x + 22");

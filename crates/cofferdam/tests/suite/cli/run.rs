@@ -107,7 +107,10 @@ fn a_file_of_the_workspace_runs_in_its_place() {
 fn the_workspace_is_writable_only_as_asked() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
-    assert_eq!(ended(&["--workspace", place, "--", "sh", "-c", "echo 1 > made; pwd"]), quietly(0, "/workspace\n"));
+    assert_eq!(
+        ended(&["--workspace", &format!("{place}:rw"), "--", "sh", "-c", "echo 1 > made; pwd"]),
+        quietly(0, "/workspace\n")
+    );
     assert_eq!(std::fs::read_to_string(directory.path().join("made")).unwrap(), "1\n");
     let (code, _, _) = ended(&["--workspace", &format!("{place}:ro"), "--", "sh", "-c", "echo 2 > made"]);
     assert_ne!(code, 0);

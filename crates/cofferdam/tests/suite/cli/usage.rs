@@ -30,6 +30,10 @@ fn help_shows_options_and_examples() {
         "--allow-weaker",
         "--cancel-grace",
         "--workspace",
+        "--diff",
+        "--apply",
+        "--apply-if-ok",
+        "--save-changes",
         "--working-dir",
         "--root",
         "--env",
@@ -64,6 +68,7 @@ fn the_top_level_help() {
     Commands:
       run          Run a file, a piece of code or a command in a new sandbox
       repl         Use an interpreter in a sandbox interactively
+      changes      Show, apply and discard the changes of copy-on-write workspaces
       audit        Verify the audit log and query its lines
       daemon       Run a daemon that prepares sandboxes and interpreters for later runs
       mcp          Serve sandboxes to agents over the Model Context Protocol

@@ -226,7 +226,7 @@ fn a_directory_is_lent_through_the_daemon_and_written_to_no_more_afterwards() {
     let lent = tempfile::tempdir().unwrap();
     std::fs::set_permissions(lent.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     let line = "(while :; do echo x >> beats; done) > /dev/null 2>&1 &\nuntil test -s beats; do :; done";
-    let mut command = home.run(["--daemon", "require", "--workspace", ".", "--", "sh", "-c", line]);
+    let mut command = home.run(["--daemon", "require", "--workspace", ".:rw", "--", "sh", "-c", line]);
     let output = command.current_dir(lent.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let size = || std::fs::metadata(lent.path().join("beats")).unwrap().len();

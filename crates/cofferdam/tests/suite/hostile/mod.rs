@@ -185,6 +185,15 @@ fn file_api_is_not_fooled_by_swapped_links_in_a_host_directory() {
     races::symlink_race(Workspace::HostDir { path: directory.path().to_owned(), access: Access::ReadWrite });
 }
 
+/// Promise (Files): Hostile programs that swap links in a copy-on-write workspace never lead the file API outside, and
+/// do not change the host directory.
+#[test]
+fn file_api_is_not_fooled_by_swapped_links_in_a_copy_on_write_workspace() {
+    let directory = guests::open_temporary_directory(0o777);
+    races::symlink_race(Workspace::CopyOnWrite { path: directory.path().to_owned() });
+    assert_eq!(std::fs::read_dir(directory.path()).expect("a directory").count(), 0);
+}
+
 /// Promise (Files): Hostile links in a private workspace never lead the file API outside.
 #[test]
 fn file_api_is_not_fooled_by_links_in_a_private_workspace() {

@@ -65,7 +65,7 @@ pub fn symlink_race(workspace: Workspace) {
         let guests = Guests::compile(&BTreeSet::from(["symlink_swap"]));
         let naive = match &workspace {
             Workspace::HostDir { path, .. } => Some(path.clone()),
-            Workspace::Private { .. } => None,
+            Workspace::Private { .. } | Workspace::CopyOnWrite { .. } => None,
         };
         let spec = Spec::builder().workspace(workspace).allow_weaker(Protection::Disk).build().expect("a valid spec");
         let sandbox = backend().create(spec).await.expect("a sandbox");

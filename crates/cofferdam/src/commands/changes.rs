@@ -1,0 +1,168 @@
+//! `cofferdam changes`: kept changes of copy-on-write workspaces.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use cofferdam::{ByteSize, Error, Result};
+use cofferdam_changes::{
+    ApplyOptions, Bounds, ChangeSet, Globs, Id, RenderOptions, Workspace, apply, document, render, text,
+};
+use cofferdam_linux::named;
+use serde_json::json;
+
+use super::review::{self, failed};
+use crate::args::{
+    ApplyChangesArgs, ChangesArgs, ChangesCommand, DiscardChangesArgs, ListChangesArgs, PruneChangesArgs,
+    ShowChangesArgs,
+};
+use crate::report::{self, Form};
+use crate::style::Tone;
+
+/// Runs the command.
+pub fn main(args: &ChangesArgs) -> u8 {
+    let (done, is_json) = match &args.command {
+        ChangesCommand::Ls(args) => (list(args), args.json),
+        ChangesCommand::Show(args) => (show(args), args.json),
+        ChangesCommand::Apply(args) => (apply_to(args), args.json),
+        ChangesCommand::Discard(args) => (discard(args), false),
+        ChangesCommand::Prune(args) => (prune(args), false),
+    };
+    done.unwrap_or_else(|error| report::error(&error, if is_json { Form::Json } else { Form::Text }))
+}
+
+fn list(args: &ListChangesArgs) -> Result<u8> {
+    let kept = review::store()?.list().map_err(failed)?;
+    if args.json {
+        let rows = kept.iter().map(|kept| {
+            json!({
+                "id": kept.id.as_str(), "bytes": kept.bytes,
+                "time": kept.time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+                "workspace": kept.contents.as_ref().map(|contents| contents.workspace.to_string_lossy()),
+                "files": kept.contents.as_ref().map(|contents| contents.changes),
+            })
+        });
+        return Ok(report::printed(report::document(&json!({"changes": rows.collect::<Vec<_>>()})), 0));
+    }
+    let mut lines = String::new();
+    for kept in &kept {
+        let age = ago(kept.time.elapsed().unwrap_or_default());
+        let size = ByteSize::from_bytes(kept.bytes);
+        let contents = match &kept.contents {
+            Some(contents) => format!("{:>6} files  {}", contents.changes, text::path(&contents.workspace)),
+            None => "damaged".to_owned(),
+        };
+        lines.push_str(&format!("{}  {age:>9}  {size:>8}  {contents}\n", kept.id));
+    }
+    Ok(report::printed(report::print(&lines), 0))
+}
+
+/// Returns an age in its largest unit.
+fn ago(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} d ago", seconds / 86_400),
+    }
+}
+
+fn show(args: &ShowChangesArgs) -> Result<u8> {
+    let Found { set, directory, .. } = find(&args.changes, args.to.as_deref())?;
+    if args.json || args.stat {
+        let document = document(&set, directory.as_fd()).map_err(failed)?;
+        if args.json {
+            return Ok(report::printed(report::document(&json!(document)), 0));
+        }
+        let mut lines = String::new();
+        for change in &document.changes {
+            let lines_changed = match (change.insertions, change.deletions) {
+                (Some(insertions), Some(deletions)) => format!("+{insertions} -{deletions}"),
+                _ => String::new(),
+            };
+            let path = text::line(change.path.as_bytes());
+            lines.push_str(&format!("{:<13} {lines_changed:>11}  {path}\n", change.kind));
+        }
+        lines.push_str(&format!("{}\n", document.summary));
+        return Ok(report::printed(report::print(&lines), 0));
+    }
+    let options = RenderOptions { color: review::color(), ..RenderOptions::default() };
+    let mut stdout = std::io::stdout().lock();
+    render(&set, directory.as_fd(), &options, &mut stdout).map_err(failed)?;
+    Ok(0)
+}
+
+fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
+    let found = find(&args.changes, args.to.as_deref())?;
+    let options = ApplyOptions {
+        only: Globs::new(&args.only),
+        allow: Globs::new(&args.allow),
+        dry_run: args.dry_run,
+        workspace: if args.to.is_some() { Workspace::Any } else { Workspace::Recorded },
+    };
+    let applied = apply(&found.set, found.directory.as_fd(), &options).map_err(failed)?;
+    let is_whole = review::applied_whole(&applied);
+    if args.json {
+        let mut document = review::applied_document(&applied);
+        document["dry_run"] = json!(args.dry_run);
+        return Ok(report::printed(report::document(&document), u8::from(!is_whole)));
+    }
+    if args.dry_run {
+        report::remark("nothing was written; without --dry-run:", Tone::Good);
+    }
+    review::print_applied(&applied, &found.path);
+    if let Some(id) = found.id.filter(|_| is_whole && args.only.is_empty() && args.to.is_none() && !args.dry_run) {
+        review::store()?.discard(id.as_str()).map_err(failed)?;
+    }
+    Ok(u8::from(!is_whole))
+}
+
+fn discard(args: &DiscardChangesArgs) -> Result<u8> {
+    let store = review::store()?;
+    for id in &args.changes {
+        let id = store.discard(id).map_err(failed)?;
+        report::remark(&format!("discarded {id}"), Tone::Good);
+    }
+    Ok(0)
+}
+
+fn prune(args: &PruneChangesArgs) -> Result<u8> {
+    if args.older_than.is_none() && args.max_size.is_none() {
+        return Err(Error::invalid("changes", "there is nothing to prune by")
+            .with_remedy("pass --older-than DURATION, --max-size SIZE, or both"));
+    }
+    let size = args.max_size.map_or(u64::MAX, ByteSize::as_bytes);
+    let removed = review::store()?.prune(size, args.older_than.unwrap_or(Duration::MAX)).map_err(failed)?;
+    report::remark(&format!("discarded {} of the kept changes", removed.len()), Tone::Good);
+    Ok(0)
+}
+
+/// A change set with its directory.
+struct Found {
+    set: ChangeSet,
+    /// The identifier in the store; `None` for a file.
+    id: Option<Id>,
+    directory: OwnedFd,
+    path: PathBuf,
+}
+
+/// Finds a change set by its file, if the text is a path, or by its identifier.
+fn find(changes: &str, to: Option<&Path>) -> Result<Found> {
+    let is_file = changes.contains(['/', '.']) || Path::new(changes).is_file();
+    let (set, id) = match is_file {
+        true => {
+            let file = named::read(Path::new(changes)).map_err(|error| {
+                Error::invalid("changes", format!("cannot open '{}'", text::path(Path::new(changes))))
+                    .with_source(error)
+            })?;
+            (ChangeSet::read(file, &Bounds::default()).map_err(failed)?, None)
+        }
+        false => {
+            let (id, set) = review::store()?.get(changes).map_err(failed)?;
+            (set, Some(id))
+        }
+    };
+    let path = to.map_or_else(|| set.header().workspace.clone(), Path::to_owned);
+    Ok(Found { directory: review::open(&path)?, set, id, path })
+}

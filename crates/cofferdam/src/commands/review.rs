@@ -1,0 +1,295 @@
+//! The changes of a copy-on-write workspace at the end of a run: kept, shown, applied or saved.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use cofferdam::{Error, ErrorKind, Result, Sandbox, Spec, Workspace};
+use cofferdam_changes::{
+    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Color, Id, RenderOptions, Store, StoreLimits, apply,
+    document, render, text,
+};
+use cofferdam_linux::named::Directory;
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+
+use crate::args::ReviewArgs;
+use crate::out_file::{Existing, OutFile};
+use crate::report::{self, FAILED, Form};
+use crate::style::{Style, Tone};
+
+/// The maximum size of all kept changes, in bytes. `changes --help` names it.
+const MAX_KEPT_BYTES: u64 = 4 << 30;
+/// The maximum number of conflicts and refusals that are printed.
+const MAX_PRINTED: usize = 20;
+
+/// The end of a run with a copy-on-write workspace.
+#[derive(Debug)]
+pub struct Reviewed {
+    /// The exit status: that of the command, or of a change that could not be applied.
+    pub status: u8,
+    /// The changes in the JSON form.
+    pub document: Value,
+}
+
+/// The review that a run asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Review<'a> {
+    pub args: &'a ReviewArgs,
+    pub form: Form,
+    pub quiet: bool,
+}
+
+/// Refuses options that need a copy-on-write workspace, and opens the store of changes. Nothing was created yet.
+pub fn check(args: &ReviewArgs, spec: &Spec) -> Result<()> {
+    if matches!(spec.workspace(), Workspace::CopyOnWrite { .. }) {
+        return store().map(drop);
+    }
+    let ReviewArgs { diff, apply, apply_if_ok, save_changes } = args;
+    let options = [
+        ("--diff", *diff),
+        ("--apply", *apply),
+        ("--apply-if-ok", *apply_if_ok),
+        ("--save-changes", save_changes.is_some()),
+    ];
+    match options.into_iter().find(|(_, is_set)| *is_set) {
+        Some((option, _)) => Err(Error::invalid("run", format!("{option} needs a copy-on-write workspace"))
+            .with_remedy("name the directory with --workspace DIR")),
+        None => Ok(()),
+    }
+}
+
+/// Opens this user's store of changes.
+pub fn store() -> Result<Store> {
+    let limits = StoreLimits { max_bytes: MAX_KEPT_BYTES, ..StoreLimits::default() };
+    Store::open(&directory(|name| std::env::var_os(name), rustix::process::geteuid()), limits).map_err(failed)
+}
+
+/// Returns `$XDG_STATE_HOME/cofferdam/changes`, for root else `/var/lib/cofferdam/changes`, for other users else
+/// `~/.local/state/cofferdam/changes`, or a directory below that for temporary files for a user without a home.
+fn directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>, user: rustix::process::Uid) -> PathBuf {
+    let absolute = |name| variable(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
+    let base = absolute("XDG_STATE_HOME").or_else(|| match user.is_root() {
+        true => Some("/var/lib".into()),
+        false => absolute("HOME").map(|home| home.join(".local/state")),
+    });
+    match base {
+        Some(base) => base.join("cofferdam/changes"),
+        None => std::env::temp_dir().join(format!("cofferdam-changes-{}", user.as_raw())),
+    }
+}
+
+/// Converts an error of change sets.
+pub fn failed(error: ChangesError) -> Error {
+    let kind = match &error {
+        ChangesError::NotFound { .. } => ErrorKind::NotFound,
+        ChangesError::NoSpace { .. } | ChangesError::TooLarge { .. } => ErrorKind::ResourceExhausted,
+        ChangesError::Malformed { .. } | ChangesError::WrongDirectory { .. } | ChangesError::Ambiguous { .. } => {
+            ErrorKind::InvalidInput
+        }
+        _ => ErrorKind::Io,
+    };
+    Error::new(kind, "changes", error.to_string())
+}
+
+/// Keeps the changes of a sandbox, then shows, applies or saves them. Returns `None` without a copy-on-write workspace.
+pub async fn review(sandbox: &dyn Sandbox, review: Review<'_>, status: u8) -> Result<Option<Reviewed>> {
+    let Workspace::CopyOnWrite { path } = sandbox.spec().workspace() else { return Ok(None) };
+    let changes = sandbox.changes().await?;
+    if changes.skipped_count > 0 && !review.quiet {
+        let count = changes.skipped_count;
+        report::remark(&format!("{count} changed files cannot be kept: {}", changes.skipped.join("; ")), Tone::Warning);
+    }
+    let file = received(changes.layer).await?;
+    let set = ChangeSet::read(file.try_clone().map_err(unread)?, &Bounds::default()).map_err(failed)?;
+    if set.changes().is_empty() && set.cleared().is_empty() {
+        let document = json!({"workspace": path, "changes": [], "skipped": changes.skipped});
+        return Ok(Some(Reviewed { status, document }));
+    }
+    // Kept before anything else, so that nothing is lost if this process is killed.
+    let store = store()?;
+    let (id, _) = store.keep(|out| copied(&file, out)).map_err(failed)?;
+    let kept = Kept { set: &set, file: &file, store: &store, id: &id, path };
+    kept.finish(review, status, &changes.skipped).map(Some)
+}
+
+/// Copies the layer into a file without a name.
+async fn received(layer: cofferdam::FileReader) -> Result<File> {
+    let mut file = tokio::fs::File::from_std(unnamed()?);
+    let mut layer = layer.take(Bounds::default().max_bytes.saturating_mul(2));
+    tokio::io::copy(&mut layer, &mut file).await.map_err(unread)?;
+    let mut file = file.into_std().await;
+    file.seek(SeekFrom::Start(0)).map_err(unread)?;
+    Ok(file)
+}
+
+/// Creates a file without a name in the directory for temporary files.
+fn unnamed() -> Result<File> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let opened = openat(CWD, std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR);
+    opened.map(File::from).map_err(|error| unread(error.into()))
+}
+
+fn unread(error: io::Error) -> Error {
+    Error::new(ErrorKind::Io, "changes", "cannot read the changes of the workspace").with_source(error)
+}
+
+fn copied(mut file: &File, out: &mut dyn Write) -> Result<(), ChangesError> {
+    let copied = file.seek(SeekFrom::Start(0)).and_then(|_| io::copy(&mut file, out));
+    copied.map(drop).map_err(|source| ChangesError::Io { operation: "store", path: "the changes".to_owned(), source })
+}
+
+/// Changes in the store.
+struct Kept<'a> {
+    set: &'a ChangeSet,
+    /// The layer.
+    file: &'a File,
+    store: &'a Store,
+    id: &'a Id,
+    /// The workspace.
+    path: &'a Path,
+}
+
+impl Kept<'_> {
+    fn finish(&self, review: Review<'_>, status: u8, skipped: &[String]) -> Result<Reviewed> {
+        let directory = open(self.path)?;
+        let mut shown = json!(document(self.set, directory.as_fd()).map_err(failed)?);
+        shown["skipped"] = json!(skipped);
+        let ReviewArgs { diff, apply, apply_if_ok, save_changes } = review.args;
+        if *diff && review.form == Form::Text {
+            self.print(directory.as_fd())?;
+        }
+        let mut is_done = false;
+        if let Some(file) = save_changes {
+            self.save(file)?;
+            is_done = true;
+        }
+        let mut status = status;
+        if *apply || *apply_if_ok && status == 0 {
+            let applied = apply_all(self.set, directory.as_fd())?;
+            is_done = applied_whole(&applied);
+            if !is_done && status == 0 {
+                status = FAILED;
+            }
+            shown["applied"] = applied_document(&applied);
+            if !review.quiet || !is_done {
+                print_applied(&applied, self.path);
+            }
+        }
+        if is_done {
+            self.store.discard(self.id.as_str()).map_err(failed)?;
+        } else {
+            shown["id"] = json!(self.id.as_str());
+            if !review.quiet {
+                self.remind(shown["summary"]["files"].as_u64().unwrap_or(0));
+            }
+        }
+        Ok(Reviewed { status, document: shown })
+    }
+
+    fn print(&self, directory: std::os::fd::BorrowedFd<'_>) -> Result<()> {
+        let mut stdout = io::stdout().lock();
+        let options = RenderOptions { color: color(), ..RenderOptions::default() };
+        let printed = render(self.set, directory, &options, &mut stdout).map_err(failed);
+        let _ = stdout.flush();
+        printed.map(drop)
+    }
+
+    fn save(&self, path: &Path) -> Result<()> {
+        let out = OutFile::begin(path, Existing::Keep)?;
+        copied(self.file, &mut out.file()?).map_err(failed)?;
+        out.finish()
+    }
+
+    fn remind(&self, files: u64) {
+        let (id, path) = (self.id, text::path(self.path));
+        let plural = if files == 1 { "" } else { "s" };
+        let line = format!(
+            "{files} file{plural} of {path} changed in a copy: `cofferdam changes show {id}` shows and `cofferdam changes \
+             apply {id}` applies it"
+        );
+        report::remark(&line, Tone::Good);
+    }
+}
+
+/// Opens the directory that a change set belongs to.
+pub fn open(path: &Path) -> Result<OwnedFd> {
+    Directory::open(path).map(OwnedFd::from).map_err(|error| {
+        Error::new(ErrorKind::NotFound, "changes", format!("cannot open the directory '{}'", text::path(path)))
+            .with_source(error)
+    })
+}
+
+/// Returns the colours for standard output.
+pub fn color() -> Color {
+    if Style::stdout() == Style::Coloured { Color::Always } else { Color::Never }
+}
+
+fn apply_all(set: &ChangeSet, directory: std::os::fd::BorrowedFd<'_>) -> Result<Applied> {
+    apply(set, directory, &ApplyOptions::default()).map_err(failed)
+}
+
+/// Returns true if every change was applied.
+pub fn applied_whole(applied: &Applied) -> bool {
+    applied.conflicts.is_empty() && applied.refused.is_empty() && applied.failed.is_none()
+}
+
+/// Returns the result of an application in the JSON form.
+pub fn applied_document(applied: &Applied) -> Value {
+    let Applied { applied, conflicts, refused, failed } = applied;
+    json!({
+        "applied": applied.iter().map(|path| path.to_string_lossy()).collect::<Vec<_>>(),
+        "conflicts": conflicts.iter().map(|conflict| json!({
+            "path": conflict.path.to_string_lossy(), "reason": conflict.cause.to_string(),
+            "kept_as": conflict.kept.as_ref().map(|path| path.to_string_lossy()),
+        })).collect::<Vec<_>>(),
+        "refused": refused.iter().map(|refused| json!({
+            "path": refused.path.to_string_lossy(), "reason": refused.reason.to_string(),
+        })).collect::<Vec<_>>(),
+        "error": failed.as_ref().map(|(path, error)| json!({
+            "path": path.to_string_lossy(), "reason": error.to_string(),
+        })),
+    })
+}
+
+/// Prints the result of an application on standard error.
+pub fn print_applied(applied: &Applied, directory: &Path) {
+    let count = applied.applied.len();
+    let plural = if count == 1 { "" } else { "s" };
+    report::remark(&format!("applied {count} change{plural} to {}", text::path(directory)), Tone::Good);
+    for conflict in applied.conflicts.iter().take(MAX_PRINTED) {
+        let kept = conflict.kept.as_ref().map(|kept| format!("; the guest's version is {}", text::path(kept)));
+        let line = format!("conflict: {}: {}{}", text::path(&conflict.path), conflict.cause, kept.unwrap_or_default());
+        report::remark(&line, Tone::Warning);
+    }
+    for refused in applied.refused.iter().take(MAX_PRINTED) {
+        report::remark(&format!("not applied: {}: {}", text::path(&refused.path), refused.reason), Tone::Warning);
+    }
+    let hidden =
+        (applied.conflicts.len().saturating_sub(MAX_PRINTED)) + applied.refused.len().saturating_sub(MAX_PRINTED);
+    if hidden > 0 {
+        report::remark(&format!("{hidden} more changes were not applied"), Tone::Warning);
+    }
+    if let Some((path, error)) = &applied.failed {
+        report::remark(&format!("stopped at {}: {error}", text::path(path)), Tone::Bad);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_kept_in_the_state_of_the_user() {
+        let found = |state: &str, home: &str, user: u32| {
+            let variable = |name: &str| Some(if name == "HOME" { home } else { state }.into());
+            directory(variable, rustix::process::Uid::from_raw(user)).display().to_string()
+        };
+        assert_eq!(found("/state", "/home/a", 5), "/state/cofferdam/changes");
+        assert_eq!(found("", "/home/a", 5), "/home/a/.local/state/cofferdam/changes");
+        assert_eq!(found("", "/root", 0), "/var/lib/cofferdam/changes");
+        assert!(found("", "", 5).ends_with("/cofferdam-changes-5"));
+    }
+}

@@ -1,0 +1,247 @@
+//! Copy-on-write workspaces and `cofferdam changes`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{WEAKER, cofferdam, json, outcome};
+
+/// A project on the host, and the state of its user.
+struct Project {
+    directory: tempfile::TempDir,
+    state: tempfile::TempDir,
+}
+
+impl Project {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let project =
+            Self { directory: tempfile::tempdir().expect("a directory"), state: tempfile::tempdir().expect("state") };
+        for (name, text) in files {
+            let path = project.path(name);
+            fs::create_dir_all(path.parent().expect("a directory")).expect("created");
+            fs::write(path, text).expect("written");
+        }
+        project
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.path(name)).ok()
+    }
+
+    /// Returns a run of a shell command on a copy of the project.
+    fn run(&self, options: &[&str], script: &str) -> Command {
+        let mut command = self.command(&["run", "--allow-weaker", WEAKER, "--workspace", "."]);
+        command.args(options).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = cofferdam();
+        command.args(words).current_dir(self.directory.path()).env("XDG_STATE_HOME", self.state.path());
+        command
+    }
+
+    /// Runs `cofferdam changes`.
+    fn changes(&self, words: &[&str]) -> (i32, String, String) {
+        outcome(self.command(&["changes"]).args(words))
+    }
+
+    /// Returns the ids of the kept changes.
+    fn kept(&self) -> Vec<String> {
+        let (status, stdout, stderr) = self.changes(&["ls", "--json"]);
+        assert_eq!(status, 0, "{stderr}");
+        let rows = json(&stdout)["changes"].as_array().expect("a list").clone();
+        rows.iter().map(|row| row["id"].as_str().expect("an id").to_owned()).collect()
+    }
+}
+
+/// Promise (Files): The changes of a copy-on-write workspace are kept until they are applied or discarded, and the
+/// directory is unchanged until then (K4).
+#[test]
+fn changes_are_kept_shown_applied_and_discarded() {
+    let project = Project::new(&[("a.txt", "one\ntwo\n"), ("old/b.txt", "b\n"), ("c.txt", "c\n")]);
+    let script =
+        "sed -i s/two/TWO/ a.txt; rm c.txt; mv old new; mkdir d; printf 'n\\033[2J' > d/n; chmod +x a.txt; pwd";
+    let (status, stdout, stderr) = outcome(&mut project.run(&[], script));
+    assert_eq!((status, stdout.as_str()), (0, "/workspace\n"), "{stderr}");
+    assert!(stderr.contains("changed in a copy: `cofferdam changes show "), "{stderr}");
+    assert_eq!(project.read("a.txt").as_deref(), Some("one\ntwo\n"));
+    assert!(project.path("c.txt").exists() && !project.path("d").exists() && project.path("old/b.txt").exists());
+    let [id] = &project.kept()[..] else { panic!("one change set") };
+    let (status, shown, stderr) = project.changes(&["show", &id[..6]]);
+    assert_eq!((status, stderr.as_str()), (0, ""));
+    for part in ["-two\n+TWO\n", "deleted file mode", "rename from old/b.txt\nrename to new/b.txt\n", "\\u{1b}[2J"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(!shown.contains('\u{1b}'), "no control characters of the guest: {shown}");
+    let (status, document, _) = project.changes(&["show", "--json", id]);
+    assert_eq!((status, &json(&document)["summary"]["files"]), (0, &Value::from(7)), "{document}");
+    let (status, _, stderr) = project.changes(&["apply", "--dry-run", id]);
+    assert_eq!((status, project.read("a.txt").as_deref()), (0, Some("one\ntwo\n")), "{stderr}");
+    let (status, _, stderr) = project.changes(&["apply", "--only", "a.*", id]);
+    assert_eq!((status, project.read("a.txt").as_deref()), (0, Some("one\nTWO\n")), "{stderr}");
+    assert!(project.path("c.txt").exists() && project.kept().len() == 1);
+    let (status, _, stderr) = project.changes(&["apply", id]);
+    assert_eq!(status, 0, "{stderr}");
+    assert!(!project.path("c.txt").exists() && !project.path("old").exists());
+    assert_eq!(project.read("new/b.txt").as_deref(), Some("b\n"));
+    assert_eq!(fs::metadata(project.path("a.txt")).expect("a file").permissions().mode() & 0o777, 0o755);
+    assert_eq!(project.kept(), Vec::<String>::new());
+    outcome(&mut project.run(&["--quiet"], "echo > x"));
+    let id = project.kept().remove(0);
+    assert_eq!(project.changes(&["discard", &id]).0, 0);
+    assert_eq!(project.changes(&["discard", &id]).0, 127);
+    // A run that changes nothing keeps nothing.
+    assert_eq!(outcome(&mut project.run(&[], "cat a.txt")), (0, "one\nTWO\n".into(), String::new()));
+    assert_eq!(project.kept(), Vec::<String>::new());
+}
+
+/// Promise (Files): `--apply-if-ok` writes changes after a success only, and `--json` has the changes (K4).
+#[test]
+fn a_run_shows_saves_and_applies_its_changes() {
+    let project = Project::new(&[("a", "1\n")]);
+    let (status, stdout, _) = outcome(&mut project.run(&["--diff"], "echo 2 >> a; echo out; exit 3"));
+    assert_eq!(status, 3);
+    assert!(
+        stdout.starts_with("out\ndiff a/a b/a\n") && stdout.ends_with("1 file changed, 1 insertion(+)\n"),
+        "{stdout}"
+    );
+    let (status, _, stderr) = outcome(&mut project.run(&["--apply-if-ok"], "echo 2 >> a; exit 3"));
+    assert_eq!((status, project.read("a").as_deref()), (3, Some("1\n")), "{stderr}");
+    assert_eq!(project.kept().len(), 2);
+    let (status, _, stderr) = outcome(&mut project.run(&["--apply-if-ok"], "echo 2 >> a"));
+    assert_eq!((status, project.read("a").as_deref()), (0, Some("1\n2\n")), "{stderr}");
+    let (status, stdout, _) = outcome(&mut project.run(&["--json", "--apply"], "echo 3 >> a; mkfifo f"));
+    let document = json(&stdout);
+    let changes = &document["changes"];
+    assert_eq!((status, &changes["changes"][0]["path"]), (0, &Value::from("a")), "{changes}");
+    assert_eq!(changes["applied"]["applied"][0], "a");
+    assert!(changes["skipped"][0].as_str().is_some_and(|skipped| skipped.starts_with("f: ")), "{changes}");
+    let layer = project.state.path().join("layer.tar");
+    let options = ["--save-changes", layer.to_str().expect("text")];
+    assert_eq!(outcome(&mut project.run(&options, "echo 4 >> a")).0, 0);
+    assert_eq!(outcome(&mut project.run(&options, "echo 5 >> a")).0, 125, "the file exists");
+    assert_eq!(project.kept().len(), 3);
+    assert_eq!(project.changes(&["apply", layer.to_str().expect("text")]).0, 0);
+    assert_eq!(project.read("a").as_deref(), Some("1\n2\n3\n4\n"));
+    for options in [&["--diff"][..], &["--apply", "--apply-if-ok"]] {
+        let mut command = project.command(&["run", "--workspace", ".:ro"]);
+        assert_eq!(outcome(command.args(options).args(["--", "true"])).0, 125, "{options:?}");
+    }
+}
+
+/// Promise (Files): A file that the host changed meanwhile is not overwritten, and both versions are kept (K4).
+#[test]
+fn a_conflict_keeps_both_versions() {
+    let project = Project::new(&[("a", "1\n"), ("b", "1\n")]);
+    let script = "echo guest >> a; echo guest >> b; echo ready; read x; true";
+    let mut child = project.run(&["--apply", "--stdin"], script).spawn_ready();
+    fs::write(project.path("a"), "host\n").expect("written");
+    drop(child.stdin.take());
+    let status = child.wait().expect("ended");
+    assert_eq!(status.code(), Some(125));
+    assert_eq!(project.read("a").as_deref(), Some("host\n"));
+    assert_eq!(project.read("a.cofferdam-new").as_deref(), Some("1\nguest\n"));
+    assert_eq!(project.read("b").as_deref(), Some("1\nguest\n"));
+    assert_eq!(project.kept().len(), 1);
+}
+
+/// Promise (Files): Changes that would run on the host unasked, or lead out of the directory, are not applied (K4).
+#[test]
+fn traps_are_not_applied() {
+    let outside = tempfile::tempdir().expect("a directory");
+    let project = Project::new(&[("sub/a", "1\n")]);
+    let script = "mkdir -p .git/hooks .vscode; echo evil | tee .git/hooks/post-commit .envrc .vscode/tasks.json; \
+        ln -s /etc/passwd link; ln -s ../../.. up; echo fine > fine; rm -r sub; ln -s /tmp sub; echo > plain";
+    let (status, _, stderr) = outcome(&mut project.run(&["--apply"], script));
+    assert_eq!(status, 125, "{stderr}");
+    for name in [".git/hooks/post-commit", ".envrc", ".vscode/tasks.json", "link", "up"] {
+        assert!(fs::symlink_metadata(project.path(name)).is_err(), "{name}: {stderr}");
+        assert!(stderr.contains(&format!("not applied: {name}: ")), "{name}: {stderr}");
+    }
+    assert_eq!(project.read("fine").as_deref(), Some("fine\n"));
+    assert!(!fs::symlink_metadata(project.path("sub")).is_ok_and(|found| found.is_symlink()));
+    let id = project.kept().remove(0);
+    assert_eq!(project.changes(&["apply", &id, "--only", ".envrc", "--allow", ".envrc"]).0, 0);
+    assert_eq!(project.read(".envrc").as_deref(), Some("evil\n"));
+    // A link of the host in the place of a directory is not followed.
+    let project = Project::new(&[("d/a", "1\n")]);
+    outcome(&mut project.run(&[], "echo 2 > d/new"));
+    fs::rename(project.path("d"), project.path("moved")).expect("renamed");
+    std::os::unix::fs::symlink(outside.path(), project.path("d")).expect("linked");
+    let id = project.kept().remove(0);
+    assert_eq!(project.changes(&["apply", &id]).0, 1);
+    assert_eq!(fs::read_dir(outside.path()).expect("a directory").count(), 0);
+}
+
+/// Promise (Files): A supervisor that is killed leaves the directory unchanged (K4).
+#[test]
+fn a_killed_run_changes_nothing() {
+    let project = Project::new(&[("a", "1\n")]);
+    let mut child = project.run(&["--apply", "--stdin"], "echo 2 > a; echo ready; read x; true").spawn_ready();
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    assert_eq!(project.read("a").as_deref(), Some("1\n"));
+    assert_eq!(project.kept(), Vec::<String>::new());
+}
+
+/// Promise (Limits): The changes of a copy-on-write workspace are within the disk limit, for a large directory as well.
+#[test]
+fn changes_are_within_the_disk_limit() {
+    let project = Project::new(&[]);
+    fs::write(project.path("large"), vec![7; 24 << 20]).expect("written");
+    let script =
+        "cat large | wc -c; echo more >> large || echo full; dd if=/dev/zero of=new bs=1M count=64 2>&1 | tail -1";
+    let (status, stdout, stderr) = outcome(&mut project.run(&["--disk", "16M"], script));
+    assert_eq!(status, 0, "{stderr}");
+    assert!(stdout.starts_with("25165824\n") && stdout.contains("full\n"), "{stdout}");
+    assert_eq!(fs::metadata(project.path("large")).expect("a file").len(), 24 << 20);
+    assert!(!project.path("new").exists());
+}
+
+trait SpawnReady {
+    /// Starts a command, and waits until it has printed `ready`.
+    fn spawn_ready(&mut self) -> std::process::Child;
+}
+
+impl SpawnReady for Command {
+    fn spawn_ready(&mut self) -> std::process::Child {
+        use std::io::Read;
+        use std::process::Stdio;
+        let mut child =
+            self.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+        let (start, mut seen) = (Instant::now(), Vec::new());
+        let stdout = child.stdout.as_mut().expect("a pipe");
+        while !seen.ends_with(b"ready\n") {
+            let mut byte = [0];
+            assert!(start.elapsed() < Duration::from_secs(60) && stdout.read(&mut byte).expect("read") == 1);
+            seen.push(byte[0]);
+        }
+        child
+    }
+}
+
+/// Promise (Files): Changes are shown and applied only where they belong, unless another directory is named (K4).
+#[test]
+fn changes_belong_to_their_directory() {
+    let project = Project::new(&[("a", "1\n")]);
+    let other = Project::new(&[("a", "1\n")]);
+    outcome(&mut project.run(&[], "echo 2 >> a"));
+    let id = project.kept().remove(0);
+    let apply = |to: &Path| project.changes(&["apply", &id, "--to", to.to_str().expect("text")]);
+    // What the host has there is not what the guest saw.
+    let (status, _, stderr) = apply(other.directory.path());
+    assert_eq!((status, other.read("a").as_deref()), (1, Some("1\n")), "{stderr}");
+    assert_eq!(apply(Path::new("/no/such")).0, 127);
+    fs::rename(project.path("a"), project.path("kept")).expect("renamed");
+    let (status, _, stderr) = project.changes(&["apply", &id]);
+    assert!(status == 1 && stderr.contains("conflict: a: "), "{stderr}");
+}
