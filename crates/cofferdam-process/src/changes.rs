@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use cofferdam_changes::{Bounds, Header, Summary, capture_overlay, text};
-use cofferdam_contract::{Error, ErrorKind, Result, WorkspaceChanges};
+use cofferdam_contract::{ByteSize, Error, ErrorKind, Result, WorkspaceChanges};
 
 use crate::core::{Core, Layer};
 use crate::error;
@@ -42,8 +42,10 @@ fn layer(core: &Core) -> Result<(File, Summary)> {
     let started = core.requested.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let started = i64::try_from(started).unwrap_or(i64::MAX);
     let header = Header::of(base.path(), base.as_fd(), started).map_err(not_captured)?;
-    let summary =
-        capture_overlay(upper.as_fd(), base.as_fd(), &header, &mut file, &Bounds::default()).map_err(not_captured)?;
+    // Sparse files may be larger than what the disk limit lets a guest store.
+    let disk = core.limits.get().and_then(|limits| limits.disk).map_or(u64::MAX, ByteSize::as_bytes);
+    let bounds = Bounds { max_bytes: disk.min(Bounds::default().max_bytes), ..Bounds::default() };
+    let summary = capture_overlay(upper.as_fd(), base.as_fd(), &header, &mut file, &bounds).map_err(not_captured)?;
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
     Ok((file, summary))
 }

@@ -1,12 +1,13 @@
 //! `cofferdam changes`: kept changes of copy-on-write workspaces.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use cofferdam::{ByteSize, Error, Result};
 use cofferdam_changes::{
-    ApplyOptions, Bounds, ChangeSet, Globs, Id, RenderOptions, Workspace, apply, document, render, text,
+    ApplyOptions, Bounds, ChangeSet, ChangesError, Globs, Id, RenderOptions, Workspace, apply, document, render, text,
 };
 use cofferdam_linux::named;
 use serde_json::json;
@@ -16,7 +17,7 @@ use crate::args::{
     ApplyChangesArgs, ChangesArgs, ChangesCommand, DiscardChangesArgs, ListChangesArgs, PruneChangesArgs,
     ShowChangesArgs,
 };
-use crate::report::{self, Form};
+use crate::report::{self, Form, READER_GONE};
 use crate::style::Tone;
 
 /// Runs the command.
@@ -89,8 +90,10 @@ fn show(args: &ShowChangesArgs) -> Result<u8> {
     }
     let options = RenderOptions { color: review::color(), ..RenderOptions::default() };
     let mut stdout = std::io::stdout().lock();
-    render(&set, directory.as_fd(), &options, &mut stdout).map_err(failed)?;
-    Ok(0)
+    match render(&set, directory.as_fd(), &options, &mut stdout) {
+        Err(ChangesError::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(READER_GONE),
+        printed => printed.map(|_| 0).map_err(failed),
+    }
 }
 
 fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {

@@ -107,11 +107,14 @@ pub async fn review(sandbox: &dyn Sandbox, review: Review<'_>, status: u8) -> Re
         let document = json!({"workspace": path, "changes": [], "skipped": changes.skipped});
         return Ok(Some(Reviewed { status, document }));
     }
-    // Kept before anything else, so that nothing is lost if this process is killed.
-    let store = store()?;
-    let (id, _) = store.keep(|out| copied(&file, out)).map_err(failed)?;
-    let kept = Kept { set: &set, file: &file, store: &store, id: &id, path };
-    kept.finish(review, status, &changes.skipped).map(Some)
+    // Kept before anything else, so that nothing is lost if this process is killed. What was asked for is done even if
+    // the store is full.
+    let stored = store().and_then(|store| {
+        let (id, ()) = store.keep(|out| copied(&file, out)).map_err(failed)?;
+        Ok((store, id))
+    });
+    let captured = Captured { set: &set, file: &file, stored, path };
+    captured.finish(review, status, &changes.skipped).map(Some)
 }
 
 /// Copies the layer into a file without a name.
@@ -141,60 +144,73 @@ fn copied(mut file: &File, out: &mut dyn Write) -> Result<(), ChangesError> {
     copied.map(drop).map_err(|source| ChangesError::Io { operation: "store", path: "the changes".to_owned(), source })
 }
 
-/// Changes in the store.
-struct Kept<'a> {
+/// Changes that were captured.
+struct Captured<'a> {
     set: &'a ChangeSet,
     /// The layer.
     file: &'a File,
-    store: &'a Store,
-    id: &'a Id,
+    /// The store and the identifier in it, or the reason why they are not kept.
+    stored: Result<(Store, Id)>,
     /// The workspace.
     path: &'a Path,
 }
 
-impl Kept<'_> {
-    fn finish(&self, review: Review<'_>, status: u8, skipped: &[String]) -> Result<Reviewed> {
+impl Captured<'_> {
+    fn finish(self, review: Review<'_>, status: u8, skipped: &[String]) -> Result<Reviewed> {
         let directory = open(self.path)?;
         let mut shown = json!(document(self.set, directory.as_fd()).map_err(failed)?);
         shown["skipped"] = json!(skipped);
+        let (mut is_done, mut problems) = (false, Vec::new());
         let ReviewArgs { diff, apply, apply_if_ok, save_changes } = review.args;
         if *diff && review.form == Form::Text {
-            self.print(directory.as_fd())?;
+            problems.extend(self.print(directory.as_fd()).err());
         }
-        let mut is_done = false;
         if let Some(file) = save_changes {
-            self.save(file)?;
-            is_done = true;
+            match self.save(file) {
+                Ok(()) => is_done = true,
+                Err(error) => problems.push(error),
+            }
         }
-        let mut status = status;
         if *apply || *apply_if_ok && status == 0 {
-            let applied = apply_all(self.set, directory.as_fd())?;
-            is_done = applied_whole(&applied);
-            if !is_done && status == 0 {
-                status = FAILED;
+            match apply_all(self.set, directory.as_fd()) {
+                Ok(applied) => {
+                    is_done = applied_whole(&applied);
+                    shown["applied"] = applied_document(&applied);
+                    if !review.quiet || !is_done {
+                        print_applied(&applied, self.path);
+                    }
+                }
+                Err(error) => problems.push(error),
             }
-            shown["applied"] = applied_document(&applied);
-            if !review.quiet || !is_done {
-                print_applied(&applied, self.path);
-            }
-        }
-        if is_done {
-            self.store.discard(self.id.as_str()).map_err(failed)?;
-        } else {
-            shown["id"] = json!(self.id.as_str());
-            if !review.quiet {
-                self.remind(shown["summary"]["files"].as_u64().unwrap_or(0));
+            if !is_done && problems.is_empty() && status == 0 {
+                problems.push(Error::new(ErrorKind::Conflict, "apply", "not every change was applied"));
             }
         }
-        Ok(Reviewed { status, document: shown })
+        match self.stored {
+            Ok((store, id)) if is_done => drop(store.discard(id.as_str()).map_err(failed)?),
+            Ok((_, id)) => {
+                shown["id"] = json!(id.as_str());
+                if !review.quiet {
+                    remind(self.path, &id, shown["summary"]["files"].as_u64().unwrap_or(0));
+                }
+            }
+            Err(error) if !is_done => return Err(error),
+            Err(_) => {}
+        }
+        problems.iter().for_each(|problem| report::remark(&problem.to_string(), Tone::Bad));
+        Ok(Reviewed { status: if problems.is_empty() { status } else { FAILED }, document: shown })
     }
 
     fn print(&self, directory: std::os::fd::BorrowedFd<'_>) -> Result<()> {
         let mut stdout = io::stdout().lock();
         let options = RenderOptions { color: color(), ..RenderOptions::default() };
-        let printed = render(self.set, directory, &options, &mut stdout).map_err(failed);
+        let printed = render(self.set, directory, &options, &mut stdout);
         let _ = stdout.flush();
-        printed.map(drop)
+        match printed {
+            // The reader has seen enough.
+            Err(ChangesError::Io { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            printed => printed.map(drop).map_err(failed),
+        }
     }
 
     fn save(&self, path: &Path) -> Result<()> {
@@ -202,16 +218,16 @@ impl Kept<'_> {
         copied(self.file, &mut out.file()?).map_err(failed)?;
         out.finish()
     }
+}
 
-    fn remind(&self, files: u64) {
-        let (id, path) = (self.id, text::path(self.path));
-        let plural = if files == 1 { "" } else { "s" };
-        let line = format!(
-            "{files} file{plural} of {path} changed in a copy: `cofferdam changes show {id}` shows and `cofferdam changes \
-             apply {id}` applies it"
-        );
-        report::remark(&line, Tone::Good);
-    }
+/// Prints how many files changed, and the commands that show and apply the changes.
+fn remind(path: &Path, id: &Id, files: u64) {
+    let (path, plural) = (text::path(path), if files == 1 { "" } else { "s" });
+    let line = format!(
+        "{files} file{plural} of {path} changed in a copy: `cofferdam changes show {id}` shows and `cofferdam changes \
+         apply {id}` applies it"
+    );
+    report::remark(&line, Tone::Good);
 }
 
 /// Opens the directory that a change set belongs to.
