@@ -1,4 +1,4 @@
-//! Runs a fuzz target for a time: `cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package [--seconds N] [--seed S] [--cases N]`.
+//! Runs a fuzz target for a time: `cofferdam-fuzz TARGET [--seconds N] [--seed S] [--cases N]`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cofferdam_fuzz::archive::Archives;
+use cofferdam_fuzz::changes::Changes;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
@@ -14,8 +15,7 @@ use cofferdam_fuzz::plugin::Plugins;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str =
-    "usage: cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package|changes [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -85,6 +85,10 @@ fn checker(target: &str) -> Result<Check> {
         "package" => {
             let mut packages = Packages::new();
             Ok(Box::new(move |seed| packages.case(seed)))
+        }
+        "changes" => {
+            let mut changes = Changes::new();
+            Ok(Box::new(move |seed| changes.case(seed)))
         }
         _ => bail!(USAGE),
     }

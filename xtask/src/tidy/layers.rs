@@ -101,6 +101,7 @@ const LAYERS: &[Layer] = &[
         "cofferdam-fuzz",
         &[
             "cofferdam-archive",
+            "cofferdam-changes",
             "cofferdam-contract",
             "cofferdam-conformance",
             "cofferdam-egress",

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use cofferdam_fuzz::archive::Archives;
+use cofferdam_fuzz::changes::Changes;
 use cofferdam_fuzz::drive::{Bound, drive};
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
@@ -100,4 +101,15 @@ fn packages_of_strangers_do_no_harm() {
         rng.fill(&mut bytes);
         packages.check(&bytes).unwrap_or_else(|error| panic!("{error:#}"));
     }
+}
+
+/// Promise (Files): Change sets with arbitrary members are refused, or stay in their directory when they are applied, and
+/// are shown without control characters (K4).
+#[test]
+fn change_sets_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
+    let mut changes = Changes::new();
+    let report = drive(1, bound, |seed| changes.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{report}");
+    assert!(report.ended > 100 && report.refused > 100, "{report}");
 }
