@@ -54,10 +54,11 @@ cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and do
 cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
 cargo xtask bench net [--quick]               compare the network of sandboxes with a direct one
 cargo xtask bench plugins [--quick]           compare plugins with bare pipes and gRPC
+cargo xtask bench workspace [--quick]         compare copy-on-write workspaces with empty ones and with bare programs
 cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz TARGET [--seconds N] [--seed S] [--cases N]
                                               run untrusted input and check the invariants; the targets are module,
-                                              screen, snapshot, archive, network, plugin and package
+                                              screen, snapshot, archive, network, plugin, package and changes
 cargo xtask wasi-testsuite DIR [--json]       run a checkout of the public WASI test suite on level wasm";
 
 fn main() -> ExitCode {
@@ -89,12 +90,12 @@ fn run(words: &[&str]) -> Result<()> {
         [
             "bench",
             name @ ("spawn" | "memory" | "leak" | "neighbours" | "wasm" | "container" | "vm" | "code" | "net"
-            | "plugins"),
+            | "plugins" | "workspace"),
             options @ ..,
         ] => bench::run(&repository, name, options),
         [
             "fuzz",
-            target @ ("module" | "screen" | "snapshot" | "archive" | "network" | "plugin" | "package"),
+            target @ ("module" | "screen" | "snapshot" | "archive" | "network" | "plugin" | "package" | "changes"),
             options @ ..,
         ] => fuzz::run(&repository, target, options),
         ["wasi-testsuite", directory, options @ ..] if options.iter().all(|option| *option == "--json") => {

@@ -29,6 +29,7 @@ mod target;
 mod trend;
 mod vm;
 mod wasm;
+mod workspace;
 
 use anyhow::Result;
 use clap::Parser;
@@ -48,6 +49,7 @@ fn main() -> Result<()> {
         Benchmark::Vm(vm) => vm::run(&vm, &options.out),
         Benchmark::Code(code) => code::run(&code, &options.out),
         Benchmark::Net(net) => net::run(&net, &options.out),
+        Benchmark::Workspace(workspace) => workspace::run(&workspace, &options.out),
         Benchmark::Plugins(plugins) => plugins::run(&plugins, &options.out),
     }
 }

@@ -46,6 +46,8 @@ pub enum Benchmark {
     Net(NetOptions),
     /// Measure plugins through the host, compared with bare pipes and gRPC.
     Plugins(PluginsOptions),
+    /// Measure copy-on-write workspaces, compared with an empty workspace and with bare programs.
+    Workspace(WorkspaceOptions),
 }
 
 /// Options of `spawn`.
@@ -213,6 +215,17 @@ pub struct PluginsOptions {
     /// Run the server of gRPC with this socket.
     #[arg(long, value_name = "SOCKET", hide = true)]
     pub serve: Option<PathBuf>,
+}
+
+/// Options of `workspace`.
+#[derive(Debug, Args)]
+pub struct WorkspaceOptions {
+    /// Run fewer rounds with smaller files, within a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Number of files in the large directory.
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=2_000_000))]
+    pub files: u64,
 }
 
 #[cfg(test)]
