@@ -309,6 +309,7 @@ mod tests {
 
     #[test]
     fn a_request_beside_the_policy_would_be_found() {
+        let _alone = watch::ALONE.lock();
         let mut networks = Networks::new().unwrap();
         let open = NetworkPolicy::Allow { hosts: vec![format!("{HOST}:{PORT}")] };
         networks.rules = Rules::of(&open).unwrap().unwrap();
