@@ -188,7 +188,10 @@ mod tests {
 
     #[test]
     fn an_unharmed_layer_is_read_and_a_trap_would_be_found() {
-        let bytes = layer(&mut Rng::with_seed(1)).unwrap();
+        let header = Header { workspace: "/work".into(), started: 1, device: 1, inode: 1 };
+        let mut writer = LayerWriter::new(Vec::new(), &header).unwrap();
+        writer.file(Path::new("a"), 0o644, 1, &b"x"[..], None).unwrap();
+        let bytes = writer.finish().unwrap();
         assert_eq!(Changes::new().check(&bytes).unwrap(), Outcome::Ended);
         let place = tempfile::tempdir().unwrap();
         symlink("/etc", place.path().join("l")).unwrap();

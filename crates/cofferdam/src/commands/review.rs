@@ -41,10 +41,10 @@ pub struct Review<'a> {
     pub quiet: bool,
 }
 
-/// Refuses options that need a copy-on-write workspace, and opens the store of changes. Nothing was created yet.
+/// Refuses options that need a copy-on-write workspace, and a store of changes that cannot be used. Creates nothing.
 pub fn check(args: &ReviewArgs, spec: &Spec) -> Result<()> {
     if matches!(spec.workspace(), Workspace::CopyOnWrite { .. }) {
-        return store().map(drop);
+        return check_store(&store_directory());
     }
     let ReviewArgs { diff, apply, apply_if_ok, save_changes } = args;
     let options = [
@@ -60,10 +60,28 @@ pub fn check(args: &ReviewArgs, spec: &Spec) -> Result<()> {
     }
 }
 
+/// Opens an existing store, or checks that it can be created.
+fn check_store(path: &Path) -> Result<()> {
+    if path.exists() {
+        return store().map(drop);
+    }
+    let above = path.ancestors().find(|above| above.exists()).unwrap_or(path);
+    rustix::fs::access(above, rustix::fs::Access::WRITE_OK).map_err(|error| {
+        let message = format!("cannot keep changes in '{}': '{}' is not writable", text::path(path), text::path(above));
+        Error::new(ErrorKind::Denied, "run", message)
+            .with_source(std::io::Error::from(error))
+            .with_remedy("set XDG_STATE_HOME to a directory of yours, or mount the workspace with :ro or :rw")
+    })
+}
+
 /// Opens this user's store of changes.
 pub fn store() -> Result<Store> {
     let limits = StoreLimits { max_bytes: MAX_KEPT_BYTES, ..StoreLimits::default() };
-    Store::open(&directory(|name| std::env::var_os(name), rustix::process::geteuid()), limits).map_err(failed)
+    Store::open(&store_directory(), limits).map_err(failed)
+}
+
+fn store_directory() -> PathBuf {
+    directory(|name| std::env::var_os(name), rustix::process::geteuid())
 }
 
 /// Returns `$XDG_STATE_HOME/cofferdam/changes`, for root else `/var/lib/cofferdam/changes`, for other users else
@@ -296,6 +314,14 @@ pub fn print_applied(applied: &Applied, directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_is_checked_and_not_created() {
+        let place = tempfile::tempdir().unwrap();
+        check_store(&place.path().join("a/b")).unwrap();
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+        assert!(check_store(Path::new("/proc/version/a")).is_err() || rustix::process::geteuid().is_root());
+    }
 
     #[test]
     fn changes_are_kept_in_the_state_of_the_user() {
