@@ -3,11 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
 use rustix::io::Errno;
 
 use super::Session;
@@ -54,27 +54,26 @@ impl Session<'_> {
             let temporary = Temporary { parent: &spot.parent, name: random_name()? };
             match node {
                 Node::File { mode, .. } => {
-                    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                    let private = Mode::RUSR | Mode::WUSR;
-                    let mut file = File::from(rustix::fs::openat(&spot.parent, &temporary.name, flags, private)?);
+                    let (mut file, is_nameless) = create_file(&temporary)?;
                     layer::copy(self.set.content(node), &mut file)?;
-                    self.chown(&temporary, replaced)?;
+                    if let Some((user, group)) = self.new_owner(replaced) {
+                        rustix::fs::fchown(&file, Some(user), Some(group))?;
+                    }
                     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))?;
                     file.sync_all()?;
+                    if is_nameless {
+                        give_name(&file, &temporary)?;
+                    }
                 }
                 Node::Symlink { target } => {
                     rustix::fs::symlinkat(target.as_os_str(), &spot.parent, &temporary.name)?;
-                    self.chown(&temporary, replaced)?;
+                    self.chown_name(temporary.parent, &temporary.name, replaced)?;
                 }
                 Node::Directory { .. } => return Err(io::ErrorKind::IsADirectory.into()),
             }
             Ok(temporary)
         };
         create().map_err(io_error::<io::Error>("write", &change.path))
-    }
-
-    fn chown(&self, temporary: &Temporary<'_>, replaced: Option<&Stat>) -> io::Result<()> {
-        self.chown_name(temporary.parent, &temporary.name, replaced)
     }
 
     /// Gives a new directory to the owner of the replaced file, or of the workspace.
@@ -84,12 +83,14 @@ impl Session<'_> {
 
     /// Sets the owner, if this process may.
     fn chown_name(&self, parent: &OwnedFd, name: &OsStr, replaced: Option<&Stat>) -> io::Result<()> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(());
-        }
-        let like = replaced.unwrap_or(&self.owner);
-        let (user, group) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+        let Some((user, group)) = self.new_owner(replaced) else { return Ok(()) };
         Ok(rustix::fs::chownat(parent, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Returns the owner of a new file. `None` if this process cannot set one.
+    fn new_owner(&self, replaced: Option<&Stat>) -> Option<(Uid, Gid)> {
+        let like = replaced.unwrap_or(&self.owner);
+        rustix::process::geteuid().is_root().then(|| (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid)))
     }
 }
 
@@ -157,6 +158,24 @@ pub(super) fn is_same(set: &ChangeSet, node: &Node, spot: &Spot, now: &Stat) -> 
         (Node::Directory { mode }, FileType::Directory) => Ok(now.st_mode & 0o777 == mode & 0o777),
         _ => Ok(false),
     }
+}
+
+/// Creates a file without a name, or with its temporary one where the file system has no nameless files. Returns true if
+/// it has no name: a killed process then leaves nothing.
+fn create_file(temporary: &Temporary<'_>) -> io::Result<(File, bool)> {
+    let private = Mode::RUSR | Mode::WUSR;
+    match rustix::fs::openat(temporary.parent, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, private) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
+        opened => return Ok((File::from(opened?), true)),
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok((File::from(rustix::fs::openat(temporary.parent, &temporary.name, flags, private)?), false))
+}
+
+/// Gives a file without a name its temporary one.
+fn give_name(file: &File, temporary: &Temporary<'_>) -> io::Result<()> {
+    let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::linkat(CWD, nameless, temporary.parent, &temporary.name, AtFlags::SYMLINK_FOLLOW)?)
 }
 
 fn beside(name: &OsStr, number: usize) -> OsString {
