@@ -26,10 +26,12 @@ const TEMPORARY: &str = ".cofferdam-tmp-";
 /// Maximum number of versions that are kept beside one file.
 const MAX_KEPT: usize = 1000;
 
-/// A complete file with a temporary name, which is removed unless it gets its final one.
+/// A complete file without a name or with a temporary one, which is removed unless it gets its final one.
 pub(super) struct Temporary<'a> {
     parent: &'a OwnedFd,
     name: OsString,
+    /// The file, while it has no name. A killed process then leaves nothing.
+    nameless: Option<File>,
 }
 
 impl Drop for Temporary<'_> {
@@ -51,7 +53,7 @@ impl Session<'_> {
         replaced: Option<&Stat>,
     ) -> Result<Temporary<'a>> {
         let create = || {
-            let temporary = Temporary { parent: &spot.parent, name: random_name()? };
+            let mut temporary = Temporary { parent: &spot.parent, name: random_name()?, nameless: None };
             match node {
                 Node::File { mode, .. } => {
                     let (mut file, is_nameless) = create_file(&temporary)?;
@@ -61,9 +63,7 @@ impl Session<'_> {
                     }
                     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))?;
                     file.sync_all()?;
-                    if is_nameless {
-                        give_name(&file, &temporary)?;
-                    }
+                    temporary.nameless = is_nameless.then_some(file);
                 }
                 Node::Symlink { target } => {
                     rustix::fs::symlinkat(target.as_os_str(), &spot.parent, &temporary.name)?;
@@ -98,7 +98,8 @@ impl Temporary<'_> {
     /// Gives the file its final name. Returns the conflict if another process was faster.
     pub(super) fn rename(&self, spot: &Spot, replaces: bool, path: &Path) -> Result<Option<Cause>> {
         let renamed = if replaces {
-            rustix::fs::renameat(self.parent, &self.name, &spot.parent, &spot.name)
+            let named = self.nameless.as_ref().map_or(Ok(()), |file| link(file, self.parent, &self.name));
+            named.and_then(|()| rustix::fs::renameat(self.parent, &self.name, &spot.parent, &spot.name))
         } else {
             self.rename_new(&spot.name)
         };
@@ -112,6 +113,9 @@ impl Temporary<'_> {
 
     /// Renames the file to a name that no file has.
     fn rename_new(&self, name: &OsStr) -> rustix::io::Result<()> {
+        if let Some(file) = &self.nameless {
+            return link(file, self.parent, name);
+        }
         match rustix::fs::renameat_with(self.parent, &self.name, self.parent, name, RenameFlags::NOREPLACE) {
             // Some network file systems only have links.
             Err(Errno::INVAL | Errno::NOSYS) => {
@@ -161,7 +165,7 @@ pub(super) fn is_same(set: &ChangeSet, node: &Node, spot: &Spot, now: &Stat) -> 
 }
 
 /// Creates a file without a name, or with its temporary one where the file system has no nameless files. Returns true if
-/// it has no name: a killed process then leaves nothing.
+/// it has no name.
 fn create_file(temporary: &Temporary<'_>) -> io::Result<(File, bool)> {
     let private = Mode::RUSR | Mode::WUSR;
     match rustix::fs::openat(temporary.parent, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, private) {
@@ -172,10 +176,9 @@ fn create_file(temporary: &Temporary<'_>) -> io::Result<(File, bool)> {
     Ok((File::from(rustix::fs::openat(temporary.parent, &temporary.name, flags, private)?), false))
 }
 
-/// Gives a file without a name its temporary one.
-fn give_name(file: &File, temporary: &Temporary<'_>) -> io::Result<()> {
-    let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Ok(rustix::fs::linkat(CWD, nameless, temporary.parent, &temporary.name, AtFlags::SYMLINK_FOLLOW)?)
+/// Gives a file without a name one that no file has.
+fn link(file: &File, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    rustix::fs::linkat(CWD, format!("/proc/self/fd/{}", file.as_raw_fd()), parent, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 fn beside(name: &OsStr, number: usize) -> OsString {
