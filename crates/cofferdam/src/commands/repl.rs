@@ -46,6 +46,7 @@ pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
         let environment = Environment::read(|name| std::env::var_os(name))?;
         let settings = Settings::resolve(&run, &environment, &file)?;
         let spec = Plan::sandbox_spec(&run, &settings)?;
+        review::check(&ReviewArgs::default(), &spec)?;
         Ok((spec, settings))
     });
     let language = run.lang.clone().unwrap_or_default();

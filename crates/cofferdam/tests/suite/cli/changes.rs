@@ -230,6 +230,20 @@ impl SpawnReady for Command {
     }
 }
 
+/// Promise (Files): Nothing runs if its changes could not be kept (K4).
+#[test]
+fn an_unusable_store_is_reported_before_anything_runs() {
+    let project = Project::new(&[("a", "1\n")]);
+    let state = project.state.path().join("cofferdam/changes");
+    fs::create_dir_all(state.parent().expect("a directory")).expect("created");
+    fs::write(&state, "in the way").expect("written");
+    for words in [&["run", "--workspace", ".", "--", "sh", "-c", "echo 2 > a"][..], &["repl", "--workspace", "."]] {
+        let (status, stdout, stderr) = outcome(&mut project.command(words));
+        assert!(status == 125 && stdout.is_empty() && !stderr.contains("are lost"), "{words:?}: {stderr}");
+    }
+    assert_eq!(project.read("a").as_deref(), Some("1\n"));
+}
+
 /// Promise (Files): Changes are shown and applied only where they belong, unless another directory is named (K4).
 #[test]
 fn changes_belong_to_their_directory() {

@@ -127,15 +127,15 @@ fn other_programs_do_not_run_in_a_sandbox_of_webassembly() {
 
 /// Promise (WebAssembly): A host directory is mounted read-only, and a writable mount is refused.
 #[test]
-fn a_directory_is_lent_to_be_read_and_not_to_be_written() {
-    let lent = tempfile::tempdir().expect("a directory");
-    std::fs::write(lent.path().join("f"), "from the host").expect("written");
+fn a_directory_is_mounted_to_be_read_and_not_to_be_written() {
+    let mounted = tempfile::tempdir().expect("a directory");
+    std::fs::write(mounted.path().join("f"), "from the host").expect("written");
     let (_kept, path) = module(&GuestProgram::ReadFile { path: "f".into() });
-    let (path, lent) = (path.to_str().expect("text"), lent.path().to_str().expect("text"));
-    let (code, stdout, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{lent}:ro"), path]);
+    let (path, mounted) = (path.to_str().expect("text"), mounted.path().to_str().expect("text"));
+    let (code, stdout, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{mounted}:ro"), path]);
     assert_eq!((code, stdout.as_str()), (0, "from the host"), "{stderr}");
     for mode in [":rw", ":cow", ""] {
-        let (code, _, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{lent}{mode}"), path]);
+        let (code, _, stderr) = run(&["--backend", "wasm", "--workspace", &format!("{mounted}{mode}"), path]);
         assert_eq!(code, 125, "{stderr}");
         assert!(stderr.contains(":ro"), "{stderr}");
     }
