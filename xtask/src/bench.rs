@@ -26,7 +26,8 @@ pub fn run(repository: &Repository, name: &str, options: &[&str]) -> Result<()> 
     if name == "spawn" && !options.iter().any(|option| needs_none(option)) {
         measure.arg("--command-line").arg(dist::build(repository)?);
     }
-    let wants_engine = name == "container" || ["vm", "code"].contains(&name) && options.contains(&"--docker");
+    let wants_engine =
+        name == "container" || ["vm", "code", "workspace"].contains(&name) && options.contains(&"--docker");
     if name == "vm" || name == "code" && options.contains(&"--vm") {
         packages::ensure(packages::FOR_MACHINES);
     }

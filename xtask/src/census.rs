@@ -1,4 +1,4 @@
-//! Cofferdam's objects on this host outside its own directories: processes, control groups, mounts.
+//! Cofferdam's objects on this host outside its own directories: processes, control groups, mounts, and root's state.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Depth to which control groups are searched. They are created below the group of the process that starts Cofferdam.
 const CGROUP_DEPTH: usize = 12;
+/// The directory of root's state, which no test uses.
+const STATE: &str = "/var/lib/cofferdam";
 /// Time for the teardown of processes and control groups.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -15,6 +17,8 @@ pub fn census(built: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     found.extend(processes(built));
     groups(Path::new("/sys/fs/cgroup"), CGROUP_DEPTH, built, &mut found);
+    let state = fs::read_dir(STATE).into_iter().flatten().flatten();
+    found.extend(state.map(|entry| format!("state {}", entry.path().display())));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     found.extend(mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ');

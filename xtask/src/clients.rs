@@ -10,7 +10,7 @@ use anyhow::{Result as Outcome, bail};
 
 use crate::command;
 use crate::repository::Repository;
-use crate::{nodes, peers};
+use crate::{dashboard, e2b, nodes, peers};
 
 /// The environment variable through which tests find the clients.
 pub const VARIABLE: &str = "COFFERDAM_TEST_MCP_CLIENTS";
@@ -27,6 +27,8 @@ pub fn run(repository: &Repository) -> Outcome<()> {
         (VARIABLE, install(&xtask.join("clients"), &cache)),
         (nodes::VARIABLE, nodes::install(&xtask.join("nodes"), &cache)),
         (peers::VARIABLE, peers::install(&xtask.join("peers"), &cache)),
+        (dashboard::VARIABLE, dashboard::install(repository, &cache)),
+        (e2b::VARIABLE, e2b::install(&xtask.join("e2b"), &cache)),
     ];
     for (variable, made) in made {
         match made {

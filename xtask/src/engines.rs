@@ -6,6 +6,9 @@
 //!
 //! All processes of an engine end with its process 1, even if this program is killed. An engine that the host has
 //! already is neither changed nor used.
+//!
+//! Mounts of the host do not appear in those namespaces, except below [`DISKS`]: there the container backend mounts disks
+//! for an engine, which usually shares its mount namespace.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -23,6 +26,8 @@ use crate::command::{exists, is_root, step};
 use crate::test::user;
 use crate::{packages, place};
 
+/// The directory of mounted disks, see `crates/cofferdam-container/src/disks.rs`.
+const DISKS: &str = "/run/cofferdam-disks";
 /// The time in which an engine must answer for the first time.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time in which an engine must end when it is asked to.
@@ -34,7 +39,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The script of process 1. Engines store state that must not remain in a `/run` of their own. Some runtimes fail on
 /// hosts with both versions of control groups mounted, so engines see only the first.
 const PROCESS_ONE: &str = r#"
-ip link set lo up && mount -t tmpfs tmpfs /run || exit 1
+ip link set lo up || exit 1
+mount --bind /run/cofferdam-disks /mnt && mount -t tmpfs tmpfs /run && mkdir -p /run/cofferdam-disks || exit 1
+mount --move /mnt /run/cofferdam-disks || exit 1
 if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi
 registry=$1; shift
 if [ -n "$registry" ]; then docker-registry serve "$registry" & fi
@@ -70,6 +77,7 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<()> {
 pub struct Engines {
     place: PathBuf,
     running: Vec<Running>,
+    shared: Option<SharedDisks>,
     /// Control groups that existed before.
     groups: BTreeSet<PathBuf>,
 }
@@ -84,7 +92,7 @@ struct Running {
 impl Engines {
     /// Starts every installed engine, for this user and a group. Requires root. Prints what is skipped otherwise.
     pub fn start(group: u32) -> Result<Self> {
-        let mut engines = Self { place: PathBuf::new(), running: Vec::new(), groups: groups() };
+        let mut engines = Self { place: PathBuf::new(), running: Vec::new(), shared: None, groups: groups() };
         if !is_root() {
             println!(
                 "SKIP container engines: only root can start them; name sockets in COFFERDAM_TEST_DOCKER and \
@@ -94,6 +102,7 @@ impl Engines {
         }
         let place = place::make(Path::new(PLACES), PREFIX, 0o755, &[0])?;
         engines.place = place.clone();
+        engines.shared = Some(SharedDisks::mount()?);
         for (name, start) in [("docker", docker as fn(&Path, u32) -> Result<Command>), ("podman", podman)] {
             let program = if name == "docker" { "dockerd" } else { name };
             if !exists(program) {
@@ -157,7 +166,7 @@ impl Engines {
     pub fn make_base_image(&self, cofferdam: &Path, cache: &Path) {
         for (name, socket) in self.sockets() {
             let mut build = Command::new(cofferdam);
-            build.args(["image", "build-base"]).env("XDG_CACHE_HOME", cache);
+            build.args(["image", "build", "--engine"]).env("XDG_CACHE_HOME", cache);
             build.env("DOCKER_HOST", format!("unix://{}", socket.display()));
             if let Err(error) = step(&format!("create the base image for {name}"), &mut build) {
                 println!("SKIP tests that need an image of {name}: {error:#}");
@@ -169,7 +178,7 @@ impl Engines {
         exists("docker-registry") && self.running.iter().any(|running| running.name == "docker")
     }
 
-    /// Returns containers, and volumes except those of the agent. At the end there must be none.
+    /// Returns containers, volumes except those of the agent, and mounted disks. At the end there must be none.
     pub fn census(&self) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
         for (name, socket) in self.sockets() {
@@ -179,6 +188,8 @@ impl Engines {
             let volumes = names(&volumes["Volumes"], "Name").filter(|volume| !volume.starts_with("cofferdam-agent-"));
             found.extend(volumes.map(|volume| format!("volume {volume} of {name}")));
         }
+        let disks = fs::read_dir(DISKS).into_iter().flatten().flatten();
+        found.extend(disks.map(|disk| format!("mounted disk {}", disk.path().display())));
         found
     }
 }
@@ -203,6 +214,29 @@ impl Drop for Engines {
     }
 }
 
+/// The directory of mounted disks as a mount that passes on what is mounted below it.
+#[derive(Debug)]
+struct SharedDisks;
+
+impl SharedDisks {
+    fn mount() -> Result<Self> {
+        if !Path::new(DISKS).is_dir() {
+            fs::create_dir(DISKS)?;
+            fs::set_permissions(DISKS, Permissions::from_mode(0o700))?;
+        }
+        let mut mount = Command::new("mount");
+        let status = mount.args(["--bind", "--make-shared", DISKS, DISKS]).status()?;
+        if status.success() { Ok(Self) } else { bail!("mount --bind {DISKS}: {status}") }
+    }
+}
+
+impl Drop for SharedDisks {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").args(["--recursive", "--lazy", DISKS]).status();
+        let _ = fs::remove_dir(DISKS);
+    }
+}
+
 impl Running {
     /// Asks the engine to end, and kills it if it does not.
     fn stop(&mut self) {
@@ -223,7 +257,15 @@ impl Running {
 /// Returns a command in namespaces of its own.
 fn enclosed(registry: Option<&Path>) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"]);
+    command.args([
+        "--mount",
+        "--propagation=slave",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child=SIGKILL",
+        "--mount-proc",
+    ]);
     command.args(["sh", "-c", PROCESS_ONE, "sh"]).arg(registry.unwrap_or(Path::new("")));
     command
 }

@@ -6,7 +6,7 @@
 //! - Tests: `test/mod.rs`. Objects that they left behind: `census.rs`.
 //! - Project rules, one file each: `tidy/mod.rs`. Dependencies between crates: `tidy/layers.rs`.
 //! - SPECIFICATION.md: `spec.rs`. Links and the book: `docs.rs`.
-//! - Packages: `dist/mod.rs`. Benchmarks: `bench.rs`. Fuzzing: `fuzz.rs`.
+//! - Pages of the server: `dashboard.rs`. Packages: `dist/mod.rs`. Benchmarks: `bench.rs`. Fuzzing: `fuzz.rs`.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -15,8 +15,10 @@ mod census;
 mod check;
 mod clients;
 mod command;
+mod dashboard;
 mod dist;
 mod docs;
+mod e2b;
 mod engines;
 mod fuzz;
 mod nodes;
@@ -45,6 +47,7 @@ cargo xtask check                             run fmt, clippy, tidy, docs, test,
 cargo xtask dist [--binary PATH] [--out DIR]  build the program and its packages, or package an existing program
 cargo xtask tidy                              check project rules that no other tool checks
 cargo xtask spec [--check]                    write SPECIFICATION.md from the tests, or compare it
+cargo xtask dashboard [--check]               build the pages of the server's dashboard, or compare them
 cargo xtask docs                              check links and the table of contents, and build the book
 cargo xtask bench spawn [--quick] [--n N]     compare with an unsandboxed start and with other sandboxes
 cargo xtask bench memory | leak | neighbours  measure idle sandboxes, leaks and noisy neighbours
@@ -86,6 +89,8 @@ fn run(words: &[&str]) -> Result<()> {
         ["tidy"] => tidy::run(&repository),
         ["spec"] => spec::run(&repository, false),
         ["spec", "--check"] => spec::run(&repository, true),
+        ["dashboard"] => dashboard::run(&repository, false),
+        ["dashboard", "--check"] => dashboard::run(&repository, true),
         ["docs"] => docs::run(&repository),
         [
             "bench",

@@ -21,7 +21,7 @@ const QEMU: Need = Need {
     name: "QEMU",
     package: "qemu-system-x86",
     without: "level vm (cofferdam-vm, suite) is tested only up to the VMM, and not measured; version 2 of control groups \
-              (cofferdam, suite v2::) is tested only if the host uses it",
+              (cofferdam, suite cgroup_v2::) is tested only if the host uses it",
     present: || command::exists("qemu-system-x86_64"),
 };
 const MKFS: Need = Need {
@@ -88,6 +88,12 @@ pub const FOR_TESTS: &[Need] = &[
         present: || command::exists("node"),
     },
     Need {
+        name: "Chromium",
+        package: "chromium",
+        without: "the dashboard is not tested in a browser (cofferdam-server, suite dashboard::)",
+        present: || command::exists("chromium"),
+    },
+    Need {
         name: "the Docker engine",
         package: "docker.io",
         without: "level container (cofferdam-container, suite) is tested only up to the engine",
@@ -134,12 +140,20 @@ pub const FOR_TESTS: &[Need] = &[
 ];
 
 /// Dependencies of `cargo xtask bench`. Other peers are measured if they are installed.
-pub const FOR_BENCHMARKS: &[Need] = &[Need {
-    name: "bubblewrap",
-    package: "bubblewrap",
-    without: "the comparison with bwrap is left out",
-    present: || command::exists("bwrap"),
-}];
+pub const FOR_BENCHMARKS: &[Need] = &[
+    Need {
+        name: "bubblewrap",
+        package: "bubblewrap",
+        without: "the comparison with bwrap is left out",
+        present: || command::exists("bwrap"),
+    },
+    Need {
+        name: "busybox",
+        package: "busybox-static",
+        without: "the comparison of images with docker run is left out",
+        present: || command::exists("busybox"),
+    },
+];
 
 /// Dependencies of `cargo xtask bench vm`.
 pub const FOR_MACHINES: &[Need] = &[QEMU, MKFS];

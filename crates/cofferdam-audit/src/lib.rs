@@ -10,7 +10,7 @@
 //!
 //! # Where to look
 //!
-//! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`.
+//! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`, `calls.rs`.
 //! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
 //!
 //! # Example
@@ -54,6 +54,7 @@
 #![forbid(unsafe_code)]
 
 mod artifact;
+mod calls;
 mod config;
 mod error;
 mod files;
@@ -75,6 +76,7 @@ mod verify;
 mod writer;
 
 pub use artifact::ArtifactWriter;
+pub use calls::{ApiCall, PluginDenied};
 pub use config::{Config, Mandatory, Sync};
 pub use error::{Error, Result};
 pub use hash::{Digest, NotADigest};
@@ -84,8 +86,8 @@ pub use log::{Log, Reservation};
 pub use query::{Entry, Filter, Query, query};
 pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
-    MAX_FILES, Network, NetworkLost, Outcome, PluginDenied, Program, ProgramKind, Record, Removed, Restored,
-    SandboxRecord, SegmentStart, Subject, Torn, Usage,
+    MAX_FILES, Network, NetworkLost, Outcome, Program, ProgramKind, Record, Removed, Restored, SandboxRecord,
+    SegmentStart, Subject, Torn, Usage,
 };
 pub use redact::{RedactionStream, Redactor};
 pub use report::{Counts, Finding, Report, Verdict, Weight};

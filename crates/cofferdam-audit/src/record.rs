@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Error, Result, Text, Timestamp};
+use crate::{ApiCall, Digest, Error, PluginDenied, Result, Text, Timestamp};
 
 /// The most files that a record names.
 pub const MAX_FILES: usize = 32;
@@ -335,6 +335,8 @@ pub enum Record {
     NetworkLost(NetworkLost),
     /// A request that a plugin's manifest does not permit.
     PluginDenied(Box<PluginDenied>),
+    /// A call of a server's API.
+    Call(Box<ApiCall>),
     /// A line that a crash left unfinished and that was set aside.
     Torn(Torn),
     /// A gap: lines that are known to have been written are missing.
@@ -447,26 +449,6 @@ pub struct NetworkLost {
     pub count: u64,
 }
 
-/// A request of a plugin that its manifest does not permit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PluginDenied {
-    /// The plugin.
-    pub plugin: Text<64>,
-    /// The tenant of the call.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tenant: Option<Text<128>>,
-    /// The time.
-    pub time: Timestamp,
-    /// The correlation identifier.
-    pub correlation: Text<128>,
-    /// The method of the request, such as `fs.read`.
-    pub method: Text<64>,
-    /// The permission that is missing, or that does not list the target.
-    pub permission: Text<32>,
-    /// The object of the request, such as a path.
-    pub target: Text<256>,
-}
-
 /// A record about a sandbox rather than one execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxRecord {
@@ -476,6 +458,8 @@ pub enum SandboxRecord {
     Lost(NetworkLost),
     /// A denied request of a plugin.
     PluginDenied(Box<PluginDenied>),
+    /// A call of a server's API.
+    Call(Box<ApiCall>),
 }
 
 impl From<SandboxRecord> for Record {
@@ -484,6 +468,7 @@ impl From<SandboxRecord> for Record {
             SandboxRecord::Event(event) => Self::Network(event),
             SandboxRecord::Lost(lost) => Self::NetworkLost(lost),
             SandboxRecord::PluginDenied(denied) => Self::PluginDenied(denied),
+            SandboxRecord::Call(call) => Self::Call(call),
         }
     }
 }
@@ -549,6 +534,7 @@ impl Record {
             Self::Network(line) => Some(&line.tenant),
             Self::NetworkLost(line) => Some(&line.tenant),
             Self::PluginDenied(line) => line.tenant.as_ref(),
+            Self::Call(line) => Some(&line.tenant),
             _ => None,
         };
         tenant.map(Text::as_str)
@@ -564,6 +550,7 @@ impl Record {
             Self::Network(line) => Some(line.time),
             Self::NetworkLost(line) => Some(line.time),
             Self::PluginDenied(line) => Some(line.time),
+            Self::Call(line) => Some(line.time),
             Self::Torn(line) => Some(line.time),
             Self::Gap(line) => Some(line.time),
             Self::Removed(line) => Some(line.time),

@@ -176,7 +176,7 @@ impl Field {
             }
             Contestant::CommandLine => {
                 let mut command = tokio::process::Command::new(&self.command_line);
-                command.args(["run", "--daemon", "never", "--backend", CONTAINER_BACKEND, "--", PROGRAM]);
+                command.args(["run", "--use-server", "never", "--backend", CONTAINER_BACKEND, "--", PROGRAM]);
                 command.env("DOCKER_HOST", &self.socket).stdin(Stdio::null()).kill_on_drop(true);
                 let output = command.output().await?;
                 ensure!(output.status.success(), "{}: {}", who.name(), String::from_utf8_lossy(&output.stderr));

@@ -226,6 +226,12 @@ pub struct WorkspaceOptions {
     /// Number of files in the large directory.
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=2_000_000))]
     pub files: u64,
+    /// Also measure `docker run`, with a new engine unless an address is given.
+    #[arg(long)]
+    pub docker: bool,
+    /// Address of an engine for `docker run` [default: `DOCKER_HOST`, else the usual socket].
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
 }
 
 #[cfg(test)]

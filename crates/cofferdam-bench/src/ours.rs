@@ -6,12 +6,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use cofferdam_contract::{Backend, Completed, ExecRequest, Spec};
 use cofferdam_engine::{Pool, PoolConfig};
-use cofferdam_process::{ProcessBackend, ProcessConfig};
+use cofferdam_process::{Images, ProcessBackend, ProcessConfig};
 
 /// Returns the backend with its default configuration, after one sandbox, so that its launcher runs. The default spec
 /// allows nothing weaker, so a create that falls short of a protection fails here.
 pub async fn backend() -> Result<Arc<ProcessBackend>> {
     started(ProcessConfig::default()).await
+}
+
+/// Returns the backend with an image store.
+pub async fn backend_with(images: Images) -> Result<Arc<ProcessBackend>> {
+    started(ProcessConfig { images, ..ProcessConfig::default() }).await
 }
 
 /// Returns a backend that prepares nothing in idle time.

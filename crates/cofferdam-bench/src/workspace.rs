@@ -1,4 +1,7 @@
-//! Cost of a copy-on-write workspace: creation over a large directory, capture of few changes, and large files.
+//! Cost of a copy-on-write workspace: creation over a large directory, capture of few changes, and large files; and of
+//! unpacking a layer of an image.
+
+mod layers;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use cofferdam_contract::{Access, Backend, Limits, Sandbox, Spec, Workspace};
+use anyhow::{Context, Result, bail, ensure};
+use cofferdam_contract::{Access, Backend, Limits, RootFs, Sandbox, Spec, Workspace};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -19,6 +22,7 @@ use crate::ours;
 use crate::results::{self, File};
 use crate::sample::{Sample, hundredths};
 use crate::target::{Bound, Row, json_of, render};
+use crate::vm::docker::Docker;
 
 /// Files in one directory of the large tree.
 const FILES_PER_DIRECTORY: usize = 1000;
@@ -29,10 +33,9 @@ const READ: &str = "dd if=large of=/dev/null bs=1M status=none";
 /// Measures, prints and writes the results.
 pub fn run(options: &WorkspaceOptions, out: &Path) -> Result<()> {
     let facts = facts::collect();
-    let files = usize::try_from(options.files)?;
     let (rounds, megabytes) = if options.quick { (20, 256) } else { (200, 1024) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(measure(rounds, files, megabytes))?;
+    let report = runtime.block_on(measure(options, rounds, megabytes))?;
     let file = File::json(&format!("workspace-{}", facts.unix_time), &report.json(&facts));
     results::publish(out, &[file], &report.table(&facts))
 }
@@ -43,7 +46,8 @@ struct Report {
     rows: Vec<(&'static str, Vec<Duration>)>,
 }
 
-async fn measure(rounds: usize, files: usize, megabytes: usize) -> Result<Report> {
+async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) -> Result<Report> {
+    let files = usize::try_from(options.files)?;
     let directory = tempfile::Builder::new().prefix("cofferdam-workspace-").tempdir()?;
     let place = directory.path().canonicalize()?;
     let large = tree(&place, files).context("cannot create the large directory")?;
@@ -52,22 +56,45 @@ async fn measure(rounds: usize, files: usize, megabytes: usize) -> Result<Report
     fs::create_dir(&bulk)?;
     let data = format!("head -c {megabytes}M /dev/urandom > large");
     bare(&bulk, &data)?;
+    let packed = place.join("layer");
+    fs::create_dir(&packed)?;
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
+    let layer = layers::Layer::new(&packed, busybox)?;
     let write = format!("dd if=/dev/zero of=written bs=1M count={megabytes} conv=fsync status=none");
-    let backend = ours::backend().await?;
+    let (images, image) = layer.stored()?;
+    let backend = ours::backend_with(images).await?;
+    let with_image = Spec::builder().root(RootFs::Image { reference: image.to_owned() }).build()?;
     let mut report = Report::default();
+    match (busybox, options.docker || options.host.is_some()) {
+        (Some(busybox), true) => {
+            let docker = Docker::prepare(options.host.as_deref(), busybox, &packed).await;
+            let docker = docker.map_err(anyhow::Error::msg).context("docker run")?;
+            for _ in 0..rounds.div_ceil(5) {
+                let start = Instant::now();
+                docker.run().await.map_err(anyhow::Error::msg)?;
+                report.add("docker run of an image", start.elapsed());
+                report.add("run of an image", ran(&backend, with_image.clone()).await?);
+            }
+        }
+        (None, true) => bail!("docker run needs a static program: apt-get install busybox-static"),
+        (_, false) => {}
+    }
     for _ in 0..rounds {
-        for (name, workspace) in [
-            ("create, empty workspace", Workspace::default()),
-            ("create, one file", Workspace::CopyOnWrite { path: small.clone() }),
-            ("create, large directory", Workspace::CopyOnWrite { path: large.clone() }),
+        for (name, spec) in [
+            ("create, empty workspace", spec(Workspace::default())?),
+            ("create, one file", spec(Workspace::CopyOnWrite { path: small.clone() })?),
+            ("create, large directory", spec(Workspace::CopyOnWrite { path: large.clone() })?),
+            ("create, image", with_image.clone()),
         ] {
             let start = Instant::now();
-            let sandbox = backend.create(spec(workspace)?).await?;
+            let sandbox = backend.create(spec).await?;
             report.add(name, start.elapsed());
             sandbox.close().await?;
         }
     }
     for _ in 0..rounds.div_ceil(10) {
+        report.add("unpack, tar -x", layer.by_tar()?);
+        report.add("unpack, image store", layer.by_store()?);
         for (name, path) in [("10 changes, one file", &small), ("10 changes, large directory", &large)] {
             let sandbox = backend.create(spec(Workspace::CopyOnWrite { path: path.clone() })?).await?;
             report.add(name, captured(&sandbox).await?);
@@ -117,6 +144,16 @@ async fn captured(sandbox: &Arc<dyn Sandbox>) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
+/// Measures a sandbox that runs one program.
+async fn ran(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
+    let start = Instant::now();
+    let sandbox = backend.create(spec).await?;
+    let completed = sandbox.exec(ours::request(&["/bin/true"])?).await?;
+    sandbox.close().await?;
+    ours::check(&completed, "")?;
+    Ok(start.elapsed())
+}
+
 async fn inside(backend: &ProcessBackend, workspace: Workspace, script: &str) -> Result<Duration> {
     let sandbox = backend.create(spec(workspace)?).await?;
     let start = Instant::now();
@@ -163,8 +200,16 @@ impl Report {
                 "10 changes, large directory",
                 "10 changes, one file",
             ),
+            row("create with an image / without", Bound::AtMost(1.5), "create, image", "create, empty workspace"),
+            row("run of an image / docker run", Bound::AtMost(0.05), "run of an image", "docker run of an image"),
             row("read of a large file, bare / sandbox", Bound::AtLeast(0.9), "read, bare", "read, sandbox"),
             row("write of a large file, bare / sandbox", Bound::AtLeast(0.9), "write, bare", "write, sandbox"),
+            row(
+                "unpack of a layer, tar -x / image store",
+                Bound::AtLeast(0.5),
+                "unpack, tar -x",
+                "unpack, image store",
+            ),
         ]
     }
 

@@ -17,7 +17,7 @@ use crate::fingerprint::{Base, FileKind, Fingerprint, Subtree};
 use crate::header::Header;
 use crate::layer::LayerWriter;
 use crate::names;
-use crate::overlay::{self, Mark};
+use crate::overlay::{self, Mark, Marks};
 use crate::tree;
 
 /// Maximum number of skipped files in a summary. The rest is counted.
@@ -77,10 +77,11 @@ impl fmt::Display for SkipReason {
     }
 }
 
-/// Captures the changes in the upper directory of an overlay over `base`. The guest may still change the directory.
+/// Captures the changes in the upper directory of an overlay over `base`, which has its marks in `marks`. The guest may
+/// still change the directory.
 ///
-/// Permissions of the workspace itself are no change. An overlay without the option `userxattr` has attributes that only
-/// root can read: captured by another user, deletions in directories that the guest created again would be missing.
+/// Permissions of the workspace itself are no change. Only root can read [`Marks::Trusted`]: captured by another user,
+/// deletions in directories that the guest created again would be missing.
 ///
 /// # Errors
 ///
@@ -88,11 +89,12 @@ impl fmt::Display for SkipReason {
 pub fn capture_overlay(
     upper: BorrowedFd<'_>,
     base: BorrowedFd<'_>,
+    marks: Marks,
     header: &Header,
     out: impl Write,
     bounds: &Bounds,
 ) -> Result<Summary> {
-    let mode = if overlay::is_opaque(upper) { Mode::Whole } else { Mode::Overlay };
+    let mode = if overlay::is_opaque(upper, marks) { Mode::Whole(marks) } else { Mode::Overlay(marks) };
     Capture::run(upper, base, mode, header, out, bounds)
 }
 
@@ -115,9 +117,9 @@ pub fn capture_comparison(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// The upper directory of an overlay: the file is unchanged.
-    Overlay,
+    Overlay(Marks),
     /// An opaque directory of an overlay: the file is deleted.
-    Whole,
+    Whole(Marks),
     /// A full copy: the file is deleted, and attributes of overlays have no meaning.
     Comparison,
 }
@@ -195,7 +197,7 @@ impl<W: Write> Capture<W> {
             present.insert(name);
         }
         match base {
-            Some(base) if mode != Mode::Overlay => self.missing(base, path, mode, depth, &present),
+            Some(base) if !matches!(mode, Mode::Overlay(_)) => self.missing(base, path, mode, depth, &present),
             _ => Ok(()),
         }
     }
@@ -280,14 +282,14 @@ impl<W: Write> Capture<W> {
         let stat = rustix::fs::fstat(&below).map_err(io("inspect", place.path))?;
         let mode_below = match mode {
             Mode::Comparison => Mode::Comparison,
-            _ if overlay::mark(&below) == Some(Mark::Redirect) => {
+            Mode::Overlay(marks) | Mode::Whole(marks) if overlay::mark(&below, marks) == Some(Mark::Redirect) => {
                 self.skip(place.path, SkipReason::Redirected);
                 return Ok(());
             }
             // Below an opaque directory, no directory is merged with a lower one.
-            Mode::Whole => Mode::Whole,
-            _ if overlay::is_opaque(below.as_fd()) => Mode::Whole,
-            _ => Mode::Overlay,
+            Mode::Whole(marks) => Mode::Whole(marks),
+            Mode::Overlay(marks) if overlay::is_opaque(below.as_fd(), marks) => Mode::Whole(marks),
+            Mode::Overlay(marks) => Mode::Overlay(marks),
         };
         let (base_stat, base_below) = self.base_directory(place)?;
         let permissions = stat.st_mode & 0o7777;
@@ -331,8 +333,8 @@ impl<W: Write> Capture<W> {
             self.skip(place.path, SkipReason::ChangedMeanwhile);
             return Ok(());
         };
-        if mode != Mode::Comparison {
-            match overlay::mark(&file) {
+        if let Mode::Overlay(marks) | Mode::Whole(marks) = mode {
+            match overlay::mark(&file, marks) {
                 Some(Mark::Whiteout) if stat.st_size == 0 => {
                     return self.delete(place, mode);
                 }
@@ -402,9 +404,15 @@ impl<W: Write> Capture<W> {
     }
 
     fn skip(&mut self, path: &Path, reason: SkipReason) {
-        self.summary.skipped_count += 1;
-        if self.summary.skipped.len() < MAX_SKIPPED {
-            self.summary.skipped.push(Skipped { path: path.to_owned(), reason });
+        self.summary.skip(path.to_owned(), reason);
+    }
+}
+
+impl Summary {
+    pub(crate) fn skip(&mut self, path: PathBuf, reason: SkipReason) {
+        self.skipped_count += 1;
+        if self.skipped.len() < MAX_SKIPPED {
+            self.skipped.push(Skipped { path, reason });
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::resolve::resolve;
 /// A path that is not UTF-8 has U+FFFD in place of the invalid bytes. The field with the ending `_base64` then has its
 /// exact bytes, and is absent otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "sandbox", derive(schemars::JsonSchema))]
 pub struct Document {
     /// Path of the workspace on the host.
     pub workspace: String,
@@ -34,6 +35,7 @@ pub struct Document {
 
 /// Change of one path in a review.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "sandbox", derive(schemars::JsonSchema))]
 pub struct DocumentChange {
     /// Path relative to the workspace.
     pub path: String,

@@ -19,6 +19,14 @@ impl Globs {
         Self { patterns: patterns.into_iter().map(|pattern| components(pattern.as_ref())).collect() }
     }
 
+    /// Creates patterns that match one path each, and nothing below it. Their bytes have no special meaning.
+    #[cfg(feature = "sandbox")]
+    pub(crate) fn exact<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Self {
+        let escaped = |name: &[u8]| name.iter().flat_map(|byte| [b'\\', *byte]).collect();
+        let components = |path: &Path| path.iter().map(|name| escaped(name.as_bytes())).collect();
+        Self { patterns: paths.into_iter().map(components).collect() }
+    }
+
     /// Returns true if there is no pattern.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -127,6 +135,10 @@ mod tests {
             assert_eq!(Globs::new([pattern]).matches(Path::new(path)), matched, "{pattern} {path}");
         }
         assert!(!Globs::default().matches(Path::new("a")));
+        #[cfg(feature = "sandbox")]
+        for (path, matched) in [("a/*", true), ("a", false), ("a/b", false), ("a/*/c", false), ("x/a/*", false)] {
+            assert_eq!(Globs::exact([Path::new("a/*")]).matches(Path::new(path)), matched, "{path}");
+        }
     }
 
     #[test]

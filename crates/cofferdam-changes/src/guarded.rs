@@ -131,6 +131,12 @@ pub fn reason(change: &Change) -> Option<&'static str> {
     git(&parts, change).or_else(|| listed(&parts, change))
 }
 
+/// Returns true if a file at the path needs the permission of the caller.
+#[cfg(feature = "sandbox")]
+pub(crate) fn is_guarded(path: &Path) -> bool {
+    reason(&Change::new(path.to_owned(), Some(Node::File { size: 0, mode: 0, offset: 0 }), None)).is_some()
+}
+
 /// Returns the reason if the path is a setting of a repository without a work tree, which git obeys, too.
 pub(crate) fn bare_repository(path: &Path, exists: impl Fn(&Path) -> bool) -> Option<&'static str> {
     if path.iter().any(|name| folded(name.as_bytes()) == ".git") {

@@ -101,6 +101,13 @@ impl<W: Write> LayerWriter<W> {
         self.entry_unchecked(EntryType::Regular, &path, OsStr::new(""), 0, 0, None)
     }
 
+    /// Returns the destination before the end of the change set, for members of another writer.
+    #[cfg(feature = "sandbox")]
+    pub(crate) fn into_inner(self) -> Result<W> {
+        let out = self.out.into_inner().map_err(std_io::IntoInnerError::into_error);
+        out.map_err(io("write the change set to", Path::new("its file")))
+    }
+
     /// Ends the change set.
     ///
     /// # Errors

@@ -47,7 +47,8 @@
 //!   the form as data, `text.rs` makes guest bytes printable.
 //! - Application: `apply/mod.rs`; what is refused: `apply/refuse.rs`. Guarded files: the table in `guarded.rs`; links of the host to them:
 //!   `aliases.rs`. Conflicts: `conflict.rs`.
-//! - Stored change sets: `store.rs`.
+//! - Copies between the host and sandboxes, and copy-on-write workspaces of backends without overlays: `sandbox/`.
+//! - Stored change sets: `store.rs`; those of sandboxes that end: `sandbox/keep.rs`.
 //! - Access to the workspace, beneath descriptors and never through links: `tree.rs`.
 #![forbid(unsafe_code)]
 
@@ -72,11 +73,15 @@ mod pax;
 mod read;
 mod render;
 mod resolve;
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
 mod store;
 pub mod text;
 mod tree;
 
-pub use apply::{Applied, ApplyOptions, NEW_SUFFIX, Refusal, Refused, Workspace, apply, conflicts};
+pub use apply::{
+    Applied, ApplyOptions, Existing, NEW_SUFFIX, Refusal, Refused, Workspace, apply, conflicts, is_applied,
+};
 pub use bounds::{Bounds, MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MAX_NAME, MAX_PATH};
 pub use capture::{MAX_SKIPPED, SkipReason, Skipped, Summary, capture_comparison, capture_overlay};
 pub use change::{Change, Kind, Node};
@@ -88,6 +93,7 @@ pub use fingerprint::{Base, FileKind, Fingerprint, TreeDigest};
 pub use glob::Globs;
 pub use header::{FORMAT, Header};
 pub use layer::LayerWriter;
+pub use overlay::Marks;
 pub use read::{ChangeSet, Content};
 pub use render::{Color, RenderOptions, Stat, render};
 pub use resolve::resolve;

@@ -1,4 +1,4 @@
-//! Marks of overlayfs on files of its upper directory, in the namespaces of root and of users.
+//! Marks of overlayfs on files of its upper directory.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -6,7 +6,24 @@ use rustix::fs::{FileType, Stat};
 
 use crate::tree;
 
-const NAMESPACES: [&str; 2] = ["trusted.overlay.", "user.overlay."];
+/// The extended attributes in which an overlay keeps its marks. The other ones belong to the guest, which may write
+/// anything there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Marks {
+    /// Those of root. No guest can set them.
+    Trusted,
+    /// Those of the overlay's user, for an overlay with the option `userxattr`. That overlay refuses them to guests.
+    User,
+}
+
+impl Marks {
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.",
+            Self::User => "user.overlay.",
+        }
+    }
+}
 
 /// An extended attribute with a meaning for the capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,15 +42,15 @@ pub(crate) fn is_whiteout_device(stat: &Stat) -> bool {
 }
 
 /// Returns true if a directory hides the contents of the lower one.
-pub(crate) fn is_opaque(directory: BorrowedFd<'_>) -> bool {
-    NAMESPACES.iter().any(|space| value(directory, &format!("{space}opaque")).as_deref() == Some(b"y"))
+pub(crate) fn is_opaque(directory: BorrowedFd<'_>, marks: Marks) -> bool {
+    value(directory, &format!("{}opaque", marks.prefix())).as_deref() == Some(b"y")
 }
 
 /// Returns the mark of an opened file or directory.
-pub(crate) fn mark(file: &impl AsFd) -> Option<Mark> {
-    let marks = [("whiteout", Mark::Whiteout), ("metacopy", Mark::Metacopy), ("redirect", Mark::Redirect)];
-    let has = |name: &str| NAMESPACES.iter().any(|space| exists(file.as_fd(), &format!("{space}{name}")));
-    marks.into_iter().find(|(name, _)| has(name)).map(|(_, mark)| mark)
+pub(crate) fn mark(file: &impl AsFd, marks: Marks) -> Option<Mark> {
+    let known = [("whiteout", Mark::Whiteout), ("metacopy", Mark::Metacopy), ("redirect", Mark::Redirect)];
+    let has = |name: &str| exists(file.as_fd(), &format!("{}{name}", marks.prefix()));
+    known.into_iter().find(|(name, _)| has(name)).map(|(_, mark)| mark)
 }
 
 fn value(file: BorrowedFd<'_>, name: &str) -> Option<Vec<u8>> {

@@ -16,7 +16,7 @@ use crate::read::ChangeSet;
 use crate::resolve::resolve;
 use crate::text;
 
-/// Maximum size of a review, in bytes. Changes after that are only counted.
+/// Default for the maximum size of a review.
 const MAX_REVIEW: u64 = 64 << 20;
 
 /// Colors in a review.
@@ -38,16 +38,19 @@ pub struct RenderOptions {
     pub context: usize,
     /// Maximum size of a text whose lines are shown, in bytes.
     pub max_text: u64,
+    /// Maximum size of a review, in bytes. Changes after that are only counted.
+    pub max_review: u64,
 }
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        Self { color: Color::Never, context: 3, max_text: MAX_TEXT }
+        Self { color: Color::Never, context: 3, max_text: MAX_TEXT, max_review: MAX_REVIEW }
     }
 }
 
 /// Numbers of changed files and lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "sandbox", derive(schemars::JsonSchema))]
 pub struct Stat {
     /// Number of changed files. A renamed file is one.
     pub files: usize,
@@ -93,7 +96,7 @@ pub fn render(
     for change in changes.iter().filter(|change| !is_half_of_rename(change, &renamed)) {
         let detail = review.detail(change)?;
         stat.add(&detail);
-        if printer.out.written > MAX_REVIEW {
+        if printer.out.written > options.max_review {
             hidden += 1;
             continue;
         }

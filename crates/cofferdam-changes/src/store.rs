@@ -35,7 +35,7 @@ const MAX_KEPT: usize = 10_000;
 /// Maximum number of files in the directory of a store.
 const MAX_FILES: usize = 3 * MAX_KEPT;
 /// Default for the maximum size of all change sets.
-pub const MAX_STORE_BYTES: u64 = 16 << 30;
+pub const MAX_STORE_BYTES: u64 = 4 << 30;
 /// Default for the maximum age of a change set.
 pub const MAX_STORE_AGE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 

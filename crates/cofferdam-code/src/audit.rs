@@ -58,7 +58,8 @@ fn mandatory() -> bool {
 }
 
 impl AuditConfig {
-    fn log(&self) -> Config {
+    /// Returns the configuration of the log.
+    pub fn log(&self) -> Config {
         let base = Config::new(&self.directory);
         Config {
             sync: match self.sync {

@@ -114,6 +114,33 @@ pub enum GuestProgram {
         /// The number of files.
         count: u32,
     },
+    /// Appends a byte to a file `count` times, each with a write of its own.
+    Append {
+        /// The file.
+        path: String,
+        /// The number of writes.
+        count: u32,
+    },
+    /// Renames a file, link or directory.
+    Rename {
+        /// The former path.
+        from: String,
+        /// The new path.
+        to: String,
+    },
+    /// Removes a file, link or directory with its contents.
+    Remove {
+        /// The path.
+        path: String,
+    },
+    /// Exchanges a directory and a link to `target` at `path`, by renames, forever. Prints [`READY`] once the directory
+    /// exists.
+    SwapDirectoryForever {
+        /// The directory.
+        path: String,
+        /// The target of the link.
+        target: String,
+    },
     /// Makes `path` a link to `inside` and to `outside` alternately, by atomic replacement, forever. Prints [`READY`]
     /// once the link exists.
     SwapSymlinkForever {

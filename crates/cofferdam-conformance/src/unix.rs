@@ -93,6 +93,19 @@ while True:
     point(inside)
 "#;
 
+const SWAP_DIRECTORY: &str = r#"
+import os, sys
+path, target = sys.argv[1:3]
+os.mkdir(path)
+os.symlink(target, path + ".link")
+print("ready", flush=True)
+while True:
+    os.rename(path, path + ".directory")
+    os.rename(path + ".link", path)
+    os.rename(path, path + ".link")
+    os.rename(path + ".directory", path)
+"#;
+
 const CONNECT: &str = r#"
 import socket, sys
 try:
@@ -191,6 +204,7 @@ impl Programs for UnixPrograms {
             P::SwapSymlinkForever { path, inside, outside } => {
                 self.python(SWAP, vec![path.clone(), inside.clone(), outside.clone()])
             }
+            P::SwapDirectoryForever { path, target } => self.python(SWAP_DIRECTORY, vec![path.clone(), target.clone()]),
             P::Connect { host, port } => self.python(CONNECT, vec![host.clone(), port.to_string()]),
             P::LookUp { name } => self.python(LOOK_UP, vec![name.clone()]),
             P::EchoConnections { port } => self.python(ECHO, vec![port.to_string()]),
@@ -244,6 +258,12 @@ fn line(program: &GuestProgram) -> Option<String> {
         P::MakeFiles { path, count } => {
             format!("(cd {} && i=0 && while [ $i -lt {count} ]; do : >f$i || exit 1; i=$((i + 1)); done)", quote(path))
         }
+        P::Append { path, count } => {
+            let path = quote(path);
+            format!("i=0; while [ $i -lt {count} ]; do printf x; i=$((i + 1)); done >>{path}")
+        }
+        P::Rename { from, to } => format!("mv -T -- {} {}", quote(from), quote(to)),
+        P::Remove { path } => format!("rm -r -- {}", quote(path)),
         P::SpinCpu { processes } => {
             let spin = "while :; do :; done";
             format!("i=1; while [ $i -lt {processes} ]; do ({spin}) & i=$((i + 1)); done; {spin}")
@@ -333,9 +353,12 @@ mod tests {
             P::WriteFile { path: "f3".into(), contents: "x'y".into() },
             P::MakeSymlink { path: "l".into(), target: "f3".into() },
             P::MakeFifo { path: "p".into() },
-            P::ReadFile { path: "l".into() },
+            P::Append { path: "f3".into(), count: 2 },
+            P::Rename { from: "l".into(), to: "m".into() },
+            P::Remove { path: "d".into() },
+            P::ReadFile { path: "m".into() },
         ];
-        check(P::Sequence(sequence), Some(0), b"x'y");
+        check(P::Sequence(sequence), Some(0), b"x'yxx");
         check(P::Sequence(vec![P::Exit(4), P::Print { stdout: "x".into(), stderr: String::new() }]), Some(4), b"");
     }
 

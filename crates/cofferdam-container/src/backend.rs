@@ -11,7 +11,9 @@ use cofferdam_guest::network;
 
 use crate::NAME;
 use crate::config::ContainerConfig;
+use crate::disks;
 use crate::image::{self, Image, Imported, PullProgress};
+use crate::load::ImageSource;
 use crate::prepared::PreparedContainer;
 use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
@@ -32,7 +34,13 @@ impl ContainerBackend {
 
     /// Creates the backend with a callback for images that are pulled for sandboxes.
     pub fn with_progress(config: &ContainerConfig, progress: PullProgress) -> Result<Self> {
-        Ok(Self { state: BackendState::new(config.check()?, progress)? })
+        Ok(Self { state: BackendState::new(config.check()?, progress, None)? })
+    }
+
+    /// Creates the backend with a callback and with another store of images. An image that the engine does not have is
+    /// loaded from the store when a sandbox needs it.
+    pub fn with_source(config: &ContainerConfig, progress: PullProgress, source: Arc<dyn ImageSource>) -> Result<Self> {
+        Ok(Self { state: BackendState::new(config.check()?, progress, Some(source))? })
     }
 
     /// Lists the images of the engine.
@@ -85,7 +93,10 @@ impl Backend for ContainerBackend {
             Capability::Warm,
             Capability::UnixPrograms,
             Capability::Connect,
+            Capability::Mounts,
+            Capability::Watch,
         ]);
+        all.extend(disks::are_available().then_some(Capability::DiskMounts));
         all.extend(network::IS_SUPPORTED.then_some(Capability::NetworkAllowlist));
         if !rustix::process::geteuid().is_root() {
             all.insert(Capability::HostWorkspace);
@@ -105,10 +116,9 @@ impl Backend for ContainerBackend {
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        if matches!(spec.workspace(), Workspace::HostDir { .. }) {
-            return Err(Error::invalid("warm", "a sandbox with a host directory cannot be prepared").with_remedy(
-                "use a template with a private workspace; sandboxes with host directories are created on request",
-            ));
+        if matches!(spec.workspace(), Workspace::HostDir { .. }) || !spec.mounts().is_empty() {
+            return Err(Error::invalid("warm", "a sandbox with a host directory or other mounts cannot be prepared")
+                .with_remedy("use a template with a private workspace and no mounts; others are created on request"));
         }
         Ok(Box::new(PreparedContainer::create(&self.state, spec).await?))
     }

@@ -385,7 +385,7 @@ fn refusal(engine: &Engine, runtime: Option<&str>, failed: Failed) -> Error {
         return error::no_image("create", "(by its id)", false).with_retry(Retry::MayHelp);
     }
     if lower.contains("bind source path does not exist") || lower.contains("statfs") && lower.contains("no such file") {
-        return Error::new(ErrorKind::NotFound, "create", "the engine cannot find the workspace directory on its host")
+        return Error::new(ErrorKind::NotFound, "create", "the engine cannot find a directory of a mount on its host")
             .with_remedy(
                 "the directory is gone, or the engine runs on another machine or in another mount namespace: use a \
                           private workspace there",

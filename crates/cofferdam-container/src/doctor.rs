@@ -1,13 +1,21 @@
 //! Diagnosis of a container engine: its features, and remedies for missing ones.
 
+use std::sync::Arc;
+
 use cofferdam_contract::{Finding, FindingState};
 
 use crate::config::{Checked, ContainerConfig};
 use crate::engine::{Engine, Facts};
 use crate::image;
+use crate::load::ImageSource;
 
 /// Inspects the engine, within the deadline for connecting. Creates no container.
 pub async fn doctor(config: &ContainerConfig) -> Vec<Finding> {
+    doctor_with_source(config, None).await
+}
+
+/// Inspects the engine like [`doctor`], for sandboxes that also get images from another store.
+pub async fn doctor_with_source(config: &ContainerConfig, source: Option<Arc<dyn ImageSource>>) -> Vec<Finding> {
     let checked = match config.check() {
         Ok(checked) => checked,
         Err(error) => return vec![Finding::missing("configuration", &error)],
@@ -21,7 +29,7 @@ pub async fn doctor(config: &ContainerConfig) -> Vec<Finding> {
         Ok(()) => runtimes(&engine.facts, checked.runtime.as_deref()),
         Err(error) => Finding::missing("runtimes", &error),
     });
-    findings.push(default_image(&engine, &checked).await);
+    findings.push(default_image(&engine, &checked, source).await);
     findings
 }
 
@@ -86,14 +94,27 @@ fn runtimes(facts: &Facts, asked: Option<&str>) -> Finding {
     Finding::new("runtimes", FindingState::Ok, format!("{used} is used{known}"), None)
 }
 
-async fn default_image(engine: &Engine, config: &Checked) -> Finding {
+async fn default_image(engine: &Engine, config: &Checked, source: Option<Arc<dyn ImageSource>>) -> Finding {
     match image::find_default(engine, config).await {
         Ok(facts) => {
             let id: String = facts.id.chars().take(19).collect();
             Finding::new("image", FindingState::Ok, format!("{} is {id}", config.image), None)
         }
-        Err(error) => Finding::missing("image", &error),
+        Err(error) => match source {
+            Some(source) if is_stored(Arc::clone(&source), config.image.as_str()).await => {
+                let found = format!("{} is in the image store, and the first sandbox loads it", config.image);
+                Finding::new("image", FindingState::Ok, found, None)
+            }
+            _ => Finding::missing("image", &error),
+        },
     }
+}
+
+/// Returns true if another store has an image. A failed search finds nothing: the missing image is reported.
+async fn is_stored(source: Arc<dyn ImageSource>, name: &str) -> bool {
+    let name = name.to_owned();
+    let found = tokio::task::spawn_blocking(move || source.find(&name)).await;
+    matches!(found, Ok(Ok(Some(_))))
 }
 
 #[cfg(test)]

@@ -241,9 +241,9 @@ pub(crate) fn named(operation: &'static str, what: &str, path: &Path, error: io:
 /// Creates the error for an image that the engine does not have.
 pub(crate) fn no_image(operation: &'static str, image: &str, is_default: bool) -> Error {
     let remedy = if is_default {
-        "build it with `cofferdam image build-base`, or use an image that the engine has (`cofferdam image list`)"
+        "build it with `cofferdam image build`, or use an image that the engine has (`cofferdam image ls --engine`)"
     } else {
-        "pull it (`--pull missing`, or `docker pull`), or import it from a directory: `cofferdam image import DIR NAME`"
+        "pull it (`--pull missing`, or `cofferdam image pull`), or import a directory: `cofferdam image import DIR NAME`"
     };
     Error::new(ErrorKind::NotFound, operation, "the container engine has no such image")
         .with_context("image", image.to_owned())

@@ -23,6 +23,7 @@ use crate::config::{Checked, PullPolicy};
 use crate::engine::Engine;
 use crate::error::{self, Failed, shown};
 use crate::labels;
+use crate::load::{ImageSource, load};
 use crate::plan::ImageFacts;
 use crate::reference::Reference;
 use crate::stream::{self, next};
@@ -54,6 +55,11 @@ impl PullProgress {
     /// Creates a callback that calls `report` for each event.
     pub fn new(report: impl Fn(&PullEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(report))
+    }
+
+    /// Calls it.
+    pub(crate) fn report(&self, event: &PullEvent) {
+        (self.0)(event);
     }
 
     /// Creates a callback that ignores all events.
@@ -114,16 +120,30 @@ pub(crate) async fn find_default(engine: &Engine, config: &Checked) -> Result<Im
     }
 }
 
-/// Resolves a name to an image. Pulls it if the engine does not have it and the policy allows pulls.
+/// Resolves a name to an image. If the engine does not have it, loads it from another store that has it, or pulls it if
+/// the policy allows pulls.
 pub(crate) async fn resolve(
     engine: &Engine,
     config: &Checked,
     reference: &Reference,
     progress: &PullProgress,
+    source: Option<&Arc<dyn ImageSource>>,
 ) -> Result<ImageFacts> {
     allow(config, reference)?;
     if let Some(found) = find(engine, reference).await? {
         return facts(reference, found);
+    }
+    if let Some(source) = source
+        && let Some(id) = load(engine, source, reference, progress).await?
+    {
+        let found = match find(engine, reference).await? {
+            Some(found) => Some(found),
+            // A digest or an id is no name in the engine.
+            None => find(engine, &Reference::parse(&id)?).await?,
+        };
+        if let Some(found) = found {
+            return facts(reference, found);
+        }
     }
     if config.pull == PullPolicy::Missing && reference.to_pull().is_some() {
         pull(engine, reference, progress).await?;
@@ -191,7 +211,7 @@ pub(crate) async fn pull(engine: &Engine, reference: &Reference, progress: &Pull
     })?;
     let options = CreateImageOptionsBuilder::default().from_image(name).tag(version).build();
     let mut answers = Box::pin(engine.docker.create_image(Some(options), None, None));
-    follow(engine, &mut answers, |info| (progress.0)(&event(info))).await.map_err(|failed| {
+    follow(engine, &mut answers, |info| progress.report(&event(info))).await.map_err(|failed| {
         let message = failed.message();
         let doing = format!("pull the image {reference}");
         if failed.is_away() {
@@ -264,7 +284,7 @@ pub(crate) async fn import(engine: &Engine, source: &Path, name: &Reference) -> 
     let (chunks, body) = stream::channel();
     let reading = tokio::task::spawn_blocking(move || read(from, chunks));
     let moved = Arc::new(AtomicU64::new(0));
-    let body = CountingBody { body, moved: Arc::clone(&moved) };
+    let body = CountingBody::new(body, Arc::clone(&moved));
     let changes = format!("LABEL {}=true", labels::IMPORTED);
     // Podman ignores a separate tag.
     let name_and_tag = format!("{repository}:{tag}");
@@ -301,9 +321,9 @@ fn read(mut source: std::fs::File, mut chunks: stream::ChunkWriter) -> io::Resul
 }
 
 /// Reads the engine's answers to an import. They come after all bytes, so until then a stall is detected by the bytes.
-async fn read_answers(
+pub(crate) async fn read_answers<T>(
     engine: &Engine,
-    answers: impl Stream<Item = Result<CreateImageInfo, bollard::errors::Error>>,
+    answers: impl Stream<Item = Result<T, bollard::errors::Error>>,
     moved: &AtomicU64,
 ) -> Result<(), Failed> {
     let mut answers = Box::pin(answers);
@@ -328,9 +348,16 @@ async fn read_answers(
 }
 
 /// A request body that counts how often the engine reads from it.
-struct CountingBody {
+pub(crate) struct CountingBody {
     body: stream::Body,
     moved: Arc<AtomicU64>,
+}
+
+impl CountingBody {
+    /// Creates a body that counts in `moved`.
+    pub(crate) fn new(body: stream::Body, moved: Arc<AtomicU64>) -> Self {
+        Self { body, moved }
+    }
 }
 
 impl Stream for CountingBody {

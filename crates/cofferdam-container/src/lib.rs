@@ -14,6 +14,7 @@
 //!
 //! - From a spec to a container: `spec_plan.rs`, then `plan.rs`, which are pure; creation of a sandbox: `pending.rs`.
 //! - Settings of the backend from a file, the environment or options: `settings.rs`.
+//! - Mounts: `mounts.rs`; file systems in files: `disks.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
 //! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
@@ -24,11 +25,14 @@ mod attached;
 mod backend;
 mod config;
 mod container;
+mod disks;
 mod doctor;
 mod engine;
 mod error;
 mod image;
 mod labels;
+mod load;
+mod mounts;
 mod outside;
 mod pending;
 mod plan;
@@ -52,8 +56,10 @@ mod volume;
 
 pub use backend::ContainerBackend;
 pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPolicy};
-pub use doctor::doctor;
+pub use disks::sweep_disks;
+pub use doctor::{doctor, doctor_with_source};
 pub use image::{Image, Imported, PullEvent, PullProgress};
+pub use load::ImageSource;
 pub use settings::ContainerSettings;
 pub use snapshot::ContainerSnapshot;
 

@@ -16,6 +16,7 @@ use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usu
 use crate::container::{Attached, Cause, Container};
 use crate::engine::Engine;
 use crate::image;
+use crate::mounts::{self, PlannedMount};
 use crate::outside;
 use crate::plan::{self, AGENT_DIRECTORY, AGENT_FILE, DirectorySizes, ImageFacts, Plan};
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
@@ -123,17 +124,31 @@ async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<PendingSandbox
     let engine = &connected.engine;
     state.retry_leftovers(engine);
     let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let user =
-        user::choose(&engine.facts, mounted.as_ref().map(|mounted| (mounted, spec.workspace().access())), caller)?;
+    let workspace = mounted.as_ref().map(|mounted| (mounted, spec.workspace().access()));
+    let user = user::choose(&engine.facts, workspace, mounts::has_host_files(spec), caller)?;
     let _turn = state.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
     let image = image_of(state, engine, spec).await?;
+    // Last, because disks are mounted on the host until the container is created.
+    let mounts = open_mounts(state, engine, spec, user).await?;
     let creation =
-        Creation { state, connected: &connected, spec, image, user, mounted, volume: AgentVolume::of(AGENT) };
+        Creation { state, connected: &connected, spec, image, user, mounted, mounts, volume: AgentVolume::of(AGENT) };
     creation.run().await.inspect_err(|error| {
         if error.kind() == ErrorKind::Unavailable {
             state.mark_stale();
         }
     })
+}
+
+/// Opens the mounts of a spec. A disk's file system may have a journal to write first.
+async fn open_mounts(
+    state: &Arc<BackendState>,
+    engine: &Engine,
+    spec: &Spec,
+    user: (u32, u32),
+) -> Result<Vec<PlannedMount>> {
+    let (state, facts, spec) = (Arc::clone(state), engine.facts.clone(), spec.clone());
+    let opening = tokio::task::spawn_blocking(move || mounts::open(&spec, &facts, user, &state.owner));
+    opening.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the mounts were not opened")))
 }
 
 async fn image_of(state: &BackendState, engine: &Engine, spec: &Spec) -> Result<ImageFacts> {
@@ -145,7 +160,7 @@ async fn image_of(state: &BackendState, engine: &Engine, spec: &Spec) -> Result<
         }
         RootFs::Default | RootFs::Directory { .. } => &state.config.image,
     };
-    image::resolve(engine, &state.config, reference, &state.progress).await
+    image::resolve(engine, &state.config, reference, &state.progress, state.source.as_ref()).await
 }
 
 /// The input for creating one sandbox.
@@ -156,6 +171,7 @@ struct Creation<'a> {
     image: ImageFacts,
     user: (u32, u32),
     mounted: Option<MountedDirectory>,
+    mounts: Vec<PlannedMount>,
     volume: AgentVolume,
 }
 
@@ -216,6 +232,7 @@ impl Creation<'_> {
             agent_volume: self.volume.name(),
             user: self.user,
             host_dir: self.mounted.as_ref().map(|mounted| mounted.path.as_path()),
+            mounts: &self.mounts,
         })?;
         let container = Arc::new(Container::create(self.state, engine, id.as_str(), body).await?);
         let created = self.bring_up(id, &container).await;
@@ -317,9 +334,17 @@ impl Creation<'_> {
     /// Checks that the mounted directory is the opened one. The engine resolves its path, which a guest may have
     /// replaced meanwhile. Only the agent has run yet.
     fn check_mounted(&self, evidence: &Evidence) -> Result<()> {
-        let Some(mounted) = &self.mounted else { return Ok(()) };
         // A runtime with its own kernel has its own device and inode numbers.
         let own_kernel = !evidence.kernel.is_empty() && evidence.kernel != self.connected.engine.facts.kernel;
+        for (mount, found) in self.mounts.iter().zip(&evidence.identities) {
+            mount.check(found.as_ref(), own_kernel)?;
+        }
+        if own_kernel && self.mounts.iter().any(PlannedMount::is_writable_disk) {
+            let why = "cannot mount a writable disk: the runtime has its own kernel and creates files as root";
+            return Err(Error::unsupported("create", why)
+                .with_remedy("mount the volume read-only (:ro), or use another runtime, or level process or vm"));
+        }
+        let Some(mounted) = &self.mounted else { return Ok(()) };
         let same = match own_kernel {
             true => mounted.is_in_place(),
             false => mounted.matches(evidence.workspace_device, evidence.workspace_inode),
@@ -346,7 +371,8 @@ impl Creation<'_> {
         Settings {
             stores: stores.map(str::to_owned).collect(),
             path: self.image.path.clone().unwrap_or_else(|| defaults.path.clone()),
-            rules: usual_rules(access),
+            rules: usual_rules(access).into_iter().chain(self.mounts.iter().filter_map(PlannedMount::rule)).collect(),
+            identified: self.mounts.iter().map(|mount| mount.target.clone()).collect(),
             quotas: self.has_quotas(),
             limits: self.spec.limits().clone(),
             reason: Some(reason(container)),

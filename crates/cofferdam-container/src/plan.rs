@@ -14,6 +14,7 @@ use cofferdam_guest::network;
 
 use crate::engine::Facts;
 use crate::labels::{self, Owner};
+use crate::mounts::{PlannedMount, PlannedSource};
 use crate::spec_plan::{Adjustable, BuiltIn, SpecPlan};
 
 /// The directory of the agent inside.
@@ -98,6 +99,8 @@ pub(crate) struct Plan<'a> {
     pub user: (u32, u32),
     /// The resolved path of the mounted host directory, if the workspace is one.
     pub host_dir: Option<&'a Path>,
+    /// Mounts besides the workspace.
+    pub mounts: &'a [PlannedMount],
 }
 
 /// The size in bytes of each writable directory; `None` without a limit.
@@ -177,7 +180,7 @@ fn host_config(plan: &Plan<'_>, spec_plan: &SpecPlan<'_>) -> Result<HostConfig> 
         pids_limit: pids.map(|pids| tasks(pids, plan)),
         cpu_period: cpus.map(|_| CPU_PERIOD),
         cpu_quota: cpus.map(quota),
-        ulimits: Some(ulimits(plan.facts, disk, max_memory)),
+        ulimits: Some(ulimits(plan, disk, max_memory)),
         sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts, spec_plan.network.is_some())),
         dns: spec_plan.network.is_some().then(|| vec![network::RESOLVER.to_string()]),
         tmpfs: Some(tmpfs(plan, workspace, sizes)?),
@@ -215,19 +218,24 @@ fn network_settings(facts: &Facts, policy: bool) -> HashMap<String, String> {
 }
 
 /// Returns the limits of each process.
-fn ulimits(facts: &Facts, disk: Option<ByteSize>, memory: Option<ByteSize>) -> Vec<ResourcesUlimits> {
+fn ulimits(plan: &Plan<'_>, disk: Option<ByteSize>, memory: Option<ByteSize>) -> Vec<ResourcesUlimits> {
     let limit =
         |name: &str, soft, hard| ResourcesUlimits { name: Some(name.to_owned()), soft: Some(soft), hard: Some(hard) };
     // The agent polls several descriptors for each exec.
     let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
     if let Some(disk) = disk {
         // Includes holes, since the sizes of the directories bound the stored bytes. Memory files count as files.
-        let max = disk.max(memory.unwrap_or(disk)).as_bytes().saturating_add(FILE_SIZE_SLACK);
+        let mounts = plan.mounts.iter().map(|mount| match mount.source {
+            PlannedSource::Tmpfs(size) | PlannedSource::Disk { size, .. } => size,
+            PlannedSource::Host { .. } => 0,
+        });
+        let max =
+            disk.max(memory.unwrap_or(disk)).as_bytes().max(mounts.max().unwrap_or(0)).saturating_add(FILE_SIZE_SLACK);
         let max = i64::try_from(max).unwrap_or(i64::MAX);
         all.push(limit("fsize", max, max));
     }
     // By default, Podman requests more than an engine without the privilege may set.
-    if facts.podman && !facts.rootless {
+    if plan.facts.podman && !plan.facts.rootless {
         all.push(limit("nproc", 16_384, 16_384));
     }
     all
@@ -250,8 +258,15 @@ fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, sizes: DirectorySizes) -> Resul
         let covered = ["/run", "/var/tmp"].map(|path| (path.to_owned(), COVERED.to_owned()));
         all.extend(covered);
     }
+    for mount in plan.mounts {
+        all.remove(&mount.target);
+        if let PlannedSource::Tmpfs(size) = mount.source {
+            all.insert(mount.target.clone(), directory(plan, Some(size), "exec,nosuid,nodev", "0755"));
+        }
+    }
     for path in &plan.image.volumes {
-        if all.contains_key(path) || path == WORKSPACE_PATH {
+        let is_mounted = plan.mounts.iter().any(|mount| mount.target == *path);
+        if all.contains_key(path) || path == WORKSPACE_PATH || is_mounted {
             continue;
         }
         if !is_coverable(path) {
@@ -311,11 +326,21 @@ pub(crate) fn agent_mount(volume: &str, access: Access) -> Mount {
 
 fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
     let agent = agent_mount(plan.agent_volume, Access::ReadOnly);
-    let mounted = plan.host_dir.map(|path| Mount {
-        target: Some(WORKSPACE_PATH.to_owned()),
+    let workspace = plan.host_dir.map(|path| bind(WORKSPACE_PATH, path, workspace.access() == Access::ReadOnly));
+    let others = plan.mounts.iter().filter_map(|mount| {
+        let bound = mount.bound()?;
+        Some(bind(&mount.target, bound.path, bound.read_only))
+    });
+    [agent].into_iter().chain(workspace).chain(others).collect()
+}
+
+/// Returns the mount of a host path.
+fn bind(target: &str, path: &Path, read_only: bool) -> Mount {
+    Mount {
+        target: Some(target.to_owned()),
         source: Some(path.display().to_string()),
         typ: Some(MountType::BIND),
-        read_only: Some(workspace.access() == Access::ReadOnly),
+        read_only: Some(read_only),
         bind_options: Some(MountBindOptions {
             propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
             // Excludes mounts below. They would stay writable even in a read-only directory.
@@ -323,8 +348,7 @@ fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
             ..MountBindOptions::default()
         }),
         ..Mount::default()
-    });
-    [agent].into_iter().chain(mounted).collect()
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Conversion of the measurements inside a container to a posture. Pure.
 
 use cofferdam_contract::{
-    Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, WORKSPACE_PATH,
-    Workspace,
+    Access, ByteSize, Limits, MountSource, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec,
+    WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Evidence, Mount};
 use cofferdam_linux::cgroup::socket_share;
@@ -231,11 +231,24 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
             "private tmpfs, read-only for guests by Landlock, filled by the file API",
         ),
     };
-    let item = row(Protection::Workspace, holds, mechanism);
+    let (held, asked) = (held_mounts(measured), measured.spec.mounts().len());
+    let others =
+        if asked == 0 { String::new() } else { format!("; {held} of {asked} mounts have the requested access") };
+    let item = row(Protection::Workspace, holds && held == asked, format!("{mechanism}{others}"));
     with_remedy(
         item,
         "a private read-only workspace needs Landlock: use another runtime or kernel, or mount a host directory read-only",
     )
+}
+
+/// Returns the number of mounts that are there with the requested access.
+fn held_mounts(measured: &Measured<'_>) -> usize {
+    let holds = |mount: &&cofferdam_contract::Mount| {
+        let path = mount.target.as_str();
+        let found = measured.evidence.mount_of(path).filter(|found| found.path == path);
+        found.is_some_and(|found| found.read_only == mount.source.is_read_only())
+    };
+    measured.spec.mounts().iter().filter(holds).count()
 }
 
 fn seccomp(measured: &Measured<'_>) -> PostureItem {
@@ -431,13 +444,29 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     let mounted = matches!(workspace, Workspace::HostDir { .. });
     let mut sized = Vec::new();
     let mut wrong = Vec::new();
-    for (path, size) in writable.into_iter().filter(|(path, _)| !(mounted && *path == WORKSPACE_PATH)) {
+    let is_covered = |path: &str| {
+        mounted && path == WORKSPACE_PATH || measured.spec.mounts().iter().any(|mount| mount.target.as_str() == path)
+    };
+    for (path, size) in writable.into_iter().filter(|(path, _)| !is_covered(path)) {
         let max = size.unwrap_or(0);
         match measured.evidence.mount_of(path).filter(|mount| mount.path == path) {
             Some(mount) if mount.read_only => {}
             Some(mount) if mount.kind == "tmpfs" && is_sized(mount, max) => {
                 sized.push(format!("{path} {}", ByteSize::from_bytes(max)));
             }
+            _ => wrong.push(path),
+        }
+    }
+    let mounts = measured.spec.mounts();
+    for mount in mounts {
+        let path = mount.target.as_str();
+        let found = measured.evidence.mount_of(path).filter(|found| found.path == path);
+        match (&mount.source, found) {
+            (MountSource::Tmpfs { size }, Some(found)) if found.kind == "tmpfs" && is_sized(found, size.as_bytes()) => {
+                sized.push(format!("{path} {size}"));
+            }
+            (MountSource::HostPath { .. }, Some(_)) => {}
+            (MountSource::Disk { .. }, Some(_)) => sized.push(format!("{path}, a disk")),
             _ => wrong.push(path),
         }
     }
@@ -456,6 +485,13 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
             remedy: Some(
                 "use --disk none (no limit) for a writable host directory, a private workspace, or DIR:ro".to_owned(),
             ),
+        },
+        _ if mounts.iter().any(|mount| mount.source.is_unlimited()) => PostureItem {
+            protection: Protection::Disk,
+            state: ProtectionState::WeakerThanRequired,
+            mechanism: format!("the size of writable mounts of the host is not limited; {tmpfs}"),
+            probed: true,
+            remedy: Some("use --disk none (no limit) for writable mounts of the host, or mount them as :ro".to_owned()),
         },
         _ => row(Protection::Disk, true, tmpfs),
     }
@@ -477,6 +513,8 @@ fn writable_elsewhere(measured: &Measured<'_>) -> Vec<String> {
         kernels.contains(&mount.kind.as_str()) || (mount.kind == "tmpfs" && roots.iter().any(|root| below(root)))
     };
     let mounts = measured.evidence.mounts.iter().flatten();
-    let found = mounts.filter(|mount| !mount.read_only && !own.contains(&mount.path.as_str()) && !is_kernels(mount));
+    let is_asked =
+        |path: &str| own.contains(&path) || measured.spec.mounts().iter().any(|mount| mount.target.as_str() == path);
+    let found = mounts.filter(|mount| !mount.read_only && !is_asked(&mount.path) && !is_kernels(mount));
     found.map(|mount| mount.path.clone()).collect()
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use cofferdam_contract::{
     Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
-    NetworkPolicy, NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
+    Spec, WatchEvents, WatchOptions,
 };
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
@@ -45,8 +46,8 @@ impl ContainerSandbox {
 
     /// Creates a sandbox with the files of a snapshot.
     pub(crate) async fn restore(state: &Arc<BackendState>, spec: Spec, snapshot: &ContainerSnapshot) -> Result<Self> {
-        if is_host_directory(&spec) {
-            return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory")
+        if is_host_directory(&spec) || !spec.mounts().is_empty() {
+            return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory or other mounts")
                 .with_remedy("restore it with a private workspace"));
         }
         let created = Self::create(state, spec).await?;
@@ -63,8 +64,8 @@ impl ContainerSandbox {
 
     async fn take_snapshot(&self, operation: &'static str) -> Result<ContainerSnapshot> {
         self.open(operation)?;
-        if is_host_directory(&self.spec) {
-            return Err(Error::unsupported(operation, "the contents of a mounted host directory are not copied")
+        if is_host_directory(&self.spec) || !self.spec.mounts().is_empty() {
+            return Err(Error::unsupported(operation, "the contents of mounts and of a host directory are not copied")
                 .with_remedy("use a private workspace"));
         }
         // Prevents a pause meanwhile.
@@ -154,6 +155,13 @@ impl Sandbox for ContainerSandbox {
         self.inner.guest.write_file(path, contents).await
     }
 
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.open("put")?;
+        self.spec.workspace().check_change("put")?;
+        self.stored.wake();
+        self.inner.guest.put(path, entry).await
+    }
+
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         self.open("list_dir")?;
         self.inner.guest.list_dir(path).await
@@ -163,6 +171,11 @@ impl Sandbox for ContainerSandbox {
         self.open("remove")?;
         self.spec.workspace().check_change("remove")?;
         self.inner.guest.remove(path).await
+    }
+
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        self.open("watch")?;
+        self.inner.guest.watch(path, options).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cofferdam_contract::{
-    ByteSize, Cpus, DirectoryId, Error, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, TenantId, Workspace,
+    ByteSize, Cpus, DirectoryId, Error, Limits, Mount, NetworkPolicy, Result, RootFs, Spec, SpecParts, TenantId,
+    Workspace,
 };
 use cofferdam_egress::Plan;
 use cofferdam_guest::network;
 
-use crate::NAME;
+use crate::{NAME, mounts};
 
 const PAGE: u64 = 4096;
 /// The minimum disk limit: space for the entries that every sandbox has in its directories.
@@ -32,6 +33,7 @@ pub(crate) struct SpecPlan<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BuiltIn<'a> {
     pub workspace: &'a Workspace,
+    pub mounts: &'a [Mount],
     /// The policy decides which images are allowed.
     root: &'a RootFs,
     directories: &'a BTreeMap<PathBuf, DirectoryId>,
@@ -68,8 +70,19 @@ impl<'a> SpecPlan<'a> {
     /// new field causes a compile error here.
     pub(crate) fn of(spec: &'a Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-            spec.parts();
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
+        mounts::check(mounts)?;
         // Permissions only: compared with the posture.
         let _ = allow_weaker;
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
@@ -92,7 +105,7 @@ impl<'a> SpecPlan<'a> {
             .with_remedy("remove it: this backend takes no attributes"));
         }
         Ok(Self {
-            built_in: BuiltIn { workspace, root, directories, tenant, labels, disk, processes, policy },
+            built_in: BuiltIn { workspace, mounts, root, directories, tenant, labels, disk, processes, policy },
             adjustable: Adjustable { memory, pids, cpus, cpu_time },
             network,
         })

@@ -11,10 +11,12 @@ use parking_lot::{Mutex as Lock, MutexGuard};
 use tokio::sync::{Mutex, Semaphore};
 
 use crate::config::Checked;
+use crate::disks;
 use crate::engine::Engine;
 use crate::error;
 use crate::image::PullProgress;
 use crate::labels::Owner;
+use crate::load::ImageSource;
 use crate::removal::remove;
 use crate::sweep::sweep;
 
@@ -25,6 +27,8 @@ const MAX_CONCURRENT_CREATIONS: usize = 8;
 pub(crate) struct BackendState {
     pub config: Checked,
     pub progress: PullProgress,
+    /// Another store of images.
+    pub source: Option<Arc<dyn ImageSource>>,
     pub owner: Owner,
     pub creation_slots: Semaphore,
     engine: Mutex<Option<Arc<ConnectedEngine>>>,
@@ -44,11 +48,16 @@ pub(crate) struct ConnectedEngine {
 
 impl BackendState {
     /// Creates the state without contacting an engine.
-    pub(crate) fn new(config: Checked, progress: PullProgress) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        config: Checked,
+        progress: PullProgress,
+        source: Option<Arc<dyn ImageSource>>,
+    ) -> Result<Arc<Self>> {
         let owner = Owner::this().map_err(|error| error::os("configure", "cannot identify this process", error))?;
         Ok(Arc::new(Self {
             config,
             progress,
+            source,
             owner,
             creation_slots: Semaphore::new(MAX_CONCURRENT_CREATIONS),
             engine: Mutex::new(None),
@@ -70,6 +79,7 @@ impl BackendState {
         engine.check_runtime(self.config.runtime.as_deref())?;
         // A failed sweep does not prevent new sandboxes.
         let _ = sweep(&engine, &self.owner).await;
+        disks::sweep(&self.owner);
         let connected =
             Arc::new(ConnectedEngine { engine, has_agent: AtomicBool::new(false), filling: Mutex::new(()) });
         *known = Some(Arc::clone(&connected));

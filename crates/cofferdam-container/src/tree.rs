@@ -50,6 +50,7 @@ fn append(tar: &mut Builder<impl Write>, path: &Path, stat: &Stat, entry: Entry)
         }
         Entry::Link(target) => tar.append_link(&mut header(stat, EntryType::Symlink, 0), path, target),
         Entry::Other => return Ok(false),
+        Entry::Unreadable(error) => return Err(error),
     }?;
     Ok(true)
 }

@@ -71,6 +71,7 @@ fn next_below(count: u32) -> u32 {
 pub(crate) fn choose(
     facts: &Facts,
     mounted: Option<(&MountedDirectory, Access)>,
+    has_mounts: bool,
     caller: (u32, u32),
 ) -> Result<(u32, u32)> {
     let remapped = facts.rootless || facts.remapped;
@@ -82,7 +83,13 @@ pub(crate) fn choose(
         };
         (uid, uid)
     };
-    let Some((mounted, access)) = mounted else { return Ok(fresh()) };
+    let Some((mounted, access)) = mounted else {
+        // An ordinary caller reaches its own files.
+        return Ok(match caller {
+            (uid, gid) if has_mounts && uid != 0 && !remapped => (uid, if gid == 0 { uid } else { gid }),
+            _ => fresh(),
+        });
+    };
     let refused = |what: &str, remedy: &str| {
         Err(Error::unsupported("create", what)
             .with_context("path", mounted.path.display().to_string())
@@ -134,12 +141,12 @@ mod tests {
                 for owner in [(0, 0), (0, 5), (7, 0), (7, 8)] {
                     for access in [Access::ReadOnly, Access::ReadWrite] {
                         let mounted = mounted(owner);
-                        if let Ok((uid, gid)) = choose(facts, Some((&mounted, access)), caller) {
+                        if let Ok((uid, gid)) = choose(facts, Some((&mounted, access)), false, caller) {
                             assert!(uid != 0 && gid != 0);
                         }
                     }
                 }
-                let (uid, gid) = choose(facts, None, caller).unwrap();
+                let (uid, gid) = choose(facts, None, false, caller).unwrap();
                 assert!(uid >= FIRST_REMAPPED_UID && uid == gid);
                 assert!(!facts.rootless || uid < 65_536);
             }
@@ -150,7 +157,7 @@ mod tests {
     fn sandboxes_of_one_process_do_not_share_a_user() {
         let remapped = Facts { local: true, rootless: true, ..Facts::default() };
         let users: std::collections::BTreeSet<u32> =
-            (0..2000).map(|_| choose(&remapped, None, (7, 7)).unwrap().0).collect();
+            (0..2000).map(|_| choose(&remapped, None, false, (7, 7)).unwrap().0).collect();
         assert_eq!(users.len(), 2000);
         assert!(users.iter().all(|user| (FIRST_REMAPPED_UID..32_768).contains(user)));
     }
@@ -158,7 +165,7 @@ mod tests {
     #[test]
     fn mounted_directory_is_used_with_the_permissions_of_its_user() {
         let facts = Facts { local: true, ..Facts::default() };
-        let write = |owner, caller| choose(&facts, Some((&mounted(owner), Access::ReadWrite)), caller);
+        let write = |owner, caller| choose(&facts, Some((&mounted(owner), Access::ReadWrite)), false, caller);
         assert_eq!(write((7, 8), (0, 0)).unwrap(), (7, 8), "root mounts as the owner");
         assert_eq!(write((7, 8), (1000, 1001)).unwrap(), (1000, 1001), "other callers mount as themselves");
         assert_eq!(write((0, 0), (1000, 1001)).unwrap(), (1000, 1001));
@@ -197,10 +204,10 @@ mod tests {
     #[test]
     fn directory_that_the_engine_lacks_cannot_be_mounted() {
         let far = Facts::default();
-        let error = choose(&far, Some((&mounted((7, 7)), Access::ReadOnly)), (7, 7)).unwrap_err();
+        let error = choose(&far, Some((&mounted((7, 7)), Access::ReadOnly)), false, (7, 7)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         let rootless = Facts { local: true, rootless: true, ..Facts::default() };
-        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadWrite)), (7, 7)).is_err());
-        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadOnly)), (7, 7)).is_ok());
+        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadWrite)), false, (7, 7)).is_err());
+        assert!(choose(&rootless, Some((&mounted((7, 7)), Access::ReadOnly)), false, (7, 7)).is_ok());
     }
 }

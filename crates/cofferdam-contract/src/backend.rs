@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use crate::{
-    ByteSize, Chunk, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader, NetworkDenial,
-    NetworkEvent, NetworkPolicy, NetworkUsage, OutputEvent, OutputStream, Posture, PreparedSandbox, Result, SandboxId,
-    SandboxPath, Snapshot, Spec, after_close,
+    ByteSize, Chunk, CopyOut, CopyReport, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, Exit, FileReader,
+    NetworkDenial, NetworkEvent, NetworkPolicy, NetworkUsage, NewEntry, OutputEvent, OutputStream, Posture,
+    PreparedSandbox, Result, SandboxId, SandboxPath, Snapshot, Spec, WatchEvents, WatchOptions, after_close, copy,
 };
 
 /// The most bytes that a backend which cannot seek reads and discards before the offset of a read: 64 MiB.
@@ -82,12 +82,18 @@ pub enum Capability {
     StreamingStdin,
     /// A terminal, with resize.
     Terminal,
-    /// Reading, writing, listing and removing files of the workspace.
+    /// Reading, writing, listing, copying and removing files of the workspace.
     Files,
     /// A host directory as the workspace.
     HostWorkspace,
     /// [`crate::Workspace::CopyOnWrite`] and [`Sandbox::changes`].
     CopyOnWrite,
+    /// [`crate::Mount`]s of memory, and of host files and directories, read-only or writable.
+    Mounts,
+    /// [`crate::MountAccess::CopyOnWrite`].
+    CopyOnWriteMounts,
+    /// [`crate::Mount`]s of disks.
+    DiskMounts,
     /// A directory of the host as the root file system.
     RootDirectory,
     /// An image as the root file system: of a container engine, or of the backend itself.
@@ -104,6 +110,8 @@ pub enum Capability {
     NetworkAllowlist,
     /// [`Sandbox::connect`].
     Connect,
+    /// [`Sandbox::watch`].
+    Watch,
     /// Programs of a Unix-like root file system, run by [`crate::Command::Script`] and [`crate::Command::Shell`].
     UnixPrograms,
 }
@@ -336,11 +344,80 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// Lists a directory, sorted by name. Fails with `ResourceExhausted` if it has more than 100,000 entries.
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>>;
 
+    /// Creates a file, directory or symlink with its permissions, and missing parent directories. Returns the number of
+    /// bytes written.
+    ///
+    /// # Behavior
+    /// - No symlink is followed: a parent that is one fails with `PathEscape`, and one at the path itself is replaced.
+    /// - A regular file or symlink is replaced, by a regular file atomically. A directory only changes its permissions.
+    /// - Fails with `Conflict` if the path is of another kind, such as a directory where a file is to be.
+    /// - The limits and refusals of [`Self::write_file`] apply.
+    /// - Fails with `Unsupported` unless [`Capability::Files`] is declared.
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        let _ = (path, entry);
+        Err(Error::unsupported("put", "this backend cannot create files with permissions, or symlinks"))
+    }
+
+    /// Copies an archive (tar) into the directory `destination` of the workspace, which is created if it is missing.
+    ///
+    /// # Behavior
+    /// - The archive is untrusted: one with an absolute path or `..` is refused with `InvalidInput`.
+    /// - Permissions, times and symlinks are kept. Set-user-ID and set-group-ID bits are removed. Devices, fifos and
+    ///   hard links are skipped. The report lists both.
+    /// - Existing files are replaced, as by [`Self::put`].
+    /// - Fails with `ResourceExhausted` beyond the disk limit. The entries before it remain.
+    async fn copy_in(&self, destination: &SandboxPath, tar: FileReader) -> Result<CopyReport> {
+        copy::copy_in(self, destination, tar).await
+    }
+
+    /// Writes the selected files as an archive (tar). Directories are included with everything in them, in the order of
+    /// names.
+    ///
+    /// # Behavior
+    /// - No symlink below [`CopyOut::from`] is followed. Symlinks are included as they are, and may lead anywhere: the
+    ///   caller decides which to create.
+    /// - Set-user-ID and set-group-ID bits are removed. Devices, fifos, sockets and what cannot be read are skipped, as
+    ///   are names that begin with `.wh.`, so that the archive is a layer of an image as well. The report lists all.
+    /// - Programs that run may change files meanwhile. Each file is then as it was at some moment.
+    ///
+    /// # Errors
+    /// - `NotFound` if the directory [`CopyOut::from`] is missing. A pattern without a match is reported.
+    /// - `ResourceExhausted` beyond the bounds of `wanted`. The archive is then incomplete.
+    async fn copy_out(&self, wanted: &CopyOut, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<CopyReport> {
+        copy::copy_out(self, wanted, into).await
+    }
+
     /// Removes a file, a symlink (not its target) or a directory with its contents.
     ///
     /// # Errors
     /// - `Denied` in a host directory that is mounted read-only.
     async fn remove(&self, path: &SandboxPath) -> Result<()>;
+
+    /// Watches a directory of the workspace. Everything that changes after this call has returned is reported.
+    ///
+    /// # Behavior
+    /// - The first change and those of the next [`WatchOptions::coalesce`] are delivered together. Changes of one path
+    ///   become one event, and their order is lost. Events are otherwise in order: applied to the listed paths, they
+    ///   lead to the paths that exist. [`WatchEvent::Overflow`](crate::WatchEvent::Overflow) asks for a new list.
+    /// - A recursive watch includes new directories, and reports what was created in them before they were watched.
+    ///   Beyond [`MAX_WATCHED_DIRECTORIES`](crate::MAX_WATCHED_DIRECTORIES), directories are not watched, which
+    ///   `Overflow` reports. The same applies to directories that the host cannot read.
+    /// - Changes of a name that is not UTF-8 are reported as a change of its directory. Writes through a memory map are
+    ///   not reported. The guest can hide changes from a watch: it is no security boundary.
+    /// - While the sandbox is paused, no event arrives. Changes are not lost.
+    /// - The watch ends with the sandbox. It also ends, after a `Removed` event for its own path, when the watched
+    ///   directory is removed or renamed. Renames of directories above it are not reported.
+    ///
+    /// # Errors
+    /// - `Unsupported` unless [`Capability::Watch`] is declared.
+    /// - `NotFound` for a missing path, `Conflict` for one that is no directory.
+    /// - `PathEscape` for a path through a symlink: a watch follows none.
+    /// - `ResourceExhausted` beyond [`MAX_WATCHES`](crate::MAX_WATCHES), and for a host without free watches.
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        let _ = (path, options);
+        Err(Error::unsupported("watch", "this backend cannot watch files")
+            .with_remedy("list the directory again and again"))
+    }
 
     /// Returns the changes of a copy-on-write workspace so far, as an uncompressed layer of an OCI image: a tar with
     /// whiteouts. Its PAX records name the host directory, and the files of it that are replaced or deleted.

@@ -371,7 +371,7 @@ impl From<ErrorData> for Error {
 mod tests {
     use super::*;
 
-    /// Promise (Daemon): An error is the same after its transfer as data.
+    /// Promise (Server): An error is the same after its transfer as data.
     #[test]
     fn an_error_is_the_same_after_a_way_as_data() {
         let error = Error::new(ErrorKind::Io, "read_file", "cannot open")

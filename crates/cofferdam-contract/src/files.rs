@@ -1,5 +1,6 @@
 //! Paths and files of a workspace in the file API.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use schemars::JsonSchema;
@@ -52,9 +53,30 @@ impl SandboxPath {
         Ok(Self(parts.join("/")))
     }
 
+    /// Returns true for a path in the directory `other`, at any depth.
+    pub fn is_beneath(&self, other: &Self) -> bool {
+        match self.0.strip_prefix(&other.0) {
+            Some(rest) if other.is_workspace() => !rest.is_empty(),
+            Some(rest) => rest.starts_with('/'),
+            None => false,
+        }
+    }
+
     /// Returns the path relative to the workspace. Empty for the workspace itself.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns the path of `relative` below this one.
+    ///
+    /// # Errors
+    /// - Those of [`Self::new`], also for an absolute path.
+    pub fn join(&self, relative: &str) -> Result<Self> {
+        if relative.starts_with('/') {
+            return Err(Error::new(ErrorKind::PathEscape, "path", "the path is not relative")
+                .with_context("path", relative.escape_debug().to_string()));
+        }
+        Self::new(format!("./{}/{relative}", self.0))
     }
 
     /// Returns true if this is the workspace itself.
@@ -79,6 +101,12 @@ impl TryFrom<String> for SandboxPath {
 impl From<SandboxPath> for String {
     fn from(path: SandboxPath) -> Self {
         path.0
+    }
+}
+
+impl Borrow<str> for SandboxPath {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 
@@ -111,7 +139,40 @@ pub struct DirEntry {
     pub kind: EntryKind,
     /// The size of a regular file in bytes; 0 for other types.
     pub size: u64,
+    /// Permissions, with the set-user-ID, set-group-ID and sticky bits. 0o777 for a symlink.
+    pub mode: u32,
+    /// The time of the last change of the contents, in seconds since 1970.
+    pub modified: i64,
+    /// The target of a symlink, which may lead anywhere. Bytes that are not UTF-8 are replaced by U+FFFD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
 }
+
+/// A file, directory or symlink that [`crate::Sandbox::put`] creates.
+pub enum NewEntry {
+    /// A regular file.
+    File {
+        /// Permissions. Set-user-ID and set-group-ID bits are ignored.
+        mode: u32,
+        /// The time of the last change, in seconds since 1970.
+        modified: i64,
+        /// The contents.
+        contents: FileReader,
+    },
+    /// A directory.
+    Directory {
+        /// Permissions. Set-user-ID and set-group-ID bits are ignored.
+        mode: u32,
+    },
+    /// A symlink.
+    Symlink {
+        /// The target, which may be any text without a NUL byte.
+        target: String,
+    },
+}
+
+/// The bits of a mode that copies keep: permissions and the sticky bit.
+pub const COPIED_MODE: u32 = 0o1777;
 
 #[cfg(test)]
 mod tests {

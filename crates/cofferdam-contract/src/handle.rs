@@ -116,6 +116,23 @@ impl ExecHandle {
         (handle, ExecDriver { publisher, exit: sender })
     }
 
+    /// Runs `then` after the exec has ended, and before any waiter of this handle learns its exit. For layers that
+    /// record or settle something first. Needs a tokio runtime.
+    #[must_use]
+    pub fn before_exit<F>(mut self, then: impl FnOnce(Result<Exit>) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<Exit>> + Send,
+    {
+        let ended = self.exit_watch();
+        let (sender, exit) = watch::channel(None);
+        self.exit = exit;
+        tokio::spawn(async move {
+            let outcome = then(ended.exit().await).await;
+            sender.send_replace(Some(outcome));
+        });
+        self
+    }
+
     /// Returns the exec's id within its sandbox.
     pub fn id(&self) -> ExecId {
         self.id
@@ -131,6 +148,18 @@ impl ExecHandle {
     pub fn output(&self) -> OutputSubscription {
         let first = self.first.lock().take();
         first.unwrap_or_else(|| self.live.resubscribe())
+    }
+
+    /// Subscribes to the output from a byte offset, for a reader that has read that much before. Offsets count the bytes
+    /// of both streams together.
+    ///
+    /// # Behavior
+    /// - Output before the offset that the buffer still has is not repeated. Output after it that the buffer has no
+    ///   more is reported as [`crate::OutputEvent::Lost`].
+    /// - An offset beyond the end is the end.
+    /// - Works as long as the handle lives, also after the exec has ended.
+    pub fn output_from(&self, offset: u64) -> OutputSubscription {
+        self.live.resubscribe_from(offset)
     }
 
     /// Takes the writer to standard input. Returns `None` if the request has no stream or the writer was already taken.

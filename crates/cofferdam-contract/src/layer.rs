@@ -8,9 +8,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use tokio::io::AsyncWrite;
+
 use crate::{
-    Connection, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WorkspaceChanges,
+    Connection, CopyOut, CopyReport, DirEntry, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
+    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
+    Spec, WatchEvents, WatchOptions, WorkspaceChanges,
 };
 
 /// A permit for one call, which lasts as long as the value. `None` if the layer admits every call.
@@ -41,6 +44,21 @@ pub trait SandboxLayer: Send + Sync + fmt::Debug {
     /// Waits until a call may begin. Calls of `pause`, `resume`, `usage` and `close` need no permit.
     async fn admit<'a>(&'a self, _sharing: Sharing) -> Permit<'a> {
         None
+    }
+
+    /// Returns the changes of a copy-on-write workspace.
+    async fn changes(&self, inner: &Arc<dyn Sandbox>) -> Result<WorkspaceChanges> {
+        inner.changes().await
+    }
+
+    /// Takes a snapshot of the sandbox.
+    async fn snapshot(&self, inner: &dyn Sandbox) -> Result<Snapshot> {
+        inner.snapshot().await
+    }
+
+    /// Starts a command. A layer that counts, records or refuses commands overrides this.
+    async fn start(&self, inner: &dyn Sandbox, request: ExecRequest) -> Result<ExecHandle> {
+        inner.start(request).await
     }
 
     /// Forks the sandbox. A layer that also applies to copies overrides this.
@@ -104,7 +122,7 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
 
     async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
         let _permit = self.layer.admit(Sharing::Shared).await;
-        self.inner.start(request).await
+        self.layer.start(&*self.inner, request).await
     }
 
     async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
@@ -127,19 +145,39 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
         self.inner.list_dir(path).await
     }
 
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.put(path, entry).await
+    }
+
+    async fn copy_in(&self, destination: &SandboxPath, tar: FileReader) -> Result<CopyReport> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.copy_in(destination, tar).await
+    }
+
+    async fn copy_out(&self, wanted: &CopyOut, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<CopyReport> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.copy_out(wanted, into).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         let _permit = self.layer.admit(Sharing::Shared).await;
         self.inner.remove(path).await
     }
 
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.watch(path, options).await
+    }
+
     async fn changes(&self) -> Result<WorkspaceChanges> {
         let _permit = self.layer.admit(Sharing::Shared).await;
-        self.inner.changes().await
+        self.layer.changes(&self.inner).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
         let _permit = self.layer.admit(Sharing::Exclusive).await;
-        self.inner.snapshot().await
+        self.layer.snapshot(&*self.inner).await
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {

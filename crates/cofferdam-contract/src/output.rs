@@ -135,6 +135,15 @@ impl Ring {
         Position { run: self.first.run + self.runs.len().saturating_sub(1) as u64, byte: self.next }
     }
 
+    /// Returns the position of the byte at `offset`, or of the end if there is no such byte.
+    fn position(&self, offset: u64) -> Position {
+        let before = self.runs.partition_point(|run| run.end <= offset);
+        if before == self.runs.len() {
+            return self.end();
+        }
+        Position { run: self.first.run + before as u64, byte: offset }
+    }
+
     /// Copies `count` bytes out, starting `from` bytes after the oldest byte.
     fn copy(&self, from: usize, count: usize) -> Bytes {
         let (front, back) = self.bytes.as_slices();
@@ -265,6 +274,18 @@ impl OutputSubscription {
         Self::new(Arc::clone(&self.ring))
     }
 
+    /// Creates another subscription that starts at a byte offset. See [`crate::ExecHandle::output_from`].
+    pub(crate) fn resubscribe_from(&self, offset: u64) -> Self {
+        let mut subscription = Self::new(Arc::clone(&self.ring));
+        subscription.at = self.ring.lock().position(offset);
+        subscription
+    }
+
+    /// Returns the offset of the next byte: the number of bytes of both streams before it.
+    pub fn offset(&self) -> u64 {
+        self.at.byte
+    }
+
     /// Waits for the next event. Returns `None` after the exec has ended and all buffered output was read.
     pub async fn next(&mut self) -> Option<OutputEvent> {
         std::future::poll_fn(|context| self.poll_event(context)).await
@@ -367,6 +388,49 @@ mod tests {
         assert_eq!(slow.next().await, chunk("efgh"));
     }
 
+    /// Promise (Contract): A reader that comes back continues at its offset, and learns what it lost meanwhile.
+    #[test]
+    fn a_reader_continues_at_any_offset() {
+        let publisher = Publisher::new(6, 100);
+        let reader = publisher.subscribe();
+        publish(&publisher, "ab");
+        publisher.publish(OutputStream::Stderr, Bytes::from_static(b"cd"));
+        publish(&publisher, "ef");
+        let from = |offset| {
+            let mut again = reader.resubscribe_from(offset);
+            let mut bytes = Vec::new();
+            let mut lost = 0;
+            while let Some(event) = again.try_next() {
+                match event {
+                    OutputEvent::Chunk(chunk) => bytes.extend_from_slice(&chunk.data),
+                    OutputEvent::Lost { bytes, .. } => lost += bytes,
+                }
+            }
+            assert_eq!(again.offset(), reader.ring.lock().next);
+            (lost, String::from_utf8(bytes).unwrap())
+        };
+        for offset in 0..=6 {
+            assert_eq!(from(offset), (0, "abcdef"[offset as usize..].to_owned()));
+        }
+        publisher.close();
+        publish(&publisher, "never");
+        assert_eq!(from(4), (0, "ef".to_owned()));
+        assert_eq!(from(1000), (0, String::new()));
+    }
+
+    #[test]
+    fn an_offset_that_the_ring_has_no_more_is_a_loss() {
+        let publisher = Publisher::new(4, 100);
+        let reader = publisher.subscribe();
+        for text in ["ab", "cd", "ef", "gh"] {
+            publish(&publisher, text);
+        }
+        let mut again = reader.resubscribe_from(1);
+        assert!(matches!(again.try_next(), Some(OutputEvent::Lost { bytes: 3, .. })));
+        assert_eq!(again.try_next(), chunk("efgh"));
+        assert_eq!((again.try_next(), again.offset()), (None, 8));
+    }
+
     #[tokio::test]
     async fn output_is_cut_at_exactly_the_limit() {
         let publisher = Publisher::new(100, 3);
@@ -382,7 +446,7 @@ mod tests {
         assert_eq!(reader.next().await, None);
     }
 
-    /// Promise (Daemon): Output that was lost at the daemon counts as lost at the client.
+    /// Promise (Server): Output that was lost at the daemon counts as lost at the client.
     #[tokio::test]
     async fn what_was_lost_or_dropped_elsewhere_counts_here() {
         let publisher = Publisher::new(100, 10);

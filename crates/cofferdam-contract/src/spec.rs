@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, ErrorKind, Limits, NetworkPolicy, Protection, Result};
+use crate::mount::validate_mounts;
+use crate::{Error, ErrorKind, Limits, MAX_MOUNTS, Mount, NetworkPolicy, Protection, Result};
 
 /// The path of the workspace inside every sandbox.
 pub const WORKSPACE_PATH: &str = "/workspace";
 
 /// The most labels, and the most attributes, of a spec.
 const MAX_MAP_ENTRIES: usize = 64;
-/// The most directories that a spec records: workspace and root, each possibly changed once.
-const MAX_DIRECTORIES: usize = 4;
+/// The most directories that a spec records: workspace and root, each possibly changed once, and mounts.
+const MAX_DIRECTORIES: usize = 4 + MAX_MOUNTS;
 /// The most bytes of a key or value of a label, and of a key of an attribute.
 const MAX_MAP_TEXT: usize = 4096;
 
@@ -209,6 +210,8 @@ const MAX_IMAGE_NAME: usize = 512;
 pub struct Spec {
     workspace: Workspace,
     root: RootFs,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounts: Vec<Mount>,
     limits: Limits,
     network: NetworkPolicy,
     tenant: TenantId,
@@ -226,6 +229,8 @@ pub struct SpecParts<'a> {
     pub workspace: &'a Workspace,
     /// The root file system.
     pub root: &'a RootFs,
+    /// Mounts besides root and workspace.
+    pub mounts: &'a [Mount],
     /// The resource limits.
     pub limits: &'a Limits,
     /// The network policy.
@@ -256,6 +261,11 @@ impl Spec {
     /// Returns the root file system.
     pub fn root(&self) -> &RootFs {
         &self.root
+    }
+
+    /// Returns the mounts besides root and workspace.
+    pub fn mounts(&self) -> &[Mount] {
+        &self.mounts
     }
 
     /// Returns the resource limits.
@@ -333,8 +343,9 @@ impl Spec {
     /// Returns every setting, to be destructured without `..`. Code that enforces settings then fails to compile when a
     /// setting is added, instead of ignoring it.
     pub fn parts(&self) -> SpecParts<'_> {
-        let Self { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } = self;
-        SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories }
+        let Self { workspace, root, mounts, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+            self;
+        SpecParts { workspace, root, mounts, limits, network, tenant, labels, allow_weaker, attributes, directories }
     }
 
     /// Creates a builder that starts with this spec's values.
@@ -349,6 +360,7 @@ impl Spec {
     ///   more than 64 labels or attributes, or one that is too long.
     pub fn validate(&self) -> Result<()> {
         self.limits.validate()?;
+        validate_mounts(&self.mounts)?;
         for (what, path) in [
             ("workspace", self.workspace.host_directory()),
             (
@@ -387,7 +399,7 @@ impl Spec {
             ));
         }
         if self.directories.len() > MAX_DIRECTORIES {
-            return Err(Error::invalid("create", "a spec may record at most 4 directories"));
+            return Err(Error::invalid("create", format!("a spec may record at most {MAX_DIRECTORIES} directories")));
         }
         Ok(())
     }
@@ -410,6 +422,18 @@ impl SpecBuilder {
     /// Sets the root file system. Default: the backend's own choice.
     pub fn root(mut self, root: RootFs) -> Self {
         self.spec.root = root;
+        self
+    }
+
+    /// Adds a mount. A spec may have at most [`MAX_MOUNTS`], each with its own target.
+    pub fn mount(mut self, mount: Mount) -> Self {
+        self.spec.mounts.push(mount);
+        self
+    }
+
+    /// Makes all mounts of files and disks of the host read-only.
+    pub fn read_only_mounts(mut self) -> Self {
+        self.spec.mounts.iter_mut().for_each(|mount| mount.source.make_read_only());
         self
     }
 
@@ -536,7 +560,9 @@ mod tests {
     #[test]
     fn the_schema_names_every_field() {
         let schema = serde_json::to_value(schemars::schema_for!(Spec)).unwrap();
-        for field in ["workspace", "root", "limits", "network", "tenant", "labels", "allow_weaker", "attributes"] {
+        for field in
+            ["workspace", "root", "mounts", "limits", "network", "tenant", "labels", "allow_weaker", "attributes"]
+        {
             assert!(schema["properties"].get(field).is_some(), "{field}");
         }
     }

@@ -5,9 +5,6 @@ use std::time::Duration;
 use cofferdam_contract::{Error, Result, serde_duration};
 use serde::{Deserialize, Serialize};
 
-/// The greatest value of [`PoolConfig::max`].
-const MAX_SANDBOXES: usize = 65_536;
-
 /// The configuration of a [`crate::Pool`]. Every count, wait and queue is bounded. The defaults suit a laptop or a
 /// small server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,13 +81,16 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
+    /// The greatest value of [`PoolConfig::max`].
+    pub const MAX_SANDBOXES: usize = 65_536;
+
     /// Checks the configuration.
     ///
     /// # Errors
     /// - `InvalidInput` for values that contradict each other, and for 0 where a pool would serve no claim.
     pub fn validate(&self) -> Result<()> {
         let bad = |message: &str| Err(Error::invalid("configure", message));
-        if self.max == 0 || self.max > MAX_SANDBOXES {
+        if self.max == 0 || self.max > Self::MAX_SANDBOXES {
             return bad("a pool's max must be between 1 and 65536");
         }
         if self.min_warm > self.max_warm || self.min_warm > self.max {

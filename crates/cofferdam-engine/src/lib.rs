@@ -8,7 +8,7 @@
 //!
 //! A [`Pool`] prepares sandboxes before their requests arrive, bounds the number of live ones, and serves tenants
 //! round-robin. [`PooledBackend`] is a pool that implements the contract's backend trait. [`Interpreters`] is a pool of
-//! prepared interpreters. The crate depends on no particular backend, and neither weakens nor strengthens isolation.
+//! prepared interpreters, and [`PreparedBackend`] is both as one backend. The crate depends on no particular backend, and neither weakens nor strengthens isolation.
 //! `docs/adr/0007-pool.md` has the design reasons.
 //!
 //! # Where to look
@@ -27,6 +27,7 @@ mod interpreters;
 mod metrics;
 mod pool;
 mod pooled;
+mod prepared;
 
 pub use cofferdam_interpreter::{InterpreterConfig, Runtime};
 pub use config::PoolConfig;
@@ -36,3 +37,4 @@ pub use interpreters::{
 pub use metrics::{ClaimCounts, ClaimKind, Histogram, PoolMetrics};
 pub use pool::{Lease, Pool};
 pub use pooled::PooledBackend;
+pub use prepared::PreparedBackend;

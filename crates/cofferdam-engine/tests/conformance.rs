@@ -9,7 +9,7 @@ use std::time::Duration;
 use cofferdam_conformance::twins::{Trial, compare_backends};
 use cofferdam_conformance::{Options, Outcome, Target, run};
 use cofferdam_contract::{Access, Capability, Protection, ProtectionState, Spec, Workspace};
-use cofferdam_engine::{PoolConfig, PooledBackend};
+use cofferdam_engine::{InterpretersConfig, PoolConfig, PooledBackend, PreparedBackend};
 use cofferdam_simulated::{FaultPlan, SimulatedBackend, SimulatedConfig, SimulatedPrograms};
 use proptest::prelude::*;
 use support::{SECOND, of_tenant, settle};
@@ -32,6 +32,21 @@ async fn the_pooled_path_passes_the_kit_and_leaves_nothing() {
     let metrics = pooled.pool().metrics();
     assert!(metrics.claims.warm > 50 && metrics.claims.cold_unfit > 0 && metrics.claims.copy > 3, "{metrics:?}");
     pooled.pool().shutdown(SECOND).await.unwrap();
+    assert!(backend.living().is_empty(), "{:?}", backend.living());
+}
+
+/// Promise (Warm sandboxes and pools): The simulated backend passes the conformance suite through prepared
+/// sandboxes as the server has them, which leaves nothing.
+#[tokio::test(start_paused = true)]
+async fn prepared_backends_pass_the_kit_and_leave_nothing() {
+    let backend = Arc::new(SimulatedBackend::default());
+    let (inner, none) = (Arc::clone(&backend) as _, InterpretersConfig::new([]));
+    let prepared = PreparedBackend::new(inner, of_tenant("template"), PoolConfig::default(), none).unwrap();
+    let prepared = Arc::new(prepared);
+    let report = run(&Target::new(Arc::clone(&prepared) as _, SimulatedPrograms), &Options::default()).await;
+    assert!(report.is_success(), "{report}");
+    assert!(prepared.pool().metrics().claims.warm > 50, "{:?}", prepared.pool().metrics());
+    prepared.shutdown(SECOND).await.unwrap();
     assert!(backend.living().is_empty(), "{:?}", backend.living());
 }
 

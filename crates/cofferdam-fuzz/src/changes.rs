@@ -9,8 +9,8 @@ use std::path::{Component, Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use cofferdam_changes::{
-    ApplyOptions, Bounds, ChangeSet, ChangesError, Header, LayerWriter, RenderOptions, Workspace, apply, document,
-    render,
+    ApplyOptions, Bounds, ChangeSet, ChangesError, Existing, Header, LayerWriter, RenderOptions, Workspace, apply,
+    document, render,
 };
 use fastrand::Rng;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -103,8 +103,11 @@ fn stays_inside(set: &ChangeSet) -> Result<()> {
     let hidden = shown.chars().find(|letter| letter.is_control() && !['\n', '\t'].contains(letter));
     ensure!(hidden.is_none(), "the control character {hidden:?} is shown");
     document(set, directory.as_fd()).context("described")?;
-    let options = ApplyOptions { workspace: Workspace::Any, ..ApplyOptions::default() };
-    apply(set, directory.as_fd(), &options).context("applied")?;
+    // As the changes of a workspace, and as a copy out of a sandbox, which replaces files.
+    for existing in [Existing::Keep, Existing::Replace] {
+        let options = ApplyOptions { workspace: Workspace::Any, existing, ..ApplyOptions::default() };
+        apply(set, directory.as_fd(), &options).context("applied")?;
+    }
     ensure!(fs::read_to_string(outside.join("x"))? == "outside", "a file outside was changed");
     ensure!(fs::read_dir(&outside)?.count() == 1 && fs::read_dir(above.path())?.count() == 2, "a file is outside");
     harmless(&inside, 0)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::changes::Changes;
 use cofferdam_fuzz::drive::{Bound, Outcome, drive};
+use cofferdam_fuzz::layer::Layers;
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
 use cofferdam_fuzz::package::Packages;
@@ -15,7 +16,7 @@ use cofferdam_fuzz::plugin::Plugins;
 use cofferdam_fuzz::screen::Screens;
 use cofferdam_fuzz::snapshot::Snapshots;
 
-const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package|changes [--seconds N] [--seed S] [--cases N]";
+const USAGE: &str = "usage: cofferdam-fuzz module|screen|snapshot|archive|network|plugin|package|changes|layer [--seconds N] [--seed S] [--cases N]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -89,6 +90,10 @@ fn checker(target: &str) -> Result<Check> {
         "changes" => {
             let mut changes = Changes::new();
             Ok(Box::new(move |seed| changes.case(seed)))
+        }
+        "layer" => {
+            let mut layers = Layers::new()?;
+            Ok(Box::new(move |seed| layers.case(seed)))
         }
         _ => bail!(USAGE),
     }

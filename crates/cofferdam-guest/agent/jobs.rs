@@ -3,7 +3,8 @@
 //! ```text
 //! free --Read--> reading --end, failure, Forget--> free
 //! free --Write--> writing --Finish, failure, Forget--> free
-//! free --List, Remove--> active --end, failure, Forget--> free
+//! free --List, Mark, Remove--> active --end, failure, Forget--> free
+//! free --Watch--> watching --failure, Forget--> free
 //! ```
 //!
 //! Each job advances only while the outbox has space for its answers.
@@ -11,9 +12,10 @@
 use super::buffers::{Cursor, Outbox};
 use super::remove::{Removal, aside};
 use super::sys::{self, Fd, Res, Stat};
+use super::texts;
 use super::walk::{ELOOP, Links, Name, Parents, walk};
 use super::watch;
-use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, Make, WINDOW};
+use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, MAX_WATCHES, Make, WINDOW};
 
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
@@ -24,6 +26,8 @@ const RESERVE: usize = 3 * (HEAD + MAX_DATA);
 const TRIES: usize = 32;
 /// The size of the buffer for directory entries.
 const ENTRIES: usize = 2048;
+/// The space for events below which none are read, more than any event has.
+const EVENTS: u64 = 1024;
 /// The maximum length of an encoded entry: its numbers, a name and a target.
 const MAX_ENTRY: usize = 44 + 256 + MAX_PATH;
 
@@ -33,6 +37,7 @@ enum Job {
     Write { dir: Fd, name: Name, draft: Name, file: Fd, credit: usize },
     List { dir: Fd },
     Remove(Removal),
+    Watch { instance: Fd, left: u64 },
 }
 
 struct Slot {
@@ -99,7 +104,7 @@ impl Jobs {
 
     /// Allows more bytes of a file to be sent.
     pub fn more(&mut self, id: u64, bytes: u32) {
-        if let Some(Slot { job: Job::Read { left, .. }, .. }) = self.find(id) {
+        if let Some(Slot { job: Job::Read { left, .. } | Job::Watch { left, .. }, .. }) = self.find(id) {
             *left = left.saturating_add(bytes.into());
         }
     }
@@ -173,15 +178,55 @@ impl Jobs {
         self.slots.iter_mut().for_each(Slot::give_up);
     }
 
-    /// Returns true if there is no job.
+    /// Returns true if there is no job but watches, which wait.
     pub fn is_empty(&self) -> bool {
-        self.slots.iter().all(|slot| matches!(slot.job, Job::Free))
+        self.slots.iter().all(|slot| matches!(slot.job, Job::Free | Job::Watch { .. }))
     }
 
     /// Starts listing a directory.
     pub fn list(&mut self, id: u64, root: &Fd, path: &[u8]) -> Done<()> {
         let dir = open_directory(root, path, Links::Follow)?;
         self.add(id, Job::List { dir })
+    }
+
+    /// Creates an inotify instance.
+    pub fn watch(&mut self, id: u64, window: u32, out: &mut Outbox) -> Done<()> {
+        if self.slots.iter().filter(|slot| matches!(slot.job, Job::Watch { .. })).count() >= MAX_WATCHES {
+            return Err(EMFILE.into());
+        }
+        self.add(id, Job::Watch { instance: sys::inotify()?, left: window.into() })?;
+        out.answer(id, &Answer::Opened { size: 0, mode: 0 });
+        Ok(())
+    }
+
+    /// Watches a directory. Returns true if it is not listed.
+    pub fn mark(&mut self, id: u64, watch: u64, (root, path): (&Fd, &[u8]), mask: u32, list: bool, out: &mut Outbox) -> Done<bool> {
+        let dir = open_directory(root, path, Links::Refuse)?;
+        let Some(Slot { job: Job::Watch { instance, .. }, .. }) = self.find(watch) else { return Err(ENOENT.into()) };
+        // A path of the descriptor, so that no other directory is watched.
+        let path = texts::Path::new("/proc/self/fd/", dir.number() as u32, "");
+        let wd = sys::inotify_add(instance, path.bytes(), mask)?;
+        if list {
+            self.add(id, Job::List { dir })?;
+        }
+        out.answer(id, &Answer::Marked { wd });
+        Ok(!list)
+    }
+
+    /// Ends a watch of an inotify instance.
+    pub fn unmark(&mut self, id: u64, wd: i32) {
+        if let Some(Slot { job: Job::Watch { instance, .. }, .. }) = self.find(id) {
+            sys::inotify_remove(instance, wd);
+        }
+    }
+
+    /// Returns the inotify instances whose events can be sent.
+    pub fn watches(&self, out: &Outbox) -> impl Iterator<Item = i32> {
+        let has_space = out.free() > RESERVE;
+        self.slots.iter().filter_map(move |slot| match &slot.job {
+            Job::Watch { instance, left } if has_space && *left >= EVENTS => Some(instance.number()),
+            _ => None,
+        })
     }
 
     /// Starts removing a path. Returns true if it is already removed.
@@ -197,7 +242,7 @@ impl Jobs {
     pub fn is_busy(&self, out: &Outbox) -> bool {
         let has_space = out.free() > RESERVE;
         self.slots.iter().any(|slot| match &slot.job {
-            Job::Free | Job::Write { .. } => false,
+            Job::Free | Job::Write { .. } | Job::Watch { .. } => false,
             Job::Read { left, .. } => *left > 0 && has_space,
             Job::List { .. } => has_space,
             Job::Remove(_) => true,
@@ -210,6 +255,12 @@ impl Jobs {
             let has_space = out.free() > RESERVE;
             let done = match &mut slot.job {
                 Job::Read { file, left } if *left > 0 && has_space => send(slot.id, file, left, out),
+                Job::Watch { instance, left } if *left >= EVENTS && has_space => {
+                    match send(slot.id, instance, left, out) {
+                        Ok(_) | Err(sys::EAGAIN) => continue,
+                        Err(errno) => Err(errno),
+                    }
+                }
                 Job::List { dir } if has_space => list(slot.id, dir, out),
                 Job::Remove(removal) if has_space => removal.step(),
                 _ => continue,
@@ -240,7 +291,8 @@ fn open_directory(root: &Fd, path: &[u8], links: Links) -> Res<Fd> {
         let (dir, name) = walk(root, path, links, Parents::Expect)?;
         match sys::open_at(dir.number(), name.bytes(), sys::O_DIRECTORY | sys::O_NOFOLLOW, 0) {
             Err(ELOOP) => {}
-            Err(sys::ENOTDIR) if is_link(&dir, &name) => {}
+            // Kernels that are not Linux report the missing target of a link.
+            Err(sys::ENOTDIR | ENOENT) if is_link(&dir, &name) => {}
             other => return other,
         }
     }

@@ -24,7 +24,7 @@ use super::texts;
 use super::tree;
 use super::watch::{self, Passed, Since, Watch};
 use super::wire::{
-    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, NotStarted, PART, Request, Root, Start, Step, VERSION,
+    Answer, Configure, Frame, HEAD, MAGIC, MAX_BODY, MAX_EXECS, MAX_WATCHES, NotStarted, PART, Request, Root, Start, Step, VERSION,
 };
 
 use quiesce::{EBUSY, Stage, StoppedBy};
@@ -40,7 +40,7 @@ const FIRST_SILENCE: u64 = 60_000_000;
 /// Space in the outbox below which no request is handled.
 const REQUEST_SPACE: usize = 2 * (HEAD + MAX_BODY);
 /// The number of polled descriptors of the agent itself, and of execs.
-const OWN: usize = 4;
+const OWN: usize = 4 + MAX_WATCHES;
 const EXECS: usize = MAX_EXECS * POLLED;
 /// The highest number of processes reaped in one turn, so that a guest that creates many cannot block the agent.
 const MAX_REAPED: usize = 1024;
@@ -396,7 +396,9 @@ impl Agent {
             (self.children.number(), open, Ready::Read),
             (self.quotas.as_ref().map_or(-1, |quotas| quotas.numbers()[0]), open, Ready::Read),
         ];
-        for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted) {
+        let watches = table.jobs.watches(&table.outbox).map(|fd| (fd, open, Ready::Read));
+        let nothing = core::iter::repeat((-1, false, Ready::Read));
+        for (poll, (fd, wanted, ready)) in own.iter_mut().zip(wanted.into_iter().chain(watches).chain(nothing)) {
             *poll = if wanted { PollFd::new(fd, ready) } else { PollFd::NONE };
         }
         let going_on = open && (self.reaping || table.jobs.is_busy(&table.outbox));
@@ -518,6 +520,16 @@ impl Agent {
                 let list = self.root(root).map_err(Failure::from).and_then(|root| jobs.list(id, root, path));
                 begun(list, out);
             }
+            Request::Watch { window } => begun(jobs.watch(id, window, out), out),
+            Request::Mark { watch, path, mask, list } => {
+                let root = self.root(Root::Workspace).map_err(Failure::from);
+                match root.and_then(|root| jobs.mark(id, watch, (root, path), mask, list, out)) {
+                    Ok(false) => {}
+                    Ok(true) => done(id, Ok(()), out),
+                    Err(failure) => begun(Err(failure), out),
+                }
+            }
+            Request::Unmark { wd } => jobs.unmark(id, wd),
             Request::Remove { root, path } => {
                 match self.root(root).map_err(Failure::from).and_then(|root| jobs.remove(id, root, path)) {
                     Ok(false) => {}

@@ -78,6 +78,15 @@ pub struct Bounds {
     pub cpu_millis: Option<u64>,
 }
 
+/// The identity of a file inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Its inode number.
+    pub inode: u64,
+    /// Major and minor number of its device, for a directory.
+    pub device: Option<(u32, u32)>,
+}
+
 /// The measurements. A value that could not be read is empty, absent or `false`, and counts as not enforced.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evidence {
@@ -91,6 +100,9 @@ pub struct Evidence {
     pub workspace_inode: Option<u64>,
     /// Major and minor number of the workspace's device.
     pub workspace_device: Option<(u32, u32)>,
+    /// The identities of [`Settings::identified`](crate::Settings::identified), in its order. `None` for what could not
+    /// be read.
+    pub identities: Vec<Option<Identity>>,
     /// Real, effective, saved and file-system user.
     pub uids: Vec<u32>,
     /// Real, effective, saved and file-system group.

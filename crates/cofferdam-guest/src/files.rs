@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{DirEntry, EntryKind, Error, ErrorKind, FileReader, Result, SandboxPath};
+use cofferdam_contract::{
+    COPIED_MODE, DirEntry, EntryKind, Error, ErrorKind, FileReader, NewEntry, Result, SandboxPath,
+};
 use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 
@@ -12,17 +14,19 @@ use crate::inner::Inner;
 use crate::link::Link;
 use crate::slots::{Listed, MAX_ENTRIES, Notifier, Reply, Slot};
 use crate::window::{Inflow, READ_WINDOW, Taken, Window};
-use crate::wire::{MAX_DATA, Request, Root};
+use crate::wire::{MAX_DATA, Make, Request, Root};
 
-const S_IFMT: u32 = 0o170_000;
-const S_IFREG: u32 = 0o100_000;
-const S_IFDIR: u32 = 0o040_000;
-const S_IFLNK: u32 = 0o120_000;
+/// The bits of a mode that contain the file type.
+pub const S_IFMT: u32 = 0o170_000;
+pub const S_IFREG: u32 = 0o100_000;
+/// The type of a directory in a mode.
+pub const S_IFDIR: u32 = 0o040_000;
+pub const S_IFLNK: u32 = 0o120_000;
 
 /// A guard that drops a request if its future is dropped.
-struct Forgotten<'a> {
-    link: &'a Link,
-    id: u64,
+pub struct Forgotten<'a> {
+    pub link: &'a Link,
+    pub id: u64,
 }
 
 impl Drop for Forgotten<'_> {
@@ -31,11 +35,13 @@ impl Drop for Forgotten<'_> {
     }
 }
 
-fn unexpected_answer(operation: &'static str) -> Error {
+/// Creates the error for an answer that does not fit the request.
+pub fn unexpected_answer(operation: &'static str) -> Error {
     Error::new(ErrorKind::Internal, operation, "the agent sent an unexpected answer")
 }
 
-fn shown(path: &[u8]) -> String {
+/// Returns a path for messages.
+pub fn shown(path: &[u8]) -> String {
     format!("/workspace/{}", String::from_utf8_lossy(path)).escape_debug().to_string()
 }
 
@@ -210,5 +216,39 @@ fn entry(listed: &Listed) -> DirEntry {
         _ => EntryKind::Other,
     };
     let size = if kind == EntryKind::File { listed.size } else { 0 };
-    DirEntry { name: String::from_utf8_lossy(&listed.name).into_owned(), kind, size }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let target = (kind == EntryKind::Symlink).then(|| text(&listed.target));
+    let (mode, modified) = (listed.mode & 0o7777, listed.modified.0);
+    DirEntry { name: text(&listed.name), kind, size, mode, modified, target }
+}
+
+/// Creates a file, directory or symlink, without following links.
+pub async fn put(inner: &Inner, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+    const PUT: &str = "put";
+    let shown = path.inside();
+    let path = path.as_str().as_bytes();
+    let make = |make| Request::Make { root: Root::Workspace, path, make };
+    let file = |mode, modified| Target { root: Root::Workspace, path, strict: true, mode, modified };
+    match entry {
+        NewEntry::File { mode, modified, contents } => {
+            write(inner, PUT, &file(mode & COPIED_MODE, Some((modified, 0))), contents).await
+        }
+        NewEntry::Directory { mode } => {
+            let mode = mode & COPIED_MODE;
+            simple(inner, PUT, &shown, &make(Make::Directory { mode })).await?;
+            let adjust = Request::Adjust { root: Root::Workspace, path, mode: Some(mode), modified: None };
+            simple(inner, PUT, &shown, &adjust).await.map(|()| 0)
+        }
+        NewEntry::Symlink { target } => {
+            let link = make(Make::Symlink { target: target.as_bytes() });
+            match simple(inner, PUT, &shown, &link).await {
+                Err(error) if error.kind() == ErrorKind::Conflict => {}
+                made => return made.map(|()| 0),
+            }
+            // Fails unless a file or link is there, which is removed then.
+            write(inner, PUT, &file(0o600, None), Box::new(tokio::io::empty())).await?;
+            simple(inner, PUT, &shown, &Request::Remove { root: Root::Workspace, path }).await?;
+            simple(inner, PUT, &shown, &link).await.map(|()| 0)
+        }
+    }
 }

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, Result, SandboxPath,
-    SandboxUsage,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Limits, NewEntry, Result, SandboxPath,
+    SandboxUsage, WatchEvents, WatchOptions,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -26,7 +26,7 @@ use crate::settings::{Groups, Meter, Settings, Termination};
 use crate::slots::Reply;
 use crate::streams::{self, Queries, Stream};
 use crate::wire::{Request, Root};
-use crate::{error, exec, files, probes};
+use crate::{error, exec, files, probes, watch};
 
 /// Time limit for the agent's exit on request.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -129,6 +129,15 @@ impl Guest {
         files::write(&self.inner, "write_file", &target, contents).await
     }
 
+    /// Creates a file, directory or symlink, like `Sandbox::put`.
+    pub async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        if path.is_workspace() {
+            return Err(Error::new(ErrorKind::Conflict, "put", "the workspace itself cannot be replaced"));
+        }
+        let _operation = self.inner.link.operate("put")?;
+        files::put(&self.inner, path, entry).await
+    }
+
     /// Lists a directory, like `Sandbox::list_dir`.
     pub async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         let _operation = self.inner.link.operate("list_dir")?;
@@ -143,6 +152,13 @@ impl Guest {
         let request = Request::Remove { root: Root::Workspace, path: path.as_str().as_bytes() };
         let _operation = self.inner.link.operate("remove")?;
         files::simple(&self.inner, "remove", &path.inside(), &request).await
+    }
+
+    /// Watches a directory, like `Sandbox::watch`.
+    pub async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        options.validate()?;
+        self.inner.ready("watch")?;
+        watch::watch(&self.inner, path, options).await
     }
 
     /// Returns the usage, like `Sandbox::usage`: the counts of the enclosure's own control groups, or only the disk

@@ -16,7 +16,7 @@ use crate::running::Running;
 use crate::settings::{Groups, Meter, Settings};
 use crate::slots::Reply;
 use crate::streams::{MAX_CONNECTS, Queries};
-use crate::wire::Request;
+use crate::wire::{MAX_WATCHES, Request};
 
 /// Time limit for an answer on which a limit of an exec depends.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -47,6 +47,8 @@ pub struct Inner {
     pub queries: Mutex<Option<Queries>>,
     /// One permit for each further connection of the host.
     pub connects: Arc<Semaphore>,
+    /// One permit for each further watch.
+    pub watches: Arc<Semaphore>,
 }
 
 impl Inner {
@@ -69,6 +71,7 @@ impl Inner {
             frozen: AtomicBool::new(false),
             queries: Mutex::new(queries),
             connects: Arc::new(Semaphore::new(MAX_CONNECTS)),
+            watches: Arc::new(Semaphore::new(MAX_WATCHES)),
         }
     }
 

@@ -19,6 +19,7 @@
 //! - What the host accepts from the agent: `slots.rs`.
 //! - Quiescing a guest and reattaching to a copy: `quiesce.rs` and `link/quiesce.rs` on the host,
 //!   `agent/serve/quiesce.rs` inside.
+//! - Watches of the workspace: `watch.rs`; the agent only passes on the events of its kernel.
 //! - A stream over a VM's vsock: `agent/line.rs`.
 //! - Connections of guests and to guests: `agent/connections.rs` and `streams.rs`; network policies: `network.rs`.
 #![forbid(unsafe_code)]
@@ -41,6 +42,7 @@ mod running;
 mod settings;
 mod slots;
 mod streams;
+mod watch;
 mod window;
 #[expect(dead_code, reason = "each side uses its half")]
 #[path = "../agent/wire/mod.rs"]
@@ -49,7 +51,7 @@ mod wire;
 mod wire_tests;
 
 pub use archive::Archive;
-pub use evidence::{Bounds, Evidence, ForbiddenCall, Mount, Space, Trial};
+pub use evidence::{Bounds, Evidence, ForbiddenCall, Identity, Mount, Space, Trial};
 pub use guest::Guest;
 pub use quiesce::Quiesced;
 pub use record::Record;

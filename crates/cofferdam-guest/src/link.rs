@@ -457,10 +457,11 @@ impl Link {
             match slot {
                 Slot::Exec(exec) => exec.end(None),
                 Slot::Read { flow, .. } => flow.end(Err(self.error("read_file"))),
+                Slot::Watch { flow, .. } => flow.end(Ok(())),
                 Slot::Write { window, .. } => window.close(),
                 Slot::Reattached(exec) => exec.end(None),
                 Slot::Connection(connection) => connection.end(Some(self.error("connect"))),
-                Slot::Call(_) | Slot::List { .. } | Slot::Listener(_) => {}
+                Slot::Call(_) | Slot::List { .. } | Slot::Mark { .. } | Slot::Listener(_) => {}
             }
         }
         self.budget.close();

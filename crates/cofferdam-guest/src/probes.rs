@@ -9,7 +9,7 @@ use cofferdam_linux::seccomp::{self, Arch, TagKey};
 use tokio::sync::oneshot;
 
 use crate::error;
-use crate::evidence::{self, Bounds, Evidence, ForbiddenCall, Space, Trial};
+use crate::evidence::{self, Bounds, Evidence, ForbiddenCall, Identity, Space, Trial};
 use crate::link::Link;
 use crate::settings::{Groups, Rule, Settings};
 use crate::slots::Reply;
@@ -339,6 +339,7 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
         ["status", "uid_map", "gid_map", "mountinfo", "net/dev"].map(|name| file(link, &format!("/proc/self/{name}")));
     let (kernel, boot) = (file(link, "/proc/version")?, file(link, BOOT_ID)?);
     let directory = stat(link, &settings.workspace)?;
+    let identified: Vec<_> = settings.identified.iter().map(|path| stat(link, path)).collect();
     let namespaces = NAMESPACES.map(|name| (name, stat(link, &format!("/proc/self/ns/{name}"))));
     let confinement = ask(link, Probe::Confinement)?;
     let denial = ask(link, Probe::Denial)?;
@@ -358,6 +359,10 @@ async fn measure(link: &Link, settings: &Settings, evidence: &mut Evidence) -> R
     let directory = directory.found().await?;
     evidence.workspace_inode = directory.ok().map(|found| found.value);
     evidence.workspace_device = directory.ok().and_then(device);
+    for asked in identified {
+        let found = asked?.found().await?;
+        evidence.identities.push(found.ok().map(|found| Identity { inode: found.value, device: device(found) }));
+    }
     evidence.interfaces = net?.found().await?.text().map(|text| evidence::interfaces(&text));
     for (name, asked) in namespaces {
         if let Some(inode) = namespace(&asked?.found().await?) {

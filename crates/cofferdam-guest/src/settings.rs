@@ -96,6 +96,8 @@ pub struct Settings {
     pub quotas: bool,
     /// Landlock rules for guests; empty for none. They apply if the kernel has Landlock, which the evidence shows.
     pub rules: Vec<Rule>,
+    /// Files and directories whose identity is measured. Default none.
+    pub identified: Vec<String>,
     /// Limits. The agent enforces those of memory and CPU time if it cannot read a control group of the enclosure.
     pub limits: Limits,
     /// The control groups that the agent reads.
@@ -127,6 +129,7 @@ impl Default for Settings {
             filter: Some(seccomp::Options::default()),
             quotas: false,
             rules: usual_rules(Access::ReadWrite),
+            identified: Vec::new(),
             limits: Limits::default(),
             groups: Groups::Detect,
             silence: Duration::from_secs(60),

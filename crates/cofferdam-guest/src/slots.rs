@@ -4,6 +4,7 @@
 //! call:  sent --> answered             exec:  sent --Started--> running --Output, Credit--> --Ended--> over
 //! read:  sent --Opened--> open --Data--> --Done--> over            (NotStarted ends it, too)
 //! write: sent --Credit--> --Done--> over      list: sent --Entries--> --Done--> over
+//! watch: as read      mark: sent --Marked--> --Entries--> --Done--> over
 //! connection: sent --Connected--> open --Data, Credit, DataEnd--> --Done--> over     listen: sent --Done--> --Query...
 //! exec of a former host: running --Output--> --Ended--> over
 //! ```
@@ -66,6 +67,13 @@ pub enum Reply {
         execs: Bytes,
     },
     Listed(Vec<Listed>),
+    /// A directory is watched, and listed if that was requested.
+    Marked {
+        wd: i32,
+        found: Vec<Listed>,
+        /// False if the directory has more entries.
+        complete: bool,
+    },
     /// The directory has too many entries.
     TooMany,
 }
@@ -93,6 +101,17 @@ pub enum Slot {
     },
     List {
         done: Notifier<Reply>,
+        found: Vec<Listed>,
+        bytes: usize,
+    },
+    /// Events of watched directories.
+    Watch {
+        opened: Notifier<Reply>,
+        flow: Arc<Inflow>,
+    },
+    Mark {
+        done: Notifier<Reply>,
+        wd: Option<i32>,
         found: Vec<Listed>,
         bytes: usize,
     },
@@ -231,7 +250,7 @@ pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'st
             }
             _ => Err("an event that an exec of a former host cannot have"),
         },
-        Slot::Read { opened, flow } => match *answer {
+        Slot::Read { opened, flow } | Slot::Watch { opened, flow } => match *answer {
             Answer::Opened { size, .. } if !opened.is_notified() => {
                 opened.notify(Reply::Opened { size });
                 Ok(After::Go)
@@ -272,6 +291,30 @@ pub fn handle_answer(slot: &mut Slot, answer: &Answer<'_>) -> Result<After, &'st
                 done.notify(match errno {
                     0 => Reply::Listed(std::mem::take(found)),
                     errno => Reply::Done { errno, kind },
+                });
+                Ok(After::Done)
+            }
+            _ => Err(UNEXPECTED),
+        },
+        Slot::Mark { done, wd, found, bytes } => match *answer {
+            Answer::Marked { wd: marked } if wd.is_none() => {
+                *wd = Some(marked);
+                Ok(After::Go)
+            }
+            Answer::Entries { entries } if wd.is_some() => {
+                *bytes += entries.len();
+                add_entries(found, entries).ok_or("entries that cannot be read")?;
+                if found.len() <= MAX_ENTRIES && *bytes <= MAX_LISTED {
+                    return Ok(After::Go);
+                }
+                let found = std::mem::take(found);
+                done.notify(Reply::Marked { wd: wd.unwrap_or(-1), found, complete: false });
+                Ok(After::GiveUp)
+            }
+            Answer::Done { errno, kind } => {
+                done.notify(match *wd {
+                    Some(wd) => Reply::Marked { wd, found: std::mem::take(found), complete: errno == 0 },
+                    None => Reply::Done { errno, kind },
                 });
                 Ok(After::Done)
             }

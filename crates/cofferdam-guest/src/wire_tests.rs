@@ -122,6 +122,9 @@ proptest! {
             }),
             Request::Accept { window: number },
             Request::Connect { port: small.0, window: number },
+            Request::Watch { window: number },
+            Request::Mark { watch: key.0, path, mask: number, list: flag },
+            Request::Unmark { wd: number as i32 },
         ] {
             request_is_read_back(&request, 9);
         }

@@ -75,10 +75,10 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
         // VMMs with vsocks have no power switch, and the kernel would hang.
         *end = sys::power_off;
     }
-    modules::load(matches!(options.port, Port::Vsock(_)))?;
+    modules::load(matches!(options.port, Port::Vsock(_)), mounts::need_overlay(&options))?;
     let agent = sys::open(AGENT, 0).step("open", AGENT)?;
     mounts::root(&options)?;
-    mounts::writable(&options)?;
+    let disks = mounts::writable(&options)?;
     let group = groups::make(&options)?;
     modules::harden()?;
     let identity = reseed::Identity::prepare()?;
@@ -96,6 +96,7 @@ fn run(end: &mut fn()) -> Result<core::convert::Infallible, Failure> {
     drop(own);
     served?;
     sys::reap_ended(pid);
+    disks.finish()?;
     Err(Failure::new("continue:", b"the agent has ended", 0))
 }
 

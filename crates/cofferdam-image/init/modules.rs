@@ -11,9 +11,12 @@ const EEXIST: i32 = 17;
 
 /// Prefixes of modules for vsock: guests must not find unused modules in the kernel.
 const VSOCK: [&[u8]; 2] = [b"vsock.", b"vmw_vsock_"];
+/// Prefix of the module for mount points in the root.
+const OVERLAY: &[u8] = b"overlay.";
 
-/// Loads all modules, without those for vsock if it is not used, and removes the files to free their memory.
-pub fn load(vsock: bool) -> Result<(), Failure> {
+/// Loads all modules, without those for vsock and overlays if these are not used, and removes the files to free their
+/// memory.
+pub fn load(vsock: bool, overlay: bool) -> Result<(), Failure> {
     let mut list = [0; MAX_LIST];
     let list = sys::read_file(LIST, &mut list);
     if list.len() == MAX_LIST {
@@ -24,7 +27,8 @@ pub fn load(vsock: bool) -> Result<(), Failure> {
         let known = path.push(b"/modules/").and_then(|path| path.push(name));
         known.ok_or_else(|| Failure::new("find the module", name, 0))?;
         let file = sys::open(path.terminated(), 0).step("open the module", name)?;
-        if !vsock && VSOCK.iter().any(|begin| name.starts_with(begin)) {
+        let is_unused = !vsock && VSOCK.iter().any(|begin| name.starts_with(begin));
+        if is_unused || !overlay && name.starts_with(OVERLAY) {
             sys::unlink(sys::AT_FDCWD, path.terminated()).step("remove the module", name)?;
             continue;
         }

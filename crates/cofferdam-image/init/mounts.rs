@@ -5,14 +5,16 @@
 
 use super::devices;
 use super::failure::{Failure, Step};
-use super::options::{Options, Room, Store};
-use super::sys::{self, MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT};
+use super::options::{DiskMount, MAX_MOUNTS, Options, Room, Store};
+use super::sys::{self, Fd, MS_BIND, MS_MOVE, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT};
 use super::text::Text;
 
 const PLAIN: usize = MS_NOSUID | MS_NODEV;
 const CLOSED: usize = PLAIN | MS_NOEXEC;
 const ROOT: &[u8] = b"/root\0";
 const HOST_NAME: &[u8] = b"sandbox";
+/// Writable directories of the sandbox's own.
+const OWN: [&[u8]; 2] = [b"/workspace/", b"/tmp/"];
 
 /// Devices that all programs may expect.
 const DEVICES: [(&[u8], u32, u32); 6] = [
@@ -48,7 +50,11 @@ pub fn first() -> Result<(), Failure> {
 /// Mounts the root file system, and the kernel's file systems in it.
 pub fn root(options: &Options<'_>) -> Result<(), Failure> {
     let disk = devices::disk(options.root)?;
-    mount(disk.terminated(), ROOT, b"ext4\0", MS_RDONLY | PLAIN, b"")?;
+    if need_overlay(options) {
+        root_with_mount_points(&disk, options)?;
+    } else {
+        mount(disk.terminated(), ROOT, b"ext4\0", MS_RDONLY | PLAIN, b"")?;
+    }
     mount(b"sysfs\0", b"/root/sys\0", b"sysfs\0", CLOSED | MS_RDONLY, b"")?;
     mount(b"tmpfs\0", b"/root/dev\0", b"tmpfs\0", MS_NOSUID | MS_NOEXEC, b"size=65536,nr_inodes=64,mode=0755\0")?;
     for (path, major, minor) in DEVICES {
@@ -64,8 +70,12 @@ pub fn root(options: &Options<'_>) -> Result<(), Failure> {
     mount(b"devpts\0", b"/root/dev/pts\0", b"devpts\0", MS_NOSUID | MS_NOEXEC, terminals)
 }
 
-/// Mounts the writable directories.
-pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
+/// The writable disks that have paths of their own. The paths are not reachable for this process any more once the
+/// agent has entered the root.
+pub struct Disks([Option<Fd>; MAX_MOUNTS]);
+
+/// Mounts the writable directories, and disks that have paths of their own.
+pub fn writable(options: &Options<'_>) -> Result<Disks, Failure> {
     let (uid, gid) = options.user;
     memory(b"/root/tmp\0", options.tmp, PLAIN, 0o1777, (uid, gid))?;
     memory(b"/root/dev/shm\0", options.shm, CLOSED, 0o1777, (uid, gid))?;
@@ -83,8 +93,96 @@ pub fn writable(options: &Options<'_>) -> Result<(), Failure> {
             sys::write_out();
         }
     }
+    let disks = disks(options)?;
     // From here on, only the mounts below are writable.
-    mount(b"none\0", b"/root/dev\0", b"none\0", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, b"")
+    mount(b"none\0", b"/root/dev\0", b"none\0", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC, b"")?;
+    Ok(disks)
+}
+
+/// Returns true if the root needs mount points that its image may not have.
+pub fn need_overlay(options: &Options<'_>) -> bool {
+    options.mounts.iter().flatten().any(|mount| !is_in_own_directory(mount))
+}
+
+/// Returns true for a path below a writable directory, in which a mount point can be created.
+fn is_in_own_directory(mount: &DiskMount<'_>) -> bool {
+    OWN.iter().any(|own| mount.target.starts_with(own))
+}
+
+/// Mounts the root file system below a layer with the mount points. Neither is writable.
+fn root_with_mount_points(disk: &devices::Path, options: &Options<'_>) -> Result<(), Failure> {
+    const POINTS: &[u8] = b"/points\0";
+    const IMAGE: &[u8] = b"/image\0";
+    directory(POINTS)?;
+    directory(IMAGE)?;
+    mount(b"tmpfs\0", POINTS, b"tmpfs\0", CLOSED, b"size=262144,nr_inodes=192,mode=0755\0")?;
+    for mount in options.mounts.iter().flatten().filter(|mount| !is_in_own_directory(mount)) {
+        mount_point(b"/points", mount.target, None)?;
+    }
+    mount(disk.terminated(), IMAGE, b"ext4\0", MS_RDONLY | PLAIN, b"")?;
+    mount(b"root\0", ROOT, b"overlay\0", MS_RDONLY | PLAIN, b"lowerdir=/points:/image\0")?;
+    // The layers have mounts of their own.
+    for path in [POINTS, IMAGE] {
+        sys::unmount(path).step("unmount", path)?;
+    }
+    Ok(())
+}
+
+/// Creates a directory and those above it, below an existing one. They belong to `owner`, or to root.
+fn mount_point(base: &[u8], target: &[u8], owner: Option<(u32, u32)>) -> Result<(), Failure> {
+    const EEXIST: i32 = 17;
+    for end in 1..=target.len() {
+        if target.get(end).is_some_and(|&byte| byte != b'/') {
+            continue;
+        }
+        let path = below(base, target.get(..end).unwrap_or_default())?;
+        match (sys::make_directory(sys::AT_FDCWD, path.terminated(), 0o755), owner) {
+            (Ok(()), Some((uid, gid))) => {
+                sys::give_to(path.terminated(), uid, gid).step("set the owner of", path.bytes())?;
+            }
+            (Ok(()) | Err(EEXIST), _) => {}
+            (Err(errno), _) => return Err(Failure::new("create", path.bytes(), errno)),
+        }
+    }
+    Ok(())
+}
+
+fn below(base: &[u8], target: &[u8]) -> Result<Text<160>, Failure> {
+    let mut path = Text::new();
+    let made = path.push(base).and_then(|path| path.push(target)).is_some();
+    if made { Ok(path) } else { Err(Failure::new("mount", target, 0)) }
+}
+
+/// Mounts the disks that have paths of their own.
+fn disks(options: &Options<'_>) -> Result<Disks, Failure> {
+    let mut disks = Disks([const { None }; MAX_MOUNTS]);
+    for (mount, slot) in options.mounts.iter().flatten().zip(&mut disks.0) {
+        // In the root, the mount points exist.
+        if is_in_own_directory(mount) {
+            mount_point(b"/root", mount.target, Some(options.user))?;
+        }
+        let (disk, path) = (devices::disk(mount.disk)?, below(b"/root", mount.target)?);
+        let flags = if mount.read_only { PLAIN | MS_RDONLY } else { PLAIN };
+        self::mount(disk.terminated(), path.terminated(), b"ext4\0", flags, b"")?;
+        if !mount.read_only {
+            *slot = Some(sys::open_directory(path.terminated()).step("open", mount.target)?);
+        }
+    }
+    Ok(disks)
+}
+
+impl Disks {
+    /// Makes them read-only, which writes everything and leaves clean file systems. No process may use them any more.
+    pub fn finish(self) -> Result<(), Failure> {
+        const HERE: &[u8] = b".\0";
+        for directory in self.0.into_iter().flatten() {
+            // The host looks for this message.
+            let finished = sys::enter_open(&directory)
+                .and_then(|()| sys::mount(b"none\0", HERE, b"none\0", MS_REMOUNT | MS_RDONLY | PLAIN, b""));
+            finished.step("finish writing to", b"a disk")?;
+        }
+        Ok(())
+    }
 }
 
 /// Mounts procfs of this process's PID namespace.

@@ -6,6 +6,7 @@
 //! cofferdam.workspace=DISK|BYTES:FILES  a disk as above, or memory
 //! cofferdam.tmp=BYTES:FILES  cofferdam.shm=BYTES:FILES
 //! cofferdam.user=UID:GID  cofferdam.port=NAME|vsock:NUMBER
+//! cofferdam.mount=PATH:ro|rw:DISK       a disk at a path, at most four of these words
 //! cofferdam.memory=BYTES  cofferdam.tasks=COUNT  cofferdam.cpu=MICROSECONDS   limits of the sandbox, all optional
 //! ```
 //!
@@ -19,6 +20,10 @@ const PREFIX: &[u8] = b"cofferdam.";
 pub const MAX_DISK: usize = 20;
 /// Maximum length of a port's name.
 pub const MAX_PORT: usize = 32;
+/// Maximum number of disks at paths of their own.
+pub const MAX_MOUNTS: usize = 4;
+/// Maximum length of the path of a disk.
+pub const MAX_TARGET: usize = 128;
 /// Period of the processor quota, in microseconds.
 pub const CPU_PERIOD: u64 = 100_000;
 
@@ -58,6 +63,17 @@ pub enum Store<'a> {
     Memory(Room),
 }
 
+/// A disk at a path of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskMount<'a> {
+    /// An absolute path of plain characters, without `.` and `..`.
+    pub target: &'a [u8],
+    /// True if every write fails.
+    pub read_only: bool,
+    /// The disk, which has an ext4 file system.
+    pub disk: Disk<'a>,
+}
+
 /// All options of the init.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options<'a> {
@@ -65,6 +81,8 @@ pub struct Options<'a> {
     pub root: Disk<'a>,
     /// The workspace.
     pub workspace: Store<'a>,
+    /// Disks at paths of their own, parents before the paths below them.
+    pub mounts: [Option<DiskMount<'a>>; MAX_MOUNTS],
     /// `/tmp`.
     pub tmp: Room,
     /// `/dev/shm`.
@@ -99,6 +117,7 @@ impl<'a> Port<'a> {
 struct Found<'a> {
     root: Option<Disk<'a>>,
     workspace: Option<Store<'a>>,
+    mounts: [Option<DiskMount<'a>>; MAX_MOUNTS],
     tmp: Option<Room>,
     shm: Option<Room>,
     user: Option<(u32, u32)>,
@@ -120,6 +139,7 @@ impl<'a> Options<'a> {
         Ok(Self {
             root: found.root.ok_or(&b"cofferdam.root"[..])?,
             workspace: found.workspace.ok_or(&b"cofferdam.workspace"[..])?,
+            mounts: found.mounts,
             tmp: found.tmp.ok_or(&b"cofferdam.tmp"[..])?,
             shm: found.shm.ok_or(&b"cofferdam.shm"[..])?,
             user,
@@ -139,6 +159,10 @@ impl<'a> Found<'a> {
         match key {
             b"root" => set(&mut self.root, disk(value)),
             b"workspace" => set(&mut self.workspace, store(value)),
+            b"mount" => {
+                let slot = self.mounts.iter_mut().find(|slot| slot.is_none())?;
+                set(slot, mount(value))
+            }
             b"tmp" => set(&mut self.tmp, room(value)),
             b"shm" => set(&mut self.shm, room(value)),
             b"user" => set(&mut self.user, user(value)),
@@ -174,6 +198,27 @@ fn disk(value: &[u8]) -> Option<Disk<'_>> {
     }
 }
 
+impl<'a> DiskMount<'a> {
+    /// Returns true if the init accepts a path.
+    pub fn is_target(path: &[u8]) -> bool {
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._+@".contains(byte);
+        let is_part = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && part.iter().all(plain);
+        path.len() <= MAX_TARGET
+            && path.strip_prefix(b"/").is_some_and(|path| path.split(|&byte| byte == b'/').all(is_part))
+    }
+}
+
+fn mount(value: &[u8]) -> Option<DiskMount<'_>> {
+    let (target, rest) = halves(value)?;
+    let (access, word) = halves(rest)?;
+    let read_only = match access {
+        b"ro" => true,
+        b"rw" => false,
+        _ => return None,
+    };
+    Some(DiskMount { target, read_only, disk: disk(word)? }).filter(|_| DiskMount::is_target(target))
+}
+
 fn port(value: &[u8]) -> Option<Port<'_>> {
     match value.strip_prefix(b"vsock:") {
         // The largest number means any port.
@@ -190,9 +235,15 @@ fn store(value: &[u8]) -> Option<Store<'_>> {
     if starts_with_digit(value) { room(value).map(Store::Memory) } else { disk(value).map(Store::Disk) }
 }
 
-fn pair(value: &[u8]) -> Option<(u64, u64)> {
+/// Splits a value at its first colon.
+fn halves(value: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = value.iter().position(|&byte| byte == b':')?;
-    Some((number(value.get(..at)?)?, number(value.get(at + 1..)?)?))
+    Some((value.get(..at)?, value.get(at + 1..)?))
+}
+
+fn pair(value: &[u8]) -> Option<(u64, u64)> {
+    let (first, second) = halves(value)?;
+    Some((number(first)?, number(second)?))
 }
 
 fn room(value: &[u8]) -> Option<Room> {
@@ -254,13 +305,18 @@ impl fmt::Display for Port<'_> {
 /// Encodes the options as arguments that [`Options::parse`] accepts.
 impl fmt::Display for Options<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { root, workspace, tmp, shm, user: (uid, gid), port, memory, tasks, cpu } = self;
+        let Self { root, workspace, mounts, tmp, shm, user: (uid, gid), port, memory, tasks, cpu } = self;
         write!(f, "cofferdam.root={root} cofferdam.workspace=")?;
         match workspace {
             Store::Disk(disk) => write!(f, "{disk}")?,
             Store::Memory(room) => write!(f, "{room}")?,
         }
         write!(f, " cofferdam.tmp={tmp} cofferdam.shm={shm} cofferdam.user={uid}:{gid} cofferdam.port={port}")?;
+        for DiskMount { target, read_only, disk } in mounts.iter().flatten() {
+            f.write_str(" cofferdam.mount=")?;
+            plain(f, target)?;
+            write!(f, ":{}:{disk}", if *read_only { "ro" } else { "rw" })?;
+        }
         for (key, value) in [("memory", memory), ("tasks", tasks), ("cpu", cpu)] {
             if let Some(value) = value {
                 write!(f, " cofferdam.{key}={value}")?;

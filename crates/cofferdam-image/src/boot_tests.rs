@@ -2,12 +2,18 @@
 
 use proptest::prelude::*;
 
-use crate::boot::{Disk, Options, Port, Room, Store};
+use crate::boot::{Disk, DiskMount, Options, Port, Room, Store};
 
 fn sample<'a>() -> Options<'a> {
     Options {
         root: Disk::Serial(b"cofferdam-root"),
         workspace: Store::Disk(Disk::Name(b"vdb")),
+        mounts: [
+            Some(DiskMount { target: b"/a.b/c", read_only: true, disk: Disk::Serial(b"disk-0") }),
+            Some(DiskMount { target: b"/d", read_only: false, disk: Disk::Name(b"vdd") }),
+            None,
+            None,
+        ],
         tmp: Room { bytes: 4096, files: 64 },
         shm: Room { bytes: 8192, files: 65 },
         user: (1000, 1001),
@@ -48,6 +54,12 @@ fn every_word_must_be_known_come_once_and_have_a_value_of_its_kind() {
         ("cofferdam.tmp=4096:64", "cofferdam.tmp=4096"),
         ("cofferdam.workspace=vdb", "cofferdam.workspace=../vdb"),
         ("cofferdam.workspace=vdb", "cofferdam.workspace=serial:a/b"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=/d:cow:vdd"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=/../d:rw:vdd"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=d:rw:vdd"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=/d//e:rw:vdd"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=/:rw:vdd"),
+        ("cofferdam.mount=/d:rw:vdd", "cofferdam.mount=/d:rw"),
         ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=Dev"),
         ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=vsock:0"),
         ("cofferdam.port=dev.cofferdam.agent", "cofferdam.port=vsock:4294967295"),
@@ -69,6 +81,14 @@ fn what_is_missing_is_named() {
     }
 }
 
+#[test]
+fn more_disks_than_the_limit_are_refused() {
+    let line = format!("{} cofferdam.mount=/e:ro:vde cofferdam.mount=/f:ro:vdf", sample());
+    assert!(Options::parse(line.as_bytes()).is_ok());
+    let last = "cofferdam.mount=/g:ro:vdg";
+    assert_eq!(Options::parse(format!("{line} {last}").as_bytes()), Err(last.as_bytes()));
+}
+
 proptest! {
     #[test]
     fn options_are_parsed_as_written(
@@ -80,7 +100,8 @@ proptest! {
         let disk = Disk::Serial(serial.as_bytes());
         let workspace = if in_memory { Store::Memory(room) } else { Store::Disk(disk) };
         let port = number.map_or(Port::Name(port.as_bytes()), Port::Vsock);
-        let options = Options { root: disk, workspace, tmp: room, shm: room, user: (uid, gid), port, memory, tasks, cpu: None };
+        let mounts = sample().mounts;
+        let options = Options { root: disk, workspace, mounts, tmp: room, shm: room, user: (uid, gid), port, memory, tasks, cpu: None };
         let line = options.to_string();
         prop_assert_eq!(Options::parse(line.as_bytes()), Ok(options));
     }

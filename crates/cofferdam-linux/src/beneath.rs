@@ -13,8 +13,18 @@ const RACE_TRIES: usize = 128;
 /// Opens `path` below `dir`. No step leaves `dir`: neither by `..` nor by symlinks or magic links. An empty path opens
 /// `dir` itself. An escape returns `EXDEV`.
 pub fn open(dir: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    resolve(dir, path, flags, mode, ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS)
+}
+
+/// Opens the directory at `path` below `dir` for reading. No link is followed, not even inside: it returns
+/// `ELOOP`.
+pub fn open_directory(dir: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY;
+    resolve(dir, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+fn resolve(dir: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode, resolve: ResolveFlags) -> io::Result<OwnedFd> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..RACE_TRIES {
         match rustix::fs::openat2(dir, path, flags | OFlags::CLOEXEC, mode, resolve) {
             Err(Errno::AGAIN | Errno::INTR) => {}

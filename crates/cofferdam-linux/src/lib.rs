@@ -9,6 +9,9 @@
 //! - Control groups of version 1 and 2: `cgroup/mod.rs`; the choice of a group: `cgroup/parents.rs`.
 //! - Files named by callers: `named.rs` opens a directory once, `walk.rs` reads trees without following links,
 //!   `beneath.rs` resolves below a directory. `trust.rs` decides which files are trusted.
+//! - File systems in files: `loop_device.rs`.
+//! - Watched directories: `inotify/`, with `inotify/tree.rs` as a pure state machine that the hosts of guest agents use,
+//!   too.
 //! - Hardware virtualisation: `kvm/mod.rs` tries it with a tiny guest.
 //! - Sources shared by programs without a C library (the inits and the guest agent): `bare/`, with `bare/compile.rs`
 //!   for build scripts.
@@ -20,13 +23,16 @@ pub mod caps;
 pub mod cgroup;
 pub mod child;
 pub mod clock;
+pub mod inotify;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 pub mod landlock;
+pub mod loop_device;
 pub mod message;
 pub mod mount;
 pub mod named;
 pub mod namespace;
+pub mod peer;
 pub mod probe;
 pub mod process;
 pub mod programs;

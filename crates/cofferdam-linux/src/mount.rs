@@ -23,6 +23,7 @@ pub mod attr {
 const AT_RECURSIVE: u32 = 0x8000;
 const OPEN_TREE_CLONE: u32 = 1;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
+const MOVE_MOUNT_T_EMPTY_PATH: u32 = 0x40;
 const FSCONFIG_SET_FLAG: u32 = 0;
 const FSCONFIG_SET_STRING: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
@@ -123,6 +124,14 @@ pub fn attach(tree: BorrowedFd<'_>, dir: BorrowedFd<'_>, path: &CStr) -> io::Res
         ))
         .map(drop)
     }
+}
+
+/// Attaches the detached mount `tree` on the opened file or directory `place`.
+pub fn attach_onto(tree: BorrowedFd<'_>, place: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
+    let (from, to) = (tree.as_raw_fd(), place.as_raw_fd());
+    // SAFETY: both paths are NUL-terminated.
+    unsafe { check(libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), to, c"".as_ptr(), flags)).map(drop) }
 }
 
 fn mount_setattr(dir: RawFd, path: &CStr, depth: Depth, attributes: &MountAttr) -> io::Result<()> {

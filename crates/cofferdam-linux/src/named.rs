@@ -55,6 +55,46 @@ impl fmt::Display for UntrustedLink {
 
 impl std::error::Error for UntrustedLink {}
 
+/// A file of the host of any kind. It stays the file that was opened, even if its path changes.
+#[derive(Debug)]
+pub struct NamedPath {
+    fd: OwnedFd,
+    path: PathBuf,
+    stat: Stat,
+}
+
+impl NamedPath {
+    /// Opens the file that a caller named as a path descriptor (`O_PATH`). It is never a link.
+    ///
+    /// # Errors
+    ///
+    /// An [`UntrustedLink`], and those of the operating system.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let fd = open(path)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        Ok(Self { fd, path, stat })
+    }
+
+    /// Returns its path without any link, as it was when it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns its properties, as they were when it was opened.
+    #[must_use]
+    pub fn stat(&self) -> &Stat {
+        &self.stat
+    }
+}
+
+impl From<NamedPath> for OwnedFd {
+    fn from(file: NamedPath) -> Self {
+        file.fd
+    }
+}
+
 /// A directory of the host. It stays the directory that was opened, even if its path changes.
 #[derive(Debug)]
 pub struct Directory {
@@ -76,8 +116,21 @@ impl Directory {
             return Err(io::ErrorKind::NotADirectory.into());
         }
         let fd = rustix::fs::openat(&found, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Self::opened(fd, stat)
+    }
+
+    fn opened(fd: OwnedFd, stat: Stat) -> io::Result<Self> {
         let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         Ok(Self { fd, path, stat })
+    }
+
+    /// Returns another handle of the same directory.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Self::opened(self.fd.try_clone()?, self.stat)
     }
 
     /// Returns its path without any link, as it was when it was opened.

@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags, openat};
 
+use crate::process;
+use crate::spawn::{self, Fork};
 use crate::sys::check_int;
 
 /// The flag of each kind of namespace (`CLONE_NEW*`).
@@ -64,6 +66,33 @@ pub fn map_ids(proc: BorrowedFd<'_>, dir: &str, inside: (u32, u32), outside: (u3
     write("gid_map", format!("{} {} 1\n", inside.1, outside.1))
 }
 
+/// Returns a user namespace that maps ids as in [`map_ids`], for [`crate::mount::map_owners`]. `proc` is the mounted
+/// proc file system. No process remains in the namespace.
+pub fn with_ids(proc: BorrowedFd<'_>, inside: (u32, u32), outside: (u32, u32)) -> io::Result<OwnedFd> {
+    // The child takes no locks, so threads of this process do not matter. It does nothing until it is killed.
+    let helper = match spawn::fork(kind::USER, None, None)? {
+        Fork::Child => {
+            let _ = process::die_with_parent();
+            loop {
+                // SAFETY: the call takes nothing and only waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        Fork::Parent(pid) => pid,
+    };
+    let dir = helper.to_string();
+    let mapped = map_ids(proc, &dir, inside, outside).and_then(|()| {
+        let user = openat(proc, format!("{dir}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        user.map_err(io::Error::from)
+    });
+    // Not reaped yet, so no other process has its id. It has copies of this process's descriptors until it ends.
+    if let Some(pid) = rustix::process::Pid::from_raw(helper) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+    }
+    mapped
+}
+
 /// Brings the loopback interface of the current network namespace up.
 pub fn loopback_up() -> io::Result<()> {
     let socket = interface_socket()?;
@@ -112,4 +141,27 @@ fn interface_socket() -> io::Result<OwnedFd> {
         None,
     )?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn threads_map_ids_at_the_same_time() {
+        let map = || {
+            let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+            let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+            with_ids(proc.as_fd(), (1000, 1000), (uid, gid)).map(drop)
+        };
+        if let Err(error) = map() {
+            println!("SKIP threads_map_ids_at_the_same_time: no user namespaces: {error}");
+            return;
+        }
+        let threads: Vec<_> = (0..8).map(|_| std::thread::spawn(move || (0..20).try_for_each(|_| map()))).collect();
+        for thread in threads {
+            thread.join().unwrap().unwrap();
+        }
+    }
 }

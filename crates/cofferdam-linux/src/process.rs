@@ -199,6 +199,12 @@ pub fn duplicate_to(fd: BorrowedFd<'_>, target: RawFd) -> io::Result<()> {
     unsafe { check_int(libc::dup2(fd.as_raw_fd(), target)).map(drop) }
 }
 
+/// Returns a copy of a descriptor that the parent process passed by its number. The copy is closed on exec.
+pub fn copy_inherited(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a plain number; the kernel returns a new descriptor, which has no other owner.
+    unsafe { check_int(libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3)).map(|copy| OwnedFd::from_raw_fd(copy)) }
+}
+
 /// Leaves a descriptor open when a program is executed.
 pub fn keep_on_exec(fd: RawFd) -> io::Result<()> {
     // SAFETY: plain numbers; the flag belongs to this process's table alone.
@@ -451,11 +457,11 @@ pub fn exit_now(code: i32) -> ! {
 
 /// Becomes the user and group that the caller's own user namespace maps. Does not change supplementary groups, which
 /// the map of an ordinary user forbids.
-pub fn become_user_inside(id: u32) -> io::Result<()> {
+pub fn become_user_inside((user, group): (u32, u32)) -> io::Result<()> {
     // SAFETY: plain numbers.
     unsafe {
-        check(libc::syscall(libc::SYS_setresgid, id, id, id))?;
-        check(libc::syscall(libc::SYS_setresuid, id, id, id))?;
+        check(libc::syscall(libc::SYS_setresgid, group, group, group))?;
+        check(libc::syscall(libc::SYS_setresuid, user, user, user))?;
     }
     Ok(())
 }

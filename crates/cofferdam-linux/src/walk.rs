@@ -28,6 +28,8 @@ pub enum Entry {
     Link(OsString),
     /// A socket, a fifo or a device, which was not opened.
     Other,
+    /// A file or directory that this process may not read, and the error.
+    Unreadable(io::Error),
 }
 
 /// Visits everything beneath `root` in the order of names. A directory precedes its contents.
@@ -74,12 +76,22 @@ impl Walk<'_> {
         let stat = rustix::fs::statat(above, name, AtFlags::SYMLINK_NOFOLLOW)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
-                let directory = open(above, name, OFlags::DIRECTORY)?;
+                let directory = match open(above, name, OFlags::DIRECTORY) {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        return (self.visit)(path, &stat, Entry::Unreadable(error));
+                    }
+                    opened => opened?,
+                };
                 (self.visit)(path, &rustix::fs::fstat(&directory)?, Entry::Directory)?;
                 self.directory(directory.as_fd(), path, depth + 1)
             }
             FileType::RegularFile => {
-                let file = open(above, name, OFlags::NONBLOCK | OFlags::NOCTTY)?;
+                let file = match open(above, name, OFlags::NONBLOCK | OFlags::NOCTTY) {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        return (self.visit)(path, &stat, Entry::Unreadable(error));
+                    }
+                    opened => opened?,
+                };
                 let stat = rustix::fs::fstat(&file)?;
                 let entry = match FileType::from_raw_mode(stat.st_mode) {
                     FileType::RegularFile => Entry::File(file.into(), u64::try_from(stat.st_size).unwrap_or(0)),
@@ -122,6 +134,7 @@ mod tests {
                 }
                 Entry::Link(target) => format!("link {}", target.display()),
                 Entry::Other => "other".to_owned(),
+                Entry::Unreadable(error) => return Err(error),
             };
             found.insert(path.display().to_string(), text);
             Ok(())

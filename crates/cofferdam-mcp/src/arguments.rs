@@ -136,6 +136,15 @@ pub struct EditFile {
     pub sandbox: Option<String>,
 }
 
+/// Arguments of `show_changes`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShowChanges {
+    /// Id of the sandbox. Default: the session's own sandbox.
+    #[serde(default)]
+    pub sandbox: Option<String>,
+}
+
 /// Arguments of `list_files`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -21,6 +21,8 @@ pub enum Name {
     EditFile,
     /// `list_files`
     ListFiles,
+    /// `show_changes`
+    ShowChanges,
     /// `create_sandbox`
     CreateSandbox,
     /// `snapshot_sandbox`
@@ -35,13 +37,14 @@ pub enum Name {
 
 impl Name {
     /// All tools, in the order of `tools/list`.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::RunCode,
         Self::RunCommand,
         Self::ReadFile,
         Self::WriteFile,
         Self::EditFile,
         Self::ListFiles,
+        Self::ShowChanges,
         Self::CreateSandbox,
         Self::SnapshotSandbox,
         Self::RestoreSandbox,
@@ -58,6 +61,7 @@ impl Name {
             Self::WriteFile => "write_file",
             Self::EditFile => "edit_file",
             Self::ListFiles => "list_files",
+            Self::ShowChanges => "show_changes",
             Self::CreateSandbox => "create_sandbox",
             Self::SnapshotSandbox => "snapshot_sandbox",
             Self::RestoreSandbox => "restore_sandbox",
@@ -87,6 +91,7 @@ fn tool(name: Name) -> Tool {
         Name::WriteFile => (schema::input::<arguments::WriteFile>(), schema::output::<results::Written>()),
         Name::EditFile => (schema::input::<arguments::EditFile>(), schema::output::<results::Edited>()),
         Name::ListFiles => (schema::input::<arguments::ListFiles>(), schema::output::<results::Listing>()),
+        Name::ShowChanges => (schema::input::<arguments::ShowChanges>(), schema::output::<results::Changes>()),
         Name::CreateSandbox => (schema::input::<arguments::CreateSandbox>(), schema::output::<results::Made>()),
         Name::SnapshotSandbox => (schema::input::<arguments::OfSandbox>(), schema::output::<results::Snapped>()),
         Name::RestoreSandbox => (schema::input::<arguments::RestoreSandbox>(), schema::output::<results::Made>()),
@@ -100,7 +105,7 @@ fn tool(name: Name) -> Tool {
 }
 
 fn is_read_only(name: Name) -> bool {
-    matches!(name, Name::ReadFile | Name::ListFiles)
+    matches!(name, Name::ReadFile | Name::ListFiles | Name::ShowChanges)
 }
 
 /// Returns hints for clients. No tool reaches beyond the sandbox and the network of the server's settings.
@@ -111,7 +116,9 @@ fn annotations(name: Name) -> ToolAnnotations {
         Name::WriteFile => hints.destructive(true).idempotent(true).open_world(false),
         Name::EditFile => hints.destructive(true).idempotent(false).open_world(false),
         Name::CloseSandbox => hints.destructive(true).idempotent(true).open_world(false),
-        Name::ReadFile | Name::ListFiles => hints.destructive(false).idempotent(true).open_world(false),
+        Name::ReadFile | Name::ListFiles | Name::ShowChanges => {
+            hints.destructive(false).idempotent(true).open_world(false)
+        }
         Name::CreateSandbox | Name::SnapshotSandbox | Name::RestoreSandbox | Name::ForkSandbox => {
             hints.destructive(false).idempotent(false).open_world(false)
         }
@@ -148,9 +155,15 @@ fn texts(name: Name) -> (&'static str, &'static str) {
              is set.",
         ),
         Name::ListFiles => ("List files", "List a directory of a sandbox's workspace."),
+        Name::ShowChanges => (
+            "Show changes",
+            "Show how a sandbox's workspace differs from the host directory that it is a copy of, as a unified diff. \
+             The host directory itself is unchanged: when the sandbox ends, its changes are kept for the person at \
+             the host, who decides whether to apply them.",
+        ),
         Name::CreateSandbox => (
             "Create a sandbox",
-            "Create a sandbox with an empty workspace, or with the host directory that the server mounts. Returns an \
+            "Create a sandbox with an empty workspace, or with the host directory that the server mounts or copies. Returns an \
              id for the other tools. Limits can only be tighter than the server's.",
         ),
         Name::SnapshotSandbox => (

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cofferdam_contract::Capability;
+use cofferdam_contract::{Capability, Workspace};
 use rmcp::RoleServer;
 use rmcp::handler::server::ServerHandler;
 use rmcp::model::{
@@ -67,6 +67,9 @@ impl Handler {
             Some(Name::SnapshotSandbox | Name::RestoreSandbox) => can(Capability::Snapshot),
             Some(Name::ForkSandbox) => can(Capability::Fork),
             Some(Name::ReadFile | Name::WriteFile | Name::EditFile | Name::ListFiles) => can(Capability::Files),
+            Some(Name::ShowChanges) => {
+                matches!(self.server.config.spec.workspace(), Workspace::CopyOnWrite { .. })
+            }
             Some(Name::RunCode | Name::CreateSandbox | Name::CloseSandbox) => true,
             None => false,
         }

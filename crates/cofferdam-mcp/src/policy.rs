@@ -19,6 +19,7 @@ pub fn spec(template: &Spec, asked: &CreateSandbox) -> Result<Spec> {
                 Workspace::HostDir { path: path.clone(), access: Access::ReadOnly }
             }
         });
+        builder = builder.read_only_mounts();
     }
     builder.build()
 }
@@ -75,6 +76,7 @@ fn at_most<T: PartialOrd + Copy>(name: &str, asked: T, max: Option<T>, show: fn(
 mod tests {
     use super::*;
     use cofferdam_contract::Limits;
+    use cofferdam_contract::{Mount, MountAccess, MountSource, MountTarget};
 
     /// Promise (MCP server): An argument can only lower limits.
     #[test]
@@ -123,17 +125,20 @@ mod tests {
         assert_eq!((limits.memory, limits.pids), (Some(ByteSize::from_mebibytes(1024)), Some(500)));
     }
 
-    /// Promise (MCP server): An argument can only reduce access to network and workspace.
+    /// Promise (MCP server): An argument can only reduce access to network, workspace and mounts.
     #[test]
     fn network_and_workspace_only_become_less() {
         let network = NetworkPolicy::Allow { hosts: vec!["example.com".to_owned()] };
         let workspace = Workspace::HostDir { path: "/srv".into(), access: Access::ReadWrite };
-        let template = Spec::builder().network(network.clone()).workspace(workspace).build().unwrap();
+        let source = MountSource::HostPath { path: "/data".into(), access: MountAccess::ReadWrite };
+        let mount = Mount { target: MountTarget::new("/data").unwrap(), source };
+        let template = Spec::builder().network(network.clone()).workspace(workspace).mount(mount).build().unwrap();
         let same = spec(&template, &CreateSandbox::default()).unwrap();
         assert_eq!(same, template);
         let asked = CreateSandbox { network: Some(Network::None), read_only: true, ..CreateSandbox::default() };
         let less = spec(&template, &asked).unwrap();
         assert_eq!(*less.network(), NetworkPolicy::None);
         assert_eq!(*less.workspace(), Workspace::HostDir { path: "/srv".into(), access: Access::ReadOnly });
+        assert!(less.mounts().iter().all(|mount| mount.source.is_read_only()), "{:?}", less.mounts());
     }
 }

@@ -238,6 +238,37 @@ pub struct Listing {
     pub truncated: bool,
 }
 
+/// Result of `show_changes`. The differences are in the content.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Changes {
+    /// Number of changed files.
+    pub files: usize,
+    /// Number of inserted lines.
+    pub insertions: usize,
+    /// Number of deleted lines.
+    pub deletions: usize,
+    /// The changes in the order of paths.
+    pub changes: Vec<Changed>,
+    /// True if there are more changes or differences than shown.
+    pub truncated: bool,
+    /// Paths of the first files that cannot be kept, such as pipes, with the reason.
+    pub skipped: Vec<String>,
+    /// Number of such files.
+    pub skipped_count: usize,
+}
+
+/// A change of one path.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Changed {
+    /// Path in the workspace. Untrusted: code may have chosen it.
+    pub path: String,
+    /// Kind of the change: added, modified, deleted, mode_changed, type_changed or renamed.
+    pub kind: String,
+    /// Previous path of a renamed file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
 /// Limits of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Allowed {

@@ -6,26 +6,30 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ErrorKind, ExecHandle,
-    ExecRequest, Level, Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
+    Access, Backend, ByteSize, Capabilities, Capability, Completed, DirectoryId, Error, ExecHandle, ExecRequest, Level,
+    Posture, PreparedSandbox, Result, RootFs, Sandbox, Snapshot, Spec, Workspace,
 };
 use cofferdam_linux::named::Directory;
 use tokio::sync::Mutex;
 
 use crate::NAME;
 use crate::client::Launcher;
-use crate::config::{ControlGroups, ProcessConfig};
+use crate::config::{ControlGroups, Images, ProcessConfig, RootImage};
+use crate::image::{self, Surroundings};
 use crate::interpreters::{self, Found};
 use crate::pending::SandboxInputs;
 use crate::plan::SpecPlan;
 use crate::prepared::PreparedProcessSandbox;
-use crate::protocol::{Configure, Create, RootPlan, WorkspacePlan};
-use crate::{creation, error, network};
+use crate::protocol::{Configure, Create, INSIDE, LayerPlan, MountPlan, MountPoint, RootPlan, WorkspacePlan};
+use crate::{creation, error, mounts, network};
 
-/// The maximum of launchers at the same time.
-const MAX_LAUNCHERS: usize = 8;
+/// The maximum of launchers that are kept for later sandboxes, besides the one of the default root.
+const MAX_LAUNCHERS: usize = 16;
 /// The default search path of programs.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// A root file system with its mount points, which one launcher prepares for many sandboxes.
+type Root = (Option<RootPlan>, Vec<MountPoint>);
 
 /// A backend that isolates processes.
 #[derive(Debug)]
@@ -34,7 +38,18 @@ pub struct ProcessBackend {
     interpreters: Found,
     /// Prefixes of interpreters that are not visible inside.
     hidden: Vec<PathBuf>,
-    launchers: Mutex<HashMap<Option<RootPlan>, Arc<Launcher>>>,
+    launchers: Mutex<HashMap<Root, Arc<Launcher>>>,
+}
+
+/// Makes sure that there is a place for another launcher, by dropping those without sandboxes. Launchers in use live on
+/// through their sandboxes.
+fn has_place(launchers: &mut HashMap<Root, Arc<Launcher>>) -> bool {
+    let is_other = |root: &Root| *root != (None, Vec::new());
+    let count = |launchers: &HashMap<Root, Arc<Launcher>>| launchers.keys().filter(|root| is_other(root)).count();
+    if count(launchers) >= MAX_LAUNCHERS {
+        launchers.retain(|root, launcher| !is_other(root) || Arc::strong_count(launcher) > 1);
+    }
+    count(launchers) < MAX_LAUNCHERS
 }
 
 impl ProcessBackend {
@@ -58,50 +73,48 @@ impl ProcessBackend {
     }
 
     /// Returns the launcher for a root, and starts it if necessary.
-    pub(crate) async fn launcher(&self, spec: &Spec) -> Result<Arc<Launcher>> {
+    pub(crate) async fn launcher(
+        &self,
+        spec: &Spec,
+        image: Option<&RootImage>,
+        mounts: &[MountPlan],
+    ) -> Result<Arc<Launcher>> {
         let root = match spec.root() {
             RootFs::Default => None,
-            RootFs::Image { .. } => {
-                return Err(Error::unsupported("create", "the process backend does not support images")
-                    .with_remedy("use a backend of level container, or name a directory with a root file system"));
-            }
+            RootFs::Image { .. } => image.map(image::plan).transpose()?,
             RootFs::Directory { path } => {
                 let opened = open_directory(spec, "root", path)?;
                 let (device, inode) = opened.identity();
-                Some(RootPlan { path: opened.path().to_owned(), device, inode })
+                Some(RootPlan::Directory(LayerPlan { path: opened.path().to_owned(), device, inode }))
             }
         };
+        let lease = image.map(|image| Arc::clone(&image.lease));
+        let root = (root, mounts::mount_points(mounts));
         let mut launchers = self.launchers.lock().await;
         if let Some(launcher) = launchers.get(&root).filter(|launcher| launcher.is_alive()) {
             return Ok(Arc::clone(launcher));
         }
-        if launchers.len() >= MAX_LAUNCHERS && !launchers.contains_key(&root) {
-            // Launchers in use live on through their sandboxes.
-            launchers.retain(|_, launcher| Arc::strong_count(launcher) > 1);
-            if launchers.len() >= MAX_LAUNCHERS {
-                return Err(Error::new(
-                    ErrorKind::ResourceExhausted,
-                    "create",
-                    format!("there are sandboxes with {MAX_LAUNCHERS} different roots already"),
-                ));
-            }
-        }
-        let with_host = root.is_none();
+        // Other tenants' roots must not leave a sandbox without a launcher: it then gets one that ends with it.
+        let is_kept = root == (None, Vec::new()) || has_place(&mut launchers);
+        let with_host = root.0.is_none();
         let configure = Configure {
-            root: root.clone(),
+            root: root.0.clone(),
+            mount_points: root.1.clone(),
             read_only: self.config.read_only.clone(),
             interpreters: if with_host { self.interpreters.parts() } else { Vec::new() },
             hidden: if with_host { self.hidden.clone() } else { Vec::new() },
             use_cgroups: self.config.control_groups == ControlGroups::Auto,
-            prepare_ahead: self.config.prepare_ahead,
+            prepare_ahead: is_kept && self.config.prepare_ahead,
         };
-        let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure)?);
+        let launcher = Arc::new(Launcher::start(&self.config.launcher, &configure, lease)?);
         if launcher.is_single() {
             // It belongs to its only sandbox, which waits for it.
             return Ok(launcher);
         }
         launcher.ready().await?;
-        launchers.insert(root, Arc::clone(&launcher));
+        if is_kept {
+            launchers.insert(root, Arc::clone(&launcher));
+        }
         Ok(launcher)
     }
 
@@ -113,10 +126,14 @@ impl ProcessBackend {
             Some((network, rules)) => (Some(network), Some(network::access(built_in.network, rules).await?)),
             None => (None, None),
         };
-        let launcher = self.launcher(&spec).await?;
+        let mounts = mounts::plan(&spec)?;
+        let image = self.image(&spec)?;
+        let launcher = self.launcher(&spec, image.as_ref(), &mounts).await?;
         let create = Create {
             serial: launcher.next_serial(),
             workspace,
+            inside: image.as_ref().and_then(|image| image.user).unwrap_or(INSIDE),
+            mounts,
             read_only: built_in.workspace.access() == Access::ReadOnly,
             disk: adjustable.disk.map(ByteSize::as_bytes),
             memory: adjustable.memory.map(ByteSize::as_bytes),
@@ -128,8 +145,25 @@ impl ProcessBackend {
             probe: false,
             expected: None,
         };
-        let path = self.path_inside(built_in.root);
-        Ok((launcher, create, SandboxInputs { spec, path, directory, access }))
+        let surroundings = match &image {
+            Some(image) => {
+                let surroundings = Surroundings::of_image(image, PATH);
+                let has_workspace = built_in.workspace.host_directory().is_some();
+                Surroundings { directory: surroundings.directory.filter(|_| !has_workspace), ..surroundings }
+            }
+            None => Surroundings { path: self.path_inside(built_in.root), ..Surroundings::default() },
+        };
+        Ok((launcher, create, SandboxInputs { spec, surroundings, directory, access }))
+    }
+
+    /// Returns the image of a spec from the store.
+    fn image(&self, spec: &Spec) -> Result<Option<RootImage>> {
+        let RootFs::Image { reference } = spec.root() else { return Ok(None) };
+        let Images(Some(store)) = &self.config.images else {
+            return Err(Error::unsupported("create", "this process backend has no image store")
+                .with_remedy("use a backend of level container or vm, or name a directory with a root file system"));
+        };
+        store.resolve(reference).map(Some)
     }
 
     /// Returns PATH inside a sandbox with this root.
@@ -159,12 +193,17 @@ impl Backend for ProcessBackend {
             Capability::Files,
             Capability::HostWorkspace,
             Capability::CopyOnWrite,
+            Capability::Mounts,
+            Capability::CopyOnWriteMounts,
             Capability::RootDirectory,
             Capability::UnixPrograms,
             Capability::Warm,
             Capability::Connect,
+            Capability::Watch,
         ];
-        others.into_iter().chain(network).collect()
+        let images = self.config.images.0.is_some().then_some(Capability::Image);
+        let disks = mounts::has_disks().then_some(Capability::DiskMounts);
+        others.into_iter().chain(network).chain(images).chain(disks).collect()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -191,9 +230,14 @@ impl Backend for ProcessBackend {
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        if spec.workspace().host_directory().is_some() {
-            return Err(Error::invalid("warm", "cannot prepare a sandbox with a mounted host directory")
-                .with_remedy("use a template with a private workspace; other sandboxes are created on request"));
+        if spec.workspace().host_directory().is_some() || !spec.mounts().is_empty() {
+            return Err(Error::invalid(
+                "warm",
+                "cannot prepare a sandbox with a mounted host directory or other mounts",
+            )
+            .with_remedy(
+                "use a template with a private workspace and no mounts; other sandboxes are created on request",
+            ));
         }
         let (launcher, create, inputs) = self.plan(spec).await?;
         Ok(Box::new(PreparedProcessSandbox::prepare(launcher, create, inputs).await?))

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use cofferdam_changes::{Bounds, Header, Summary, capture_overlay, text};
+use cofferdam_changes::{Bounds, Header, Marks, Summary, capture_overlay, text};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, Result, WorkspaceChanges};
 
 use crate::core::{Core, Layer};
@@ -45,7 +45,9 @@ fn layer(core: &Core) -> Result<(File, Summary)> {
     // Sparse files may be larger than what the disk limit lets a guest store.
     let disk = core.limits.get().and_then(|limits| limits.disk).map_or(u64::MAX, ByteSize::as_bytes);
     let bounds = Bounds { max_bytes: disk.min(Bounds::default().max_bytes), ..Bounds::default() };
-    let summary = capture_overlay(upper.as_fd(), base.as_fd(), &header, &mut file, &bounds).map_err(not_captured)?;
+    let marks = if core.facts.privileged { Marks::Trusted } else { Marks::User };
+    let summary = capture_overlay(upper.as_fd(), base.as_fd(), marks, &header, &mut file, &bounds);
+    let summary = summary.map_err(not_captured)?;
     file.seek(SeekFrom::Start(0)).map_err(failed)?;
     Ok((file, summary))
 }

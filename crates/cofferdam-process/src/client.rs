@@ -1,6 +1,8 @@
 //! The owner's side of a launcher.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -30,7 +32,6 @@ const MAX_STORED_EVIDENCE: usize = 256;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running launcher. Dropping it ends the launcher and all its sandboxes, and waits until nothing remains.
-#[derive(Debug)]
 pub struct Launcher {
     socket: Option<OwnedFd>,
     process: Mutex<Process>,
@@ -38,6 +39,15 @@ pub struct Launcher {
     serial: AtomicU64,
     probes: Mutex<HashMap<Kind, Arc<Probes>>>,
     accepted: Mutex<HashMap<Create, Arc<Evidence>>>,
+    // Released last.
+    #[expect(dead_code, reason = "keeps the layers of the image in the store")]
+    lease: Option<Lease>,
+}
+
+impl fmt::Debug for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launcher").field("process", &self.process).finish_non_exhaustive()
+    }
 }
 
 /// The launcher's process.
@@ -73,13 +83,16 @@ impl Process {
 /// A launcher's answer, and the descriptors that came with it.
 type Answer = (std::result::Result<(), Failure>, Vec<OwnedFd>);
 
+/// A value that keeps the layers of an image in their store.
+pub type Lease = Arc<dyn Any + Send + Sync>;
+
 /// The settings that can change the probe results of one launcher's sandboxes: whether the workspace is a host
 /// directory, whether it is copy-on-write, and whether it is read-only.
 pub type Kind = (bool, bool, bool);
 
 impl Launcher {
     /// Starts a launcher and sends its configuration. Requests may be sent at once; see [`Self::ready`].
-    pub fn start(from: &LauncherStart, configure: &Configure) -> Result<Self> {
+    pub fn start(from: &LauncherStart, configure: &Configure, lease: Option<Lease>) -> Result<Self> {
         let forked = match from {
             LauncherStart::Forked(forked) => forked.take().and_then(IdleLauncher::into_parts),
             LauncherStart::Execute | LauncherStart::ExecuteProgram(_) => None,
@@ -96,6 +109,7 @@ impl Launcher {
             serial: AtomicU64::new(0),
             probes: Mutex::default(),
             accepted: Mutex::default(),
+            lease,
         };
         let socket = launcher.socket()?;
         protocol::send(socket, configure, &[], Duration::from_secs(5))
@@ -191,7 +205,7 @@ impl Launcher {
         let (control, init) = message::pair().map_err(io)?;
         protocol::send(
             self.socket()?,
-            &LauncherRequest::Create(create.clone()),
+            &LauncherRequest::Create(Box::new(create.clone())),
             &[init.as_fd()],
             Duration::from_secs(10),
         )
@@ -296,6 +310,7 @@ mod tests {
             read_only: Vec::new(),
             interpreters: Vec::new(),
             hidden: Vec::new(),
+            mount_points: Vec::new(),
             use_cgroups: false,
             prepare_ahead: false,
         }
@@ -305,6 +320,8 @@ mod tests {
         Create {
             serial,
             workspace: protocol::WorkspacePlan::Private,
+            inside: crate::protocol::INSIDE,
+            mounts: Vec::new(),
             network: None,
             read_only: false,
             disk: Some(1 << 20),
@@ -344,7 +361,7 @@ mod tests {
 
     /// Generates messages to a launcher: noise, requests with changed bytes, truncated requests, and valid ones.
     fn any_body() -> impl Strategy<Value = Vec<u8>> {
-        let encoded = |serial| protocol::encode(&LauncherRequest::Create(create(serial))).unwrap();
+        let encoded = |serial| protocol::encode(&LauncherRequest::Create(Box::new(create(serial)))).unwrap();
         let changed = (any::<u64>(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4));
         let changed = changed.prop_map(move |(serial, changes)| {
             let mut body = encoded(serial);
@@ -381,9 +398,10 @@ mod tests {
     #[test]
     fn a_launcher_serves_on_after_a_request_without_a_socket() {
         let (socket, child) = started();
-        protocol::send(socket.as_fd(), &LauncherRequest::Create(create(1)), &[], END_TIMEOUT).unwrap();
+        protocol::send(socket.as_fd(), &LauncherRequest::Create(Box::new(create(1))), &[], END_TIMEOUT).unwrap();
         let (ours, theirs) = message::pair().unwrap();
-        protocol::send(socket.as_fd(), &LauncherRequest::Create(create(2)), &[theirs.as_fd()], END_TIMEOUT).unwrap();
+        protocol::send(socket.as_fd(), &LauncherRequest::Create(Box::new(create(2))), &[theirs.as_fd()], END_TIMEOUT)
+            .unwrap();
         drop(theirs);
         assert!(message::wait_readable(&ours, Some(END_TIMEOUT)).unwrap());
         let event = protocol::receive::<protocol::Event>(ours.as_fd()).unwrap();

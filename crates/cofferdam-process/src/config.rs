@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 pub use crate::forked::ForkedLauncher;
+pub use crate::image::{ImageStore, Images, RootImage};
 
 /// The use of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,6 +49,8 @@ pub struct ProcessConfig {
     pub prepare_ahead: bool,
     /// The origin of launchers.
     pub launcher: LauncherStart,
+    /// The store of images. Without one, [`cofferdam_contract::RootFs::Image`] is refused.
+    pub images: Images,
 }
 
 impl Default for ProcessConfig {
@@ -60,6 +63,7 @@ impl Default for ProcessConfig {
             control_groups: ControlGroups::Auto,
             prepare_ahead: true,
             launcher: LauncherStart::Execute,
+            images: Images::default(),
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, Semaphore, oneshot, watch as flag};
 
 use crate::client::{self, Launcher};
+use crate::image::Surroundings;
 use crate::network::Gateway;
 use crate::protocol::{self, Event, HostFacts, NotStarted, Request};
 
@@ -73,9 +74,8 @@ pub struct Core {
     pub group_base: (u64, u64, u64),
     /// The limits of the accepted spec. No program starts before that.
     pub limits: OnceLock<Limits>,
-    pub path: String,
-    /// Variables of every exec that the network policy adds.
-    pub variables: Vec<(String, String)>,
+    /// The surroundings of every exec, with the variables that the network policy adds.
+    pub surroundings: Surroundings,
     /// Facts about the host that the launcher found.
     pub facts: HostFacts,
     pub slots: Mutex<HashMap<u64, Slot>>,
@@ -91,6 +91,8 @@ pub struct Core {
     pub serial: u64,
     /// Permits for connections from the owner to servers in the sandbox.
     pub connections: Arc<Semaphore>,
+    /// Permits for watches of the workspace.
+    pub watches: Arc<Semaphore>,
     /// True if the owner closed the sandbox, false if it ended by itself.
     pub closed_by_owner: AtomicBool,
     pub over_memory: AtomicBool,

@@ -63,7 +63,7 @@ pub async fn start_one(
         Some(evidence) => Expected::Same(Box::new(Evidence::clone(&evidence))),
         None => Expected::Complete,
     });
-    let mut prepared = exec::prepare((&inputs.path, &[]), None, FIRST_EXEC, &request)?;
+    let mut prepared = exec::prepare(&inputs.surroundings, None, FIRST_EXEC, &request)?;
     prepared.start.if_expected = true;
     prepared.start.last = true;
     let control = launcher.create(&plan)?;
@@ -113,8 +113,9 @@ async fn receive(
     inputs: SandboxInputs,
     control: OwnedFd,
 ) -> Result<(ProcessSandbox, Option<Enrolled>, Instant)> {
-    let SandboxInputs { spec, path, directory, access } = inputs;
-    let (pending, enrolled) = PendingSandbox::receive(launcher, create, (directory, path, access), control).await?;
+    let SandboxInputs { spec, surroundings, directory, access } = inputs;
+    let (pending, enrolled) =
+        PendingSandbox::receive(launcher, create, (directory, surroundings, access), control).await?;
     let ready = pending.ready();
     Ok((pending.accept(spec).await?, enrolled, ready))
 }

@@ -15,7 +15,7 @@ pub async fn doctor() -> Vec<Finding> {
                 return findings;
             }
         };
-    let launcher = match backend.launcher(&Spec::default()).await {
+    let launcher = match backend.launcher(&Spec::default(), None, &[]).await {
         Ok(launcher) => launcher,
         Err(error) => {
             findings.push(Finding::missing("namespaces", &error));

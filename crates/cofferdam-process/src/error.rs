@@ -37,8 +37,43 @@ pub fn directory(what: &str, path: &Path, error: io::Error) -> Error {
     failed.with_context("path", path.display().to_string()).with_source(error)
 }
 
+/// Returns the error for a host path of a mount that cannot be opened.
+pub fn mount(path: &Path, error: io::Error) -> Error {
+    let failed = match UntrustedLink::of(&error) {
+        Some(link) => {
+            Error::new(ErrorKind::PathEscape, "create", format!("cannot open the host path of a mount: {link}"))
+                .with_remedy(UntrustedLink::REMEDY)
+        }
+        None => Error::new(ErrorKind::NotFound, "create", "the host path of a mount cannot be opened"),
+    };
+    failed.with_context("path", path.display().to_string()).with_source(error)
+}
+
+/// Returns the error for a mount target that the sandbox cannot have, if the failure is about one.
+fn mount_target(failure: &Failure) -> Option<Error> {
+    let target = failure.step.contains("the mount target ");
+    let (problem, remedy) = match failure.errno {
+        libc::ENOENT | libc::EROFS => (
+            "it lies in a directory that the sandbox cannot change, and does not exist there",
+            "create it in that directory on the host, or use a target in a new directory such as /data",
+        ),
+        libc::ELOOP | libc::EXDEV => ("its path contains a symbolic link", "name the path that the link leads to"),
+        libc::ENOTDIR => ("a directory can be mounted on a directory only", "use another target"),
+        libc::EISDIR => ("a file can be mounted on a file only", "use another target, with the name of the file"),
+        _ => return None,
+    };
+    target.then(|| {
+        Error::invalid("create", format!("cannot {}: {problem}", failure.step))
+            .with_remedy(remedy)
+            .with_source(io::Error::from_raw_os_error(failure.errno))
+    })
+}
+
 /// Returns the error for a launcher that cannot be set up.
 pub fn launcher(failure: &Failure) -> Error {
+    if let Some(error) = mount_target(failure) {
+        return error;
+    }
     let source = io::Error::from_raw_os_error(failure.errno);
     Error::new(ErrorKind::Unavailable, "create", format!("cannot {}", failure.step))
         .with_retry(Retry::Never)
@@ -48,14 +83,21 @@ pub fn launcher(failure: &Failure) -> Error {
 
 /// Returns the error for a sandbox that cannot be created.
 pub fn create(failure: &Failure) -> Error {
+    if let Some(error) = mount_target(failure) {
+        return error;
+    }
     let source = io::Error::from_raw_os_error(failure.errno);
     let kind = match failure.errno {
         libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC | libc::EUSERS => {
             ErrorKind::ResourceExhausted
         }
-        libc::ESTALE | libc::ENOENT | libc::ENOTDIR | libc::ELOOP if failure.step.contains("workspace") => {
+        libc::ESTALE | libc::ENOENT | libc::ENOTDIR | libc::ELOOP
+            if failure.step.contains("workspace") || failure.step.contains("host path") =>
+        {
             ErrorKind::NotFound
         }
+        // Callers may copy the directory instead.
+        _ if failure.step.contains("copy-on-write workspace") => ErrorKind::Unsupported,
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, "create", format!("cannot {}", failure.step)).with_remedy(remedy(failure)).with_source(source)

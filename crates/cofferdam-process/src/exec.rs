@@ -21,6 +21,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::{Core, Enrolled};
+use crate::image::Surroundings;
 use crate::protocol::{Request, Start};
 use crate::stdio::{self, Read, Stream, Writer};
 use crate::{error, files};
@@ -65,7 +66,7 @@ pub struct Ends {
 pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle> {
     let begun = Instant::now();
     let enrolled = core.enroll();
-    let prepared = prepare((&core.path, &core.variables), Some(core.code()), enrolled.exec, &request)?;
+    let prepared = prepare(&core.surroundings, Some(core.code()), enrolled.exec, &request)?;
     let guard = Unstarted { core, exec: Some(enrolled.exec) };
     let base = Base::begin(core, enrolled.exec);
     let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
@@ -207,9 +208,19 @@ pub struct Prepared {
     pub directory: String,
 }
 
-/// Prepares an exec with this value of PATH and further variables. Scripts need the directory that contains them.
+/// Returns the directory in which a program starts. Code starts in the workspace.
+fn directory(surroundings: &Surroundings, request: &ExecRequest) -> String {
+    match &surroundings.directory {
+        Some(directory) if request.working_dir().is_workspace() && !matches!(request.command(), Command::Script(_)) => {
+            directory.clone()
+        }
+        _ => request.working_dir().inside(),
+    }
+}
+
+/// Prepares an exec. Scripts need the directory that contains them.
 pub fn prepare(
-    (path, variables): (&str, &[(String, String)]),
+    surroundings: &Surroundings,
     code: Option<&OwnedFd>,
     exec: u64,
     request: &ExecRequest,
@@ -223,8 +234,8 @@ pub fn prepare(
             script.interpreter.iter().chain([&path]).chain(&script.args).cloned().collect()
         }
     };
-    let base = [("PATH", path)].into_iter().chain(BASE_ENV);
-    let base = base.chain(variables.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let base = [("PATH", surroundings.path.as_str())].into_iter().chain(BASE_ENV);
+    let base = base.chain(surroundings.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     let terminal = request.terminal();
     let base = base.chain(terminal.map(|_| ("TERM", "xterm-256color")));
     let env = request.env().apply(base);
@@ -244,7 +255,7 @@ pub fn prepare(
         exec,
         argv,
         env,
-        directory: request.working_dir().inside(),
+        directory: directory(surroundings, request),
         terminal: terminal.map(|size| (size.rows, size.columns)),
         if_expected: false,
         last: false,

@@ -20,8 +20,8 @@ const MAX_ENTRIES: usize = 100_000;
 const MAX_LINKS: usize = 40;
 /// The maximum of passes over a directory that is being removed while a guest fills it.
 const MAX_PASSES: usize = 200_000;
-const COPY_BUFFER: usize = 256 * 1024;
-const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+pub(crate) const COPY_BUFFER: usize = 256 * 1024;
+pub(crate) const OPEN_DIR: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 
 /// The workspace, and the owner of new files in it.
 pub struct WorkspaceRoot {
@@ -31,7 +31,8 @@ pub struct WorkspaceRoot {
     pub owner: Option<(u32, u32)>,
 }
 
-fn failed(operation: &'static str, path: &SandboxPath, error: impl Into<io::Error>) -> Error {
+/// Returns the error of a failed operation on a path.
+pub fn failed(operation: &'static str, path: &SandboxPath, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     let (kind, message) = match errno {
@@ -52,7 +53,7 @@ fn failed(operation: &'static str, path: &SandboxPath, error: impl Into<io::Erro
     Error::new(kind, operation, message).with_context("path", path.to_string()).with_source(error)
 }
 
-fn not_plain(operation: &'static str, path: &SandboxPath, kind: FileType) -> Error {
+pub(crate) fn not_plain(operation: &'static str, path: &SandboxPath, kind: FileType) -> Error {
     let what = match kind {
         FileType::Directory => "a directory",
         FileType::Fifo => "a fifo",
@@ -65,7 +66,7 @@ fn not_plain(operation: &'static str, path: &SandboxPath, kind: FileType) -> Err
 }
 
 /// Runs work that may wait for a disk on a thread for blocking tasks.
-async fn blocking<T: Send + 'static>(
+pub async fn blocking<T: Send + 'static>(
     operation: &'static str,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -122,7 +123,7 @@ pub async fn write(root: WorkspaceRoot, path: &SandboxPath, mut contents: FileRe
 }
 
 /// A file that is being written. It is removed unless it is kept.
-struct Draft {
+pub(crate) struct Draft {
     dir: OwnedFd,
     draft: String,
     name: PathBuf,
@@ -142,17 +143,21 @@ impl Draft {
             }
             _ => {}
         }
+        Self::create(dir, name, root.owner).map_err(fail)
+    }
+
+    /// Begins the file `name` in an opened directory.
+    pub(crate) fn create(dir: OwnedFd, name: PathBuf, owner: Option<(u32, u32)>) -> io::Result<(Self, std::fs::File)> {
         let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
         let draft = format!(".cofferdam-draft-{}-{number}", std::process::id());
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(&dir, draft.as_str(), flags, Mode::from_raw_mode(0o644));
-        let file = file.map_err(|error| fail(error.into()))?;
+        let file = rustix::fs::openat(&dir, draft.as_str(), flags, Mode::from_raw_mode(0o644))?;
         let draft = Self { dir, draft, name, kept: false };
-        give(&file, root.owner).map_err(fail)?;
+        give(&file, owner)?;
         Ok((draft, std::fs::File::from(file)))
     }
 
-    fn keep(mut self) -> io::Result<()> {
+    pub(crate) fn keep(mut self) -> io::Result<()> {
         rustix::fs::renameat(&self.dir, self.draft.as_str(), &self.dir, &self.name)?;
         self.kept = true;
         Ok(())
@@ -167,7 +172,7 @@ impl Drop for Draft {
     }
 }
 
-fn give(file: &OwnedFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn give(file: &OwnedFd, owner: Option<(u32, u32)>) -> io::Result<()> {
     if let Some((uid, gid)) = owner {
         rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid)))?;
     }
@@ -248,7 +253,7 @@ pub async fn list(root: WorkspaceRoot, path: &SandboxPath) -> Result<Vec<DirEntr
         let mut found = Vec::new();
         for_each(&dir, |name| {
             match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => found.push(entry(&name.to_string_lossy(), &stat)),
+                Ok(stat) => found.push(entry(&dir, name, &stat)),
                 // The entry was removed meanwhile.
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -270,7 +275,7 @@ pub async fn list(root: WorkspaceRoot, path: &SandboxPath) -> Result<Vec<DirEntr
     .await
 }
 
-fn entry(name: &str, stat: &rustix::fs::Stat) -> DirEntry {
+fn entry(dir: &OwnedFd, name: &std::ffi::CStr, stat: &rustix::fs::Stat) -> DirEntry {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => EntryKind::File,
         FileType::Directory => EntryKind::Directory,
@@ -278,7 +283,11 @@ fn entry(name: &str, stat: &rustix::fs::Stat) -> DirEntry {
         _ => EntryKind::Other,
     };
     let size = if kind == EntryKind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
-    DirEntry { name: name.to_owned(), kind, size }
+    // A link that was replaced meanwhile has no target.
+    let target = || rustix::fs::readlinkat(dir, name, Vec::new()).unwrap_or_default();
+    let target = (kind == EntryKind::Symlink).then(|| target().to_string_lossy().into_owned());
+    let name = name.to_string_lossy().into_owned();
+    DirEntry { name, kind, size, mode: stat.st_mode & 0o7777, modified: stat.st_mtime, target }
 }
 
 /// Removes a file, a link, or a directory with its contents.

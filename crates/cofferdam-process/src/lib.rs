@@ -101,6 +101,7 @@
 //! - Isolation, step by step: `launcher/create.rs`, `build` first. What every sandbox sees: `launcher/template.rs`.
 //! - Measurements: `launcher/evidence.rs`. Their evaluation: `posture.rs`, which is pure.
 //! - The program of process 1: `init/`, `init/serve.rs` first.
+//! - Watches of the workspace: `watch.rs`.
 //! - Prepared namespaces: `launcher/namespace_pool.rs`. Creates: `creation.rs`, then `pending.rs`. Claims of
 //!   prepared sandboxes: `prepared.rs`.
 #![deny(unsafe_code)]
@@ -119,22 +120,27 @@ mod error;
 mod exec;
 mod files;
 mod forked;
+mod image;
 mod interpreters;
 mod launcher;
+mod mounts;
 mod network;
 mod pending;
 mod plan;
 mod posture;
 mod prepared;
 mod protocol;
+mod put;
+
 mod sandbox;
 mod stdio;
 mod stored;
 #[expect(unsafe_code, reason = "the entry before main, and descriptors given to the runtime")]
 mod sys;
+mod watch;
 
 pub use backend::ProcessBackend;
-pub use config::{ControlGroups, ForkedLauncher, LauncherStart, ProcessConfig};
+pub use config::{ControlGroups, ForkedLauncher, ImageStore, Images, LauncherStart, ProcessConfig, RootImage};
 pub use doctor::doctor;
 
 /// The backend's name in options and configuration.

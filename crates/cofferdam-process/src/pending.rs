@@ -16,6 +16,7 @@ use tokio::sync::{Notify, Semaphore, watch as flag};
 use crate::client::{Kind, Launcher};
 use crate::connect::MAX_CONNECTIONS;
 use crate::core::{Core, Enrolled, Layer, receive_events};
+use crate::image::Surroundings;
 use crate::network::Access;
 use crate::posture::{GroupBounds, Measured, posture};
 use crate::protocol::{Adapt, Create, Event, Evidence, HostFacts, Probes, WorkspacePlan};
@@ -33,8 +34,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct SandboxInputs {
     /// The spec.
     pub spec: Spec,
-    /// The value of PATH inside.
-    pub path: String,
+    /// The surroundings of each exec.
+    pub surroundings: Surroundings,
     /// The host directory that is its workspace.
     pub directory: Option<Directory>,
     /// The access of its network policy.
@@ -58,14 +59,14 @@ impl PendingSandbox {
     pub async fn create(launcher: Arc<Launcher>, mut create: Create, inputs: SandboxInputs) -> Result<Self> {
         create.probe = launcher.known_probes(kind(&create)).is_none();
         let control = launcher.create(&create)?;
-        let SandboxInputs { spec: _, path, directory, access } = inputs;
-        Ok(Self::receive(launcher, create, (directory, path, access), control).await?.0)
+        let SandboxInputs { spec: _, surroundings, directory, access } = inputs;
+        Ok(Self::receive(launcher, create, (directory, surroundings, access), control).await?.0)
     }
 
     pub async fn receive(
         launcher: Arc<Launcher>,
         create: Create,
-        (directory, path, access): (Option<Directory>, String, Option<Access>),
+        (directory, mut surroundings, access): (Option<Directory>, Surroundings, Option<Access>),
         control: OwnedFd,
     ) -> Result<(Self, Option<Enrolled>)> {
         let requested = SystemTime::now();
@@ -97,7 +98,7 @@ impl PendingSandbox {
         let groups = fds.split_off(fixed);
         let upper = if is_layered { fds.pop() } else { None };
         let [init, workspace, code] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| Error::closed("create"))?;
-        let variables = access.as_ref().map(network::variables).unwrap_or_default();
+        surroundings.variables.extend(access.as_ref().map(network::variables).unwrap_or_default());
         for (name, contents) in access.as_ref().map(network::files).unwrap_or_default() {
             files::put_file(&code, name, &contents)
                 .map_err(|error| error::os("create", "cannot store the certificates in the sandbox", error))?;
@@ -131,8 +132,7 @@ impl PendingSandbox {
             stats,
             group_base: evidence.group_base,
             limits: OnceLock::new(),
-            path,
-            variables,
+            surroundings,
             slots: Mutex::new(HashMap::new()),
             next_exec: AtomicU64::new(0),
             starts: Notify::new(),
@@ -140,6 +140,7 @@ impl PendingSandbox {
             policy_ports: create.network.as_ref().map(|plan| plan.ports.clone()).unwrap_or_default(),
             serial: create.serial,
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            watches: Arc::new(Semaphore::new(cofferdam_contract::MAX_WATCHES)),
             closed: AtomicBool::new(false),
             closed_by_owner: AtomicBool::new(false),
             over_memory: AtomicBool::new(false),

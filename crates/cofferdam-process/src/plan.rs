@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cofferdam_contract::{
-    ByteSize, Cpus, DirectoryId, Error, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts, Workspace,
+    ByteSize, Cpus, DirectoryId, Error, Limits, Mount, MountSource, NetworkPolicy, Result, RootFs, Spec, SpecParts,
+    Workspace,
 };
 
 use crate::{NAME, network};
@@ -23,6 +24,7 @@ pub struct SpecPlan<'a> {
 pub struct BuiltIn<'a> {
     pub workspace: &'a Workspace,
     pub root: &'a RootFs,
+    pub mounts: &'a [Mount],
     pub network: &'a NetworkPolicy,
     directories: &'a BTreeMap<PathBuf, DirectoryId>,
     /// The filter that reports each new process is part of the sandbox or not.
@@ -44,8 +46,18 @@ impl<'a> SpecPlan<'a> {
     /// must be decided on here.
     pub fn of(spec: &'a Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-            spec.parts();
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
         // Names for the caller, and permissions that are compared with the posture.
         let (_, _, _) = (tenant, labels, allow_weaker);
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
@@ -56,6 +68,9 @@ impl<'a> SpecPlan<'a> {
                 .with_remedy("use --net none, or the default root"));
         }
         network::plan(network)?;
+        if let Some(disk) = mounts.iter().find(|mount| matches!(mount.source, MountSource::Disk { .. })) {
+            crate::mounts::check_disks(disk)?;
+        }
         let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
         if let Some(key) = own {
             return Err(Error::invalid(
@@ -65,7 +80,7 @@ impl<'a> SpecPlan<'a> {
             .with_remedy("remove it: this backend takes no attributes"));
         }
         Ok(Self {
-            built_in: BuiltIn { workspace, root, network, directories, processes, cpus },
+            built_in: BuiltIn { workspace, root, mounts, network, directories, processes, cpus },
             adjustable: Adjustable { memory, pids, disk, cpu_time },
         })
     }

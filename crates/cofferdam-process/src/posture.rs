@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use cofferdam_contract::{
-    Access, ByteSize, Limits, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec, Workspace,
+    Access, ByteSize, Limits, MountSource, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec,
+    Workspace,
 };
 use cofferdam_linux::cgroup::{Stats, socket_share};
 use cofferdam_linux::probe::TRIED_CALLS;
@@ -128,6 +129,13 @@ fn describe_host_paths(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
     }
 }
 
+fn describe_mounts(measured: &Measured<'_>) -> String {
+    match (measured.evidence.mounts, measured.spec.mounts().len()) {
+        (0, 0) => String::new(),
+        (held, asked) => format!("; {held} of {asked} mounts have the requested files, access and size, nosuid, nodev"),
+    }
+}
+
 fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
     let evidence = measured.evidence;
     let read_only = measured.spec.workspace().access() == Access::ReadOnly;
@@ -202,8 +210,10 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         root,
         row(
             Protection::Workspace,
-            evidence.workspace_read_only == read_only && evidence.workspace_layered == is_layered,
-            workspace,
+            evidence.workspace_read_only == read_only
+                && evidence.workspace_layered == is_layered
+                && evidence.mounts == measured.spec.mounts().len(),
+            format!("{workspace}{}", describe_mounts(measured)),
         ),
         seccomp,
         with_remedy(landlock, "boot a kernel of 5.13 or newer with `landlock` in its lsm= list"),
@@ -401,6 +411,9 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
         Some(memory) => format!("kept in memory, besides the {memory} of the memory limit"),
         None => "kept in memory".to_owned(),
     };
+    let mounted = mounted_memory(measured);
+    let stored = format!("{stored}{mounted}");
+    let unlimited = measured.spec.mounts().iter().filter(|mount| mount.source.is_unlimited()).count();
     match measured.spec.workspace() {
         Workspace::HostDir { access: Access::ReadWrite, .. } => PostureItem {
             protection: Protection::Disk,
@@ -414,12 +427,40 @@ fn disk(measured: &Measured<'_>, limits: &Limits) -> PostureItem {
                 "for a writable host directory use --disk none, or use a private workspace, or DIR:ro".to_owned(),
             ),
         },
-        Workspace::HostDir { .. } => row(Protection::Disk, sized, format!("/tmp and /dev/shm: {tmpfs}")),
+        _ if unlimited > 0 => PostureItem {
+            protection: Protection::Disk,
+            state: ProtectionState::WeakerThanRequired,
+            mechanism: format!(
+                "writable mounts of the host ({unlimited}) cannot be sized: there each file is limited to {asked} \
+                 (RLIMIT_FSIZE), their sum is not; /tmp and /dev/shm are {tmpfs}"
+            ),
+            probed: true,
+            remedy: Some(
+                "for writable mounts of the host use --disk none, or mount them as :ro or :cow, or use a volume"
+                    .to_owned(),
+            ),
+        },
+        Workspace::HostDir { .. } => row(Protection::Disk, sized, format!("/tmp and /dev/shm: {tmpfs}{mounted}")),
         Workspace::CopyOnWrite { .. } => {
             row(Protection::Disk, sized, format!("changes of /workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"))
         }
         Workspace::Private { .. } => {
             row(Protection::Disk, sized, format!("/workspace, /tmp, /dev/shm and /code: {tmpfs}; {stored}"))
+        }
+    }
+}
+
+/// Describes the memory of mounts.
+fn mounted_memory(measured: &Measured<'_>) -> String {
+    let sizes = measured.spec.mounts().iter().map(|mount| match mount.source {
+        MountSource::Tmpfs { size } => size.as_bytes(),
+        MountSource::HostPath { .. } | MountSource::Disk { .. } => 0,
+    });
+    match sizes.fold(0_u64, u64::saturating_add) {
+        0 => String::new(),
+        sum => {
+            let counted = if measured.group.is_some() { "within" } else { "besides" };
+            format!("; mounts in memory of {} in total, {counted} the memory limit", ByteSize::from_bytes(sum))
         }
     }
 }

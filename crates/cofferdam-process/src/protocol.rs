@@ -8,6 +8,8 @@
 //!
 //! The host treats all data from an init as hostile: an init shares the fate of its guests.
 
+mod sources;
+
 use cofferdam_egress::{PROXY_PORT, RESOLVER};
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,17 +19,20 @@ use std::path::PathBuf;
 use cofferdam_linux::message;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+pub use sources::{LayerPlan, MountFrom, MountPlan, MountPoint, RootPlan, WorkspacePlan};
 
 /// The maximum size of a message in bytes: arguments and environment of one exec, and other fields.
 pub const MAX_MESSAGE: usize = 4 << 20;
 /// The first byte of a message with its body in the first descriptor.
 const IN_MEMORY_FILE: u8 = 1;
 const INLINE: u8 = 0;
+/// User and group inside a sandbox, unless its image names others.
+pub const INSIDE: (u32, u32) = (1000, 1000);
 
 /// The first message to a launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Configure {
-    /// A directory with another root file system. `None` uses the host's programs.
+    /// Another root file system. `None` uses the host's programs.
     pub root: Option<RootPlan>,
     /// Host directories or files that are mounted read-only at the same path.
     pub read_only: Vec<PathBuf>,
@@ -35,21 +40,12 @@ pub struct Configure {
     pub interpreters: Vec<PathBuf>,
     /// Prefixes of interpreters that are not visible, because sandboxes have their own directories there.
     pub hidden: Vec<PathBuf>,
+    /// Mount points that the root needs.
+    pub mount_points: Vec<MountPoint>,
     /// True if control groups may be used.
     pub use_cgroups: bool,
     /// True to keep a pool of prepared namespaces.
     pub prepare_ahead: bool,
-}
-
-/// A host directory with a root file system, and its identity.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
-pub struct RootPlan {
-    /// Its absolute path, links resolved.
-    pub path: PathBuf,
-    /// Its device.
-    pub device: u64,
-    /// Its inode.
-    pub inode: u64,
 }
 
 /// The launcher's answer to [`Configure`].
@@ -102,7 +98,7 @@ pub struct Failure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub enum LauncherRequest {
     /// Create a sandbox.
-    Create(Create),
+    Create(Box<Create>),
     /// Change the limits of a sandbox in which no program has run yet.
     Adapt(Adapt),
     /// Create sockets in a sandbox's network.
@@ -138,6 +134,10 @@ pub struct Create {
     pub serial: u64,
     /// The source of `/workspace`.
     pub workspace: WorkspacePlan,
+    /// User and group inside.
+    pub inside: (u32, u32),
+    /// Mounts besides the workspace, parents before what is below them.
+    pub mounts: Vec<MountPlan>,
     /// True if the guest must not write there.
     pub read_only: bool,
     /// The size of the sandbox's own writable directories in bytes.
@@ -187,40 +187,6 @@ pub enum Expected {
     Same(Box<Evidence>),
     /// No protection is missing; see [`Evidence::is_complete`]. It is used if no accepted sandbox is known.
     Complete,
-}
-
-/// The source of `/workspace`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, serde::Deserialize)]
-pub enum WorkspacePlan {
-    /// A directory of the sandbox's own.
-    Private,
-    /// A host directory, and its identity.
-    HostDir {
-        /// Its absolute path, links resolved.
-        path: PathBuf,
-        /// Its device.
-        device: u64,
-        /// Its inode.
-        inode: u64,
-        /// Its owner.
-        uid: u32,
-        /// Its group.
-        gid: u32,
-        /// True if it is never written: a layer of the sandbox's own takes all changes.
-        copy_on_write: bool,
-    },
-}
-
-impl WorkspacePlan {
-    /// Returns true if the guest writes to a host directory, unless it is mounted read-only.
-    pub fn writes_to_host(&self) -> bool {
-        matches!(self, Self::HostDir { copy_on_write: false, .. })
-    }
-
-    /// Returns true for a host directory below a layer of the sandbox's own.
-    pub fn is_copy_on_write(&self) -> bool {
-        matches!(self, Self::HostDir { copy_on_write: true, .. })
-    }
 }
 
 /// A request to an init.
@@ -351,6 +317,8 @@ pub struct Evidence {
     pub workspace_read_only: bool,
     /// True if the workspace is an overlay: writes go to its upper layer.
     pub workspace_layered: bool,
+    /// The number of mounts that are what was requested: read-only or writable, with the requested files and size.
+    pub mounts: usize,
     /// The size of the sandbox's own writable directories in bytes; 0 means unlimited.
     pub disk_bytes: u64,
     /// The maximum of files there; 0 means unlimited.
@@ -390,7 +358,8 @@ impl Evidence {
     /// protections has to wait for the host's verification, which follows in any case.
     pub fn is_complete(&self, create: &Create, facts: &HostFacts) -> bool {
         let Some(probes) = &self.probes else { return false };
-        let unbounded_directory = create.workspace.writes_to_host() && !create.read_only;
+        let unbounded_directory = create.workspace.writes_to_host() && !create.read_only
+            || create.mounts.iter().any(MountPlan::writes_to_host);
         let disk = create.disk.is_none_or(|bytes| {
             let is_limited =
                 self.disk_bytes > 0 && self.disk_bytes <= bytes.next_multiple_of(4096) && self.disk_files > 0;
@@ -407,6 +376,7 @@ impl Evidence {
             && self.seccomp
             && self.workspace_read_only == create.read_only
             && self.workspace_layered == create.workspace.is_copy_on_write()
+            && self.mounts == create.mounts.len()
             && disk
             && counted
             && counts_cpu

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
-    NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WorkspaceChanges,
+    NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    WatchEvents, WatchOptions, WorkspaceChanges,
 };
 use cofferdam_linux::cgroup::Stats;
 
 use crate::core::Core;
-use crate::{changes, connect, error, exec, files, network};
+use crate::{changes, connect, error, exec, files, network, put, watch};
 
 /// A process sandbox. Dropping it ends everything in it.
 pub struct ProcessSandbox {
@@ -122,6 +123,12 @@ impl Sandbox for ProcessSandbox {
         files::write(root, path, contents).await
     }
 
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        let root = self.workspace_root("put")?;
+        self.spec.workspace().check_change("put")?;
+        put::put(root, path, entry).await
+    }
+
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         files::list(self.workspace_root("list_dir")?, path).await
     }
@@ -130,6 +137,12 @@ impl Sandbox for ProcessSandbox {
         let root = self.workspace_root("remove")?;
         self.spec.workspace().check_change("remove")?;
         files::remove(root, path).await
+    }
+
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        options.validate()?;
+        let root = self.workspace_root("watch")?;
+        watch::watch(&self.core, root.dir, path, options).await
     }
 
     async fn changes(&self) -> Result<WorkspaceChanges> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{
     Access, ByteSize, Cpus, DirectoryId, Error, Limits, NetworkPolicy, Protection, Result, RootFs, Spec, SpecParts,
-    Workspace,
+    Workspace, unsupported_mount,
 };
 
 use crate::NAME;
@@ -31,8 +31,21 @@ impl<'a> SpecPlan<'a> {
     /// new field must be handled here.
     pub(crate) fn of(spec: &'a Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-            spec.parts();
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
+        if let Some(mount) = mounts.first() {
+            return Err(unsupported_mount(mount, "a simulated sandbox has no mounts"));
+        }
         // Names, and permissions that are compared with the posture.
         let (_, _, _) = (tenant, labels, allow_weaker);
         let access = match workspace {

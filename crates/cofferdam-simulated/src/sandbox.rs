@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
-    SandboxPath, SandboxUsage, Snapshot, Spec,
+    Capability, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NewEntry, Posture, Result, Sandbox,
+    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
 use tokio::io::AsyncReadExt;
 
@@ -15,7 +15,7 @@ use crate::backend::{ForkContext, Frozen};
 use crate::exec;
 use crate::fault::FaultPoint;
 use crate::state::Shared;
-use crate::tree::{Parents, Tree};
+use crate::tree::{NewNode, Parents, Tree};
 
 /// A sandbox. The execs hold only the shared state, so dropping the sandbox ends them.
 #[derive(Debug)]
@@ -39,6 +39,16 @@ impl SimulatedSandbox {
             _ => drop(self.shared.active(point.operation())?),
         }
         self.shared.host.faults.pass(point).await.map(drop)
+    }
+
+    /// Reads the contents of a new file, and buffers no more than could ever be stored.
+    async fn received(&self, operation: &'static str, contents: FileReader) -> Result<Vec<u8>> {
+        let limit = self.shared.open(operation)?.tree.limit();
+        let mut data = Vec::new();
+        let mut source = contents.take(limit.saturating_add(1));
+        let read = source.read_to_end(&mut data).await;
+        read.map_err(|error| Error::new(ErrorKind::Io, operation, "cannot read the source").with_source(error))?;
+        Ok(data)
     }
 
     /// Returns a copy of the current workspace.
@@ -82,18 +92,27 @@ impl Sandbox for SimulatedSandbox {
 
     async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.enter(FaultPoint::WriteFile, Some(Capability::Files)).await?;
-        // Buffer no more than could ever be stored.
-        let limit = self.shared.open("write_file")?.tree.limit();
-        let mut data = Vec::new();
-        let mut source = contents.take(limit.saturating_add(1));
-        source
-            .read_to_end(&mut data)
-            .await
-            .map_err(|error| Error::new(ErrorKind::Io, "write_file", "cannot read the source").with_source(error))?;
+        let data = self.received("write_file", contents).await?;
         let size = data.len() as u64;
         let mut state = self.shared.open("write_file")?;
         let written = state.tree.write(path.as_str(), data, Parents::Make);
         written.map_err(|error| error.into_error("write_file", path.as_str()))?;
+        Ok(size)
+    }
+
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.enter(FaultPoint::WriteFile, Some(Capability::Files)).await?;
+        let (new, mode, modified) = match entry {
+            NewEntry::File { mode, modified, contents } => {
+                (NewNode::File(self.received("put", contents).await?), mode, modified)
+            }
+            NewEntry::Directory { mode } => (NewNode::Directory, mode, 0),
+            NewEntry::Symlink { target } => (NewNode::Symlink(target), 0o777, 0),
+        };
+        let size = if let NewNode::File(data) = &new { data.len() as u64 } else { 0 };
+        let mut state = self.shared.open("put")?;
+        let put = state.tree.put(path.as_str(), new, (mode, modified));
+        put.map_err(|error| error.into_error("put", path.as_str()))?;
         Ok(size)
     }
 

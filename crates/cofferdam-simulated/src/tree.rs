@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use cofferdam_contract::{DirEntry, EntryKind, WORKSPACE_PATH};
+use cofferdam_contract::{COPIED_MODE, DirEntry, EntryKind, WORKSPACE_PATH};
 
 /// Maximum number of links followed during the resolution of a path.
 const MAX_LINKS: u32 = 40;
@@ -40,11 +40,18 @@ pub(crate) struct Tree {
     root: Node,
     bytes: u64,
     limit: u64,
+    /// Permissions and times in seconds of what [`Self::put`] created. All others have the usual ones.
+    properties: BTreeMap<Vec<String>, (u32, i64)>,
 }
 
 impl Tree {
     pub(crate) fn new(limit: Option<u64>) -> Self {
-        Self { root: Node::Directory(Entries::new()), bytes: 0, limit: limit.unwrap_or(u64::MAX) }
+        Self {
+            root: Node::Directory(Entries::new()),
+            bytes: 0,
+            limit: limit.unwrap_or(u64::MAX),
+            properties: BTreeMap::new(),
+        }
     }
 
     /// Returns the same files under another limit, or `None` if they are too large.
@@ -206,20 +213,64 @@ impl Tree {
         let (entries, name) = self.parent(&at, Parents::MustExist)?;
         let node = entries.remove(name).ok_or(TreeError::NotFound)?;
         self.bytes -= size(&node);
+        self.properties.retain(|path, _| !path.starts_with(&at));
+        Ok(())
+    }
+
+    /// Creates a file, directory or link with its permissions and time. Follows no link, and replaces files and links.
+    pub(crate) fn put(&mut self, path: &str, new: NewNode, (mode, modified): (u32, i64)) -> Result<()> {
+        let at: Vec<String> = path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        let above = at.split_last().ok_or(TreeError::IsADirectory)?.1;
+        for depth in 1..=above.len() {
+            match self.node(&above[..depth]) {
+                Some(Node::Symlink(_)) => return Err(TreeError::Escape),
+                Some(Node::Directory(_)) | None => {}
+                Some(_) => return Err(TreeError::NotADirectory),
+            }
+        }
+        let old = match (self.node(&at), &new) {
+            (Some(Node::Directory(_)), NewNode::Directory) => {
+                self.properties.insert(at, (mode & COPIED_MODE, modified));
+                return Ok(());
+            }
+            (Some(Node::Directory(_)), _) => return Err(TreeError::IsADirectory),
+            (Some(Node::Fifo), _) | (Some(_), NewNode::Directory) => return Err(TreeError::NotAFile),
+            (old, _) => old.map_or(0, size),
+        };
+        let node = match new {
+            NewNode::File(contents) => Node::File(Arc::new(contents)),
+            NewNode::Directory => Node::Directory(Entries::new()),
+            NewNode::Symlink(target) => Node::Symlink(target),
+        };
+        let bytes = self.bytes - old + size(&node);
+        if bytes > self.limit {
+            return Err(TreeError::Full);
+        }
+        let (entries, name) = self.parent(&at, Parents::Make)?;
+        entries.insert(name.to_owned(), node);
+        self.bytes = bytes;
+        self.properties.insert(at, (mode & COPIED_MODE, modified));
         Ok(())
     }
 
     pub(crate) fn list(&self, path: &str) -> Result<Vec<DirEntry>> {
-        let Some(node) = self.node(&self.resolve(path, true)?) else { return Err(TreeError::NotFound) };
+        let at = self.resolve(path, true)?;
+        let Some(node) = self.node(&at) else { return Err(TreeError::NotFound) };
         let Node::Directory(entries) = node else { return Err(TreeError::NotADirectory) };
         let entry = |(name, node): (&String, &Node)| {
-            let (kind, size) = match node {
-                Node::File(contents) => (EntryKind::File, contents.len() as u64),
-                Node::Directory(_) => (EntryKind::Directory, 0),
-                Node::Symlink(_) => (EntryKind::Symlink, 0),
-                Node::Fifo => (EntryKind::Other, 0),
+            let (kind, size, usual) = match node {
+                Node::File(contents) => (EntryKind::File, contents.len() as u64, 0o644),
+                Node::Directory(_) => (EntryKind::Directory, 0, 0o755),
+                Node::Symlink(_) => (EntryKind::Symlink, 0, 0o777),
+                Node::Fifo => (EntryKind::Other, 0, 0o644),
             };
-            DirEntry { name: name.clone(), kind, size }
+            let target = match node {
+                Node::Symlink(target) => Some(target.clone()),
+                _ => None,
+            };
+            let place = [&at[..], std::slice::from_ref(name)].concat();
+            let (mode, modified) = self.properties.get(&place).copied().unwrap_or((usual, 0));
+            DirEntry { name: name.clone(), kind, size, mode, modified, target }
         };
         Ok(entries.iter().map(entry).collect())
     }
@@ -227,6 +278,14 @@ impl Tree {
     pub(crate) fn is_directory(&self, path: &str) -> Result<bool> {
         Ok(matches!(self.node(&self.resolve(path, true)?), Some(Node::Directory(_))))
     }
+}
+
+/// A file, directory or link to create.
+#[derive(Debug)]
+pub(crate) enum NewNode {
+    File(Vec<u8>),
+    Directory,
+    Symlink(String),
 }
 
 /// The handling of missing directories above a new entry.

@@ -81,6 +81,8 @@ impl Backend for VmBackend {
             Capability::Warm,
             Capability::UnixPrograms,
             Capability::Connect,
+            Capability::Watch,
+            Capability::DiskMounts,
         ]);
         all.extend(network::IS_SUPPORTED.then_some(Capability::NetworkAllowlist));
         all

@@ -312,7 +312,7 @@ fn trial_description(vmm: &dyn Vmm, like: &VmDescription, config: &VmConfig) -> 
     Ok(VmDescription {
         kernel: like.kernel.clone(),
         initramfs: like.initramfs.clone(),
-        command_line: plan.options(&vmm.port_name(PORT), &vmm.disk_name(root, 0), None).map_err(bad)?,
+        command_line: plan.options(&vmm.port_name(PORT), &vmm.disk_name(root, 0), None, &[]).map_err(bad)?,
         memory: plan.memory,
         processors: 1,
         disks: vec![Disk { name, contents, access: Access::ReadOnly }],

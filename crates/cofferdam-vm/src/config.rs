@@ -54,6 +54,9 @@ pub struct VmConfig {
     pub images: PathBuf,
     /// Directory of the packages that images are built from.
     pub packages: PathBuf,
+    /// Directory of the store of container images. An image of it is built for VMs when a spec names it, unless a VM
+    /// image has the same name.
+    pub container_images: Option<PathBuf>,
     /// Default root file system, for a spec that names none.
     pub root: RootChoice,
     /// Source of the default image.
@@ -94,6 +97,7 @@ impl VmConfig {
         Self {
             images: directory.join("images"),
             packages: directory.join("packages"),
+            container_images: None,
             root: RootChoice::default(),
             source: Source::default(),
             make: MakePolicy::default(),

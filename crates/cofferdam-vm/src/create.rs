@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cofferdam_contract::{Access, ByteSize, Error, Limits, Posture, Result, RootFs, SandboxId, Spec};
+use cofferdam_contract::{Access, ByteSize, Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec};
 use cofferdam_guest::network::{Network, Opening};
 use cofferdam_guest::{Evidence, Guest, Meter, Reason, Record, Reseed, Settings, Termination};
-use cofferdam_image::{Image, ext4};
+use cofferdam_image::{Image, ImageError, ext4};
 use cofferdam_util::private;
 use parking_lot::Mutex;
 
 use crate::error::{VmError, io};
+use crate::mounts::{self, MountedDisk};
 use crate::plan::{self, PORT, Plan, SpecPlan, USER};
 use crate::posture::{Measured, posture};
 use crate::snapshot::{SnapshotManifest, VmSnapshot};
@@ -33,7 +34,20 @@ const EXIT_TIMEOUT: Duration = Duration::from_millis(1500);
 struct Disks {
     root: Arc<File>,
     workspace: Option<Arc<File>>,
+    /// Those at paths of their own, in the order of [`mounts::in_order`].
+    mounted: Vec<MountedDisk>,
 }
+
+impl Disks {
+    fn has_writable_mounts(&self) -> bool {
+        self.mounted.iter().any(|disk| disk.access == Access::ReadWrite)
+    }
+}
+
+/// Message of a VM's init whose disk could not be made clean.
+const UNFINISHED: &str = "cannot finish writing to";
+/// Time for a VM whose connection has closed to write what its writable mounts have cached, before it is killed.
+const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sandbox that was created and measured. Dropping it kills its VM.
 pub(crate) struct PendingSandbox {
@@ -85,6 +99,9 @@ impl PendingSandbox {
         let (root, workspace) = {
             let disks = self.disks.lock();
             let disks = disks.as_ref().ok_or_else(closed)?;
+            if !disks.mounted.is_empty() {
+                return Err(no_copy("snapshot").into());
+            }
             (Arc::clone(&disks.root), disks.workspace.clone())
         };
         let directory = self.backend.config.disks.clone();
@@ -130,11 +147,27 @@ impl PendingSandbox {
         if let Some(network) = &self.network {
             network.close().await;
         }
-        // The VM's contents are of no use any more: it need not shut down cleanly.
+        let mut is_clean = true;
+        if self.has_writable_mounts() {
+            self.guest.close().await;
+            is_clean = clean_up(&*self.vm).await;
+        }
+        // The other contents of the VM are of no use any more: it need not shut down cleanly.
         let ((), killed) = tokio::join!(self.guest.close(), self.vm.kill());
         drop(self.disks.lock().take());
         drop(self.from.lock().take());
-        killed.map_err(|error| error.into_error("close"))
+        killed.map_err(|error| error.into_error("close"))?;
+        if is_clean {
+            return Ok(());
+        }
+        let message = "the VM did not finish writing to the disks of its mounts: the last writes may be missing there";
+        Err(Error::new(ErrorKind::Io, "close", message)
+            .with_remedy("write less at the end, or call sync before the end"))
+    }
+
+    /// Returns true if it has disks at paths of their own that it can write to.
+    pub(crate) fn has_writable_mounts(&self) -> bool {
+        self.disks.lock().as_ref().is_some_and(Disks::has_writable_mounts)
     }
 }
 
@@ -149,8 +182,8 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
         None => None,
     };
     let root = File::open(&image.root).map_err(io("open", &image.root)).map_err(failed)?;
-    let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new) };
-    let description = description(backend, &plan, &image, &disks).await?;
+    let disks = Disks { root: Arc::new(root), workspace: workspace.map(Arc::new), mounted: mounts::open(spec)? };
+    let description = description(backend, spec, &plan, &image, &disks).await?;
     let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?;
     let _turn = backend.boots.acquire().await.map_err(|_| Error::closed("create"))?;
     let ready_by = Instant::now() + backend.config.deadlines.boot;
@@ -161,7 +194,7 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
         Ok((guest, evidence)) => Ok(PendingSandbox {
             network: start_network(&guest, &*vm, opening).await?,
             id: new_id(),
-            guest: bind(guest, &vm),
+            guest: bind(guest, &vm, disks.has_writable_mounts()),
             vm,
             backend: Arc::clone(backend),
             evidence,
@@ -180,6 +213,9 @@ async fn create(backend: &Arc<BackendState>, spec: &Spec, plan: Plan) -> Result<
 
 async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot: VmSnapshot) -> Result<PendingSandbox> {
     let failed = |error: VmError| error.into_error(RESTORE);
+    if !spec.mounts().is_empty() {
+        return Err(no_copy(RESTORE));
+    }
     let manifest = snapshot.manifest();
     manifest.check_spec(&plan, spec).map_err(failed)?;
     manifest.check_origin(&backend.vmm.origin().await.map_err(failed)?).map_err(failed)?;
@@ -189,7 +225,8 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
         let copy = |disk: &File| sparse::copy_disk(disk, &directory).map_err(io("copy a disk in", &directory));
         from.disk().map(copy).transpose()
     });
-    let disks = Disks { root, workspace: workspace.await.map_err(failed)?.map(Arc::new) };
+    let workspace = workspace.await.map_err(failed)?.map(Arc::new);
+    let disks = Disks { root, workspace, mounted: Vec::new() };
     let parts = hardware(&plan, &disks).map_err(failed)?;
     let opening = Opening::of(spec.network(), SpecPlan::of(spec)?.network).await?.map(Opening::resumed);
     let ready_by = Instant::now() + backend.config.deadlines.boot;
@@ -204,7 +241,7 @@ async fn restore(backend: &Arc<BackendState>, spec: &Spec, plan: Plan, snapshot:
         Ok((guest, evidence)) => Ok(PendingSandbox {
             network: start_network(&guest, &*vm, opening).await?,
             id,
-            guest: bind(guest, &vm),
+            guest: bind(guest, &vm, disks.has_writable_mounts()),
             vm,
             backend: Arc::clone(backend),
             evidence,
@@ -271,10 +308,26 @@ fn hardware(plan: &Plan, disks: &Disks) -> Result<Hardware, VmError> {
     if let Some(workspace) = &disks.workspace {
         all.push(Disk { name: WORKSPACE, contents: copy(workspace)?, access: Access::ReadWrite });
     }
+    for MountedDisk { name, file, access } in &disks.mounted {
+        all.push(Disk { name, contents: copy(file)?, access: *access });
+    }
     Ok(Hardware { memory: plan.memory, processors: plan.processors, disks: all, port: PORT })
 }
 
-async fn description(backend: &BackendState, plan: &Plan, image: &Image, disks: &Disks) -> Result<VmDescription> {
+/// Returns the error for a copy of a sandbox with disks that others use, too.
+fn no_copy(operation: &'static str) -> Error {
+    Error::unsupported(operation, "a snapshot of a VM contains no disks of mounts")
+        .with_remedy("create the sandbox without volumes")
+}
+
+async fn description(
+    backend: &BackendState,
+    spec: &Spec,
+    plan: &Plan,
+    image: &Image,
+    disks: &Disks,
+) -> Result<VmDescription> {
+    let (has_workspace, mounts) = (disks.workspace.is_some(), mounts::in_order(spec));
     let failed = |error: VmError| error.into_error("create");
     let Hardware { memory, processors, disks, port } = hardware(plan, disks).map_err(failed)?;
     let (kernel, initramfs) = (image.kernel.clone(), image.initramfs.clone());
@@ -284,7 +337,10 @@ async fn description(backend: &BackendState, plan: &Plan, image: &Image, disks: 
     vmm.settle(&description).await.map_err(failed)?;
     let names: Vec<String> = description.disks.iter().enumerate().map(|(at, disk)| vmm.disk_name(disk, at)).collect();
     let port = vmm.port_name(description.port);
-    description.command_line = plan.options(&port, &names[0], names.get(1).map(String::as_str))?;
+    let (root, rest) = names.split_at(1);
+    let (workspace, rest) = rest.split_at(usize::from(has_workspace));
+    let mounts: Vec<_> = mounts.into_iter().zip(rest.iter().map(String::as_str)).collect();
+    description.command_line = plan.options(&port, &root[0], workspace.first().map(String::as_str), &mounts)?;
     Ok(description)
 }
 
@@ -307,16 +363,27 @@ fn empty_disk(directory: PathBuf, bytes: u64) -> Result<File, VmError> {
     private::create_directory(&directory).map_err(io("create", &directory))?;
     let file = tempfile::tempfile_in(&directory).map_err(io("create a disk in", &directory))?;
     file.set_len(bytes).map_err(io("size a disk in", &directory))?;
-    ext4::make_empty(&file, plan::max_files_on_disk(bytes))?;
+    ext4::make_empty(&file, plan::max_files_on_disk(bytes)).map_err(ImageError::from)?;
     Ok(file)
 }
 
-/// Kills a VM when its connection closes: without a connection, no limit of its execs is enforced.
-fn bind(guest: Guest, vm: &Arc<dyn Vm>) -> Guest {
+/// Waits until the init of a VM whose connection has closed has made its disks clean, and has ended the VM. Returns false
+/// if it did not in time.
+async fn clean_up(vm: &dyn Vm) -> bool {
+    let ended = tokio::time::timeout(CLEAN_UP_TIMEOUT, vm.ended()).await;
+    ended.is_ok_and(|ended| ended.by_itself) && !vm.console().contains(UNFINISHED)
+}
+
+/// Kills a VM when its connection closes: without a connection, no limit of its execs is enforced. A VM with writable
+/// mounts has some time to make their disks clean.
+fn bind(guest: Guest, vm: &Arc<dyn Vm>, has_writable_mounts: bool) -> Guest {
     let (closed, vm) = (guest.until_closed(), Arc::downgrade(vm));
     tokio::spawn(async move {
         closed.await;
         if let Some(vm) = vm.upgrade() {
+            if has_writable_mounts {
+                clean_up(&*vm).await;
+            }
             // An error is reported to the caller that closes the sandbox.
             let _ = vm.kill().await;
         }
@@ -359,7 +426,7 @@ mod tests {
     fn vms_share_no_file_position_in_the_root_disk() {
         let root = sparse::blank(4096).unwrap();
         let plan = Plan::of(&Spec::default(), &VmConfig::new("/x")).unwrap();
-        let disks = Disks { root: Arc::new(root), workspace: None };
+        let disks = Disks { root: Arc::new(root), workspace: None, mounted: Vec::new() };
         let opened = || match hardware(&plan, &disks).unwrap().disks.remove(0).contents {
             Contents::Own(file) => file,
             Contents::Shared(path) => panic!("{}", path.display()),

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use cofferdam_contract::Finding;
 use cofferdam_contract::FindingState::{Missing, Ok as Good, Weaker};
-use cofferdam_image::{Cache, Images, Listed, ext4};
+use cofferdam_image::{Cache, ImageError, Images, Listed, ext4};
 use cofferdam_linux::child::{self, Seclusion, Start};
 use cofferdam_linux::{landlock, programs};
 
@@ -147,7 +147,7 @@ fn image(config: &VmConfig) -> Finding {
 fn disks() -> Finding {
     match ext4::version() {
         Ok(version) => Finding::new("disks", Good, version, None),
-        Err(error) => missing("disks", error.into()),
+        Err(error) => missing("disks", ImageError::from(error).into()),
     }
 }
 

@@ -21,6 +21,7 @@
 //! - Isolation of Firecracker: `firecracker/confinement.rs`; with its own jailer: `firecracker/jailer.rs`, and
 //!   `keeper/`, a program that holds its open files. The agent's streams there: `firecracker/channel.rs`.
 //! - Host resources of a VMM: `bounds.rs`.
+//! - Disks at paths of their own: `mounts.rs`.
 //! - Snapshots: `snapshot.rs`; copies of memory: `sparse.rs` and `qemu/pages.rs`; checks before a VM from another host
 //!   resumes: `archive.rs`. Prepared VMs: `prepared.rs`, and the snapshots for them: `templates.rs`.
 #![forbid(unsafe_code)]
@@ -37,6 +38,7 @@ mod doctor;
 mod error;
 pub mod firecracker;
 pub mod kvm;
+mod mounts;
 mod plan;
 mod posture;
 mod prepared;

@@ -8,17 +8,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cofferdam_contract::{
-    ByteSize, Cpus, DirectoryId, Error, ErrorKind, Limits, NetworkPolicy, Result, RootFs, Spec, SpecParts,
+    ByteSize, Cpus, DirectoryId, Error, ErrorKind, Limits, Mount, NetworkPolicy, Result, RootFs, Spec, SpecParts,
     WORKSPACE_PATH, Workspace,
 };
 use cofferdam_egress as egress;
-use cofferdam_guest::{Settings, network, usual_rules};
-use cofferdam_image::boot::{self, CPU_PERIOD, Options, Port, Room, Store};
+use cofferdam_guest::{Settings, network};
+use cofferdam_image::boot::{self, CPU_PERIOD, DiskMount, MAX_MOUNTS, Options, Port, Room, Store};
 use cofferdam_linux::seccomp;
 use serde::{Deserialize, Serialize};
 
 use crate::NAME;
 use crate::config::{MAX_PROCESSORS, VmConfig};
+use crate::mounts;
 
 /// The agent's port.
 pub(crate) const PORT: &str = "dev.cofferdam.agent";
@@ -107,6 +108,7 @@ pub(crate) struct SpecPlan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct BuiltIn<'a> {
     workspace: &'a Workspace,
+    mounts: &'a [Mount],
     /// An image is looked up by its name when the VM is created.
     root: &'a RootFs,
     /// Compared when a directory is opened.
@@ -124,8 +126,19 @@ impl<'a> SpecPlan<'a> {
     /// handled here.
     pub(crate) fn of(spec: &'a Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-            spec.parts();
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
+        mounts::check(mounts)?;
         // VMs share nothing between tenants; labels belong to the client; the posture is checked against
         // `allow_weaker`.
         let (_, _, _) = (tenant, labels, allow_weaker);
@@ -156,7 +169,7 @@ impl<'a> SpecPlan<'a> {
         let (_, _) = (wall_time, processes);
         limits.refuse_processes(NAME)?;
         check_sizes(memory, disk)?;
-        let built_in = BuiltIn { workspace, root, directories, memory, disk, pids, cpus, policy };
+        let built_in = BuiltIn { workspace, mounts, root, directories, memory, disk, pids, cpus, policy };
         Ok(Self { built_in, cpu_time, network })
     }
 
@@ -229,14 +242,27 @@ impl Plan {
         both.into_iter().find_map(|((what, ours), (_, theirs))| (ours != theirs).then_some((what, ours, theirs)))
     }
 
-    /// Returns the boot options for the VM's init, with the VMM's names for disks and port.
-    pub(crate) fn options(&self, port: &str, root: &str, workspace: Option<&str>) -> Result<String> {
+    /// Returns the boot options for the VM's init, with the VMM's names for disks and port. `mounts` are mounts with
+    /// the names of their disks.
+    pub(crate) fn options(
+        &self,
+        port: &str,
+        root: &str,
+        workspace: Option<&str>,
+        mounts: &[(&Mount, &str)],
+    ) -> Result<String> {
         let shares = &self.shares;
         let room = |bytes| Room { bytes, files: max_files(bytes) };
         let in_memory = Store::Memory(room(shares.workspace));
+        let mut disks = [None; MAX_MOUNTS];
+        for (slot, (mount, name)) in disks.iter_mut().zip(mounts) {
+            let (target, read_only) = (mount.target.as_str().as_bytes(), mount.source.is_read_only());
+            *slot = Some(DiskMount { target, read_only, disk: disk(name)? });
+        }
         let options = Options {
             root: disk(root)?,
             workspace: workspace.map(disk).transpose()?.map_or(in_memory, Store::Disk),
+            mounts: disks,
             tmp: room(shares.tmp),
             shm: room(shares.shm),
             user: USER,
@@ -258,7 +284,7 @@ impl Plan {
     pub(crate) fn settings(spec: &Spec, config: &VmConfig) -> Settings {
         Settings {
             stores: [WORKSPACE_PATH, "/tmp", "/dev/shm"].map(str::to_owned).into(),
-            rules: usual_rules(spec.workspace().access()),
+            rules: mounts::rules(spec),
             limits: spec.limits().clone(),
             // No host process uses the files of this kernel.
             filter: Some(seccomp::Options { watch_reads: true, ..seccomp::Options::default() }),
@@ -316,7 +342,7 @@ mod tests {
         });
         let plan = plan.unwrap();
         assert_eq!(plan.processors, 2);
-        let text = plan.options(PORT, "serial:root", Some("serial:work")).unwrap();
+        let text = plan.options(PORT, "serial:root", Some("serial:work"), &[]).unwrap();
         let options = Options::parse(text.as_bytes()).expect("valid options");
         assert_eq!((options.tasks, options.cpu, options.memory), (Some(10), Some(150_000), Some(100 * MEBIBYTE)));
         assert!(matches!(options.workspace, Store::Disk(_)) && options.user == USER);
@@ -324,8 +350,10 @@ mod tests {
         assert_eq!(plan.shares.disk.unwrap(), 16 * MEBIBYTE + 1024 * 256 + 2 * 4096);
         let unlimited = with(|limits| limits.disk = None).unwrap();
         assert!(unlimited.shares.disk.is_none());
-        assert!(plan.options(PORT, "serial:Root", None).is_err() && plan.options("vsock:0", "vda", None).is_err());
-        assert!(plan.options("vsock:1024", "vda", Some("vdb")).unwrap().contains("cofferdam.port=vsock:1024"));
+        assert!(
+            plan.options(PORT, "serial:Root", None, &[]).is_err() && plan.options("vsock:0", "vda", None, &[]).is_err()
+        );
+        assert!(plan.options("vsock:1024", "vda", Some("vdb"), &[]).unwrap().contains("cofferdam.port=vsock:1024"));
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
         None => "the interfaces could not be read".to_owned(),
     };
     vec![
-        root_filesystem(evidence),
+        root_filesystem(measured),
         workspace(measured),
         seccomp(evidence),
         landlock(evidence),
@@ -117,7 +117,15 @@ fn boundaries(measured: &Measured<'_>) -> Vec<PostureItem> {
     ]
 }
 
-fn root_filesystem(evidence: &Evidence) -> PostureItem {
+fn root_filesystem(measured: &Measured<'_>) -> PostureItem {
+    let evidence = measured.evidence;
+    let differs = |mount: &&cofferdam_contract::Mount| {
+        let (target, read_only) = (mount.target.as_str(), mount.source.is_read_only());
+        !evidence.mount_of(target).is_some_and(|found| found.path == target && found.read_only == read_only)
+    };
+    if let Some(mount) = measured.spec.mounts().iter().find(differs) {
+        return row(Protection::RootFilesystem, false, format!("{} is not mounted as requested", mount.target));
+    }
     let read_only = evidence.mount_of("/").is_some_and(|mount| mount.read_only);
     let written: Vec<&str> =
         evidence.writes.iter().filter(|trial| trial.worked).map(|trial| trial.path.as_str()).collect();
@@ -255,12 +263,22 @@ fn disk(measured: &Measured<'_>) -> PostureItem {
             wrong.push(path.to_owned());
         }
     }
-    wrong.extend(writable_elsewhere(measured.evidence));
+    wrong.extend(writable_elsewhere(measured));
     if !wrong.is_empty() || measured.evidence.mounts.is_none() {
         return row(Protection::Disk, false, format!("writable without a limit: {}", wrong.join(", ")));
     }
     let [workspace, tmp, shm] = [shares.workspace, shares.tmp, shares.shm].map(ByteSize::from_bytes);
-    row(Protection::Disk, true, format!("{WORKSPACE_PATH} {workspace} on a disk; in memory /tmp {tmp}, /dev/shm {shm}"))
+    let mounted: String = measured
+        .spec
+        .mounts()
+        .iter()
+        .map(|mount| {
+            let access = if mount.source.is_read_only() { "read-only" } else { "limited by its file system" };
+            format!("; {} a disk of its own, {access}", mount.target)
+        })
+        .collect();
+    let sizes = format!("{WORKSPACE_PATH} {workspace} on a disk; in memory /tmp {tmp}, /dev/shm {shm}{mounted}");
+    row(Protection::Disk, true, sizes)
 }
 
 /// Returns true if a mount has the size. The kernel may round up to whole pages.
@@ -268,13 +286,19 @@ fn is_sized(mount: &Mount, max: u64) -> bool {
     mount.space.is_some_and(|space| space.bytes > 0 && space.bytes <= max.next_multiple_of(4096))
 }
 
-/// Returns the writable mounts, except the sandbox's own and those that the kernel restricts to root and itself.
-fn writable_elsewhere(evidence: &Evidence) -> Vec<String> {
+/// Returns the writable mounts, except the sandbox's own, disks at paths of their own, and those that the kernel
+/// restricts to root and itself.
+fn writable_elsewhere(measured: &Measured<'_>) -> Vec<String> {
     let own = [WORKSPACE_PATH, "/tmp", "/dev/shm"];
     let kernels = ["proc", "sysfs", "devpts", "cgroup2"];
-    let mounts = evidence.mounts.iter().flatten();
+    let is_disk = |mount: &Mount| {
+        let mut disks = measured.spec.mounts().iter().filter(|disk| !disk.source.is_read_only());
+        mount.kind == "ext4" && disks.any(|disk| disk.target.as_str() == mount.path)
+    };
+    let mounts = measured.evidence.mounts.iter().flatten();
     let found = mounts.filter(|mount| {
-        !mount.read_only && !own.contains(&mount.path.as_str()) && !kernels.contains(&mount.kind.as_str())
+        let is_known = own.contains(&mount.path.as_str()) || kernels.contains(&mount.kind.as_str());
+        !mount.read_only && !is_known && !is_disk(mount)
     });
     found.map(|mount| mount.path.clone()).collect()
 }

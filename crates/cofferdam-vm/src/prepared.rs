@@ -38,7 +38,8 @@ impl PreparedVm {
     pub(crate) async fn create(backend: &Arc<BackendState>, template: Spec) -> Result<Self> {
         let plan = Plan::of(&template, &backend.config)?;
         let pending = match template.root() {
-            RootFs::Default => {
+            // A disk of the template is no disk of other sandboxes.
+            RootFs::Default if template.mounts().is_empty() => {
                 let kind = Kind::new(plan, template.workspace().access());
                 let snapshot =
                     backend.templates.get(kind, take_template(backend, &template)).await.and_then(|snapshot| {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
-    NetworkPolicy, NetworkUsage, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
+    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
+    Spec, WatchEvents, WatchOptions,
 };
 use cofferdam_guest::Record;
 use cofferdam_guest::network::Network;
@@ -240,12 +241,20 @@ impl Sandbox for VmSandbox {
         self.open("write_file")?.guest.write_file(path, contents).await
     }
 
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.open("put")?.guest.put(path, entry).await
+    }
+
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         self.open("list_dir")?.guest.list_dir(path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.open("remove")?.guest.remove(path).await
+    }
+
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        self.open("watch")?.guest.watch(path, options).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -282,6 +291,10 @@ impl Sandbox for VmSandbox {
     }
 
     async fn close(&self) -> Result<()> {
+        if self.shared.inner.has_writable_mounts() && self.shared.paused.lock().await.is_some() {
+            // A stopped VM cannot write what its mounts have cached. If it cannot resume, the close reports that.
+            let _ = self.resume().await;
+        }
         self.shared.closed.store(true, Ordering::Release);
         self.shared.inner.close().await
     }

@@ -48,6 +48,8 @@ pub struct VmSettings {
 pub struct HostPaths {
     /// The directory for caches of this program. Without one, everything is stored below the image directory.
     pub cache: Option<PathBuf>,
+    /// The directory of the user's store of container images.
+    pub container_images: Option<PathBuf>,
     /// The user's PATH.
     pub search_path: Option<OsString>,
 }
@@ -154,6 +156,7 @@ impl VmSettings {
         Ok(VmConfig {
             images,
             packages,
+            container_images: host.container_images.clone(),
             root: image.map_or_else(|| RootChoice::MadeOrSource(DEFAULT_IMAGE.to_owned()), RootChoice::Made),
             make: build.unwrap_or(base.make),
             memory: memory.map_or(base.memory, |Human(size)| size),
@@ -319,7 +322,7 @@ mod tests {
     fn images_need_a_directory() {
         let error = VmSettings::default().config(&HostPaths::default()).unwrap_err();
         assert!(error.kind() == ErrorKind::Unavailable && error.remedy().is_some(), "{error}");
-        let host = HostPaths { cache: Some("/c".into()), search_path: None };
+        let host = HostPaths { cache: Some("/c".into()), ..HostPaths::default() };
         let config = VmSettings::default().config(&host).unwrap();
         assert_eq!((config.images, config.packages), ("/c/vm".into(), "/c/debian".into()));
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cofferdam_contract::{Result, RootFs, Spec};
+use cofferdam_image::store::{ImageStore, Options, StoreError};
 use cofferdam_image::{Cache, Image, ImageError, Images, Progress, RootSource, Source};
 use tokio::sync::{OnceCell, Semaphore};
 
@@ -78,13 +79,36 @@ impl BackendState {
     }
 
     async fn named(&self, name: &str) -> Result<Image, VmError> {
+        if let Some(source) = self.stored(name).await? {
+            return self.found(source).await;
+        }
         let (images, name) = (self.images.clone(), name.to_owned());
         blocking(move || Ok(images.named(&name)?)).await
     }
 
     async fn named_for_restore(&self, name: &str) -> Result<Image, VmError> {
+        if let Some(source) = self.stored(name).await? {
+            return self.found(source).await;
+        }
         let (images, name) = (self.images.clone(), name.to_owned());
         blocking(move || Ok(images.named_for_restore(&name)?)).await
+    }
+
+    /// Returns the source of an image that only the store of container images has.
+    async fn stored(&self, name: &str) -> Result<Option<Source>, VmError> {
+        let Some(store) = self.config.container_images.clone().filter(|store| store.is_dir()) else { return Ok(None) };
+        let (images, image, source) = (self.images.clone(), name.to_owned(), self.config.source.clone());
+        blocking(move || {
+            if images.has_name(&image) {
+                return Ok(None);
+            }
+            let is_stored = match ImageStore::open(&store, Options::default()).and_then(|all| all.contains(&image)) {
+                Err(StoreError::InvalidReference { .. }) => false,
+                found => found.map_err(ImageError::from)?,
+            };
+            Ok(is_stored.then_some(Source { root: RootSource::Stored { store, image }, ..source }))
+        })
+        .await
     }
 
     /// Reserves memory for a state that is still being written: nothing so far. It counts as memory for snapshots.

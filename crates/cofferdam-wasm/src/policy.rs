@@ -1,6 +1,6 @@
 //! This backend's options and limits of a spec, validated.
 
-use cofferdam_contract::{Access, Error, Limits, Result, RootFs, Spec, SpecParts, Workspace};
+use cofferdam_contract::{Access, Error, Limits, Result, RootFs, Spec, SpecParts, Workspace, unsupported_mount};
 use serde_json::Value;
 
 use crate::network::Rules;
@@ -24,8 +24,21 @@ impl Policy {
     /// Reads a spec, and rejects what this backend does not support.
     pub(crate) fn of(spec: &Spec) -> Result<Self> {
         spec.validate()?;
-        let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
-            spec.parts();
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
+        if let Some(mount) = mounts.first() {
+            return Err(unsupported_mount(mount, "a WebAssembly sandbox has a workspace and no other directories"));
+        }
         // Tenant, labels and permissions do not affect the sandbox.
         let (_, _, _) = (tenant, labels, allow_weaker);
         let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = limits;

@@ -7,13 +7,13 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    DirEntry, EntryKind, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Posture, Result, Sandbox, SandboxId,
-    SandboxPath, SandboxUsage, Snapshot, Spec, WORKSPACE_PATH, Workspace,
+    DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NewEntry, Posture, Result, Sandbox, SandboxId,
+    SandboxPath, SandboxUsage, Snapshot, Spec, WORKSPACE_PATH, WatchEvents, WatchOptions, Workspace,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
 use crate::NAME;
-use crate::fs::{Base, Contents, FsError, Ino, Kind, LastLink};
+use crate::fs::{Base, Contents, FsError, Ino, LastLink};
 use crate::run;
 use crate::state::Shared;
 use crate::time::since_1970;
@@ -76,25 +76,34 @@ impl Sandbox for WasmSandbox {
         Ok(Box::new(Reader { contents, at: offset }))
     }
 
-    async fn write_file(&self, path: &SandboxPath, mut contents: FileReader) -> Result<u64> {
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
         self.check_private_workspace("write_file")?;
-        let failed = |error: FsError| error.into_error("write_file", path.as_str());
-        let file = Nameless::new(&self.0).map_err(failed)?;
-        let mut piece = vec![0; PIECE];
-        let mut written = 0u64;
-        loop {
-            let read = contents.read(&mut piece).await.map_err(|error| {
-                Error::new(ErrorKind::Io, "write_file", "cannot read the new contents").with_source(error)
-            })?;
-            if read == 0 {
-                break;
-            }
-            self.0.tree("write_file")?.write(file.ino, written, &piece[..read], 0).map_err(failed)?;
-            written += read as u64;
-        }
+        let (file, written) = self.received("write_file", path, contents).await?;
         let now = self.now();
-        self.0.tree("write_file")?.link_file(self.base(), relative(path), file.ino, now).map_err(failed)?;
+        let linked = self.0.tree("write_file")?.link_file(self.base(), relative(path), file.ino, now);
+        linked.map_err(|error| error.into_error("write_file", path.as_str()))?;
         Ok(written)
+    }
+
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.check_private_workspace("put")?;
+        let (now, top) = (self.now(), self.base().ino);
+        let failed = |error: FsError| error.into_error("put", path.as_str());
+        match entry {
+            NewEntry::File { mode, modified, contents } => {
+                let (file, written) = self.received("put", path, contents).await?;
+                let mut tree = self.0.tree("put")?;
+                tree.put_file(top, path.as_str(), file.ino, (mode, modified), now).map_err(failed)?;
+                drop(tree);
+                Ok(written)
+            }
+            NewEntry::Directory { mode } => {
+                self.0.tree("put")?.put_directory(top, path.as_str(), mode, now).map(|()| 0).map_err(failed)
+            }
+            NewEntry::Symlink { target } => {
+                self.0.tree("put")?.put_symlink(top, path.as_str(), &target, now).map(|()| 0).map_err(failed)
+            }
+        }
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
@@ -102,17 +111,7 @@ impl Sandbox for WasmSandbox {
         let entries = tree.lookup(self.base(), relative(path), LastLink::Follow);
         let entries = entries.and_then(|ino| tree.list(ino, MAX_ENTRIES));
         let entries = entries.map_err(|error| error.into_error("list_dir", path.as_str()))?;
-        let entries =
-            entries.ok_or_else(|| Error::new(ErrorKind::ResourceExhausted, "list_dir", "more than 100,000 entries"))?;
-        let entry = |(name, kind, size)| {
-            let kind = match kind {
-                Kind::File => EntryKind::File,
-                Kind::Directory => EntryKind::Directory,
-                Kind::Symlink => EntryKind::Symlink,
-            };
-            DirEntry { name, kind, size }
-        };
-        Ok(entries.into_iter().map(entry).collect())
+        entries.ok_or_else(|| Error::new(ErrorKind::ResourceExhausted, "list_dir", "more than 100,000 entries"))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
@@ -120,6 +119,14 @@ impl Sandbox for WasmSandbox {
         let now = self.now();
         let removed = self.0.tree("remove")?.remove_all(self.base(), relative(path), now);
         removed.map_err(|error| error.into_error("remove", path.as_str()))
+    }
+
+    async fn watch(&self, _path: &SandboxPath, _options: WatchOptions) -> Result<WatchEvents> {
+        Err(Error::unsupported(
+            "watch",
+            "the files of a WebAssembly sandbox are values in memory, which report no changes",
+        )
+        .with_remedy("list the directory after each exec, or use level process"))
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {
@@ -160,6 +167,29 @@ impl Sandbox for WasmSandbox {
 }
 
 impl WasmSandbox {
+    /// Reads the contents of a new file, which has no name yet.
+    async fn received(
+        &self,
+        operation: &'static str,
+        path: &SandboxPath,
+        mut contents: FileReader,
+    ) -> Result<(Nameless<'_>, u64)> {
+        let failed = |error: FsError| error.into_error(operation, path.as_str());
+        let file = Nameless::new(&self.0).map_err(failed)?;
+        let mut piece = vec![0; PIECE];
+        let mut written = 0u64;
+        loop {
+            let read = contents.read(&mut piece).await.map_err(|error| {
+                Error::new(ErrorKind::Io, operation, "cannot read the new contents").with_source(error)
+            })?;
+            if read == 0 {
+                return Ok((file, written));
+            }
+            self.0.tree(operation)?.write(file.ino, written, &piece[..read], 0).map_err(failed)?;
+            written += read as u64;
+        }
+    }
+
     /// Fails while an exec runs, since the copy would silently lack it.
     fn check_idle(&self, operation: &'static str) -> Result<()> {
         if self.0.running() == 0 {

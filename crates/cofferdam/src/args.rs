@@ -3,19 +3,30 @@
 mod absent;
 mod audit;
 mod changes;
-mod daemon;
-#[cfg(feature = "container")]
+#[cfg(feature = "server")]
+mod code;
+mod copies;
+#[cfg(feature = "images")]
 mod image;
+#[cfg(feature = "server")]
+mod live;
 #[cfg(feature = "vm")]
 mod machine;
 #[cfg(feature = "mcp")]
 mod mcp;
+mod mounts;
 mod net;
 #[cfg(feature = "plugins")]
 mod plugins;
 mod repl;
+mod serve;
+#[cfg(feature = "server")]
+mod server;
 #[cfg(feature = "vm")]
 mod snapshot;
+#[cfg(any(feature = "server", feature = "vm"))]
+mod snapshots;
+mod volume;
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -33,13 +44,21 @@ pub use changes::{
     ApplyChangesArgs, ChangesArgs, ChangesCommand, DiscardChangesArgs, ListChangesArgs, PruneChangesArgs, ReviewArgs,
     ShowChangesArgs,
 };
-pub use daemon::{DaemonArgs, DaemonCommand};
-#[cfg(feature = "container")]
+#[cfg(feature = "server")]
+pub use code::{CodeArgs, KernelArgs, KernelCommand};
+pub use copies::{CopyArgs, CopyOutArg};
+#[cfg(feature = "images")]
 pub use image::{ImageArgs, ImageCommand};
+#[cfg(feature = "server")]
+pub use live::{
+    AttachArgs, DiffArgs, ExtendArgs, ForkArgs, PortArgs, PruneArgs, RenameArgs, SandboxesArgs, ServerCommand,
+    StatsArgs, WatchArgs,
+};
 #[cfg(feature = "vm")]
 pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs, MachineCommand};
 #[cfg(feature = "mcp")]
 pub use mcp::McpArgs;
+pub use mounts::{MountArgs, VolumeMountArgs};
 pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
 #[cfg(feature = "plugins")]
 pub use plugins::{
@@ -47,10 +66,24 @@ pub use plugins::{
     PluginsArgs, PluginsCommand, RunPluginsArgs, SecretArgs, StrategyArg, UninstallArgs, ValidateArgs,
 };
 pub use repl::ReplArgs;
+pub use serve::{ServeArgs, ServeCommand};
+#[cfg(feature = "server")]
+pub use server::{
+    ClientArgs, ClientCertificatesUse, CopyFilesArgs, CreateArgs, CreateKeyArgs, ExecArgs, HttpArgs, KeysArgs,
+    KeysCommand, ListSandboxesArgs, OutputOfExecArgs, RemoveArgs, StateArgs,
+};
 #[cfg(feature = "vm")]
-pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs, SnapshotArgs, SnapshotCommand};
+pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs};
+#[cfg(feature = "server")]
+pub use snapshots::StoredCommand;
+#[cfg(any(feature = "server", feature = "vm"))]
+pub use snapshots::{SnapshotArgs, SnapshotCommand};
+pub use volume::{
+    CreateVolumeArgs, ExportVolumeArgs, ImportVolumeArgs, InspectVolumeArgs, ListVolumesArgs, RemoveVolumesArgs,
+    VolumeArgs, VolumeCommand,
+};
 
-use crate::resident::DaemonUse;
+use crate::resident::ServerUse;
 use crate::values::{Publication, parse_env, parse_label, parse_publish, parse_secret};
 
 /// Run untrusted code in a sandbox.
@@ -72,8 +105,8 @@ Examples:
   cofferdam run --timeout 5s -- date   run a command
   cofferdam doctor                     report what this host can enforce and what is missing
 
-Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
-the environment over the configuration file (--config, COFFERDAM_CONFIG or
+Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC,
+COFFERDAM_USE_SERVER), the environment over the configuration file (--config, COFFERDAM_CONFIG or
 ~/.config/cofferdam/config.toml), and the file over defaults. SANDBOX_TIMEOUT_SEC is a maximum:
 --timeout can only lower it.";
 
@@ -86,26 +119,36 @@ pub enum Command {
     Repl(Box<ReplArgs>),
     /// Show, apply and discard the changes of copy-on-write workspaces
     Changes(ChangesArgs),
+    /// Create, list, export, import and remove named volumes
+    Volume(VolumeArgs),
     /// Verify the audit log and query its lines
     Audit(AuditArgs),
-    /// Run a daemon that prepares sandboxes and interpreters for later runs
-    Daemon(DaemonArgs),
     /// Serve sandboxes to agents over the Model Context Protocol
     #[cfg(feature = "mcp")]
     Mcp(Box<McpArgs>),
+    /// Serve sandboxes to the runs of this user and to clients over HTTP
+    #[cfg(feature = "server")]
+    Serve(Box<ServeArgs>),
+    /// Prepare sandboxes and interpreters for the runs of this user
+    #[cfg(not(feature = "server"))]
+    Serve(Box<ServeArgs>),
+    /// Commands of servers and of their clients.
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    Server(ServerCommand),
     /// Report what each backend can enforce on this host, and how to fix what is missing
     Doctor(DoctorArgs),
     /// Install WebAssembly interpreters for this user
     #[cfg(feature = "wasm")]
     Setup(SetupArgs),
-    /// List, build, import and pull images of the container engine
-    #[cfg(feature = "container")]
+    /// Pull, load, build, list and remove images
+    #[cfg(feature = "images")]
     Image(ImageArgs),
     /// Build, list, export, import and prune VM images
     #[cfg(feature = "vm")]
     Vm(MachineArgs),
-    /// Save a running VM to a file, restore it and inspect the file
-    #[cfg(feature = "vm")]
+    /// Save a VM to a file and restore it; take, list and move snapshots of a server
+    #[cfg(any(feature = "server", feature = "vm"))]
     Snapshot(SnapshotArgs),
     /// Run the conformance suite against a backend
     #[cfg(feature = "conformance")]
@@ -129,16 +172,16 @@ pub enum Command {
     #[cfg(not(feature = "wasm"))]
     #[command(hide = true)]
     Setup(AbsentArgs),
-    /// List, build, import and pull images of the container engine
-    #[cfg(not(feature = "container"))]
+    /// Pull, load, build, list and remove images
+    #[cfg(not(feature = "images"))]
     #[command(hide = true)]
     Image(AbsentArgs),
     /// Build, list, export, import and prune VM images
     #[cfg(not(feature = "vm"))]
     #[command(hide = true)]
     Vm(AbsentArgs),
-    /// Save a running VM to a file, restore it and inspect the file
-    #[cfg(not(feature = "vm"))]
+    /// Save a VM to a file and restore it; take, list and move snapshots of a server
+    #[cfg(not(any(feature = "server", feature = "vm")))]
     #[command(hide = true)]
     Snapshot(AbsentArgs),
     /// Run the conformance suite against a backend
@@ -149,6 +192,10 @@ pub enum Command {
     #[cfg(not(feature = "plugins"))]
     #[command(hide = true)]
     Plugins(AbsentArgs),
+    /// Use a server over HTTP
+    #[cfg(not(feature = "server"))]
+    #[command(hide = true, aliases = ["keys", "ls", "exec", "attach", "logs", "cp", "pause", "resume", "extend", "rename", "fork", "stats", "rm", "prune"])]
+    Create(AbsentArgs),
 }
 
 const RUN_HELP: &str = "\
@@ -159,6 +206,7 @@ Examples:
   echo 'print(6 * 7)' | cofferdam run -
   cofferdam run --workspace . --diff -- make test
   cofferdam run --workspace ~/project:ro --json script.js
+  cofferdam run --copy-in data.csv --copy-out 'out/*' -- sh -c 'mkdir out; wc data.csv > out/count'
   printf 'a\\nb\\n' | cofferdam run --stdin -- wc -l
   cofferdam run --tty -- bash
 
@@ -191,16 +239,22 @@ pub struct RunArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub code: Option<String>,
 
-    /// Select when a daemon runs it: if one is running (auto), never, always and start one if necessary (start), or
-    /// always and fail if none is running (require) [default: auto]
+    /// Select when this user's server runs it: if one is running (auto), never, always and start one if necessary
+    /// (start), or always and fail if none is running (require) [default: auto]
     #[arg(long, value_name = "MODE")]
-    pub daemon: Option<DaemonUse>,
+    pub use_server: Option<ServerUse>,
 
     #[command(flatten)]
     pub limits: LimitArgs,
 
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+
+    #[command(flatten)]
+    pub copies: CopyArgs,
+
+    #[command(flatten)]
+    pub volumes: VolumeMountArgs,
 
     #[command(flatten)]
     pub review: ReviewArgs,
@@ -304,16 +358,23 @@ pub struct SandboxArgs {
     #[arg(long, value_name = "DIR[:ro]")]
     pub workspace: Option<String>,
 
+    #[command(flatten)]
+    pub mounts: MountArgs,
+
     /// Use this directory as the root file system
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
 
-    /// Use an image of the container engine, or a VM image (`cofferdam vm images`); selects a backend with images if
-    /// none is named
+    /// Use an image of the image store (`cofferdam image ls`), of the container engine, or of `cofferdam vm images`;
+    /// selects a backend that has it if none is named
     #[arg(long, value_name = "NAME", conflicts_with = "root")]
     pub image: Option<String>,
 
-    /// Pull the container image: never, or if it is missing [default: never]
+    /// Run the image's entrypoint, with the words after `--` as arguments [default: run these words]
+    #[arg(long, requires = "image")]
+    pub entrypoint: bool,
+
+    /// Pull the image: never, or if it is missing [default: never]
     #[arg(long, value_name = "never|missing", value_parser = |text: &str| text.parse::<PullPolicy>())]
     pub pull: Option<PullPolicy>,
 
@@ -383,7 +444,7 @@ pub struct OutputArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// Print more messages on standard error, such as whether a daemon is used and why not
+    /// Print more messages on standard error, such as whether a server is used and why not
     #[arg(long, short, conflicts_with = "quiet")]
     pub verbose: bool,
 }

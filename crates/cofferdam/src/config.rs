@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use cofferdam::code::{AuditConfig, Bounds, Language, ScreeningConfig, SessionBounds};
 use cofferdam::configuration::{Bound, Human, from_text};
-use cofferdam::daemon::DaemonSettings;
-use cofferdam::registry::{ContainerSettings, Setup, VmSettings, WasmSettings};
+use cofferdam::registry::{ContainerSettings, ImageSettings, Setup, VmSettings, WasmSettings};
+use cofferdam::resident::ServeSettings;
 use cofferdam::{ByteSize, Cpus, Error, ErrorKind, Level, NetworkRules, Protection, Result, TenantId};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use serde::{Deserialize, Deserializer};
 
-use crate::resident::DaemonUse;
+use crate::resident::ServerUse;
 
 /// Maximum size of a configuration file.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -53,10 +53,12 @@ pub struct ConfigFile {
     pub audit: Option<AuditConfig>,
     /// Bounds on the number and lifetime of sessions.
     pub sessions: SessionBounds,
-    /// The use of a daemon by runs.
-    pub use_daemon: Option<DaemonUse>,
-    /// Settings of the daemon.
-    pub daemon: DaemonSettings,
+    /// The use of a server by runs.
+    pub use_server: Option<ServerUse>,
+    /// Settings of the server.
+    pub serve: ServeSettings,
+    /// Settings of the image store.
+    pub images: ImageSettings,
     /// Settings of the container backend.
     pub containers: ContainerSettings,
     /// Settings of the VM backend.
@@ -70,7 +72,14 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Returns the settings of backends.
     pub fn setup(&self) -> Setup {
-        Setup { containers: self.containers.clone(), machines: self.machines.clone(), wasm: self.wasm.clone() }
+        Setup {
+            images: self.images.clone(),
+            containers: self.containers.clone(),
+            machines: self.machines.clone(),
+            wasm: self.wasm.clone(),
+            remote: None,
+            e2b: None,
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 //! - Backends by name: `registry.rs`; the table of backends: `registry/table.rs`. Settings of all backends:
 //!   `registry/setup.rs`.
 //! - Meaning of a command line: `args.rs`, then `settings.rs` and `plan.rs`. Commands: `commands/mod.rs`.
-//! - Use of a daemon by a run: `resident.rs`.
+//! - Use of a server by a run: `resident.rs`.
 //! - Published ports: `publish.rs`.
 //!
 //! # Examples
@@ -65,11 +65,12 @@
 pub mod plugins;
 pub mod publish;
 pub mod registry;
+pub mod volumes;
 
 pub use cofferdam_code as code;
 pub use cofferdam_contract::*;
-pub use cofferdam_daemon as daemon;
 pub use cofferdam_engine as engine;
+pub use cofferdam_resident as resident;
 
 /// Creates a sandbox of the default backend, runs one command in it and closes it.
 ///

@@ -4,18 +4,23 @@
 
 mod args;
 mod commands;
+mod completion;
 mod config;
 mod encode;
 mod host_stream;
+mod images;
 mod interrupts;
 mod launcher;
 mod out_file;
 mod plan;
 mod progress;
+#[cfg(any(feature = "plugins", feature = "server"))]
+mod question;
 mod report;
 mod resident;
 mod settings;
 mod sink;
+mod state;
 mod stdin;
 mod style;
 mod terminal;
@@ -31,8 +36,9 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 use cofferdam::registry::ForkedLauncher;
 
 fn main() -> ExitCode {
-    // Forks before anything is read except the path of the daemon, because the launcher inherits a copy of this memory.
-    // With a daemon, this process rarely needs its own launcher.
+    completion::answer();
+    // Forks before anything is read except the path of the server, because the launcher inherits a copy of this memory.
+    // With a server, this process rarely needs its own launcher.
     let launcher = if resident::may_be_there() { None } else { ForkedLauncher::fork_when(launcher::is_wanted) };
     let raw: Vec<_> = std::env::args_os().collect();
     let status = match args::parse(&raw) {

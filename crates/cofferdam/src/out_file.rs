@@ -26,7 +26,6 @@ pub enum Existing {
     /// Keep it and write nothing.
     Keep,
     /// Replace it atomically.
-    #[cfg_attr(not(feature = "plugins"), expect(dead_code, reason = "only packages replace files"))]
     Replace,
 }
 

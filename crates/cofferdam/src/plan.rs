@@ -1,5 +1,7 @@
 //! Conversion of arguments and settings into a spec and a request. Reads FILE or standard input; starts nothing.
 
+mod mounts;
+
 use std::env::VarError;
 use std::io::{IsTerminal, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,6 +17,7 @@ use cofferdam_contract::DirectoryId;
 use cofferdam_linux::named::{Directory, UntrustedLink};
 
 use crate::args::RunArgs;
+use crate::images;
 use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
@@ -76,12 +79,11 @@ impl Plan {
 #[cfg(feature = "mcp")]
 pub fn sandbox(args: &RunArgs, settings: &Settings) -> Result<Spec> {
     let named = args.sandbox.workspace.as_deref();
-    if named.is_some_and(|named| !named.ends_with(":ro") && !named.ends_with(":rw")) {
-        let message =
-            "the workspace of a server must be read-only or writable: clients cannot review changes of a copy";
-        return Err(
-            Error::invalid("mcp", message).with_remedy("write DIR:rw if clients may change the directory, or DIR:ro")
-        );
+    if named.is_some_and(|named| ![":ro", ":rw", ":cow"].iter().any(|mode| named.ends_with(mode))) {
+        let message = "the workspace of a server needs a mode, since its clients decide on changes without you";
+        return Err(Error::invalid("mcp", message).with_remedy(
+            "write DIR:cow to keep changes for `cofferdam changes`, DIR:rw if clients may change the directory, or DIR:ro",
+        ));
     }
     spec(args, settings, named.map(workspace).transpose()?)
 }
@@ -123,16 +125,29 @@ fn directory(option: &str, named: &Path) -> Result<Directory> {
         None if error.kind() == std::io::ErrorKind::NotADirectory => bad("is not a directory".to_owned()),
         None => bad(format!("cannot be used: {}", reason(&error))),
     })?;
-    let daemon = resident::candidates().directory();
-    if shows(opened.path(), &daemon.canonicalize().unwrap_or(daemon), option == "--root") {
+    let server = resident::candidates().directory();
+    if shows(opened.path(), &server.canonicalize().unwrap_or(server), option == "--root") {
         return Err(Error::new(
             ErrorKind::Denied,
             "run",
-            format!("{option} '{shown}' contains the directory of Cofferdam's daemon"),
+            format!("{option} '{shown}' contains the directory of Cofferdam's server"),
         )
-        .with_remedy("use a directory without it, or stop the daemon"));
+        .with_remedy("use a directory without it, or stop the server"));
     }
     Ok(opened)
+}
+
+/// Returns the path and the identity of a directory for a sandbox of this user's server.
+#[cfg(feature = "server")]
+pub fn served_workspace(text: &str) -> Result<(PathBuf, DirectoryId)> {
+    let HostWorkspace { opened, mode, .. } = workspace(text)?;
+    match mode {
+        WorkspaceMode::CopyOnWrite => Ok(recorded(opened)),
+        WorkspaceMode::ReadOnly | WorkspaceMode::ReadWrite => {
+            Err(Error::unsupported("create", "a server shows directories copy-on-write only")
+                .with_remedy("leave out the mode: `cofferdam diff` shows and applies the changes"))
+        }
+    }
 }
 
 /// Returns the path of an open directory, and its identity for a spec.
@@ -145,11 +160,11 @@ fn recorded(opened: Directory) -> (PathBuf, DirectoryId) {
     (path, DirectoryId { device, inode })
 }
 
-/// Returns true if a sandbox that mounts `path` could reach the daemon's directory, and so impersonate the daemon.
-fn shows(path: &Path, daemon: &Path, as_root: bool) -> bool {
+/// Returns true if a sandbox that mounts `path` could reach the server's directory, and so impersonate the server.
+fn shows(path: &Path, server: &Path, as_root: bool) -> bool {
     // A sandbox mounts its own directories over these.
     let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|mounted| below.starts_with(mounted));
-    path.starts_with(daemon) || (daemon.is_dir() && daemon.strip_prefix(path).is_ok_and(|below| !covered(below)))
+    path.starts_with(server) || (server.is_dir() && server.strip_prefix(path).is_ok_and(|below| !covered(below)))
 }
 
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
@@ -169,6 +184,7 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
     if let Some(reference) = &args.sandbox.image {
         builder = builder.root(RootFs::Image { reference: reference.clone() });
     }
+    builder = mounts::add(builder, &args.sandbox.mounts)?;
     builder = builder.network(settings.network.clone());
     for (key, value) in &args.sandbox.label {
         builder = builder.label(key, value);
@@ -243,6 +259,13 @@ type Requested = (Command, Option<Code>);
 
 fn command(args: &RunArgs, settings: &Settings, workspace: Option<&HostWorkspace>) -> Result<Requested> {
     let lang = args.lang.as_deref().unwrap_or(DEFAULT_LANGUAGE);
+    if args.sandbox.entrypoint {
+        if !args.words.is_empty() && !args.separated || args.code.is_some() || args.lang.is_some() {
+            return Err(Error::invalid("run", "--entrypoint takes arguments after --, and no code or file")
+                .with_remedy("write cofferdam run --image NAME --entrypoint -- ARGS"));
+        }
+        return Ok((Command::Argv(images::entrypoint(args.sandbox.image.as_deref(), &args.words, settings)?), None));
+    }
     if let Some(code) = &args.code {
         return code_command(code.clone().into_bytes(), lang, &args.words, settings);
     }

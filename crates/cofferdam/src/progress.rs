@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use cofferdam::ByteSize;
 use cofferdam::registry::ImageStep;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
@@ -50,6 +51,15 @@ impl Progress {
             bar.set_message(what.clone());
         }
         *last = what;
+    }
+
+    /// Shows the size of what was copied, on a terminal only.
+    pub fn transferred(&self, what: &str, size: ByteSize) {
+        if let Some(bar) = &self.bar {
+            bar.set_style(style("{spinner} {msg}"));
+            bar.set_message(format!("{}: {size}", one_line(what)));
+            bar.tick();
+        }
     }
 
     /// Removes the bar.

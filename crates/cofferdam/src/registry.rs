@@ -4,26 +4,37 @@
 
 #[cfg(not(all(feature = "container", feature = "vm", feature = "wasm")))]
 mod absent;
+#[cfg(feature = "images")]
+pub mod base;
 #[cfg(feature = "container")]
 mod container;
+#[cfg(feature = "e2b")]
+mod e2b;
 #[cfg(feature = "container")]
 pub mod images;
 #[cfg(feature = "vm")]
 pub mod machines;
 mod process;
+#[cfg(feature = "server")]
+mod remote;
+#[cfg(feature = "images")]
+mod roots;
 mod setup;
 #[cfg(feature = "conformance")]
 mod simulated;
+#[cfg(any(feature = "images", feature = "vm"))]
+pub mod stored;
 mod table;
 #[cfg(feature = "vm")]
 mod vm;
 #[cfg(feature = "wasm")]
 mod wasm;
 
-#[cfg(any(feature = "container", feature = "vm", feature = "wasm"))]
+#[cfg(any(feature = "images", feature = "vm", feature = "wasm"))]
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cofferdam_changes::sandbox::CopyOnWriteByCopy;
 pub use cofferdam_code::MODULE_INTERPRETER;
 #[cfg(feature = "conformance")]
 use cofferdam_conformance::Target;
@@ -45,7 +56,7 @@ pub use absent::AbsentSettings as WasmSettings;
 pub use absent::{AbsentSettings as ContainerSettings, AbsentValue as PullPolicy};
 #[cfg(not(feature = "vm"))]
 pub use absent::{AbsentSettings as VmSettings, AbsentValue as MakePolicy};
-pub use setup::{BackendOptions, Setup};
+pub use setup::{BackendOptions, ImageSettings, Setup};
 pub use table::build_with;
 use table::{Creation, Named, TABLE, use_one_of};
 #[cfg(feature = "wasm")]
@@ -138,7 +149,8 @@ pub fn for_level(level: Level) -> Result<&'static BackendInfo> {
     if default.level >= level {
         return Ok(default);
     }
-    built_in().find(|info| info.level >= level).ok_or_else(|| {
+    let chosen = TABLE.iter().filter(|row| row.info.built_in && !row.is_by_name).map(|row| &row.info);
+    chosen.into_iter().find(|info| info.level >= level).ok_or_else(|| {
         let error = Error::unsupported("select backend", format!("no backend of this build reaches level {level}"));
         match TABLE.iter().filter(|row| row.info.level >= level).find_map(|row| row.feature) {
             Some(feature) => error.with_remedy(build_with(feature)),
@@ -197,7 +209,9 @@ fn create(name: &str, creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
     let named = Named::find(name)?;
     let Creation { is_single, launcher, setup, progress } = creation;
     let setup = named.setup().or(setup.clone());
-    (named.implementation.create)(Creation { is_single, launcher, setup: &setup, progress })
+    let backend = (named.implementation.create)(Creation { is_single, launcher, setup: &setup, progress })?;
+    // Backends without overlays get copy-on-write workspaces, too.
+    Ok(CopyOnWriteByCopy::wrap(backend))
 }
 
 fn silent() -> ImageProgress {
@@ -205,7 +219,7 @@ fn silent() -> ImageProgress {
 }
 
 /// Returns the directory `cofferdam` in the user's cache directory, or `None` for a user without a cache directory.
-#[cfg(any(feature = "container", feature = "vm", feature = "wasm"))]
+#[cfg(any(feature = "images", feature = "vm", feature = "wasm"))]
 fn cache() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
@@ -213,7 +227,7 @@ fn cache() -> Option<PathBuf> {
 }
 
 /// Returns a directory in [`cache`].
-#[cfg(any(feature = "container", feature = "wasm"))]
+#[cfg(any(feature = "images", feature = "wasm"))]
 fn cache_directory(name: &str) -> Option<PathBuf> {
     cache().map(|cache| cache.join(name))
 }
@@ -286,7 +300,7 @@ mod tests {
         ] {
             assert_eq!((find(name).unwrap().name, driver(name), runtime(name)), ("vm", expected, None), "{name}");
         }
-        let error = find("remote").unwrap_err();
+        let error = find("apple-vz").unwrap_err();
         assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{error}");
         assert_eq!(find("docker:runsc").unwrap().name, "docker");
         assert_eq!((runtime("docker:runsc").as_deref(), runtime("docker")), (Some("runsc"), None));

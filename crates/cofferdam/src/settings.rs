@@ -16,9 +16,10 @@ use cofferdam::{
 
 use crate::args::{Learn, LimitArgs, RunArgs, SandboxArgs};
 use crate::config::{ConfigFile, ConfigLimits};
+use crate::images;
 use crate::plan::STANDARD_INPUT;
 use crate::report;
-use crate::resident::DaemonUse;
+use crate::resident::ServerUse;
 use crate::style::Tone;
 
 /// Settings from the environment.
@@ -28,8 +29,8 @@ pub struct Environment {
     pub backend: Option<String>,
     /// `SANDBOX_TIMEOUT_SEC`: the maximum real time of a run.
     pub timeout: Option<Duration>,
-    /// `COFFERDAM_DAEMON`: the use of a daemon.
-    pub daemon: Option<DaemonUse>,
+    /// `COFFERDAM_USE_SERVER`: the use of a server.
+    pub use_server: Option<ServerUse>,
     /// `DOCKER_HOST`, `XDG_RUNTIME_DIR`, `COFFERDAM_VM_…` and `COFFERDAM_WASM_…`: settings of backends.
     pub setup: Setup,
 }
@@ -41,7 +42,7 @@ impl Environment {
         Ok(Self {
             backend: variables.text("SANDBOX_TYPE").map(|text| backend_name(&text)),
             timeout: variables.text("SANDBOX_TIMEOUT_SEC").map(|text| seconds(&text)).transpose()?,
-            daemon: variables.text("COFFERDAM_DAEMON").map(|text| daemon(&text)).transpose()?,
+            use_server: variables.text("COFFERDAM_USE_SERVER").map(|text| use_server(&text)).transpose()?,
             setup: Setup::from_variables(variables)?,
         })
     }
@@ -66,9 +67,9 @@ fn seconds(text: &str) -> Result<Duration> {
     })
 }
 
-fn daemon(text: &str) -> Result<DaemonUse> {
+fn use_server(text: &str) -> Result<ServerUse> {
     text.parse().map_err(|_| {
-        let message = format!("COFFERDAM_DAEMON is '{}', which is not a valid mode", text.escape_debug());
+        let message = format!("COFFERDAM_USE_SERVER is '{}', which is not a valid mode", text.escape_debug());
         Error::invalid("read environment", message).with_remedy("set it to auto, never, start or require, or unset it")
     })
 }
@@ -94,8 +95,8 @@ pub struct Settings {
     pub code: CodeConfig,
     /// True if every run is screened, logged or bounded as a call, even without a request for the full result.
     pub watched: bool,
-    /// The use of a daemon.
-    pub daemon: DaemonUse,
+    /// The use of a server.
+    pub use_server: ServerUse,
     /// Settings of backends.
     pub setup: Setup,
 }
@@ -109,7 +110,9 @@ impl Settings {
             false => &flags.limits.allow_weaker,
         };
         let backend = backend_for_run(flags, environment, file)?;
-        check_option(flags.sandbox.pull.is_some(), "--pull", registry::CONTAINER_BACKEND, &backend)?;
+        // The image of a process sandbox can be pulled as well.
+        let pulls = flags.sandbox.image.is_some() && backend.info.name == registry::DEFAULT_BACKEND;
+        check_option(flags.sandbox.pull.is_some() && !pulls, "--pull", registry::CONTAINER_BACKEND, &backend)?;
         check_option(flags.sandbox.build.is_some(), "--build", registry::MACHINE_BACKEND, &backend)?;
         check_option(flags.sandbox.deterministic.is_some(), "--deterministic", registry::MODULE_BACKEND, &backend)?;
         check_option(flags.sandbox.fuel.is_some(), "--fuel", registry::MODULE_BACKEND, &backend)?;
@@ -124,7 +127,7 @@ impl Settings {
             cancel_grace: flags.cancel_grace.unwrap_or(DEFAULT_CANCEL_GRACE),
             code: code(flags, file)?,
             watched: file.screening.is_some() || file.audit.is_some() || file.code.is_some(),
-            daemon: flags.daemon.or(environment.daemon).or(file.use_daemon).unwrap_or_default(),
+            use_server: flags.use_server.or(environment.use_server).or(file.use_server).unwrap_or_default(),
         })
     }
 }
@@ -199,15 +202,17 @@ impl From<&'static BackendInfo> for Chosen {
 
 /// Selects a backend like [`backend`]. If no backend is named and no higher level is required, a run of a WebAssembly
 /// module, and a script with `--level wasm`, get the module backend. If no backend is named, a run with an image gets
-/// the container backend.
+/// the process backend if the image store has it or may pull it, else the container backend.
 fn backend_for_run(flags: &RunArgs, environment: &Environment, file: &ConfigFile) -> Result<Chosen> {
     let chosen = backend(flags.backend.as_deref(), flags.level, environment, file)?;
     let named = flags.backend.is_some() || environment.backend.is_some() || file.backend.is_some();
     let level = flags.level.or(file.level).unwrap_or(Level::Simulated);
     // A script with an explicit `--level wasm` runs in that level if possible. The level is still a minimum.
     let requested = flags.level == Some(Level::Wasm) && names_script(flags);
-    if !named && flags.sandbox.image.is_some() && level <= Level::Container {
-        return registry::find(registry::CONTAINER_BACKEND).map(Chosen::from);
+    if let Some(image) = flags.sandbox.image.as_deref().filter(|_| !named && level <= Level::Container) {
+        let stored = level <= Level::Process && images::is_available(image, flags.sandbox.pull, &file.images);
+        let name = if stored { registry::DEFAULT_BACKEND } else { registry::CONTAINER_BACKEND };
+        return registry::find(name).map(Chosen::from);
     }
     if !named && level <= Level::Wasm && (names_module(flags) || requested) {
         return registry::find(registry::MODULE_BACKEND).map(Chosen::from);

@@ -12,11 +12,7 @@ const PIECE: usize = 64 * 1024;
 
 /// Copies standard input of this process to `writer` until either end is closed, then closes both.
 pub async fn forward(mut writer: StdinWriter) {
-    let (sender, mut receiver) = mpsc::channel::<Vec<u8>>(1);
-    if std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read(&sender)).is_err() {
-        // Without a thread the code gets end-of-file, as it would without --stdin.
-        return;
-    }
+    let mut receiver = pieces();
     while let Some(data) = receiver.recv().await {
         if writer.write_all(&data).await.is_err() || writer.flush().await.is_err() {
             // The code has closed its input. Nothing is read beyond the data in flight.
@@ -25,6 +21,14 @@ pub async fn forward(mut writer: StdinWriter) {
     }
     // The code may have exited already, which is not an error.
     let _ = writer.close().await;
+}
+
+/// Reads standard input of this process. The pieces end at end-of-file.
+pub fn pieces() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(1);
+    // Without a thread the code gets end-of-file, as it would without --stdin.
+    let _ = std::thread::Builder::new().name("stdin".to_owned()).spawn(move || read(&sender));
+    receiver
 }
 
 fn read(sender: &mpsc::Sender<Vec<u8>>) {

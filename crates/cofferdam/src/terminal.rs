@@ -188,6 +188,17 @@ pub fn write_safe_json(value: &dyn fmt::Display, to: impl io::Write) -> io::Resu
     escaped.to.flush()
 }
 
+/// Returns an age in its largest unit.
+pub fn ago(age: std::time::Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} d ago", seconds / 86_400),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -132,6 +132,9 @@ pub fn deb(contents: &Contents, stage: &Path, out: &Path) -> Result<PathBuf> {
     tree.file(&format!("usr/share/zsh/vendor-completions/_{name}"), zsh)?;
     tree.file(&format!("usr/share/fish/vendor_completions.d/{name}.fish"), fish)?;
     tree.file(&format!("usr/share/doc/{name}/copyright"), &copyright(contents))?;
+    // Not enabled: a package has no installation script.
+    tree.file(&format!("usr/lib/systemd/system/{name}.service"), include_str!("../../../packaging/cofferdam.service"))?;
+    tree.file(&format!("usr/lib/systemd/system/{name}.socket"), include_str!("../../../packaging/cofferdam.socket"))?;
     let depends = match &contents.program.libc {
         Libc::Static => String::new(),
         Libc::Glibc { minor, others } => {

@@ -33,10 +33,14 @@ pub struct Built {
     pub target: PathBuf,
     /// The directory of the independent MCP clients, if they are installed.
     pub clients: Option<PathBuf>,
+    /// The directory of E2B's SDKs, if they are installed.
+    pub e2b: Option<PathBuf>,
     /// The directory of roots with Nodes, if they are installed.
     pub nodes: Option<PathBuf>,
     /// The directory of the libraries for plugins without an SDK, if they are installed.
     pub peers: Option<PathBuf>,
+    /// The directory of the packages of the dashboard, if they are installed.
+    pub dashboard: Option<PathBuf>,
     /// The directory of the interpreters for WebAssembly, if they are installed.
     pub wasm: Option<PathBuf>,
 }
@@ -90,8 +94,10 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
         programs,
         target,
         clients: None,
+        e2b: None,
         nodes: None,
         peers: None,
+        dashboard: None,
         wasm: None,
     })
 }

@@ -21,7 +21,7 @@ const NAME: &str = "xtask installs";
 /// Maximum time of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 /// Environment variables that would change the behaviour of an installed program.
-const SETTINGS: &[&str] = &["COFFERDAM_CONFIG", "COFFERDAM_DAEMON", "SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC"];
+const SETTINGS: &[&str] = &["COFFERDAM_CONFIG", "COFFERDAM_USE_SERVER", "SANDBOX_TYPE", "SANDBOX_TIMEOUT_SEC"];
 /// A script that compares every file of a wheel with its row in RECORD.
 const CHECK_RECORD: &str = "
 import base64, csv, hashlib, sys, zipfile
@@ -248,7 +248,25 @@ fn deb(packages: &Packages, place: &Place<'_>) -> Result<Verdict> {
     } else {
         place.output(place.command("dpkg-deb").arg("--extract").arg(&packages.deb).arg(&root))?;
     }
+    check_unit(&root, place)?;
     place.check(packages, &root.join("usr/bin/cofferdam"))
+}
+
+/// Checks the systemd units of the Debian package, if this host has systemd's programs.
+fn check_unit(root: &Path, place: &Place<'_>) -> Result<()> {
+    let unit = root.join("usr/lib/systemd/system/cofferdam.service");
+    let text = fs::read_to_string(&unit)?;
+    ensure!(text.contains("ExecStart=/usr/bin/cofferdam serve"), "the unit starts another program");
+    if !exists("systemd-analyze") {
+        return Ok(());
+    }
+    // It looks for the program where the package puts it.
+    let program = root.join("usr/bin/cofferdam");
+    let copies = place.create("unit")?;
+    let [service, socket] = ["cofferdam.service", "cofferdam.socket"].map(|name| copies.join(name));
+    fs::write(&service, text.replace("/usr/bin/cofferdam", &program.to_string_lossy()))?;
+    fs::copy(root.join("usr/lib/systemd/system/cofferdam.socket"), &socket)?;
+    place.output(place.command("systemd-analyze").args(["verify", "--man=no"]).arg(&service).arg(&socket)).map(drop)
 }
 
 /// Installs with pip into an environment of its own. pip does not verify the hashes in RECORD. Other installers do.

@@ -26,7 +26,9 @@ use anyhow::{Context, Result, bail};
 use crate::census::{census, left_behind};
 use crate::clients;
 use crate::command::{is_root, step, wait_until};
+use crate::dashboard;
 use crate::dist;
+use crate::e2b;
 use crate::engines::Engines;
 use crate::nodes;
 use crate::packages;
@@ -34,7 +36,8 @@ use crate::peers;
 use crate::repository::Repository;
 use build::{Built, Program};
 use installs::Installs;
-use outcome::{Outcome, Printed};
+pub use outcome::Outcome;
+use outcome::Printed;
 use user::User;
 
 /// The variable that makes tests start VMs, which are emulated and slow. It is set for one user. `all` runs every case
@@ -49,6 +52,12 @@ const TIMES: &str = "COFFERDAM_TEST_TIMES";
 /// The number of slow tests to print for one program, and the seconds from which a test is slow.
 const SLOWEST: usize = 12;
 const SLOW_SECONDS: f64 = 5.0;
+/// Name prefixes of test programs whose tests mostly wait, for timers and ends of processes. They run this many tests for
+/// each processor at once.
+const WAITING: &[&str] = &["cofferdam test "];
+const WAITING_SHARE: usize = 2;
+/// The variable with the number of tests that a program runs at once.
+const THREADS: &str = "RUST_TEST_THREADS";
 /// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
 const MAX_RETRIED: usize = 3;
 /// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
@@ -67,6 +76,7 @@ const ONCE: &[&str] = &[
     "cofferdam-image test debian ",
     "cofferdam-screen ",
     "cofferdam-simulated ",
+    "cofferdam-tree ",
     "cofferdam-util ",
     "cofferdam-vm lib ",
     "cofferdam-wasm test ",
@@ -97,6 +107,8 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
     built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
     built.peers = peers::prepare(&sources.root().join("xtask/peers"), &built.target.join("cache"));
+    built.dashboard = dashboard::prepare(&sources, &built.target.join("cache"));
+    built.e2b = e2b::prepare(&sources.root().join("xtask/e2b"), &built.target.join("cache"));
     built.wasm =
         built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
     let installs = Installs::prepare(&sources, &built, filter);
@@ -120,6 +132,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         if user.is_current() {
             total.add(doc_tests(&sources, target.clone(), filter)?);
             total.add(sdk::run(&sources, &built, filter)?);
+            total.add(dashboard::test(&sources, built.dashboard.as_deref(), filter));
         }
         total.add(installs.run(user)?);
         totals.push((user.name(), total));
@@ -240,6 +253,10 @@ fn program_command(
     if engines.is_some() && user.is_current() && std::env::var_os(MACHINES).is_none() {
         command.env(MACHINES, "1");
     }
+    if std::env::var_os(THREADS).is_none() && WAITING.iter().any(|prefix| program.name.starts_with(prefix)) {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        command.env(THREADS, (processors * WAITING_SHARE).to_string());
+    }
     if std::env::var_os(TIMES).is_some() {
         command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
     }
@@ -251,6 +268,12 @@ fn program_command(
     }
     if let Some(peers) = &built.peers {
         command.env(peers::VARIABLE, peers);
+    }
+    if let Some(packages) = &built.dashboard {
+        command.env(dashboard::VARIABLE, packages);
+    }
+    if let Some(e2b) = &built.e2b {
+        command.env(e2b::VARIABLE, e2b);
     }
     // The cache belongs to the current user.
     if let Some(wasm) = built.wasm.as_ref().filter(|_| user.is_current()) {

@@ -22,9 +22,11 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-contract", &[], &[]),
     layer("cofferdam-linux", &[], &[]),
     layer("cofferdam-util", &[], &[]),
+    layer("cofferdam-tree", &["cofferdam-linux"], &[]),
     layer("cofferdam-archive", &["cofferdam-util"], &[]),
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
-    layer("cofferdam-changes", &["cofferdam-linux", "cofferdam-util"], &[]),
+    layer("cofferdam-changes", &["cofferdam-contract", "cofferdam-linux", "cofferdam-util"], &[]),
+    layer("cofferdam-volume", &["cofferdam-linux", "cofferdam-tree", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-egress", &["cofferdam-contract"], &[]),
     layer(
@@ -40,8 +42,9 @@ const LAYERS: &[Layer] = &[
     layer(
         "cofferdam-container",
         &["cofferdam-contract", "cofferdam-egress", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
-        &["cofferdam-conformance"],
+        &["cofferdam-changes", "cofferdam-conformance"],
     ),
+    layer("cofferdam-e2b", &["cofferdam-contract"], &["cofferdam-conformance", "cofferdam-process"]),
     layer(
         "cofferdam-guest",
         &["cofferdam-contract", "cofferdam-egress", "cofferdam-linux"],
@@ -58,7 +61,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-linux",
             "cofferdam-util",
         ],
-        &["cofferdam-conformance"],
+        &["cofferdam-changes", "cofferdam-conformance"],
     ),
     layer("cofferdam-interpreter", &["cofferdam-contract"], &["cofferdam-process"]),
     layer("cofferdam-screen", &[], &[]),
@@ -66,7 +69,14 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-wasm-supply", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer(
         "cofferdam-image",
-        &["cofferdam-archive", "cofferdam-contract", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
+        &[
+            "cofferdam-archive",
+            "cofferdam-contract",
+            "cofferdam-guest",
+            "cofferdam-linux",
+            "cofferdam-tree",
+            "cofferdam-util",
+        ],
         &[],
     ),
     layer(
@@ -88,10 +98,22 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-mcp",
-        &["cofferdam-code", "cofferdam-contract", "cofferdam-util"],
+        &["cofferdam-changes", "cofferdam-code", "cofferdam-contract", "cofferdam-util"],
         &["cofferdam-process", "cofferdam-simulated"],
     ),
-    layer("cofferdam-daemon", &["cofferdam-contract", "cofferdam-engine", "cofferdam-linux"], &[]),
+    layer(
+        "cofferdam-server",
+        &[
+            "cofferdam-audit",
+            "cofferdam-changes",
+            "cofferdam-code",
+            "cofferdam-contract",
+            "cofferdam-linux",
+            "cofferdam-util",
+        ],
+        &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
+    ),
+    layer("cofferdam-resident", &["cofferdam-contract", "cofferdam-engine", "cofferdam-linux"], &[]),
     layer(
         "cofferdam-code",
         &["cofferdam-audit", "cofferdam-contract", "cofferdam-screen", "cofferdam-util"],
@@ -105,6 +127,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-contract",
             "cofferdam-conformance",
             "cofferdam-egress",
+            "cofferdam-image",
             "cofferdam-plugin",
             "cofferdam-screen",
             "cofferdam-wasm",
@@ -177,9 +200,9 @@ mod tests {
             ("cofferdam-engine", "cofferdam-process", None, false),
             ("cofferdam-engine", "cofferdam-process", Some("dev"), false),
             ("cofferdam-engine", "cofferdam-interpreter", None, true),
-            ("cofferdam-daemon", "cofferdam-engine", None, true),
-            ("cofferdam-daemon", "cofferdam-process", None, false),
-            ("cofferdam-engine", "cofferdam-daemon", None, false),
+            ("cofferdam-resident", "cofferdam-engine", None, true),
+            ("cofferdam-resident", "cofferdam-process", None, false),
+            ("cofferdam-engine", "cofferdam-resident", None, false),
             ("cofferdam-engine", "cofferdam-simulated", None, false),
             ("cofferdam-engine", "cofferdam-simulated", Some("dev"), true),
             ("cofferdam-process", "cofferdam-engine", None, false),
@@ -188,7 +211,7 @@ mod tests {
         ] {
             let others = ["cofferdam-contract", "cofferdam-linux", "cofferdam-simulated", "cofferdam-conformance"];
             let above =
-                ["cofferdam-process", "cofferdam-interpreter", "cofferdam-engine", "cofferdam-daemon", "cofferdam"];
+                ["cofferdam-process", "cofferdam-interpreter", "cofferdam-engine", "cofferdam-resident", "cofferdam"];
             let ours: Vec<&str> = others.into_iter().chain(above).collect();
             assert_eq!(package_breaches(&package(name, on, kind), &ours).is_empty(), good, "{name} on {on} {kind:?}");
         }

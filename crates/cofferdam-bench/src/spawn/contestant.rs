@@ -25,8 +25,8 @@ pub enum Contestant {
     PoolBurst,
     /// `cofferdam run` as a program, including its start and end.
     CommandLine,
-    /// The same through a daemon with prepared sandboxes.
-    CommandLineDaemon,
+    /// The same through a server with prepared sandboxes.
+    CommandLineServer,
     /// A prepared Python that takes over a script.
     Warm,
     /// A prepared Python with pandas imported that takes over a script that imports it.
@@ -49,7 +49,7 @@ impl Contestant {
             Self::Run,
             Self::Unprepared,
             Self::CommandLine,
-            Self::CommandLineDaemon,
+            Self::CommandLineServer,
             Self::Warm,
             Self::WarmPandas,
             Self::BarePandas,
@@ -68,7 +68,7 @@ impl Contestant {
             Self::Pool => "pool",
             Self::PoolBurst => "pool-run",
             Self::CommandLine => "cli",
-            Self::CommandLineDaemon => "cli-daemon",
+            Self::CommandLineServer => "cli-server",
             Self::Warm => "warm",
             Self::WarmPandas => "warm-pandas",
             Self::BarePandas => "bare-pandas",
@@ -87,7 +87,7 @@ impl Contestant {
             Self::Pool => "cofferdam pool: claim+run",
             Self::PoolBurst => "cofferdam pool: claim+run, burst",
             Self::CommandLine => "cofferdam command line",
-            Self::CommandLineDaemon => "cofferdam command line, daemon",
+            Self::CommandLineServer => "cofferdam command line, server",
             Self::Warm => "cofferdam warm Python",
             Self::WarmPandas => "cofferdam warm Python, pandas",
             Self::BarePandas => "bare Python, pandas",

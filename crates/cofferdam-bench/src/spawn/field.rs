@@ -100,10 +100,10 @@ impl Field {
     async fn admit(&mut self, contestant: Contestant) -> Result<(), String> {
         match contestant {
             Contestant::Peer(peer) => self.admit_peer(peer).await,
-            Contestant::CommandLine | Contestant::CommandLineDaemon if !self.command_line.exists() => {
+            Contestant::CommandLine | Contestant::CommandLineServer if !self.command_line.exists() => {
                 Err("the program is not built: start the benchmark with `cargo xtask bench`".to_owned())
             }
-            Contestant::CommandLineDaemon => {
+            Contestant::CommandLineServer => {
                 self.resident = Some(Resident::start(&self.command_line).map_err(|error| format!("fails: {error:#}"))?);
                 Ok(())
             }
@@ -195,9 +195,9 @@ impl Field {
                 let program = self.command_line.to_str().context("the path is not UTF-8")?;
                 run(&[&[program, "run", "--"], workload.argv()].concat(), workload).await?
             }
-            Contestant::CommandLineDaemon => {
+            Contestant::CommandLineServer => {
                 let program = self.command_line.to_str().context("the path is not UTF-8")?;
-                let line = [&[program, "run", "--daemon", "require", "--"], workload.argv()].concat();
+                let line = [&[program, "run", "--use-server", "require", "--"], workload.argv()].concat();
                 let variable = self.resident.as_ref().map(Resident::variable);
                 let ran = program::run_with(&line, variable, workload.output(), Keep::Output).await;
                 ran.map_err(|reason| anyhow!("{}: {reason}", line.join(" ")))?;

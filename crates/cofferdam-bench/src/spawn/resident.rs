@@ -1,4 +1,4 @@
-//! A daemon of the command line, for the contestant that runs through it. It ends with the benchmark.
+//! A server of the command line, for the contestant that runs through it. It ends with the benchmark.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// A listening daemon.
+/// A listening server.
 #[derive(Debug)]
 pub struct Resident {
     child: Child,
@@ -16,12 +16,13 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Starts a daemon. It prepares sandboxes but no interpreters, which no workload here uses.
+    /// Starts a server. It prepares sandboxes but no interpreters, which no workload here uses.
     pub fn start(command_line: &Path) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut child = Command::new(command_line)
-            .args(["daemon", "--python", "0", "--node", "0"])
+            .args(["serve", "--python", "0", "--node", "0"])
             .env("XDG_RUNTIME_DIR", directory.path())
+            .env("XDG_STATE_HOME", directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -30,11 +31,11 @@ impl Resident {
         let stderr = child.stderr.take().context("it is piped")?;
         let resident = Self { child, directory };
         BufReader::new(stderr).read_line(&mut line)?;
-        ensure!(line.contains("listens on"), "cannot start the daemon: {line}");
+        ensure!(line.contains("serving"), "cannot start the server: {line}");
         Ok(resident)
     }
 
-    /// Returns the environment variable for a run through the daemon.
+    /// Returns the environment variable for a run through the server.
     pub fn variable(&self) -> (&'static str, &Path) {
         ("XDG_RUNTIME_DIR", self.directory.path())
     }

@@ -53,7 +53,7 @@ impl Stage {
             Peer::Docker => {
                 let question = ["docker", "version", "--format", "{{.Server.Version}}"];
                 if program::succeeds(&question).await.is_err() {
-                    return Err("the daemon does not answer".to_owned());
+                    return Err("the server does not answer".to_owned());
                 }
                 self.import_image().map_err(|error| format!("fails: {error:#}"))?;
                 self.image = true;

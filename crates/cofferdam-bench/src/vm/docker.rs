@@ -6,7 +6,6 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::options::VmOptions;
 use crate::program::{self, Keep};
 
 /// The default socket of engines.
@@ -23,15 +22,15 @@ pub struct Docker {
 
 impl Docker {
     /// Imports the image into an engine. The error is the reason why no engine takes part.
-    pub async fn prepare(options: &VmOptions, busybox: &Path, scratch: &Path) -> Result<Self, String> {
+    pub async fn prepare(host: Option<&str>, busybox: &Path, scratch: &Path) -> Result<Self, String> {
         let variable = |name| std::env::var(name).ok();
         let named =
-            options.host.clone().or_else(|| variable("DOCKER_HOST")).or_else(|| variable("COFFERDAM_TEST_DOCKER"));
+            host.map(str::to_owned).or_else(|| variable("DOCKER_HOST")).or_else(|| variable("COFFERDAM_TEST_DOCKER"));
         let address = named.or_else(|| Path::new(SOCKET).exists().then(|| SOCKET.to_owned()));
         let address =
             address.ok_or("no engine is running: start one with --docker, or name one with --host ADDRESS")?;
         let address = if address.starts_with('/') { format!("unix://{address}") } else { address };
-        let image = format!("cofferdam-bench:vm-{}", std::process::id());
+        let image = format!("cofferdam-bench:{}", std::process::id());
         let mut docker = Self { address, image, version: String::new() };
         docker.version = output(docker.command(&["version", "--format", "{{.Server.Version}}"]))?;
         docker.import(busybox, scratch)?;

@@ -115,7 +115,7 @@ impl Field {
             made.map_err(|error| format!("{error:#}"))
         });
         let docker = match shell {
-            Ok(shell) => Docker::prepare(options, &shell, scratch.path()).await,
+            Ok(shell) => Docker::prepare(options.host.as_deref(), &shell, scratch.path()).await,
             Err(why) => Err(why),
         };
         about.engine = docker.as_ref().map(|docker| docker.version.clone()).unwrap_or_default();

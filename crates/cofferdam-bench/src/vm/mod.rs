@@ -3,7 +3,7 @@
 
 mod census;
 mod clones;
-mod docker;
+pub mod docker;
 mod field;
 mod figure;
 mod plain;

@@ -42,6 +42,16 @@ pub enum Workspace {
     Any,
 }
 
+/// Treatment of files of the workspace that a change does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Existing {
+    /// They are conflicts, and both versions are kept.
+    #[default]
+    Keep,
+    /// Files and links are replaced by files and links. Other types are conflicts.
+    Replace,
+}
+
 /// Options of an application.
 #[derive(Debug, Clone, Default)]
 pub struct ApplyOptions {
@@ -53,6 +63,8 @@ pub struct ApplyOptions {
     pub dry_run: bool,
     /// Directory to which the change set may be applied.
     pub workspace: Workspace,
+    /// Treatment of files of the workspace that a change does not know.
+    pub existing: Existing,
 }
 
 /// Result of an application.
@@ -105,6 +117,42 @@ pub fn conflicts(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Confl
     let options = ApplyOptions { allow, dry_run: true, workspace: Workspace::Any, ..ApplyOptions::default() };
     let would = apply(set, directory, &options)?;
     would.failed.map_or(Ok(would.conflicts), |(_, error)| Err(error))
+}
+
+/// Returns true if the workspace has every change already, so that an application would have no effect.
+///
+/// # Errors
+///
+/// Those of the operating system.
+pub fn is_applied(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<bool> {
+    for change in resolve::expand(set, directory)? {
+        let spot = tree::locate(directory, &change.path).map_err(io("open", &change.path))?;
+        let now = spot.as_ref().map(Spot::stat).transpose().map_err(io("inspect", &change.path))?.flatten();
+        let is_done = match (&change.node, &spot, &now) {
+            (None, _, now) => now.is_none(),
+            (Some(Node::Directory { mode }), _, Some(now)) => {
+                let is_equal = change.base.is_none() || (now.st_mode ^ mode) & 0o777 == 0;
+                tree::kind(now) == FileType::Directory && is_equal
+            }
+            (Some(node), Some(spot), Some(now)) => {
+                place::is_same(set, node, spot, now).map_err(io("compare", &change.path))?
+            }
+            (Some(_), ..) => false,
+        };
+        if !is_done {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the conflict of a new file with an existing one that may be replaced.
+fn replacing(change: &Change, now: &Stat) -> Option<Cause> {
+    let allowed = match change.node {
+        Some(Node::Directory { .. }) => tree::kind(now) == FileType::Directory,
+        _ => matches!(tree::kind(now), FileType::RegularFile | FileType::Symlink),
+    };
+    (!allowed).then_some(Cause::Appeared)
 }
 
 /// Result of one change.
@@ -215,6 +263,9 @@ impl Session<'_> {
     }
 
     fn conflict(&self, change: &Change, now: Option<&Stat>) -> Option<Cause> {
+        if self.options.existing == Existing::Replace && change.base.is_none() {
+            return replacing(change, now?);
+        }
         let mut change = change.clone();
         if let (Some(base), Some(now)) = (&mut change.base, now)
             && self.unlinked.contains(&now.st_ino)
@@ -234,7 +285,9 @@ impl Session<'_> {
             return Ok(Outcome::Applied);
         }
         let kept = match &change.node {
-            Some(node @ (Node::File { .. } | Node::Symlink { .. })) if !self.options.dry_run => {
+            Some(node @ (Node::File { .. } | Node::Symlink { .. }))
+                if !self.options.dry_run && self.options.existing == Existing::Keep =>
+            {
                 let temporary = self.temporary(change, spot, node, now)?;
                 temporary.keep_beside(self.set, node, &change.path)?
             }
@@ -292,7 +345,10 @@ impl Session<'_> {
                 Some(cause) => cause,
             },
         };
-        let kept = temporary.keep_beside(self.set, node, &change.path)?;
+        let kept = match self.options.existing {
+            Existing::Keep => temporary.keep_beside(self.set, node, &change.path)?,
+            Existing::Replace => None,
+        };
         Ok(Outcome::Conflict(cause, kept))
     }
 

@@ -6,7 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use cofferdam_changes::{
-    ApplyOptions, Bounds, Cause, ChangesError, Globs, Header, Kind, NEW_SUFFIX, Workspace, apply, conflicts, resolve,
+    ApplyOptions, Bounds, Cause, ChangesError, Globs, Header, Kind, NEW_SUFFIX, Workspace, apply, conflicts,
+    is_applied, resolve,
 };
 
 use crate::common::*;
@@ -43,7 +44,9 @@ fn everything_that_the_guest_did_arrives() {
         resolve(&set, f.open().as_fd()).unwrap().into_iter().map(|change| (change.path, change.kind)).collect();
     assert!(kinds.contains(&("exec".into(), Kind::ModeChanged)), "{kinds:?}");
     assert!(kinds.contains(&("dir".into(), Kind::Deleted)), "{kinds:?}");
+    assert!(!is_applied(&set, f.open().as_fd()).unwrap());
     f.apply_all(&set);
+    assert!(is_applied(&set, f.open().as_fd()).unwrap());
     assert_eq!(tree(&f.base), tree(&f.guest));
     // A second application has no effect, and is no conflict.
     let before = tree(&f.base);
@@ -51,6 +54,31 @@ fn everything_that_the_guest_did_arrives() {
     assert_eq!(tree(&f.base), before);
     mode(&f.guest.join("new"), 0o755);
     mode(&f.base.join("new"), 0o755);
+}
+
+/// Promise (Files): A change set counts as applied only if the host directory has each change of it.
+#[test]
+fn one_missing_change_means_not_applied() {
+    for undo in ["edit", "gone", "dir/a", "new/file", "exec", "link"] {
+        let f = Fixture::new(&[("edit", "one\n"), ("gone", "x"), ("exec", "#!"), ("dir/a", "1")]);
+        put(&f.guest, "edit", "two\n");
+        put(&f.guest, "new/file", "n");
+        fs::remove_file(f.guest.join("gone")).unwrap();
+        fs::remove_dir_all(f.guest.join("dir")).unwrap();
+        mode(&f.guest.join("exec"), 0o755);
+        link("edit", &f.guest, "link");
+        let set = f.set();
+        f.apply_all(&set);
+        assert!(is_applied(&set, f.open().as_fd()).unwrap());
+        let path = f.base.join(undo);
+        match undo {
+            "edit" => fs::write(path, "one\n").unwrap(),
+            "gone" | "dir/a" => put(&f.base, undo, "x"),
+            "exec" => mode(&path, 0o644),
+            _ => fs::remove_file(path).unwrap(),
+        }
+        assert!(!is_applied(&set, f.open().as_fd()).unwrap(), "{undo}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-use cofferdam_changes::{ApplyOptions, Bounds, ChangeSet, Kind, SkipReason, Summary, apply, capture_overlay};
+use cofferdam_changes::{ApplyOptions, Bounds, ChangeSet, Kind, Marks, SkipReason, Summary, apply, capture_overlay};
 
 use crate::common::*;
 
@@ -66,7 +66,8 @@ fn capture(place: &Path, options: &str, script: &str) -> Option<(ChangeSet, Summ
     assert!(output.status.success(), "{output:?}");
     let (upper, base) = (File::open(path("upper")).unwrap(), File::open(path("base")).unwrap());
     let file = tempfile::tempfile().unwrap();
-    let summary = capture_overlay(upper.as_fd(), base.as_fd(), &header, &file, &Bounds::default()).unwrap();
+    let marks = if options.contains("userxattr") { Marks::User } else { Marks::Trusted };
+    let summary = capture_overlay(upper.as_fd(), base.as_fd(), marks, &header, &file, &Bounds::default()).unwrap();
     Some((ChangeSet::read(file, &Bounds::default()).unwrap(), summary))
 }
 
@@ -193,10 +194,17 @@ fn whiteouts_as_attributes_are_deletions() {
         return;
     }
     set(&upper.join("d"), "user.overlay.opaque", b"y").unwrap();
-    let file = tempfile::tempfile().unwrap();
-    let opened = File::open(&upper).unwrap();
-    capture_overlay(opened.as_fd(), f.open().as_fd(), &f.header, &file, &Bounds::default()).unwrap();
-    let set = ChangeSet::read(file, &Bounds::default()).unwrap();
-    let found: Vec<_> = set.changes().iter().map(|change| (change.path.to_str().unwrap(), &change.kind)).collect();
-    assert_eq!(found, [("a", &Kind::Deleted), ("d/x", &Kind::Deleted), ("d/y", &Kind::Modified)]);
+    let found = |marks| {
+        let file = tempfile::tempfile().unwrap();
+        let opened = File::open(&upper).unwrap();
+        capture_overlay(opened.as_fd(), f.open().as_fd(), marks, &f.header, &file, &Bounds::default()).unwrap();
+        let set = ChangeSet::read(file, &Bounds::default()).unwrap();
+        let change = |change: &cofferdam_changes::Change| (change.path.display().to_string(), change.kind.clone());
+        set.changes().iter().map(change).collect::<Vec<_>>()
+    };
+    let change = |path: &str, kind| (path.to_owned(), kind);
+    let deletions = [change("a", Kind::Deleted), change("d/x", Kind::Deleted), change("d/y", Kind::Modified)];
+    assert_eq!(found(Marks::User), deletions);
+    // Below an overlay of root, a guest may set them: they are its own attributes.
+    assert_eq!(found(Marks::Trusted), [change("a", Kind::Modified), change("d/y", Kind::Modified)]);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cofferdam_changes::{ApplyOptions, Bounds, Workspace, apply, capture_overlay};
+use cofferdam_changes::{ApplyOptions, Bounds, Marks, Workspace, apply, capture_overlay};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::common::*;
@@ -75,7 +75,7 @@ fn a_capture_ends_while_the_guest_changes_its_files() {
         for _ in 0..ROUNDS {
             let file = tempfile::tempfile().unwrap();
             let (upper, base) = (fs::File::open(&f.guest).unwrap(), f.open());
-            if capture_overlay(upper.as_fd(), base.as_fd(), &f.header, &file, &Bounds::default()).is_ok() {
+            if capture_overlay(upper.as_fd(), base.as_fd(), Marks::User, &f.header, &file, &Bounds::default()).is_ok() {
                 let set = cofferdam_changes::ChangeSet::read(file, &Bounds::default()).unwrap();
                 for change in set.changes().iter().filter(|change| change.path.ends_with("file")) {
                     let mut text = String::new();

@@ -159,7 +159,7 @@ pub(super) async fn processes_limit_is_named(cx: Context) -> Verdict {
     }
 }
 
-fn stored(done: &Completed) -> Outcome<u64> {
+pub(super) fn stored(done: &Completed) -> Outcome<u64> {
     let output = text(&done.stdout);
     let number = output.lines().find_map(|line| line.strip_prefix("stored ")).and_then(|rest| rest.trim().parse().ok());
     number.ok_or_else(|| Stop::fail(format!("the program printed {output:?}, {:?}", done.exit)))

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod connect;
+mod copies;
 mod environment;
 mod exit;
 mod files;
@@ -9,6 +10,7 @@ mod hostile;
 mod isolation;
 mod lifecycle;
 mod limits;
+mod mounts;
 mod network;
 mod output;
 mod pause;
@@ -18,6 +20,7 @@ mod snapshot;
 mod stdin;
 mod terminal;
 pub(crate) mod undeclared;
+mod watch;
 mod workspace;
 
 use crate::CaseInfo;
@@ -156,6 +159,25 @@ cases! {
     /// Promise (Limits): The disk limit bounds the changes of a copy-on-write workspace.
     "limits/disk-of-copy-on-write" "E4" [CopyOnWrite] limits::disk_of_copy_on_write;
 
+    /// Promise (Files): A guest cannot write to a read-only mount of a host directory.
+    "mounts/read-only" "K4" [Mounts] mounts::read_only;
+    /// Promise (Files): What a guest writes to a writable mount is on the host.
+    "mounts/read-write" "K4" [Mounts] mounts::read_write;
+    /// Promise (Limits): A writable mount of the host is refused with a disk limit, which it cannot have.
+    "mounts/writable-has-no-size" "E4" [Mounts] mounts::writable_has_no_size;
+    /// Promise (Files): Changes in a copy-on-write mount never reach the host, and count against the disk limit.
+    "mounts/copy-on-write" "K4" [CopyOnWriteMounts] mounts::copy_on_write;
+    "mounts/file" "K4" [Mounts] mounts::file;
+    /// Promise (Limits): A mounted tmpfs stores at most its size.
+    "mounts/tmpfs" "E4" [Mounts] mounts::tmpfs;
+    "mounts/nested" "K4" [Mounts] mounts::nested;
+    /// Promise (Files): What a guest stores on a mounted disk survives its sandbox, and is at most what fits on it.
+    "mounts/disk" "K4" [DiskMounts] mounts::disk;
+    /// Promise (Files): A guest gets no disk that is missing, a directory, or without a file system.
+    "mounts/disk-missing-or-special" "K4" [DiskMounts] mounts::disk_missing_or_special;
+    /// Promise (Files): Devices, sockets and links of the host are not mounted.
+    "mounts/missing-or-special" "K4" [Mounts] mounts::missing_or_special;
+
     /// Promise (Files): The file API returns the bytes that it wrote.
     "files/round-trip" "E2" [Files] files::round_trip;
     /// Promise (Files): The file API reads and writes files of 256 MiB.
@@ -168,6 +190,24 @@ cases! {
     "files/remove" "E2" [Files] files::remove;
     "files/missing" "E2" [Files] files::missing;
     "files/disk-limit-holds" "E4" [Files] files::disk_limit_holds;
+
+    /// Promise (Files): A copy into and out of a workspace keeps contents, permissions and symlinks.
+    "copies/round-trip" "K4" [Files] copies::round_trip;
+    "copies/replaces-files" "K4" [Files] copies::replaces_files;
+    /// Promise (Files): A copy out of a workspace contains what its patterns select, and nothing else.
+    "copies/selects-by-patterns" "K4" [Files] copies::selects_by_patterns;
+    /// Promise (Limits): A copy out of a workspace is bounded in number and size of files.
+    "copies/bounded" "K4" [Files] copies::bounded;
+    /// Promise (Limits): The disk limit bounds a copy into a workspace.
+    "copies/disk-limit-holds" "E4" [Files] copies::disk_limit_holds;
+    /// Promise (Files): An archive with a path that leads out of the workspace is refused.
+    "copies/hostile-archives" "E2" [Files] copies::hostile_archives;
+    /// Promise (Files): A copy into a workspace follows no symlink, neither of the archive nor of the guest.
+    "copies/links-on-the-way" "E2" [Files] copies::links_on_the_way;
+    /// Promise (Files): A copy out of a workspace skips devices, pipes and sockets, and lists them.
+    "copies/skips-what-is-no-file" "E2" [Files] copies::skips_what_is_no_file;
+    /// Promise (Files): A copy stays inside the workspace while a guest swaps a link during the copy.
+    "copies/swapped-during-the-copy" "E2" [Files] copies::swapped_during_the_copy;
 
     /// Promise (Files): The file API refuses `..` and absolute paths that lead out of the workspace.
     "hostile/dot-dot-and-absolute" "E2" [Files] hostile::dot_dot_and_absolute;
@@ -242,6 +282,30 @@ cases! {
     /// Promise (Contract): A connection ends with its sandbox.
     "connect/ends-with-the-sandbox" "K10" [Connect] connect::ends_with_the_sandbox;
 
+    /// Promise (Files): A watch reports what a guest creates, changes, renames and removes.
+    "watch/changes-are-reported" "K4" [Watch] watch::changes_are_reported;
+    /// Promise (Files): A watch includes new directories, and what was in them before.
+    "watch/new-directories-are-included" "K4" [Watch] watch::new_directories_are_included;
+    "watch/single-directory" "K4" [Watch] watch::single_directory;
+    /// Promise (Files): A watch reports changes that the file API makes.
+    "watch/file-api-is-reported" "K4" [Watch, Files] watch::file_api_is_reported;
+    /// Promise (Files): Many writes to one file become few events.
+    "watch/writes-are-coalesced" "K4" [Watch] watch::writes_are_coalesced;
+    /// Promise (Files): More changed paths than the maximum are reported once as an overflow.
+    "watch/overflow-is-reported-once" "K4" [Watch] watch::overflow_is_reported_once;
+    /// Promise (Files): A watch sees what a guest changes in a copy-on-write workspace.
+    "watch/copy-on-write" "K4" [Watch, CopyOnWrite] watch::copy_on_write;
+    "watch/host-directory" "K4" [Watch, HostWorkspace] watch::host_directory;
+    /// Promise (Files): A watch ends with its sandbox, after the last changes.
+    "watch/ends-with-the-sandbox" "K4" [Watch] watch::ends_with_the_sandbox;
+    /// Promise (Files): A dropped watch is free for another one.
+    "watch/dropped-watches-are-free" "K4" [Watch] watch::dropped_watches_are_free;
+    "watch/invalid-paths-are-refused" "K4" [Watch] watch::invalid_paths_are_refused;
+    /// Promise (Files): A watch follows no link, and reports nothing outside the workspace.
+    "watch/links-are-not-followed" "K4" [Watch] watch::links_are_not_followed;
+    /// Promise (Files): A directory that becomes a link again and again leads a watch to nothing outside.
+    "watch/swapped-directory-is-not-followed" "K4" [Watch] watch::swapped_directory_is_not_followed;
+
     /// Promise (Network): A sandbox with a policy looks up the names of the policy, and no others.
     "network/names-of-the-policy-alone" "K10" [NetworkAllowlist] network::names_of_the_policy_alone;
     /// Promise (Network): A sandbox with a policy connects to the names and ports of the policy, and to nothing else.
@@ -300,6 +364,9 @@ cases! {
     "undeclared/files" "K6" [] undeclared::files;
     "undeclared/host-workspace" "K6" [] undeclared::host_workspace;
     "undeclared/copy-on-write" "K6" [] undeclared::copy_on_write;
+    "undeclared/mounts" "K6" [] undeclared::mounts;
+    "undeclared/copy-on-write-mounts" "K6" [] undeclared::copy_on_write_mounts;
+    "undeclared/disk-mounts" "K6" [] undeclared::disk_mounts;
     "undeclared/root-directory" "K6" [] undeclared::root_directory;
     "undeclared/image" "K6" [] undeclared::image;
     "undeclared/pause" "K6" [] undeclared::pause;
@@ -312,6 +379,8 @@ cases! {
     "undeclared/network-allowlist" "K6" [] undeclared::network_allowlist;
     /// Promise (Contract): A backend that does not declare connections answers `Unsupported` to them.
     "undeclared/connect" "K6" [] undeclared::connect;
+    /// Promise (Contract): A backend that does not declare watches answers `Unsupported` to them.
+    "undeclared/watch" "K6" [] undeclared::watch;
     "undeclared/unix-programs" "K6" [] undeclared::unix_programs;
 }
 

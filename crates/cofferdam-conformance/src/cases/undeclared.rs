@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    Access, Capability, Command, ErrorKind, ExecRequest, NetworkPolicy, RootFs, Script, Snapshot, SpecBuilder, Stdin,
-    TerminalSize, Workspace,
+    Access, ByteSize, Capability, Command, CopyOut, ErrorKind, ExecRequest, Mount, MountAccess, MountSource,
+    MountTarget, NetworkPolicy, NewEntry, RootFs, Script, Snapshot, SpecBuilder, Stdin, TerminalSize, WatchOptions,
+    Workspace,
 };
 
 use crate::GuestProgram as P;
@@ -42,6 +43,15 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
             refused_spec(cx, cx.spec().workspace(workspace), "a copy-on-write workspace").await?;
             expect_error(cx.sandbox().await?.changes().await.map(drop), &UNSUPPORTED, "changes, undeclared")
         }
+        Capability::Mounts => {
+            let size = ByteSize::from_bytes(1 << 20);
+            refused_mount(cx, MountSource::Tmpfs { size }).await?;
+            refused_mount(cx, host_mount(MountAccess::ReadOnly)).await
+        }
+        Capability::CopyOnWriteMounts => refused_mount(cx, host_mount(MountAccess::CopyOnWrite)).await,
+        Capability::DiskMounts => {
+            refused_mount(cx, MountSource::Disk { path: "/missing".into(), access: Access::ReadOnly }).await
+        }
         Capability::RootDirectory => {
             let root = RootFs::Directory { path: "/".into() };
             refused_spec(cx, cx.spec().root(root), "another root").await
@@ -70,9 +80,22 @@ pub(crate) async fn probe(cx: &Context, capability: Capability) -> Verdict {
         Capability::Connect => {
             expect_error(cx.sandbox().await?.connect(80).await.map(drop), &UNSUPPORTED, "connect, undeclared")
         }
+        Capability::Watch => {
+            let watched = cx.sandbox().await?.watch(&path("")?, WatchOptions::default()).await;
+            expect_error(watched, &UNSUPPORTED, "watch, undeclared")
+        }
         Capability::UnixPrograms => shell_and_script(cx).await,
         other => Err(Stop::skip(format!("the suite has no test of {}", name(other)))),
     }
+}
+
+fn host_mount(access: MountAccess) -> MountSource {
+    MountSource::HostPath { path: std::env::temp_dir(), access }
+}
+
+async fn refused_mount(cx: &Context, source: MountSource) -> Verdict {
+    let mount = Mount { target: MountTarget::new("/mounted")?, source };
+    refused_spec(cx, cx.spec().mount(mount), "a mount").await
 }
 
 async fn refused_request(cx: &Context, request: ExecRequest, what: &str) -> Verdict {
@@ -96,6 +119,9 @@ async fn every_file_operation(cx: &Context) -> Verdict {
     expect_error(sandbox.write_bytes(&file, "x").await, &UNSUPPORTED, "write_file, undeclared")?;
     expect_error(sandbox.read_file(&file).await, &UNSUPPORTED, "read_file, undeclared")?;
     expect_error(sandbox.list_dir(&path("")?).await, &UNSUPPORTED, "list_dir, undeclared")?;
+    expect_error(sandbox.put(&file, NewEntry::Directory { mode: 0o755 }).await, &UNSUPPORTED, "put, undeclared")?;
+    let copied = sandbox.copy_out(&CopyOut::all(path("")?), &mut tokio::io::sink()).await;
+    expect_error(copied, &UNSUPPORTED, "copy_out, undeclared")?;
     expect_error(sandbox.remove(&file).await, &UNSUPPORTED, "remove, undeclared")
 }
 
@@ -139,6 +165,9 @@ one_case_each! {
     files Files,
     host_workspace HostWorkspace,
     copy_on_write CopyOnWrite,
+    mounts Mounts,
+    copy_on_write_mounts CopyOnWriteMounts,
+    disk_mounts DiskMounts,
     root_directory RootDirectory,
     image Image,
     snapshot Snapshot,
@@ -147,5 +176,6 @@ one_case_each! {
     warm Warm,
     network_allowlist NetworkAllowlist,
     connect Connect,
+    watch Watch,
     unix_programs UnixPrograms,
 }

@@ -27,6 +27,7 @@ fn json_of(spec: &Spec, change: impl FnOnce(&mut Plan<'_>, &mut Facts, &mut Imag
         agent_volume: "v",
         user: (4242, 4343),
         host_dir: None,
+        mounts: &[],
     };
     change(&mut plan, &mut facts, &mut image);
     (seen.0, seen.1) = (facts, image);

@@ -175,7 +175,7 @@ async fn doctor_reports_present_and_missing_features() {
         let unknown = cofferdam_container::ContainerConfig { image: "no/such:image".to_owned(), ..engine.config() };
         let findings = doctor(&unknown).await;
         let image = findings.iter().find(|finding| finding.name == "image").unwrap();
-        assert!(image.remedy.as_ref().is_some_and(|remedy| remedy.contains("build-base")), "{image:?}");
+        assert!(image.remedy.as_ref().is_some_and(|remedy| remedy.contains("image build")), "{image:?}");
     }
 }
 

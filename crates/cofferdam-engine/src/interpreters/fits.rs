@@ -17,12 +17,13 @@ pub(super) fn sandbox_spec(spec: &Spec) -> Result<Spec> {
 
 /// Returns true if an interpreter created for `template` can serve a request with `asked`. Returns false when in doubt.
 pub(super) fn is_compatible(template: &Spec, asked: &Spec) -> bool {
-    let SpecParts { workspace, root, limits, network, tenant, labels, allow_weaker, attributes, directories } =
+    let SpecParts { workspace, root, mounts, limits, network, tenant, labels, allow_weaker, attributes, directories } =
         asked.parts();
     // Names: the caller that takes the interpreter reports them with its result.
     let (_, _) = (tenant, labels);
     workspace == template.workspace()
         && root == template.root()
+        && mounts == template.mounts()
         && directories == template.directories()
         && network == template.network()
         && attributes == template.attributes()
@@ -61,7 +62,7 @@ mod tests {
         Spec::builder().limits(limits).build().unwrap()
     }
 
-    /// Promise (Daemon): A warm interpreter serves an identical spec only, except for names, permissions and the clock.
+    /// Promise (Server): A warm interpreter serves an identical spec only, except for names, permissions and the clock.
     #[test]
     fn names_permissions_and_the_clock_come_late_and_nothing_else() {
         let template = Spec::default();
@@ -93,7 +94,7 @@ mod tests {
         assert!(!is_compatible(&weaker, &template));
     }
 
-    /// Promise (Daemon): Code in a warm interpreter has the process limit and the time of its own spec.
+    /// Promise (Server): Code in a warm interpreter has the process limit and the time of its own spec.
     #[test]
     fn the_code_has_the_processes_and_the_time_that_were_asked_for() {
         let spec = with(|limits| limits.wall_time = Duration::from_secs(7));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// Promise (Daemon): The pool never prepares more interpreters than configured.
+        /// Promise (Server): The pool never prepares more interpreters than configured.
         #[test]
         fn never_more_than_asked_for(steps in prop::collection::vec(0u8..4, 0..200), ready in 0usize..4) {
             let mut slots = slots(ready);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_fuzz::archive::Archives;
 use cofferdam_fuzz::changes::Changes;
 use cofferdam_fuzz::drive::{Bound, drive};
+use cofferdam_fuzz::layer::Layers;
 use cofferdam_fuzz::module::Modules;
 use cofferdam_fuzz::network::Networks;
 use cofferdam_fuzz::package::Packages;
@@ -112,4 +113,15 @@ fn change_sets_of_strangers_do_no_harm() {
     let report = drive(1, bound, |seed| changes.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
     println!("{report}");
     assert!(report.ended > 100 && report.refused > 100, "{report}");
+}
+
+/// Promise (Images): Layers with arbitrary members are refused, or unpacked to nothing but files, directories, links and
+/// marks of overlayfs, and leave nothing behind.
+#[test]
+fn layers_of_strangers_do_no_harm() {
+    let bound = Bound { time: Duration::from_secs(10), cases: 20_000 };
+    let mut layers = Layers::new().expect("a store");
+    let report = drive(1, bound, |seed| layers.case(seed)).unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{report}");
+    assert!(report.ended > 50 && report.refused > 50, "{report}");
 }

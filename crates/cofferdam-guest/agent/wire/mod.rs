@@ -13,6 +13,8 @@
 //! host --Listen--> <--Done-- <--Query... --Response...-->
 //! host --Accept, Connect--> <--Connected-- <--Data... --More--> --Input...--> <--Credit...
 //!      --InputEnd--> <--DataEnd-- <--Done--
+//! host --Watch--> <--Opened-- <--Data... --More-->
+//! host --Mark--> <--Marked-- <--Entries... <--Done--      --Unmark-->
 //! host --Quiesce--> <--Quiesced--, silence of both, --Release--> <--Done--
 //! host --Quiesce--> <--Quiesced--, copied, another host --Reseed--> <--Reseeded-- --probes--> --Release--> <--Done--
 //! ```
@@ -26,7 +28,7 @@ pub use write::put_text;
 /// The number at the beginning of a greeting.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of the protocol.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The length of the part before a body.
 pub const HEAD: usize = 13;
 /// The maximum length of a body.
@@ -41,6 +43,8 @@ pub const WINDOW: usize = 64 * 1024;
 pub const MAX_PATH: usize = 4096;
 /// The maximum number of files and directories that are open for requests at the same time.
 pub const MAX_JOBS: usize = 64;
+/// The maximum number of watches of directory trees.
+pub const MAX_WATCHES: usize = 8;
 /// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
 /// The maximum number of TCP ports on which the agent listens for the gateway.
@@ -271,6 +275,13 @@ pub enum Request<'a> {
     Accept { window: u32 },
     /// Connect to a TCP port of the loopback address, and send up to this number of bytes.
     Connect { port: u16, window: u32 },
+    /// Create an inotify instance, and send up to this number of bytes of its events.
+    Watch { window: u32 },
+    /// Watch a directory of the workspace by the instance of the request `watch`, for the kinds of changes in `mask`.
+    /// With `list`, list its entries after that. No link is followed.
+    Mark { watch: u64, path: &'a [u8], mask: u32, list: bool },
+    /// End a watch of an instance. Has no answer.
+    Unmark { wd: i32 },
 }
 
 /// The counters of the agent.
@@ -354,6 +365,8 @@ pub enum Answer<'a> {
     Connected { address: [u8; 4], port: u16 },
     /// The guest sends no more bytes on a connection.
     DataEnd,
+    /// A directory is watched, under this number.
+    Marked { wd: i32 },
 }
 
 /// The failed step and its error.

@@ -264,6 +264,9 @@ impl<'a> Request<'a> {
             27 => Self::Response { from: it.chunk()?, data: it.all()? },
             28 => Self::Accept { window: it.u32()? },
             29 => Self::Connect { port: it.u16()?, window: it.u32()? },
+            30 => Self::Watch { window: it.u32()? },
+            31 => Self::Mark { watch: it.u64()?, path: it.text()?, mask: it.u32()?, list: it.flag()? },
+            32 => Self::Unmark { wd: it.i32()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(request)
@@ -295,6 +298,7 @@ impl<'a> Answer<'a> {
             17 => Self::Query { from: it.chunk()?, data: it.all()? },
             18 => Self::Connected { address: it.bytes()?, port: it.u16()? },
             19 => Self::DataEnd,
+            20 => Self::Marked { wd: it.i32()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(answer)

@@ -180,6 +180,9 @@ impl Request<'_> {
             Self::Response { .. } => 27,
             Self::Accept { .. } => 28,
             Self::Connect { .. } => 29,
+            Self::Watch { .. } => 30,
+            Self::Mark { .. } => 31,
+            Self::Unmark { .. } => 32,
         }
     }
 
@@ -200,7 +203,14 @@ impl Request<'_> {
                 sink.put(from);
                 sink.put(data);
             }
-            Self::Accept { window } => sink.put(&window.to_le_bytes()),
+            Self::Accept { window } | Self::Watch { window } => sink.put(&window.to_le_bytes()),
+            Self::Mark { watch, path, mask, list } => {
+                sink.put(&watch.to_le_bytes());
+                put_text(sink, path);
+                sink.put(&mask.to_le_bytes());
+                sink.put(&[list.into()]);
+            }
+            Self::Unmark { wd } => sink.put(&wd.to_le_bytes()),
             Self::Connect { port, window } => {
                 sink.put(&port.to_le_bytes());
                 sink.put(&window.to_le_bytes());
@@ -275,6 +285,7 @@ impl Answer<'_> {
             Self::Query { .. } => 17,
             Self::Connected { .. } => 18,
             Self::DataEnd => 19,
+            Self::Marked { .. } => 20,
         }
     }
 
@@ -328,6 +339,7 @@ impl Answer<'_> {
                 sink.put(&address);
                 sink.put(&port.to_le_bytes());
             }
+            Self::Marked { wd } => sink.put(&wd.to_le_bytes()),
             Self::Pong | Self::Quiesced | Self::DataEnd => {}
         }
     }

@@ -1,25 +1,17 @@
 //! Export of a workspace to an archive: sorted, without owners, reproducible to the byte.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
-use cofferdam_contract::{Error, ErrorKind, Result};
-use tar::{EntryType, Header};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use cofferdam_contract::archive::{MAX_TAR_PATH, TarEntry, TarKind, TarWriter};
+use cofferdam_contract::{COPIED_MODE, Error, ErrorKind, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
-use super::{Archive, BLOCK, Hashing, MAX_ENTRIES, MAX_PATH, PERMISSIONS, TOP, pax, too_large};
-use crate::files;
+use super::{Archive, Hashing, TOP, too_large};
+use crate::files::{self, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use crate::inner::Inner;
 use crate::slots::Listed;
 
 const EXPORT: &str = "snapshot";
-const S_IFMT: u32 = 0o170_000;
-const S_IFREG: u32 = 0o100_000;
-const S_IFDIR: u32 = 0o040_000;
-const S_IFLNK: u32 = 0o120_000;
 /// The highest number of buffered entries of nested directories.
 const MAX_BUFFERED: usize = 1_000_000;
 const COPY: usize = 256 * 1024;
@@ -32,8 +24,8 @@ struct Level {
 
 /// Writes the workspace as an archive.
 pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -> Result<Archive> {
-    let mut out = Export { out: Hashing::new(into), entries: 0, links: HashMap::new() };
-    out.entry(EntryType::Directory, b"", 0o755, 0, 0, b"").await?;
+    let mut out = Export { out: TarWriter::new(Hashing::new(into), EXPORT), links: HashMap::new() };
+    out.entry(TarKind::Directory, b"", 0o755, 0).await?;
     let mut levels = vec![open(inner, Vec::new()).await?];
     let mut buffered = levels[0].left.len();
     while let Some(level) = levels.last_mut() {
@@ -43,15 +35,15 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
         };
         buffered -= 1;
         let path = joined(&level.path, &listed.name);
-        if path.len() > MAX_PATH {
+        if path.len() > MAX_TAR_PATH - TOP.len() - 1 {
             return Err(too_deep());
         }
-        let (mode, modified) = (listed.mode & PERMISSIONS, listed.modified.0);
+        let (mode, modified) = (listed.mode & COPIED_MODE, listed.modified.0);
         match listed.mode & S_IFMT {
             S_IFREG => out.file(inner, &path, &listed).await?,
-            S_IFLNK => out.entry(EntryType::Symlink, &path, 0o777, modified, 0, &listed.target).await?,
+            S_IFLNK => out.entry(TarKind::Symlink(listed.target), &path, 0o777, modified).await?,
             S_IFDIR => {
-                out.entry(EntryType::Directory, &path, mode, modified, 0, b"").await?;
+                out.entry(TarKind::Directory, &path, mode, modified).await?;
                 let next = open(inner, path).await?;
                 buffered += next.left.len();
                 if buffered > MAX_BUFFERED {
@@ -62,18 +54,17 @@ pub async fn export(inner: &Inner, into: &mut (dyn AsyncWrite + Send + Unpin)) -
             _ => {}
         }
     }
-    out.write(&[0; 2 * BLOCK]).await?;
-    out.out.flush().await.map_err(broken)?;
-    Ok(out.out.finish(out.entries))
+    let entries = out.out.entries();
+    Ok(out.out.finish().await?.finish(entries))
 }
 
 fn too_deep() -> Error {
-    Error::new(ErrorKind::ResourceExhausted, EXPORT, format!("a path in the workspace has more than {MAX_PATH} bytes"))
-        .with_remedy("remove the deepest directories")
-}
-
-fn broken(error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, EXPORT, "cannot write the archive").with_source(error)
+    Error::new(
+        ErrorKind::ResourceExhausted,
+        EXPORT,
+        format!("a path in the workspace has more than {MAX_TAR_PATH} bytes"),
+    )
+    .with_remedy("remove the deepest directories")
 }
 
 fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
@@ -87,34 +78,23 @@ async fn open(inner: &Inner, path: Vec<u8>) -> Result<Level> {
 }
 
 struct Export<'a> {
-    out: Hashing<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    entries: u64,
+    out: TarWriter<Hashing<&'a mut (dyn AsyncWrite + Send + Unpin)>>,
     /// Files with several names: their inode numbers and the first name of each.
     links: HashMap<u64, Vec<u8>>,
 }
 
 impl Export<'_> {
-    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).await.map_err(broken)
-    }
-
-    /// Fills the last block with zeros.
-    async fn pad(&mut self, length: u64) -> Result<()> {
-        let over = (length % BLOCK as u64) as usize;
-        if over == 0 { Ok(()) } else { self.write(&[0; BLOCK][over..]).await }
-    }
-
     async fn file(&mut self, inner: &Inner, path: &[u8], listed: &Listed) -> Result<()> {
-        let (mode, modified) = (listed.mode & PERMISSIONS, listed.modified.0);
+        let (mode, modified) = (listed.mode & COPIED_MODE, listed.modified.0);
         if let Some(first) = self.links.get(&listed.inode).filter(|_| listed.links > 1) {
             let first = below(first);
-            return self.entry(EntryType::Link, path, mode, modified, 0, &first).await;
+            return self.entry(TarKind::Link(first), path, mode, modified).await;
         }
         if listed.links > 1 {
             self.links.insert(listed.inode, path.to_vec());
         }
         let (mut reader, size) = files::read(inner, EXPORT, path).await?;
-        self.entry(EntryType::Regular, path, mode, modified, size, b"").await?;
+        self.entry(TarKind::File(size), path, mode, modified).await?;
         let mut buffer = vec![0; COPY.min(usize::try_from(size).unwrap_or(COPY)).max(1)];
         let mut left = size;
         loop {
@@ -125,67 +105,16 @@ impl Export<'_> {
                     .with_context("path", String::from_utf8_lossy(path).escape_debug().to_string()));
             }
             if count == 0 {
-                return self.pad(size).await;
+                return self.out.pad(size).await;
             }
             left -= count as u64;
-            self.write(&buffer[..count]).await?;
+            self.out.contents(&buffer[..count]).await?;
         }
     }
 
-    async fn entry(
-        &mut self,
-        kind: EntryType,
-        path: &[u8],
-        mode: u32,
-        modified: i64,
-        size: u64,
-        target: &[u8],
-    ) -> Result<()> {
-        self.entries += 1;
-        if self.entries > MAX_ENTRIES {
-            return Err(too_large(EXPORT));
-        }
-        let mut path = below(path);
-        if kind == EntryType::Directory {
-            path.push(b'/');
-        }
-        let mut header = header(kind, mode, size);
-        let mut records = Vec::new();
-        if header.set_path(Path::new(OsStr::from_bytes(&path))).is_err() {
-            records.extend(pax::record("path", &path));
-            header.set_path(format!("{TOP}/@long")).map_err(broken)?;
-        }
-        if !target.is_empty() && header.set_link_name_literal(target).is_err() {
-            records.extend(pax::record("linkpath", target));
-            header.set_link_name_literal("@long").map_err(broken)?;
-        }
-        match u64::try_from(modified) {
-            Ok(seconds) => header.set_mtime(seconds),
-            Err(_) => records.extend(pax::record("mtime", modified.to_string().as_bytes())),
-        }
-        header.set_cksum();
-        if !records.is_empty() {
-            let mut more = self::header(EntryType::XHeader, 0o644, records.len() as u64);
-            more.set_path(format!("{TOP}/@more")).map_err(broken)?;
-            more.set_cksum();
-            self.write(more.as_bytes()).await?;
-            self.write(&records).await?;
-            self.pad(records.len() as u64).await?;
-        }
-        self.write(header.as_bytes()).await
+    async fn entry(&mut self, kind: TarKind, path: &[u8], mode: u32, modified: i64) -> Result<()> {
+        self.out.entry(&TarEntry { kind, path: below(path), mode, modified }).await
     }
-}
-
-/// Creates a header without owner and with a zero time.
-fn header(kind: EntryType, mode: u32, size: u64) -> Header {
-    let mut header = Header::new_ustar();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_size(size);
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(0);
-    header
 }
 
 fn below(path: &[u8]) -> Vec<u8> {

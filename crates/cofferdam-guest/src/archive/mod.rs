@@ -2,7 +2,6 @@
 
 mod export;
 mod import;
-mod pax;
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -16,15 +15,6 @@ pub use import::import;
 
 /// The top directory of an archive.
 const TOP: &str = "workspace";
-/// The block size of an archive.
-const BLOCK: usize = 512;
-/// The maximum length of a path in an archive.
-const MAX_PATH: usize = crate::wire::MAX_PATH;
-/// The highest number of entries of one archive.
-const MAX_ENTRIES: u64 = 4_000_000;
-/// The bits of a mode that an archive preserves: permissions and the sticky bit.
-const PERMISSIONS: u32 = 0o1777;
-
 /// An archive that was written or read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Archive {

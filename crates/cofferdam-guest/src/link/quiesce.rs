@@ -147,8 +147,8 @@ impl Link {
             Slot::Exec(exec) => exec.started.is_notified() && is_known(*id),
             Slot::Reattached(_) => is_known(*id),
             // Their bytes wait. Another host does not get them.
-            Slot::Connection(_) | Slot::Listener(_) => true,
-            Slot::Call(_) | Slot::Read { .. } | Slot::Write { .. } | Slot::List { .. } => false,
+            Slot::Connection(_) | Slot::Listener(_) | Slot::Watch { .. } => true,
+            Slot::Call(_) | Slot::Read { .. } | Slot::Write { .. } | Slot::List { .. } | Slot::Mark { .. } => false,
         });
         if table.operations > 0 || !quiet {
             return Ok(None);

@@ -8,8 +8,8 @@ use std::time::Instant;
 use async_trait::async_trait;
 use cofferdam_contract::{
     Access, Backend, Capabilities, Capability, DirEntry, Error, ExecHandle, ExecRequest, FileReader, Level,
-    NetworkPolicy, Posture, PostureItem, PreparedSandbox, Protection, ProtectionState, Result, RootFs, Sandbox,
-    SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, Workspace,
+    NetworkPolicy, NewEntry, Posture, PostureItem, PreparedSandbox, Protection, ProtectionState, Result, RootFs,
+    Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, WatchEvents, WatchOptions, Workspace,
 };
 use cofferdam_guest::{Evidence, Guest, Settings, usual_rules};
 use tokio::sync::Mutex;
@@ -81,7 +81,8 @@ impl EnclosureBackend {
         let Workspace::Private { access } = spec.workspace() else {
             return Err(Error::unsupported("create", "test enclosures have no host directories"));
         };
-        let alone = matches!((spec.root(), spec.network()), (RootFs::Default, NetworkPolicy::None));
+        let alone =
+            matches!((spec.root(), spec.network()), (RootFs::Default, NetworkPolicy::None)) && spec.mounts().is_empty();
         if !alone || spec.attributes().keys().any(|key| key.starts_with("enclosure.")) {
             return Err(Error::unsupported("create", "test enclosures do not support this"));
         }
@@ -110,8 +111,8 @@ impl Backend for EnclosureBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        use Capability::{Files, MultipleExecs, StreamingStdin, Terminal, UnixPrograms};
-        [Files, MultipleExecs, StreamingStdin, Terminal, UnixPrograms, Capability::Snapshot].into()
+        use Capability::{Files, MultipleExecs, StreamingStdin, Terminal, UnixPrograms, Watch};
+        [Files, MultipleExecs, StreamingStdin, Terminal, UnixPrograms, Watch, Capability::Snapshot].into()
     }
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
@@ -159,12 +160,20 @@ impl Sandbox for EnclosureSandbox {
         self.guest.write_file(path, contents).await
     }
 
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.guest.put(path, entry).await
+    }
+
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
         self.guest.list_dir(path).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.guest.remove(path).await
+    }
+
+    async fn watch(&self, path: &SandboxPath, options: WatchOptions) -> Result<WatchEvents> {
+        self.guest.watch(path, options).await
     }
 
     async fn snapshot(&self) -> Result<Snapshot> {

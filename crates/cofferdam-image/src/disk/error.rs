@@ -8,8 +8,11 @@ use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_linux::named::UntrustedLink;
 use cofferdam_linux::trust::Distrust;
 
-use super::tool::excerpt;
 use crate::debian::DebianError;
+use crate::layer::LayerError;
+use crate::store::StoreError;
+use cofferdam_tree::TreeError;
+use cofferdam_tree::tool::excerpt;
 
 /// Result with [`ImageError`].
 pub(crate) type Result<T, E = ImageError> = std::result::Result<T, E>;
@@ -110,6 +113,9 @@ pub enum ImageError {
     /// An archive of an image could not be written or read.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
+    /// The store of container images failed.
+    #[error(transparent)]
+    Store(Box<StoreError>),
     /// The operating system refused an operation.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
@@ -122,10 +128,42 @@ pub enum ImageError {
     },
 }
 
+impl From<TreeError> for ImageError {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::MissingTool { tool } => Self::MissingTool { tool },
+            TreeError::ToolFailed { tool, status, output } => Self::ToolFailed { tool, status, output },
+            TreeError::Distrust(distrust) => Self::Distrust(distrust),
+            TreeError::TooLarge { bytes, max } => Self::TooLarge { bytes, max },
+            TreeError::Io { operation, path, source } => Self::Io { operation, path, source },
+            other => Self::InvalidSource { what: other.to_string() },
+        }
+    }
+}
+
 /// Converts an error of the operating system: `.map_err(io("read", path))`.
 pub(crate) fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> ImageError {
     let path = path.into();
     move |source| ImageError::Io { operation, path, source }
+}
+
+impl From<StoreError> for ImageError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Layer(error) => error.into(),
+            other => Self::Store(Box::new(other)),
+        }
+    }
+}
+
+impl From<LayerError> for ImageError {
+    fn from(error: LayerError) -> Self {
+        match error {
+            LayerError::Invalid { what } => Self::InvalidSource { what },
+            LayerError::TooLarge { bytes, max } => Self::TooLarge { bytes, max },
+            LayerError::Io { operation, path, source } => Self::Io { operation, path, source },
+        }
+    }
 }
 
 /// Returns the kind of an error of the operating system, for an error of the contract.
@@ -172,6 +210,7 @@ impl ImageError {
             Self::Debian(DebianError::NoSpace { .. }) => ErrorKind::ResourceExhausted,
             Self::Debian(DebianError::UntrustedTool { .. }) => ErrorKind::Denied,
             Self::Archive(error) => archive_kind(error),
+            Self::Store(error) => error.kind(),
             Self::Io { source, .. } => io_kind(source),
             Self::MissingTool { .. } | Self::ToolFailed { .. } | Self::Debian(_) | Self::LockTimeout { .. } => {
                 ErrorKind::Unavailable
@@ -183,6 +222,7 @@ impl ImageError {
     pub fn remedy(&self) -> Option<String> {
         let text = match self {
             Self::Distrust(distrust) => return Some(distrust.remedy()),
+            Self::Store(error) => return error.remedy(),
             Self::MissingTool { tool } if tool.starts_with("mkfs") => {
                 "install it: on Debian and Ubuntu `apt-get install e2fsprogs`"
             }

@@ -6,15 +6,15 @@ use std::path::{Component, Path, PathBuf};
 use cofferdam_linux::named;
 
 use super::error::{ImageError, Result, io};
-use super::headers::Archive;
 use super::initramfs::Module;
+use cofferdam_tree::members::Archive;
 
 /// Maximum size of a kernel, and of a module.
 pub(super) const MAX_KERNEL: u64 = 128 << 20;
 const MAX_MODULE: u64 = 16 << 20;
 
 /// The modules that a VM needs, in loading order: the bus, the console with the agent's port, disks, random numbers,
-/// the file system, and a vsock if the agent is reached by one. Each may be built into the kernel; those marked `false`
+/// the file system, overlays for mount points in the root, and a vsock if the agent is reached by one. Each may be built into the kernel; those marked `false`
 /// are optional.
 const WANTED: &[(&str, bool)] = &[
     ("virtio", true),
@@ -29,6 +29,7 @@ const WANTED: &[(&str, bool)] = &[
     ("mbcache", false),
     ("jbd2", false),
     ("ext4", true),
+    ("overlay", false),
     ("vsock", false),
     ("vmw_vsock_virtio_transport_common", false),
     ("vmw_vsock_virtio_transport", false),

@@ -9,17 +9,13 @@
 
 mod cpio;
 mod error;
-pub mod ext4;
-mod headers;
 mod initramfs;
 mod inventory;
 mod kernel;
-mod layers;
 mod names;
 mod oci;
 mod root;
 mod store;
-pub mod tool;
 mod transfer;
 #[cfg(test)]
 mod transfer_tests;
@@ -34,12 +30,17 @@ use cofferdam_linux::named::{self, Directory, UntrustedLink};
 use cofferdam_util::sha256;
 
 use crate::debian::{self, Cache, Plan, Recipe, resolve};
+use crate::layer::pack::pack;
+use crate::layer::stream::Hashed;
+use crate::layer::tree::Needs;
+pub use cofferdam_tree::{TreeError, ext4, tool};
 pub use error::{ImageError, archive_kind, io_kind, io_remedy};
 use error::{Result, io};
 pub use inventory::{Inventory, Listed, Unnamed};
 use kernel::Kernel;
 use names::Named;
 pub use names::is_name;
+use oci::Layout;
 use store::{Entry, Lock, Store};
 pub use transfer::{ExportOptions, Exported, IMAGE_DOCUMENT, ImportOptions, Imported, SNAPSHOT_DOCUMENT, Taken};
 
@@ -88,6 +89,13 @@ pub enum RootSource {
     /// A container image: a directory or an uncompressed tar with an OCI image layout, or the output of `docker save`.
     /// It contains one image for this architecture.
     Oci(PathBuf),
+    /// An image of a store of container images.
+    Stored {
+        /// The directory of the store.
+        store: PathBuf,
+        /// The image: a name or a digest.
+        image: String,
+    },
 }
 
 impl RootSource {
@@ -266,6 +274,11 @@ impl Images {
         Ok(image(&kernel, &root))
     }
 
+    /// Returns true if an image has this name, without verifying it.
+    pub fn has_name(&self, name: &str) -> bool {
+        is_name(name) && names::read(&self.store, name).is_ok()
+    }
+
     /// Returns the image with this name, verified by its hashes.
     ///
     /// # Errors
@@ -411,12 +424,11 @@ impl Images {
             }
             RootSource::Oci(path) => {
                 progress(Progress::Checking);
-                let layout = oci::read(path)?;
-                let key = store::key(&[common[0], common[1], b"oci", layout.identity().as_bytes()]);
-                let put = |layout: oci::Layout, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
-                    put_layers(&layout, lock, made, max, progress).map(|()| String::new())
-                };
-                self.entry("root", &key, &origin, progress, |_, _| Ok(layout), put)
+                self.layers(oci::read(path)?, common, &origin, max, progress)
+            }
+            RootSource::Stored { store, image } => {
+                progress(Progress::Checking);
+                self.layers(oci::stored(store, image)?, common, &origin, max, progress)
             }
             RootSource::Directory(path) => {
                 progress(Progress::Checking);
@@ -426,7 +438,7 @@ impl Images {
                 if source.recorded.is_some_and(|recorded| recorded != directory.identity()) {
                     return Err(ImageError::DirectoryReplaced { path: path.clone() });
                 }
-                root::pack(&directory, &mut out)?;
+                pack(&directory, &mut out)?;
                 out.flush().map_err(io("write a tar of", path))?;
                 drop(out);
                 tar.seek(SeekFrom::Start(0)).map_err(io("read a tar of", path))?;
@@ -437,6 +449,22 @@ impl Images {
                 self.entry("root", &key, &origin, progress, copy, put)
             }
         }
+    }
+
+    /// Returns the root file system of a container image.
+    fn layers(
+        &self,
+        layout: Layout,
+        common: [&[u8]; 2],
+        origin: &str,
+        max: u64,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Entry> {
+        let key = store::key(&[common[0], common[1], b"oci", layout.identity().as_bytes()]);
+        let put = |layout: Layout, lock: &Lock, made: &Path, progress: &mut dyn FnMut(Progress)| {
+            put_layers(&layout, lock, made, max, progress).map(|()| String::new())
+        };
+        self.entry("root", &key, origin, progress, |_, _| Ok(layout), put)
     }
 
     /// Returns the entry with this key, or creates it with `read` and `put`.
@@ -529,7 +557,7 @@ fn put_hashed(
 ) -> Result<()> {
     put_tree(lock, made, max, progress, |tree| {
         let mut left = u64::MAX;
-        let mut hashed = oci::Hashed::new(tar, &mut left);
+        let mut hashed = Hashed::new(tar, &mut left);
         let needs = root::unpack(BufReader::with_capacity(1 << 20, &mut hashed), tree, max)?;
         match hashed.finish() {
             Ok(found) if found == hash => Ok(needs),
@@ -538,13 +566,7 @@ fn put_hashed(
     })
 }
 
-fn put_layers(
-    layout: &oci::Layout,
-    lock: &Lock,
-    made: &Path,
-    max: u64,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<()> {
+fn put_layers(layout: &Layout, lock: &Lock, made: &Path, max: u64, progress: &mut dyn FnMut(Progress)) -> Result<()> {
     put_tree(lock, made, max, progress, |tree| layout.unpack(tree, max))
 }
 
@@ -553,7 +575,7 @@ fn put_tree(
     made: &Path,
     max: u64,
     progress: &mut dyn FnMut(Progress),
-    unpack: impl FnOnce(&Path) -> Result<ext4::Needs>,
+    unpack: impl FnOnce(&Path) -> Result<Needs>,
 ) -> Result<()> {
     let scratch = lock.scratch()?;
     let tree = scratch.path().join("tree");
@@ -562,7 +584,7 @@ fn put_tree(
     let made = unpack(&tree).and_then(|needs| {
         progress(Progress::Disk);
         ext4::check_size(needs, max)?;
-        ext4::make(&tree, &made.join(ROOT), needs)
+        Ok(ext4::make(&tree, &made.join(ROOT), needs)?)
     });
     // Otherwise directories without write permission could not be removed.
     store::make_removable(&tree);

@@ -3,11 +3,15 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tar::{EntryType, Header};
 
+use super::super::error::ImageError;
 use super::*;
+use crate::layer::layout::INDEX;
+use crate::layer::stream::Sha;
 
 const MAX_SIZE: u64 = 1 << 28;
 

@@ -5,21 +5,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use cofferdam_linux::named::Directory;
-use cofferdam_linux::walk::{self, Entry};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use tar::{EntryType, Header};
 
 use super::error::{ImageError, Result, io as io_error};
-use super::ext4::{self, Needs};
-use super::headers::Archive;
-use super::layers::{MAX_DEPTH, inside};
+use crate::layer::tree::{Needs, Tree, Whiteouts, inside};
 
 /// The mount points of a VM, with their modes.
 const MOUNT_POINTS: &[(&str, u32)] =
@@ -27,8 +22,6 @@ const MOUNT_POINTS: &[(&str, u32)] =
 const MACHINE_ID: &str = "machine-id";
 /// D-Bus's directory with the machine ID.
 const BUS: &str = "var/lib/dbus";
-/// Maximum number of entries of a root file system.
-pub(crate) const MAX_ENTRIES: u64 = 4 << 20;
 
 fn bad(what: String) -> ImageError {
     ImageError::InvalidSource { what }
@@ -36,54 +29,18 @@ fn bad(what: String) -> ImageError {
 
 /// Unpacks a tar into an empty directory, and counts its entries.
 pub(crate) fn unpack(tar: impl Read, into: &Path, max: u64) -> Result<Needs> {
-    let bad_tar = |error: io::Error| match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_error("unpack into", into)(error),
-        _ => bad(format!("the root file system cannot be unpacked: {error}")),
-    };
-    let mut needs = Needs::default();
-    // Directories without write permission get their mode after everything in them was unpacked.
-    let mut closed: BTreeMap<PathBuf, u32> = BTreeMap::new();
-    let top = into.canonicalize().map_err(io_error("inspect", into))?;
-    let mut archive = Archive::new(tar);
-    for entry in archive.members().map_err(bad_tar)? {
-        let mut entry = entry.map_err(bad_tar)?;
-        let kind = entry.header().entry_type();
-        if !matches!(kind, EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link) {
-            continue;
-        }
-        needs.add(entry.size());
-        ext4::check_size(needs, max)?;
-        if needs.inodes > MAX_ENTRIES {
-            return Err(bad(format!("the root file system has more than {MAX_ENTRIES} entries")));
-        }
-        let path = relative(&entry.path().map_err(bad_tar)?)?;
-        if path.as_os_str().is_empty() {
-            continue;
-        }
-        if depth(&top, &path) > MAX_DEPTH {
-            return Err(bad("the root file system's directories are too deep".to_owned()));
-        }
-        let mode = entry.header().mode().map_err(bad_tar)?;
-        entry.set_preserve_mtime(false);
-        entry.set_preserve_permissions(false);
-        if !entry.unpack_in(into).map_err(bad_tar)? {
-            return Err(bad(format!("{} leads out of the root file system", path.display())));
-        }
-        let target = into.join(&path);
-        match kind {
-            // The user who builds the image must be able to read it.
-            EntryType::Regular => set_mode(&target, mode & 0o777 | 0o400)?,
-            EntryType::Directory => {
-                set_mode(&target, 0o700)?;
-                closed.insert(target, mode & 0o1777 | 0o500);
-            }
-            _ => {}
-        }
-    }
-    add_mount_points(into, &mut needs, &mut closed)?;
-    // From the deepest.
-    closed.iter().rev().try_for_each(|(path, mode)| set_mode(path, *mode))?;
-    Ok(needs)
+    let mut tree = Tree::new(into, max, Whiteouts::Ordinary)?;
+    tree.extract(tar)?;
+    finish(tree)
+}
+
+/// Creates the mount points of a VM in an unpacked tree, sets the modes of directories, and counts all entries.
+pub(crate) fn finish(tree: Tree) -> Result<Needs> {
+    let (mut made, mut needs) = (BTreeMap::new(), Needs::default());
+    add_mount_points(tree.path(), &mut needs, &mut made)?;
+    let below = |path: PathBuf| path.strip_prefix(tree.path()).map(Path::to_owned).unwrap_or_default();
+    let made = made.into_iter().map(|(path, mode)| (below(path), (mode, None))).collect();
+    Ok(tree.finish(made)?)
 }
 
 fn set_mode(path: &Path, mode: u32) -> Result<()> {
@@ -93,31 +50,6 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
         return Ok(());
     }
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(io_error("set the mode of", path))
-}
-
-/// Returns a path relative to the root; refuses `..`.
-fn relative(path: &Path) -> Result<PathBuf> {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(part) => plain.push(part),
-            Component::CurDir | Component::RootDir => {}
-            _ => return Err(bad(format!("{} leads out of the root file system", path.display()))),
-        }
-    }
-    Ok(plain)
-}
-
-/// Returns the depth of an entry at this path, with links resolved.
-fn depth(top: &Path, path: &Path) -> usize {
-    let parts = path.components().count();
-    let above = path.ancestors().enumerate().skip(1).take(MAX_DEPTH);
-    // Missing directories are created below existing ones. A dangling link counts as one part, and is refused later.
-    let mut found = above.filter_map(|(missing, above)| Some((missing, top.join(above).canonicalize().ok()?)));
-    found.next().map_or(parts, |(missing, real)| {
-        // A path outside is refused later, too.
-        real.strip_prefix(top).map_or(parts, |real| real.components().count() + missing)
-    })
 }
 
 /// Creates the mount points of a VM.
@@ -198,44 +130,14 @@ fn is_same(into: &Path, directory: &OwnedFd) -> bool {
     matches!(both, (Ok(etc), Ok(found)) if (etc.st_dev, etc.st_ino) == (found.st_dev, found.st_ino))
 }
 
-/// Writes a directory as a sorted tar, so that the result is reproducible. The directory may change during the walk: no
-/// link is followed.
-pub(crate) fn pack(directory: &Directory, out: impl Write) -> Result<()> {
-    let mut tar = tar::Builder::new(out);
-    walk::walk(directory, &mut |path, stat, entry| append(&mut tar, path, stat, entry))
-        .map_err(io_error("pack", directory.path()))?;
-    tar.finish().map_err(io_error("write", "a tar of the root file system"))
-}
-
-/// Adds one entry.
-fn append(tar: &mut tar::Builder<impl Write>, path: &Path, stat: &Stat, entry: Entry) -> io::Result<()> {
-    let mut header = Header::new_gnu();
-    header.set_mode(stat.st_mode & 0o1777);
-    header.set_size(0);
-    match entry {
-        Entry::Directory => {
-            header.set_entry_type(EntryType::Directory);
-            tar.append_data(&mut header, path, io::empty())
-        }
-        Entry::Link(target) => {
-            header.set_entry_type(EntryType::Symlink);
-            tar.append_link(&mut header, path, target)
-        }
-        Entry::File(file, length) => {
-            header.set_entry_type(EntryType::Regular);
-            header.set_size(length);
-            // Exactly the recorded length: if the file was truncated meanwhile, zeros follow.
-            tar.append_data(&mut header, path, file.take(length).chain(io::repeat(0)).take(length))
-        }
-        Entry::Other => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use tar::{EntryType, Header};
+
     use super::*;
+    use crate::layer::tree::MAX_DEPTH;
 
     const MAX_SIZE: u64 = 1 << 30;
 
@@ -341,7 +243,7 @@ mod tests {
         assert!(refused(&wrong, MAX_SIZE).contains("not a directory"));
         assert!(
             refused(b"this is no tar, but it is as long as a header of one would have to be.", MAX_SIZE)
-                .contains("unpacked")
+                .contains("cannot be read")
         );
     }
 
@@ -377,53 +279,5 @@ mod tests {
                 entry(tar, EntryType::Symlink, &format!("l{}", step + 1), &format!("l{step}/{below}"), 0o777, b"");
             }
         }));
-    }
-
-    #[test]
-    fn a_directory_that_a_guest_swaps_for_a_link_is_packed_without_what_the_link_leads_to() {
-        let temp = tempfile::tempdir().unwrap();
-        let (root, outside) = (temp.path().join("root"), temp.path().join("outside"));
-        for directory in [root.join("sub"), outside.clone()] {
-            fs::create_dir_all(&directory).unwrap();
-            fs::write(directory.join("file"), directory.display().to_string()).unwrap();
-        }
-        let (secret, done) = (outside.display().to_string(), std::sync::atomic::AtomicBool::new(false));
-        std::os::unix::fs::symlink(&outside, root.join("swap")).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let (one, other, here) = (root.join("sub"), root.join("swap"), rustix::fs::CWD);
-                while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    rustix::fs::renameat_with(here, &one, here, &other, rustix::fs::RenameFlags::EXCHANGE).unwrap();
-                }
-            });
-            for _ in 0..1000 {
-                let mut out = Vec::new();
-                // A walk may fail when it meets a change.
-                let _ = pack(&Directory::open(&root).unwrap(), &mut out);
-                let mut archive = tar::Archive::new(&out[..]);
-                for mut entry in archive.entries().unwrap().filter_map(std::result::Result::ok) {
-                    let mut text = String::new();
-                    entry.read_to_string(&mut text).unwrap();
-                    assert!(text != secret, "{:?} is a file outside of the directory", entry.path());
-                }
-            }
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
-        });
-    }
-
-    #[test]
-    fn the_same_directory_gives_the_same_tar() {
-        let packed = |names: [&str; 3]| {
-            let temp = tempfile::tempdir().unwrap();
-            for name in names {
-                fs::create_dir_all(temp.path().join(name)).unwrap();
-                fs::write(temp.path().join(name).join("f"), name).unwrap();
-            }
-            std::os::unix::fs::symlink("nowhere", temp.path().join("link")).unwrap();
-            let mut out = Vec::new();
-            pack(&Directory::open(temp.path()).unwrap(), &mut out).unwrap();
-            out
-        };
-        assert_eq!(packed(["a", "b", "c/d"]), packed(["c/d", "b", "a"]));
     }
 }

@@ -6,7 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use cofferdam_contract::ByteSize;
+use cofferdam_image::store::{ImageConfig, ImageStore, Options};
 use cofferdam_image::{Cache, ImageError, Images, KernelSource, Progress, RootSource, Source};
+use cofferdam_linux::named::Directory;
 
 fn has_mkfs(test: &str) -> bool {
     let there = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists());
@@ -81,6 +83,34 @@ fn a_damaged_image_is_made_again_and_only_then() {
     fs::remove_file(&image.root).unwrap();
     assert!(written());
     assert!(!written());
+}
+
+/// Promise (Virtual machines): An image of the image store becomes the root file system of a VM, and stays in the store
+/// while it does.
+#[test]
+fn an_image_of_the_store_becomes_a_disk() {
+    if !has_mkfs("an_image_of_the_store_becomes_a_disk") {
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let source = sample(temp.path());
+    let directory = Directory::open(&temp.path().join("root")).unwrap();
+    let store = ImageStore::open(&temp.path().join("images"), Options::default()).unwrap();
+    let name = "my/root:1".parse().unwrap();
+    store.import_directory(&directory, &ImageConfig::default(), &name, &mut |_| ()).unwrap();
+    let stored = |image: &str| {
+        let root = RootSource::Stored { store: temp.path().join("images"), image: image.to_owned() };
+        images(temp.path(), "cache").find(&Source { root, ..source.clone() }, &mut |_| ())
+    };
+    let made = stored("my/root:1").unwrap();
+    let digest = store.inspect("my/root:1").unwrap().listed.manifest.to_string();
+    assert_eq!(stored(&digest).unwrap(), made);
+    let find = std::process::Command::new("debugfs").args(["-R", "cat /usr/bin/program"]).arg(&made.root).output();
+    if let Ok(found) = find {
+        assert_eq!(found.stdout, vec![1; 20_000]);
+    }
+    let error = stored("my/other:1").unwrap_err();
+    assert!(error.to_string().contains("has no image 'my/other:1'"), "{error}");
 }
 
 #[test]

@@ -81,6 +81,9 @@ pub mod number {
     pub const FCHDIR: usize = 50;
     pub const CHROOT: usize = 51;
     pub const FCHMOD: usize = 52;
+    pub const INOTIFY_INIT1: usize = 26;
+    pub const INOTIFY_ADD_WATCH: usize = 27;
+    pub const INOTIFY_RM_WATCH: usize = 28;
     pub const FCHMODAT: usize = 53;
     pub const FCHOWNAT: usize = 54;
     pub const OPENAT: usize = 56;

@@ -196,3 +196,22 @@ pub fn room(path: &[u8]) -> Res<Room> {
     let bytes = blocks.saturating_mul(size);
     Ok(Room { kind, bytes, free: free.saturating_mul(size), files, files_free })
 }
+
+/// Creates a non-blocking inotify instance.
+pub fn inotify() -> Res<Fd> {
+    // SAFETY: plain numbers.
+    unsafe { checked(call(number::INOTIFY_INIT1, [O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0])) }.map(|fd| Fd::own(fd as i32))
+}
+
+/// Watches the file at a NUL-terminated path. Returns the number of the watch.
+pub fn inotify_add(instance: &Fd, path: &[u8], mask: u32) -> Res<i32> {
+    let arguments = [instance.raw(), named(path)?, mask as usize, 0, 0, 0];
+    // SAFETY: the path ends with a NUL.
+    unsafe { checked(call(number::INOTIFY_ADD_WATCH, arguments)) }.map(|wd| wd as i32)
+}
+
+/// Ends a watch. It may have ended already.
+pub fn inotify_remove(instance: &Fd, wd: i32) {
+    // SAFETY: plain numbers.
+    let _ = unsafe { checked(call(number::INOTIFY_RM_WATCH, [instance.raw(), wd as usize, 0, 0, 0, 0])) };
+}

@@ -125,7 +125,10 @@ pub mod number {
     pub const LINKAT: usize = 265;
     pub const SYMLINKAT: usize = 266;
     pub const READLINKAT: usize = 267;
+    pub const INOTIFY_ADD_WATCH: usize = 254;
+    pub const INOTIFY_RM_WATCH: usize = 255;
     pub const FCHMODAT: usize = 268;
+    pub const INOTIFY_INIT1: usize = 294;
     pub const PPOLL: usize = 271;
     pub const UNSHARE: usize = 272;
     pub const UTIMENSAT: usize = 280;

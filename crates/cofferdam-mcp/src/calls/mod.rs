@@ -1,5 +1,6 @@
 //! Execution of tool calls. Errors become results with a reason; nothing here is a protocol error.
 
+mod changes;
 mod code;
 mod command;
 mod files;
@@ -73,7 +74,8 @@ impl<'a> Caller<'a> {
     /// Executes a call. File operations have the real time limit of code, because a guest can make a file endlessly
     /// long.
     async fn dispatch(self, name: Name, arguments: JsonObject) -> Result<CallToolResult> {
-        let files = [Name::ReadFile, Name::WriteFile, Name::EditFile, Name::ListFiles].contains(&name);
+        let files =
+            [Name::ReadFile, Name::WriteFile, Name::EditFile, Name::ListFiles, Name::ShowChanges].contains(&name);
         let carried_out = self.carry_out(name, arguments);
         if !files {
             return carried_out.await;
@@ -95,6 +97,7 @@ impl<'a> Caller<'a> {
             Name::WriteFile => self.write_file(parse(name, arguments)?).await,
             Name::EditFile => self.edit_file(parse(name, arguments)?).await,
             Name::ListFiles => self.list_files(parse(name, arguments)?).await,
+            Name::ShowChanges => self.show_changes(parse(name, arguments)?).await,
             Name::CreateSandbox => self.create_sandbox(parse(name, arguments)?).await,
             Name::SnapshotSandbox => self.snapshot_sandbox(parse(name, arguments)?).await,
             Name::RestoreSandbox => self.restore_sandbox(parse(name, arguments)?).await,

@@ -8,8 +8,8 @@ mod body;
 mod connections;
 mod guard;
 mod sessions;
-mod stall;
 
+use cofferdam_util::stall::Stalling;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,6 @@ pub(crate) use connections::Client;
 use connections::{Connection, Connections};
 pub use guard::Token;
 use sessions::{REQUEST, Request, Sessions};
-use stall::Stalling;
 
 /// The path of the server.
 pub const PATH: &str = "/mcp";

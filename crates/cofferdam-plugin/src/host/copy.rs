@@ -33,7 +33,12 @@ pub async fn copy(package: OwnedFd, sandbox: &dyn Sandbox) -> Result<()> {
 fn list(package: &OwnedFd, to: &mpsc::Sender<(String, File)>) -> io::Result<()> {
     let (mut count, mut size) = (0, 0u64);
     walk::walk(package.as_fd(), &mut |path, _, entry| {
-        let (Entry::File(file, length), Some(path)) = (entry, path.to_str()) else { return Ok(()) };
+        let (file, length) = match entry {
+            Entry::File(file, length) => (file, length),
+            Entry::Unreadable(error) => return Err(error),
+            Entry::Directory | Entry::Link(_) | Entry::Other => return Ok(()),
+        };
+        let Some(path) = path.to_str() else { return Ok(()) };
         (count, size) = (count + 1, size.saturating_add(length));
         if count > MAX_FILES || size > MAX_SIZE {
             return Err(io::Error::other("it has more than 20,000 files or 256 MiB"));

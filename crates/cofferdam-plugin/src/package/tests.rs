@@ -194,7 +194,7 @@ fn listing(root: &Path) -> Vec<(String, String)> {
                 format!("{} {bytes:?}", stat.st_mode & 0o100)
             }
             Entry::Link(target) => format!("link {}", target.display()),
-            Entry::Other => panic!("{path:?}"),
+            Entry::Other | Entry::Unreadable(_) => panic!("{path:?}"),
         };
         all.push((path.display().to_string(), text));
         Ok(())

@@ -163,6 +163,7 @@ impl Scan {
                 check_target(path, &target).map_err(|reason| fail(&format!("the link {reason}")))?;
                 Contents::Link { target }
             }
+            walk::Entry::Unreadable(error) => return Err(fail(&error.to_string())),
             walk::Entry::Other => return Err(fail("it is neither a file nor a directory nor a link")),
         };
         self.entries.push(Entry { path: path.to_owned(), contents });

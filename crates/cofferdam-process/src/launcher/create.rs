@@ -23,16 +23,16 @@ use rustix::fs::{Mode, OFlags, openat};
 
 use super::init::InitProgram;
 use super::init::handover::{Handoff, MAX_BYTES, MAX_FDS, Measured};
+use super::mounts::attach_mounts;
 use super::namespace_pool::{self, PreparedNamespaces};
-use super::template::Template;
+use super::template::{HostMounts, Template};
 use super::workspace::mount_workspace;
-use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, network};
+use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, mounts, network};
 use crate::protocol::{
-    self, Create, Event, Evidence, Expected, Failure, HostFacts, NetworkPlan, WorkspacePlan, address_space,
+    self, Create, Event, Evidence, Expected, Failure, HostFacts, MountFrom, MountPlan, NetworkPlan, WorkspacePlan,
+    address_space,
 };
 
-/// User and group inside every sandbox.
-pub const INSIDE_ID: u32 = 1000;
 /// The maximum of open descriptors of one program.
 const MAX_OPEN_FILES: u64 = 4096;
 /// The same if the init itself watches memory: each descriptor may hold kernel memory that is charged to no process. It
@@ -65,8 +65,7 @@ pub struct Setup<'a> {
     pub filters: &'a Filters,
     pub create: &'a Create,
     pub control: BorrowedFd<'a>,
-    /// A detached mount of the host directory that becomes the workspace.
-    pub workspace: Option<&'a OwnedFd>,
+    pub host_mounts: &'a HostMounts,
     /// The program that becomes process 1.
     pub init: &'a InitProgram,
     pub watch_bounds: WatchBounds,
@@ -168,12 +167,13 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
     }
     let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, upper) = mount_workspace(setup, ids, &proc)?;
+    let mounted = attach_mounts(setup, ids, &proc)?;
     let code = openat(&setup.prepared.own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
     set_limits(setup.create, setup.groups.is_empty())?;
     // Open it now: the mount of /proc that guests see covers it.
     let locks =
         openat(&proc, "locks", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open the list of locks")?;
-    let (outside_uid, listener) = drop_privileges(setup, ids, &proc)?;
+    let (outside_uid, listener) = drop_privileges(setup, ids, &proc, &mounted)?;
     Ok(Handles { workspace, code, upper, quotas: QuotaFds { listener, locks }, backlog_bounded, members, outside_uid })
 }
 
@@ -196,7 +196,7 @@ fn enter_namespaces(setup: &Setup<'_>) -> Step<u64> {
     process::set_limit(Resource::CORE, 1).step("forbid core files")?;
     let mut keep: Vec<i32> = vec![0, 1, 2, setup.control.as_raw_fd(), setup.init.raw()];
     keep.extend([&prepared.network, &prepared.ipc, &prepared.own].map(AsRawFd::as_raw_fd));
-    keep.extend(prepared.mounts.iter().chain(&prepared.rules).chain(setup.workspace).map(AsRawFd::as_raw_fd));
+    keep.extend(prepared.mounts.iter().chain(&prepared.rules).chain(setup.host_mounts.iter()).map(AsRawFd::as_raw_fd));
     keep.extend(setup.join_files.iter().map(AsRawFd::as_raw_fd));
     keep.extend(setup.groups.iter().map(AsRawFd::as_raw_fd));
     process::close_all_but(&mut keep);
@@ -308,10 +308,20 @@ fn set_limits(create: &Create, watched: bool) -> Step<()> {
 fn file_size(create: &Create, disk: u64) -> u64 {
     match create.workspace {
         WorkspacePlan::HostDir { copy_on_write: false, .. } if !create.read_only => disk,
+        _ if create.mounts.iter().any(MountPlan::writes_to_host) => disk,
         // The tmpfs limits what is stored: programs must get its ENOSPC rather than a signal. Files in memory count as
         // memory.
-        _ => disk.max(create.memory.unwrap_or(0)).saturating_add(FILE_SIZE_SLACK),
+        _ => disk.max(create.memory.unwrap_or(0)).max(largest_mount(create)).saturating_add(FILE_SIZE_SLACK),
     }
+}
+
+/// Returns the size of the largest mount that has one.
+fn largest_mount(create: &Create) -> u64 {
+    let sizes = create.mounts.iter().map(|mount| match mount.source {
+        MountFrom::Tmpfs(size) | MountFrom::Disk { size, .. } => size,
+        MountFrom::Host { .. } => 0,
+    });
+    sizes.max().unwrap_or(0)
 }
 
 /// Returns the maximum of open descriptors of a program.
@@ -350,15 +360,15 @@ fn bound_user_counts(setup: &Setup<'_>, proc: &OwnedFd) -> Step<()> {
 
 /// Gives up all privileges. Returns the sandbox's user id outside its user namespace, and the listener of its filter.
 /// After this, no call is allowed that the filter reports to the listener.
-fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(u32, OwnedFd)> {
+fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd, mounted: &[OwnedFd]) -> Step<(u32, OwnedFd)> {
     if let Identity::Unique { .. } = setup.identity {
         process::become_user(ids.0, ids.1).step("become the sandbox's user")?;
     }
     process::set_dumpable(DumpableState::Yes).step("open own maps")?;
     let outside_uid = rustix::process::getuid().as_raw();
     namespace::unshare(namespace::kind::USER).step("create the sandbox's user namespace")?;
-    namespace::map_ids(proc.as_fd(), "self", (INSIDE_ID, INSIDE_ID), ids).step("map the sandbox's user")?;
-    process::become_user_inside(INSIDE_ID).step("take the sandbox's user")?;
+    namespace::map_ids(proc.as_fd(), "self", setup.create.inside, ids).step("map the sandbox's user")?;
+    process::become_user_inside(setup.create.inside).step("take the sandbox's user")?;
     if let Some(tasks) = setup.create.tasks.filter(|_| setup.groups.is_empty()) {
         // The init counts as well. The kernel counts for each user and user namespace, and each sandbox has its own
         // namespace. If it were set earlier, the limit would also apply to processes of the user outside of this
@@ -371,7 +381,7 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     caps::drop_all().step("drop capabilities")?;
     process::set_no_new_privileges().step("set no_new_privs")?;
     if let Some(rules) = &setup.prepared.rules {
-        restrict_paths(setup, rules).step("enforce Landlock")?;
+        restrict_paths(setup, rules, mounted).step("enforce Landlock")?;
     }
     // The first stage of the filter is inherited from the launcher. This fails with EBUSY if another program already
     // has a listener on this process, as some container managers do.
@@ -382,11 +392,12 @@ fn drop_privileges(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> Step<(
     Ok((outside_uid, listener))
 }
 
-fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd) -> std::io::Result<()> {
+fn restrict_paths(setup: &Setup<'_>, rules: &OwnedFd, mounted: &[OwnedFd]) -> std::io::Result<()> {
     let rules = Ruleset::from_fd(rules.try_clone()?, setup.facts.landlock_abi);
     namespace_pool::allow(&rules, c"/proc", access::READ)?;
     let read_only = access::READ | access::EXECUTE;
     namespace_pool::allow(&rules, c"/workspace", if setup.create.read_only { read_only } else { access::ALL })?;
+    mounts::allow(&rules, &setup.create.mounts, mounted)?;
     setup.init.allow_in(&rules)?;
     rules.enforce()
 }
@@ -396,7 +407,7 @@ fn handoff(setup: &Setup<'_>, handles: Handles) -> Step<()> {
     let create = setup.create;
     let watching = setup.groups.is_empty() && (create.memory.is_some() || create.cpu_micros.is_some());
     let own_root = setup.template.has_own_root();
-    let mut evidence = evidence::collect(watching, create.probe, own_root, create.read_only);
+    let mut evidence = evidence::collect(watching, own_root, create);
     let base = setup.group_base;
     evidence.group_base = (base.memory_kills, base.forks_refused, base.memory);
     evidence.group_bounds = setup.group_bounds;

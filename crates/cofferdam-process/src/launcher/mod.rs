@@ -12,6 +12,7 @@ mod create;
 mod evidence;
 mod init;
 mod masked;
+mod mounts;
 mod namespace_pool;
 mod network;
 mod start;
@@ -32,7 +33,7 @@ use crate::protocol::{self, Adapt, Create, Failure, Hello, HostFacts, LauncherRe
 use init::InitProgram;
 use namespace_pool::{NamespacePool, PreparedNamespaces, TemplateView};
 pub use start::{Origin, main};
-use template::Template;
+use template::{HostMounts, Template};
 
 /// Time to wait for space in a full socket.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -277,17 +278,17 @@ impl Launcher {
     }
 
     fn try_create(&mut self, create: &Create, control: OwnedFd) -> Result<(), (OwnedFd, Failure)> {
-        let (workspace, mut prepared, group) = match self.obtain_parts(create) {
+        let (host_mounts, mut prepared, group) = match self.obtain_parts(create) {
             Ok(parts) => parts,
             Err(failure) => return Err((control, failure)),
         };
-        match self.create_child(create, &prepared, group.as_deref(), &control, workspace.as_ref()) {
+        match self.create_child(create, &prepared, group.as_deref(), &control, &host_mounts) {
             Ok(pid) => {
                 prepared.rules = None;
                 // The child has set this limit.
                 prepared.disk = create.disk;
-                // A mount of a host directory must end with the init: its owner may want to unmount it.
-                let kept = match workspace.is_none() && !self.single {
+                // Mounts of the host must end with the init: their owner may want to unmount them.
+                let kept = match host_mounts.is_empty() && !self.single {
                     true => Kept::All(prepared),
                     false => Kept::Network(self.release_early(prepared)),
                 };
@@ -367,9 +368,9 @@ impl Launcher {
         }
     }
 
-    /// Obtains the workspace, the namespaces and the control group of a new sandbox.
-    fn obtain_parts(&mut self, create: &Create) -> Step<(Option<OwnedFd>, PreparedNamespaces, Option<Box<Group>>)> {
-        let workspace = self.template.open_workspace(&create.workspace, self.identity)?;
+    /// Obtains the mounts of the host, the namespaces and the control group of a new sandbox.
+    fn obtain_parts(&mut self, create: &Create) -> Step<(HostMounts, PreparedNamespaces, Option<Box<Group>>)> {
+        let host_mounts = self.template.open_host_mounts(create, self.identity)?;
         self.last_disk = create.disk.unwrap_or(DEFAULT_DISK);
         let view = TemplateView { template: &self.template, landlock_abi: self.facts.landlock_abi };
         let prepared = self.pool.take(view, self.last_disk).step("create namespaces")?;
@@ -381,7 +382,7 @@ impl Launcher {
         };
         let owner = self.owner.as_mut();
         let group = owner.map(|owner| owner.make(bounds).map(Box::new)).transpose().step("create a control group")?;
-        Ok((workspace, prepared, group))
+        Ok((host_mounts, prepared, group))
     }
 
     /// Creates the child that isolates itself and becomes the init. Returns its process id once it is the init or has
@@ -392,7 +393,7 @@ impl Launcher {
         prepared: &PreparedNamespaces,
         group: Option<&Group>,
         control: &OwnedFd,
-        workspace: Option<&OwnedFd>,
+        host_mounts: &HostMounts,
     ) -> Step<i32> {
         let keeps_groups = self.owner.as_ref().is_some_and(Owner::keeps_groups);
         let ChildResources { init, watch_bounds, stack, pid } = &mut self.child_resources;
@@ -411,7 +412,7 @@ impl Launcher {
             filters: &self.filters,
             create,
             control: control.as_fd(),
-            workspace,
+            host_mounts,
             init,
             watch_bounds: *watch_bounds,
         });

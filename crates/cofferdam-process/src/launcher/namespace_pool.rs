@@ -345,7 +345,7 @@ fn show_again(part: &Covered, path: &CStr, tree: Option<&OwnedFd>) -> io::Result
 }
 
 /// Returns the size and the number of files as options of a tmpfs; 0 means no limit.
-fn bounds(disk: Option<u64>) -> (CString, CString) {
+pub fn bounds(disk: Option<u64>) -> (CString, CString) {
     let files = disk.map_or(MAX_FILES, |bytes| (bytes / 8192).clamp(MIN_FILES, MAX_FILES));
     let text = |number: u64| CString::new(number.to_string()).unwrap_or_default();
     (text(disk.unwrap_or(0)), text(files))

@@ -2,6 +2,9 @@
 //! sandbox gets a copy in its own namespace and adds only its own mounts.
 
 mod host_files;
+mod host_mounts;
+mod image_root;
+mod mount_points;
 
 use std::ffi::{CStr, CString, OsStr};
 use std::io::{self, Write};
@@ -15,10 +18,11 @@ use cofferdam_linux::{named, namespace};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::masked::{MASKED_DIRS, MASKED_FILES};
-use super::{Identity, Named, Step};
+use super::{Named, Step};
 use host_files::{interpreter_settings, read_once};
 
-use crate::protocol::{Configure, Failure, RootPlan, WorkspacePlan};
+use crate::protocol::{Configure, Failure, LayerPlan, RootPlan};
+pub use host_mounts::HostMounts;
 
 /// A file that only Landlock forbids to read; see `evidence.rs`.
 pub const LANDLOCK_PROBE: &str = "/.landlock-probe";
@@ -160,7 +164,10 @@ impl TemplateBuilder {
                     // Mount it over the first one, which disappears with everything below the new root.
                     self.build = Build::new(self.build.copy_limit)?;
                 }
-                self.build.directory_root(root)?;
+                match root {
+                    RootPlan::Directory(directory) => self.build.directory_root(directory)?,
+                    RootPlan::Layers(layers) => self.build.image_root(layers, &configure.mount_points)?,
+                }
             }
         }
         self.build.rest(configure)?;
@@ -238,39 +245,6 @@ impl Template {
     pub fn masked_dirs(&self) -> &[CString] {
         &self.masked_dirs
     }
-
-    /// Returns a detached mount of a host directory. Fails if the path leads to another directory than the caller
-    /// named.
-    pub fn open_workspace(&self, plan: &WorkspacePlan, identity: Identity) -> Step<Option<OwnedFd>> {
-        let WorkspacePlan::HostDir { path, device, inode, uid, gid, .. } = plan else { return Ok(None) };
-        let Some((host_mounts, template_mounts)) = &self.mounts else {
-            return Err(Failure { step: "enter the host's mount namespace again".into(), errno: libc::ESTALE });
-        };
-        namespace::join(host_mounts.as_fd(), namespace::kind::MOUNT).step("enter the host's mount namespace")?;
-        // In the launcher's own user namespace, owners have other ids, and are not used.
-        let owner = identity.is_privileged().then_some((*uid, *gid));
-        let opened = open_same("workspace", path, (*device, *inode), owner).and_then(|directory| {
-            mount::clone_tree(directory.as_fd(), c"", Depth::Recursive)
-                .step("copy the mount of the workspace directory")
-        });
-        // Outside the template, this launcher can do nothing safely.
-        if namespace::join(template_mounts.as_fd(), namespace::kind::MOUNT).is_err() {
-            cofferdam_linux::process::exit_now(71);
-        }
-        opened.map(Some)
-    }
-}
-
-/// Opens the directory that the host opened: in the launcher's mount namespace, only its path leads to it. Refuses any
-/// other directory, also one with the same inode that another user has created in its place.
-fn open_same(what: &str, path: &Path, identity: (u64, u64), owner: Option<(u32, u32)>) -> Step<OwnedFd> {
-    let directory = named::open(path).step(&format!("open the {what} directory"))?;
-    let stat = rustix::fs::fstat(&directory).step(&format!("inspect the {what} directory"))?;
-    let same_owner = owner.is_none_or(|owner| owner == (stat.st_uid, stat.st_gid));
-    if (stat.st_dev, stat.st_ino) != identity || !same_owner {
-        return Err(Failure { step: format!("find the {what} directory again"), errno: libc::ESTALE });
-    }
-    Ok(directory)
 }
 
 fn c_path(path: &Path) -> CString {
@@ -435,11 +409,16 @@ impl Build {
 
     /// Mounts the top level of a caller's root file system. Each entry is resolved beneath the opened directory, so a
     /// change of its path has no effect.
-    fn directory_root(&mut self, root: &RootPlan) -> Step<()> {
-        let reading = format!("read the root directory {}", root.path.display());
-        let directory = open_same("root", &root.path, (root.device, root.inode), None)?;
+    fn directory_root(&mut self, root: &LayerPlan) -> Step<()> {
+        let directory = host_mounts::open_same("root directory", &root.path, (root.device, root.inode), None)?;
+        self.top_levels(directory.as_fd(), &root.path)
+    }
+
+    /// Mounts each entry of an opened directory. Errors name it by `shown`.
+    fn top_levels(&mut self, directory: BorrowedFd<'_>, shown: &Path) -> Step<()> {
+        let reading = format!("read the root directory {}", shown.display());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let listing = rustix::fs::openat(&directory, ".", flags, Mode::empty()).step(&reading)?;
+        let listing = rustix::fs::openat(directory, ".", flags, Mode::empty()).step(&reading)?;
         for entry in rustix::fs::Dir::new(listing).step(&reading)? {
             let entry = entry.step(&reading)?;
             let name = Path::new(OsStr::from_bytes(entry.file_name().to_bytes()));
@@ -447,14 +426,14 @@ impl Build {
             if dots || OWN.iter().any(|own| name == Path::new(own)) {
                 continue;
             }
-            let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).step(&reading)?;
+            let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).step(&reading)?;
             let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
             if kind.is_symlink() {
-                let target = rustix::fs::readlinkat(&directory, name, Vec::new()).step(&reading)?;
+                let target = rustix::fs::readlinkat(directory, name, Vec::new()).step(&reading)?;
                 self.symlink(Path::new(OsStr::from_bytes(target.as_bytes())), name)?;
             } else if kind.is_dir() || kind.is_file() {
-                let (source, inside) = (root.path.join(name), Path::new("/").join(name));
-                self.program(directory.as_fd(), entry.file_name(), &source, &inside)?;
+                let (source, inside) = (shown.join(name), Path::new("/").join(name));
+                self.program(directory, entry.file_name(), &source, &inside)?;
             }
         }
         Ok(())
@@ -482,7 +461,8 @@ impl Build {
                 Err(failure) => return Err(failure),
             }
         }
-        self.common()
+        self.common()?;
+        configure.mount_points.iter().try_for_each(|point| self.mount_point(point))
     }
 
     /// Mounts a part of an interpreter's prefix. A link into its own directory stays a link.

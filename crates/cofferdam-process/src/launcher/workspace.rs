@@ -4,16 +4,15 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use cofferdam_linux::mount::{self, Depth, attr};
-use cofferdam_linux::spawn::{self, Fork};
-use cofferdam_linux::{namespace, process};
+use cofferdam_linux::namespace;
 use rustix::fs::{Mode, OFlags, openat};
 
 use super::create::{OPEN_DIR, Setup};
 use super::{Identity, Named, Step};
 use crate::protocol::WorkspacePlan;
 
-/// The directory of the sandbox's own file system that takes the changes of a copy-on-write workspace.
-const UPPER: &str = "upper";
+/// The name of a copy-on-write workspace in failures. Callers may copy the directory instead: see `error.rs`.
+pub const COPY_ON_WRITE: &str = "copy-on-write workspace";
 
 /// Sets the size of the writable directories and mounts the workspace. Returns the workspace, and its layer if it is
 /// copy-on-write.
@@ -22,16 +21,21 @@ pub fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> St
     setup.prepared.resize(create.disk).step("set the size of the sandbox's tmpfs")?;
     let read_only = if create.read_only { attr::RDONLY } else { 0 };
     let (uid, gid) = (rustix::fs::Uid::from_raw(ids.0), rustix::fs::Gid::from_raw(ids.1));
-    if let (WorkspacePlan::HostDir { uid, gid, copy_on_write, .. }, Some(tree)) = (&create.workspace, setup.workspace) {
+    if let (WorkspacePlan::HostDir { uid, gid, copy_on_write, .. }, Some(tree)) =
+        (&create.workspace, &setup.host_mounts.workspace)
+    {
         let read_only = if *copy_on_write { attr::RDONLY } else { read_only };
         let attributes = attr::NOSUID | attr::NODEV | read_only;
         mount::add_attributes(tree.as_fd(), Depth::Recursive, attributes).step("restrict the workspace")?;
         if matches!(setup.identity, Identity::Unique { .. }) {
-            show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc)?;
+            let what = if *copy_on_write { COPY_ON_WRITE } else { "workspace" };
+            show_owner_as(tree.as_fd(), (*uid, *gid), ids, proc, what)?;
         }
         mount::attach(tree.as_fd(), mount::cwd(), c"/workspace").step("attach the workspace")?;
         if *copy_on_write {
-            return cover_with_layer(setup, tree, ids).map(|(layered, upper)| (layered, Some(upper)));
+            let (layered, upper) = layer_over(setup, tree, ids, ("upper", "work"), COPY_ON_WRITE)?;
+            mount::attach(layered.as_fd(), mount::cwd(), c"/workspace").step("attach the copy-on-write workspace")?;
+            return Ok((layered, Some(upper)));
         }
         return Ok((tree.as_fd().try_clone_to_owned().step("keep the workspace")?, None));
     }
@@ -43,21 +47,28 @@ pub fn mount_workspace(setup: &Setup<'_>, ids: (u32, u32), proc: &OwnedFd) -> St
     Ok((openat(own, "workspace", OPEN_DIR, Mode::empty()).step("open the workspace")?, None))
 }
 
-/// Mounts a layer of the sandbox's own over the host directory at `/workspace`. Returns the mount and the layer.
-fn cover_with_layer(setup: &Setup<'_>, tree: &OwnedFd, ids: (u32, u32)) -> Step<(OwnedFd, OwnedFd)> {
+/// Mounts a layer of the sandbox's own, in the directories `upper` and `work` of its file system, over a host directory.
+/// Returns the detached mount and the layer.
+pub fn layer_over(
+    setup: &Setup<'_>,
+    tree: &OwnedFd,
+    ids: (u32, u32),
+    (upper_name, work_name): (&str, &str),
+    what: &str,
+) -> Step<(OwnedFd, OwnedFd)> {
     let own = &setup.prepared.own;
-    for name in [UPPER, "work"] {
-        rustix::fs::mkdirat(own, name, Mode::from_raw_mode(0o700)).step("create the workspace's layer")?;
+    for name in [upper_name, work_name] {
+        rustix::fs::mkdirat(own, name, Mode::from_raw_mode(0o700)).step("create a layer")?;
     }
-    let upper = openat(own, UPPER, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step("open the layer")?;
-    let mode = rustix::fs::fstat(tree).step("inspect the workspace")?.st_mode & 0o777;
+    let upper = openat(own, upper_name, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step("open the layer")?;
+    let mode = rustix::fs::fstat(tree).step("inspect the lower directory")?.st_mode & 0o777;
     rustix::fs::fchmod(&upper, Mode::from_raw_mode(mode)).step("set the mode of the layer")?;
     let (uid, gid) = (rustix::fs::Uid::from_raw(ids.0), rustix::fs::Gid::from_raw(ids.1));
     rustix::fs::fchown(&upper, Some(uid), Some(gid)).step("give the layer to the sandbox's user")?;
     let path = |fd: &OwnedFd, below: &str| {
-        CString::new(format!("/proc/self/fd/{}{below}", fd.as_raw_fd())).step("name a layer of the workspace")
+        CString::new(format!("/proc/self/fd/{}/{below}", fd.as_raw_fd())).step("name a layer")
     };
-    let paths = [path(tree, "")?, path(own, "/upper")?, path(own, "/work")?];
+    let paths = [path(tree, "")?, path(own, upper_name)?, path(own, work_name)?];
     let mut options = vec![(c"lowerdir", &*paths[0]), (c"upperdir", &*paths[1]), (c"workdir", &*paths[2])];
     // In a user namespace, the file system stores its own attributes as the user's.
     match setup.identity {
@@ -65,36 +76,15 @@ fn cover_with_layer(setup: &Setup<'_>, tree: &OwnedFd, ids: (u32, u32)) -> Step<
         Identity::Caller => options.push((c"userxattr", c"")),
     }
     let layered = mount::new_filesystem(c"overlay", &options, attr::NOSUID | attr::NODEV)
-        .step("mount the copy-on-write workspace (overlayfs; as an ordinary user it needs Linux 6.6)")?;
-    mount::attach(layered.as_fd(), mount::cwd(), c"/workspace").step("attach the copy-on-write workspace")?;
+        .step(&format!("mount the {what} (overlayfs; as an ordinary user it needs Linux 6.6)"))?;
     Ok((layered, upper))
 }
 
 /// Maps owners on the workspace mount: the host directory's owner appears as the sandbox's user, and new files of that
 /// user belong to the owner.
-fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd) -> Step<()> {
-    let (ready, ready_writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("create a pipe")?;
-    let helper =
-        match spawn::fork(namespace::kind::USER, None, None).step("create a user namespace for the workspace")? {
-            Fork::Child => {
-                drop(ready_writer);
-                let _ = rustix::io::read(&ready, &mut [0u8; 1]);
-                process::exit_now(0)
-            }
-            Fork::Parent(pid) => pid,
-        };
-    let dir = helper.to_string();
-    let mapped = namespace::map_ids(proc.as_fd(), &dir, owner, ids)
-        .step("map the workspace's owner")
-        .and_then(|()| {
-            openat(proc, format!("{dir}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                .step("open the workspace's user namespace")
-        })
-        .and_then(|user| {
-            mount::map_owners(tree, user.as_fd())
-                .step("map owners on the workspace's file system (it must support idmapped mounts)")
-        });
-    drop(ready_writer);
-    let _ = rustix::process::waitpid(rustix::process::Pid::from_raw(helper), rustix::process::WaitOptions::empty());
-    mapped
+pub fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), ids: (u32, u32), proc: &OwnedFd, what: &str) -> Step<()> {
+    let user = namespace::with_ids(proc.as_fd(), owner, ids)
+        .step("create a user namespace that maps the owner of a host directory")?;
+    let step = format!("map owners on the {what}'s file system (it must support idmapped mounts)");
+    mount::map_owners(tree, user.as_fd()).step(&step)
 }

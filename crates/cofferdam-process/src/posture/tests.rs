@@ -69,6 +69,8 @@ impl Case {
                 },
                 false => WorkspacePlan::Private,
             },
+            inside: crate::protocol::INSIDE,
+            mounts: Vec::new(),
             read_only: self.read_only,
             disk: self.limits.disk.map(ByteSize::as_bytes),
             memory: self.limits.memory.map(ByteSize::as_bytes),

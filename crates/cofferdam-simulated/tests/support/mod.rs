@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use cofferdam_contract::{
     Access, Backend, ByteSize, Capabilities, Capability, DirEntry, Error, ErrorKind, ExecControl, ExecHandle,
-    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, OutputEvent, OutputStream, Posture, PreparedSandbox,
-    Protection, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter, TerminalSize,
-    Workspace,
+    ExecRequest, ExecRequestBuilder, Exit, FileReader, Level, NewEntry, OutputEvent, OutputStream, Posture,
+    PreparedSandbox, Protection, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec, StdinWriter,
+    TerminalSize, Workspace,
 };
 use cofferdam_simulated::SimulatedBackend;
 use parking_lot::Mutex;
@@ -425,6 +425,10 @@ impl Sandbox for BrokenSandbox {
             self.inner.write_file(path, Box::new(std::io::Cursor::new(b"half".to_vec()))).await?;
         }
         self.inner.write_file(path, contents).await
+    }
+
+    async fn put(&self, path: &SandboxPath, entry: NewEntry) -> Result<u64> {
+        self.inner.put(path, entry).await
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {

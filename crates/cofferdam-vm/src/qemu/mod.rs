@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cofferdam_contract::Access;
-use cofferdam_image::{ImageError, tool};
+use cofferdam_image::{ImageError, TreeError, tool};
 use cofferdam_linux::child::{self, Calls, Pages, Seclusion, Start};
 use cofferdam_linux::clock;
 use cofferdam_linux::programs;
@@ -341,8 +341,8 @@ pub(crate) fn broken(what: impl Into<String>) -> VmError {
 fn version_of(mut command: Command) -> Result<String> {
     command.arg("--version");
     let finished = tool::finish(command, PROGRAM, VERSION_TIMEOUT).map_err(|error| match error {
-        ImageError::MissingTool { tool } => VmError::MissingTool { tool },
-        error => error.into(),
+        TreeError::MissingTool { tool } => VmError::MissingTool { tool },
+        error => ImageError::from(error).into(),
     })?;
     parse_version(&finished.output)
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cofferdam_changes::sandbox::CopyOnWriteByCopy;
 use cofferdam_conformance::{Options, Outcome, Progress, Report, Target, UnixPrograms, cases, run};
 use cofferdam_contract::{Backend, ByteSize, Capabilities, Level, PreparedSandbox, Result, Sandbox, Snapshot, Spec};
 use cofferdam_vm::VmBackend;
@@ -86,7 +87,8 @@ async fn run_all(backend: VmBackend, root: &Path, all_booted: bool) -> Vec<Repor
     let backend = Arc::new(backend);
     let is_booted = |group: &String| all_booted || BOOTED.iter().any(|name| group.starts_with(name));
     let (booted, claimed) = groups().into_iter().partition(is_booted);
-    let claiming = Arc::new(Claiming(Arc::clone(&backend)));
+    let claiming = CopyOnWriteByCopy::wrap(Arc::new(Claiming(Arc::clone(&backend))));
+    let backend = CopyOnWriteByCopy::wrap(backend);
     let (mut first, second) = tokio::join!(run_groups(backend, &booted, root), run_groups(claiming, &claimed, root));
     first.extend(second);
     first

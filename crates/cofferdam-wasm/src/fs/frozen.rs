@@ -28,6 +28,7 @@ pub(crate) struct FrozenTree {
 struct FrozenNode {
     ino: u64,
     times: [u64; 3],
+    mode: u32,
     body: FrozenBody,
 }
 
@@ -77,7 +78,7 @@ impl Tree {
             }
         };
         let Times { accessed, modified, changed } = node.times;
-        Some(FrozenNode { ino: ino.0, times: [accessed, modified, changed], body })
+        Some(FrozenNode { ino: ino.0, times: [accessed, modified, changed], mode: node.mode, body })
     }
 }
 
@@ -131,7 +132,9 @@ impl FrozenTree {
         for node in &self.nodes {
             let [accessed, modified, changed] = node.times;
             if let Some(ino) = numbers.get(&node.ino) {
-                tree.node_mut(*ino)?.times = Times { accessed, modified, changed };
+                let thawed = tree.node_mut(*ino)?;
+                thawed.times = Times { accessed, modified, changed };
+                thawed.mode = node.mode & 0o1777;
             }
         }
         let nameless = bodies.keys().filter(|ino| !named.contains(ino)).copied().collect();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cofferdam_contract::{DirEntry, EntryKind};
 use proptest::prelude::*;
 
 use super::*;
@@ -153,11 +154,11 @@ fn observe(tree: &Tree) -> Model {
     let mut model = Model::new();
     let mut pending = vec![(ROOT, String::new())];
     while let Some((ino, prefix)) = pending.pop() {
-        for (name, kind, size) in tree.list(ino, usize::MAX).unwrap().unwrap() {
+        for DirEntry { name, kind, size, .. } in tree.list(ino, usize::MAX).unwrap().unwrap() {
             let path = format!("{prefix}{name}");
             let found = tree.lookup(BASE, &path, LastLink::Keep).unwrap();
             let thing = match kind {
-                Kind::Directory => {
+                EntryKind::Directory => {
                     pending.push((found, format!("{path}/")));
                     Thing::Directory
                 }
@@ -205,7 +206,7 @@ proptest! {
             prop_assert_eq!(tree.disk(), tree.cost_of_all(), "charged bytes after {:?}", step);
             prop_assert_eq!(account.used(), tree.disk());
         }
-        for (name, _, _) in tree.list(ROOT, usize::MAX).unwrap().unwrap() {
+        for DirEntry { name, .. } in tree.list(ROOT, usize::MAX).unwrap().unwrap() {
             tree.remove_all(BASE, &name, 0).unwrap();
         }
         prop_assert_eq!(tree.disk(), 0);

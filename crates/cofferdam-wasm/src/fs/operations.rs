@@ -17,6 +17,7 @@ pub(crate) struct Stat {
     pub(crate) links: u64,
     pub(crate) size: u64,
     pub(crate) times: Times,
+    pub(crate) mode: u32,
 }
 
 /// The options of an open call.
@@ -54,7 +55,7 @@ impl Tree {
             Body::Directory(_) => 0,
             Body::Symlink(target) => target.len() as u64,
         };
-        Ok(Stat { ino, kind: node.kind(), links: node.links, size, times: node.times })
+        Ok(Stat { ino, kind: node.kind(), links: node.links, size, times: node.times, mode: node.mode })
     }
 
     pub(crate) fn lookup(&self, base: Base<'_>, path: &str, last: LastLink) -> FsResult<Ino> {

@@ -19,6 +19,10 @@ const ENTRY_COST: u64 = 192;
 /// The maximum number of nodes of one tree, whatever the limits.
 pub(crate) const MAX_NODES: usize = 200_000;
 
+/// The permissions of new files and directories.
+const FILE_MODE: u32 = 0o644;
+const DIRECTORY_MODE: u32 = 0o755;
+
 /// The kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -75,6 +79,8 @@ pub(super) struct Node {
     /// The number of references by descriptors.
     pub(super) references: u64,
     pub(super) times: Times,
+    /// The permissions, which WASI does not show to guests.
+    pub(super) mode: u32,
 }
 
 impl Node {
@@ -110,8 +116,13 @@ pub(crate) struct Tree {
 impl Tree {
     /// Creates a tree with a root directory only.
     pub(crate) fn new(disk_limit: Option<u64>, account: Arc<Account>) -> Self {
-        let top =
-            Node { body: Body::Directory(Directory::new(ROOT)), links: 1, references: 0, times: Times::default() };
+        let top = Node {
+            body: Body::Directory(Directory::new(ROOT)),
+            links: 1,
+            references: 0,
+            times: Times::default(),
+            mode: DIRECTORY_MODE,
+        };
         Self {
             nodes: BTreeMap::from([(ROOT, top)]),
             next: ROOT.0 + 1,
@@ -211,7 +222,12 @@ impl Tree {
             return Err(FsError::TooManyFiles);
         }
         let times = Times { accessed: now, modified: now, changed: now };
-        let node = Node { body, links: 0, references: 0, times };
+        let mode = match body {
+            Body::File(_) => FILE_MODE,
+            Body::Directory(_) => DIRECTORY_MODE,
+            Body::Symlink(_) => 0o777,
+        };
+        let node = Node { body, links: 0, references: 0, times, mode };
         self.charge(node.cost())?;
         let ino = Ino(self.next);
         self.next += 1;

@@ -31,7 +31,7 @@ use crate::time::Random;
 use crate::wasi::{Descriptor, Descriptors};
 
 const MAGIC: [u8; 16] = *b"COFFERDAM-WASM\0\0";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The length of magic, version and length.
 const PREFIX: usize = 28;
 const HASH: usize = 32;

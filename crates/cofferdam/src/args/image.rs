@@ -1,18 +1,20 @@
 //! Arguments of `cofferdam image`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
 const IMAGE_HELP: &str = "\
 Examples:
-  cofferdam image build-base           shell, Python and Node from Debian packages; no registry
-  cofferdam image import ./rootfs my/root
   cofferdam image pull python:3.13-slim
+  cofferdam image build                shell, Python and Node from Debian packages; no registry
+  cofferdam image import ./rootfs my/root
+  cofferdam image load saved.tar       an archive of docker save, or an OCI image layout
   cofferdam run --image my/root -- sh -c 'cat /etc/os-release'
 
-The engine is that of DOCKER_HOST, of the configuration file, of Docker's default socket or of
-Podman's, in this order.";
+The store is $XDG_STATE_HOME/cofferdam/images or ~/.local/state/cofferdam/images, and that of root is
+/var/lib/cofferdam/images. Container engines and VMs get its images when a sandbox needs them.";
 
 /// `cofferdam image`.
 #[derive(Debug, Args)]
@@ -23,14 +25,36 @@ pub struct ImageArgs {
     pub command: ImageCommand,
 }
 
-/// Commands for images of the container engine.
+/// Commands for the image store.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// List the images of the engine
+    /// List images with their sizes and last uses
+    #[command(name = "ls", visible_alias = "list")]
     List {
-        /// Print a JSON document
+        #[command(flatten)]
+        engine: EngineArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Pull an image from its registry, with the logins of Docker or Podman
+    Pull {
+        /// Pull the image of this name; a digest (name@sha256:...) fixes its content
+        name: String,
+        #[command(flatten)]
+        engine: EngineArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Load images from an archive of `docker save` or from an OCI image layout
+    Load {
+        /// Read this tar file or directory
+        #[arg(value_name = "TAR|DIR")]
+        source: PathBuf,
+        /// Name the image, if the archive has only one
         #[arg(long)]
-        json: bool,
+        name: Option<String>,
+        #[command(flatten)]
+        output: OutputArgs,
     },
     /// Import a root file system from a directory or a tar file as an image
     Import {
@@ -39,14 +63,16 @@ pub enum ImageCommand {
         source: PathBuf,
         /// Name the new image
         name: String,
-        /// Print a JSON document
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        engine: EngineArgs,
+        #[command(flatten)]
+        output: OutputArgs,
     },
     /// Build the default image of containers from Debian packages
-    BuildBase {
+    #[command(visible_alias = "build-base")]
+    Build {
         /// Name the new image
-        #[arg(long, default_value = cofferdam::registry::images::BASE_IMAGE)]
+        #[arg(long, default_value = cofferdam::registry::stored::BASE_IMAGE)]
         name: String,
         /// Include only a shell and a small Python, without the usual tools and Node
         #[arg(long)]
@@ -54,28 +80,85 @@ pub enum ImageCommand {
         /// Add a package; may be repeated
         #[arg(long, value_name = "NAME")]
         package: Vec<String>,
-        /// Print a JSON document
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        engine: EngineArgs,
+        #[command(flatten)]
+        output: OutputArgs,
     },
-    /// Pull an image from its registry
-    Pull {
-        /// Pull the image of this name; a digest (name@sha256:...) fixes its content
+    /// Remove names, and images without another name
+    Rm {
+        /// Names or digests
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<String>,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Remove images without a name, and files that no image has
+    Prune {
+        /// Also remove images that no sandbox used for this time
+        #[arg(long, value_name = "DURATION", value_parser = cofferdam::parse_duration)]
+        older_than: Option<Duration>,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Print details of an image
+    Inspect {
+        /// Name or digest
         name: String,
-        /// Print a JSON document
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: OutputArgs,
     },
+}
+
+/// The form of the result.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct OutputArgs {
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The choice between the image store and the container engine.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct EngineArgs {
+    /// Use the container engine's own images instead of the image store
+    #[cfg(feature = "container")]
+    #[arg(long)]
+    pub engine: bool,
+}
+
+#[cfg(feature = "container")]
+impl EngineArgs {
+    /// Returns true if the engine's own images are meant.
+    pub fn is_set(self) -> bool {
+        self.engine
+    }
 }
 
 impl ImageCommand {
     /// Returns true if the result is printed as JSON.
     pub fn json(&self) -> bool {
         match self {
-            Self::List { json }
-            | Self::Import { json, .. }
-            | Self::BuildBase { json, .. }
-            | Self::Pull { json, .. } => *json,
+            Self::List { output, .. }
+            | Self::Pull { output, .. }
+            | Self::Load { output, .. }
+            | Self::Import { output, .. }
+            | Self::Build { output, .. }
+            | Self::Rm { output, .. }
+            | Self::Prune { output, .. }
+            | Self::Inspect { output, .. } => output.json,
+        }
+    }
+
+    /// Returns true if the command is about the engine's own images.
+    #[cfg(feature = "container")]
+    pub fn is_for_engine(&self) -> bool {
+        match self {
+            Self::List { engine, .. }
+            | Self::Pull { engine, .. }
+            | Self::Import { engine, .. }
+            | Self::Build { engine, .. } => engine.is_set(),
+            Self::Load { .. } | Self::Rm { .. } | Self::Prune { .. } | Self::Inspect { .. } => false,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use cofferdam::{ByteSize, Level, parse_duration};
 
-use super::{LimitArgs, SandboxArgs};
+use super::{LimitArgs, SandboxArgs, VolumeMountArgs};
 
 const HELP: &str = "\
 Examples:
@@ -75,4 +75,7 @@ pub struct McpArgs {
 
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+
+    #[command(flatten)]
+    pub volumes: VolumeMountArgs,
 }

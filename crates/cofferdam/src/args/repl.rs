@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cofferdam::Level;
 
-use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs};
+use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs, VolumeMountArgs};
 
 const REPL_HELP: &str = "\
 Examples:
@@ -47,14 +47,17 @@ pub struct ReplArgs {
 
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+
+    #[command(flatten)]
+    pub volumes: VolumeMountArgs,
 }
 
 impl ReplArgs {
     /// Converts to the arguments of a run, the history file and the `--no-history` option.
     pub fn into_run(self) -> (RunArgs, Option<PathBuf>, bool) {
-        let Self { lang, level, backend, history, no_history, limits, sandbox } = self;
+        let Self { lang, level, backend, history, no_history, limits, sandbox, volumes } = self;
         let output = OutputArgs::default();
-        let run = RunArgs { lang: Some(lang), level, backend, limits, sandbox, output, ..RunArgs::default() };
+        let run = RunArgs { lang: Some(lang), level, backend, limits, sandbox, volumes, output, ..RunArgs::default() };
         (run, history, no_history)
     }
 }

@@ -1,46 +1,13 @@
-//! Arguments of `cofferdam snapshot`.
+//! Arguments of `cofferdam snapshot save`, `restore` and `inspect`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use cofferdam::{ByteSize, TenantId, parse_duration};
 
 use super::{LimitArgs, OutputArgs, RunArgs, SandboxArgs, StartArgs};
 use cofferdam::configuration::Bound;
-
-const SNAPSHOT_HELP: &str = "\
-Examples:
-  cofferdam snapshot save --out m.snap --when-prints ready -- python3 -c '...'
-  cofferdam snapshot inspect --verify m.snap
-  cofferdam snapshot restore m.snap -- cat counter
-  cofferdam snapshot restore m.snap --attach
-  cofferdam snapshot restore m.snap --lang python --code 'print(1)'
-  cofferdam snapshot restore m.snap --for 10s
-
-The file holds the memory of the VM, including passwords and keys. Only its owner can read it. With
---key-file it is encrypted, and restore accepts only files that were written with the same key:
-  (umask 077; head -c 32 /dev/urandom > m.key)";
-
-/// `cofferdam snapshot`.
-#[derive(Debug, Args)]
-#[command(after_help = SNAPSHOT_HELP)]
-pub struct SnapshotArgs {
-    /// The command
-    #[command(subcommand)]
-    pub command: SnapshotCommand,
-}
-
-/// Commands for VM snapshots.
-#[derive(Debug, Subcommand)]
-pub enum SnapshotCommand {
-    /// Run a command in a VM and save the VM to a file
-    Save(Box<SaveArgs>),
-    /// Restore a VM from a snapshot file
-    Restore(Box<RestoreArgs>),
-    /// Print the contents of a snapshot file without starting a VM
-    Inspect(InspectArgs),
-}
 
 const SAVE_USAGE: &str = "\
 cofferdam snapshot save [OPTIONS] --out FILE -- COMMAND [ARGS]...
@@ -242,15 +209,4 @@ pub struct InspectArgs {
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-impl SnapshotCommand {
-    /// Returns true if the result is printed as JSON.
-    pub fn json(&self) -> bool {
-        match self {
-            Self::Save(args) => args.answer.json,
-            Self::Restore(args) => args.answer.json,
-            Self::Inspect(args) => args.json,
-        }
-    }
 }

@@ -47,7 +47,7 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
     }
     let mut lines = String::new();
     for kept in &kept {
-        let age = ago(kept.time.elapsed().unwrap_or_default());
+        let age = super::ago(kept.time.elapsed().unwrap_or_default());
         let size = ByteSize::from_bytes(kept.bytes);
         let contents = match &kept.contents {
             Some(contents) => format!("{:>6} files  {}", contents.changes, text::path(&contents.workspace)),
@@ -56,17 +56,6 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
         lines.push_str(&format!("{}  {age:>9}  {size:>8}  {contents}\n", kept.id));
     }
     Ok(report::printed(report::print(&lines), 0))
-}
-
-/// Returns an age in its largest unit.
-fn ago(age: Duration) -> String {
-    let seconds = age.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s ago"),
-        60..3600 => format!("{} min ago", seconds / 60),
-        3600..86_400 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} d ago", seconds / 86_400),
-    }
 }
 
 fn show(args: &ShowChangesArgs) -> Result<u8> {
@@ -103,6 +92,7 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
         allow: Globs::new(&args.allow),
         dry_run: args.dry_run,
         workspace: if args.to.is_some() { Workspace::Any } else { Workspace::Recorded },
+        ..ApplyOptions::default()
     };
     let applied = apply(&found.set, found.directory.as_fd(), &options).map_err(failed)?;
     let is_whole = review::applied_whole(&applied);

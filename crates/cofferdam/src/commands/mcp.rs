@@ -9,8 +9,10 @@ use cofferdam_linux::trust::{self, Distrust, Secrecy};
 use cofferdam_mcp::http::{HttpConfig, Listening, Token};
 use cofferdam_mcp::{Bounds, CancellationToken, McpConfig, Server, stdio};
 
+use super::keeping;
+use super::review;
 use super::run::{no_signals, signal_status};
-use super::serve_on_many;
+use super::{serve_on_many, volume};
 use crate::args::{McpArgs, RunArgs};
 use crate::config::ConfigMcp;
 use crate::interrupts::Interrupts;
@@ -35,7 +37,7 @@ pub fn main(args: McpArgs, config: Option<PathBuf>) -> u8 {
 fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     let variable = |name: &str| std::env::var_os(name);
     let file = crate::config::load(config, variable)?;
-    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, sandbox, .. } = args;
+    let McpArgs { http, token_file, allow_host, allow_origin, level, backend, limits, sandbox, volumes, .. } = args;
     let bounds = bounds(
         &BoundOptions {
             sandboxes: args.sandboxes,
@@ -49,6 +51,7 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     let run = RunArgs { level, backend, limits, sandbox, ..RunArgs::default() };
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
     let spec = plan::sandbox(&run, &settings)?;
+    review::check_server(&spec)?;
     let code = settings.code.clone();
     let config = McpConfig { spec, code, bounds };
     let listen = match http {
@@ -60,10 +63,12 @@ fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {
     serve_on_many(async move {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let backend = registry::backend_with(settings.backend.name, &settings.setup)?;
+        // Without the volumes, which may be in use until a call needs them.
         tokio::select! {
             tested = self_test(&*backend, &settings, &config.spec) => tested?,
             number = interrupts.next() => return Ok(signal_status(number)),
         }
+        let backend = keeping::around(volume::around(backend, volumes.volume, "cofferdam mcp")?);
         let server = Server::new(backend, config)?;
         let stop = CancellationToken::new();
         let on_signal = stop.clone();

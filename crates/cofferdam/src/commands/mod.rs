@@ -6,10 +6,12 @@ mod changes;
 mod completions;
 #[cfg(feature = "conformance")]
 mod conformance;
-mod daemon;
+mod copies;
 mod doctor;
-#[cfg(feature = "container")]
+#[cfg(feature = "images")]
 mod image;
+#[cfg(feature = "mcp")]
+mod keeping;
 #[cfg(feature = "vm")]
 mod machine;
 #[cfg(feature = "mcp")]
@@ -23,12 +25,19 @@ mod repl;
 mod review;
 mod run;
 mod schema;
+mod serve;
+#[cfg(feature = "server")]
+mod server;
 #[cfg(feature = "wasm")]
 mod setup;
-#[cfg(feature = "vm")]
+#[cfg(any(feature = "server", feature = "vm"))]
 mod snapshot;
+mod volume;
 #[cfg(feature = "vm")]
 mod work;
+
+#[cfg(feature = "server")]
+pub use server::sandbox_names;
 
 use std::time::Duration;
 
@@ -43,24 +52,27 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Run(args) => run::main(&args, cli.config, launcher),
         Command::Repl(args) => repl::main(*args, cli.config),
         Command::Changes(args) => changes::main(&args),
+        Command::Volume(args) => volume::main(&args),
         Command::Audit(args) => audit::main(&args, cli.config),
-        Command::Daemon(args) => daemon::main(&args, cli.config),
+        Command::Serve(args) => serve::main(*args, cli.config),
         #[cfg(feature = "mcp")]
         Command::Mcp(args) => mcp::main(*args, cli.config),
         Command::Doctor(args) => doctor::main(&args, cli.config),
         #[cfg(feature = "wasm")]
         Command::Setup(args) => setup::main(&args),
-        #[cfg(feature = "container")]
+        #[cfg(feature = "images")]
         Command::Image(args) => image::main(&args, cli.config),
         #[cfg(feature = "vm")]
         Command::Vm(args) => machine::main(&args, cli.config),
-        #[cfg(feature = "vm")]
+        #[cfg(any(feature = "server", feature = "vm"))]
         Command::Snapshot(args) => snapshot::main(args, cli.config),
         #[cfg(feature = "conformance")]
         Command::Conformance(args) => conformance::main(&args),
         Command::Net(args) => net::main(&args),
         #[cfg(feature = "plugins")]
         Command::Plugins(args) => plugins::main(&args, cli.config),
+        #[cfg(feature = "server")]
+        Command::Server(command) => server::dispatch(command),
         Command::Backends(args) => backends::main(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => completions::main(&args),
@@ -68,31 +80,45 @@ pub fn dispatch(cli: Cli, launcher: Option<ForkedLauncher>) -> u8 {
         Command::Mcp(_) => absent("mcp", "mcp"),
         #[cfg(not(feature = "wasm"))]
         Command::Setup(_) => absent("setup", "wasm"),
-        #[cfg(not(feature = "container"))]
-        Command::Image(_) => absent("image", "container"),
+        #[cfg(not(feature = "images"))]
+        Command::Image(_) => absent("image", "images"),
         #[cfg(not(feature = "vm"))]
         Command::Vm(_) => absent("vm", "vm"),
-        #[cfg(not(feature = "vm"))]
+        #[cfg(not(any(feature = "server", feature = "vm")))]
         Command::Snapshot(_) => absent("snapshot", "vm"),
         #[cfg(not(feature = "conformance"))]
         Command::Conformance(_) => absent("conformance", "conformance"),
         #[cfg(not(feature = "plugins"))]
         Command::Plugins(_) => absent("plugins", "plugins"),
+        #[cfg(not(feature = "server"))]
+        Command::Create(_) => absent("create", "server"),
     }
 }
 
 /// Reports a command whose feature is not in this build, and how to get it.
 #[cfg(not(all(
     feature = "conformance",
-    feature = "container",
+    feature = "images",
     feature = "mcp",
     feature = "plugins",
+    feature = "server",
     feature = "vm",
     feature = "wasm"
 )))]
 fn absent(command: &str, feature: &str) -> u8 {
     let error = Error::unsupported("start", format!("this build has no command '{command}'"));
     crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)
+}
+
+/// Returns an age in its largest unit.
+fn ago(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s ago"),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..86_400 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} d ago", seconds / 86_400),
+    }
 }
 
 /// Runs a future to completion on this thread.
@@ -103,7 +129,7 @@ fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// Runs a server's future to completion on several threads. The future has cleaned up when it completes: threads that
 /// remain wait for input that will never arrive.
-#[cfg(any(feature = "mcp", feature = "plugins"))]
+#[cfg(any(feature = "mcp", feature = "plugins", feature = "server"))]
 fn serve_on_many<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     run_on(tokio::runtime::Builder::new_multi_thread(), Duration::from_millis(100), future)
 }

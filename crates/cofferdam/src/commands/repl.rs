@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use cofferdam::code::{CodeRequest, CodeResult, CodeSession, Executor, Place, Sessions};
 use cofferdam::registry;
+use cofferdam::volumes::VolumeMount;
 use cofferdam::{Chunk, Error, ErrorKind, OutputStream, Result, Sandbox, Spec};
 use cofferdam_util::private;
 use parking_lot::Mutex;
@@ -21,9 +22,9 @@ use reedline::{
 
 use tokio::time::timeout;
 
-use super::block_on;
 use super::review::{self, Review};
 use super::run::{no_signals, signal_status, warn_of};
+use super::{block_on, volume};
 use crate::args::{ReplArgs, ReviewArgs};
 use crate::interrupts::Interrupts;
 use crate::plan::Plan;
@@ -51,7 +52,8 @@ pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
     });
     let language = run.lang.clone().unwrap_or_default();
     let history = if no_history { None } else { history.or_else(|| default_history(&language)) };
-    let outcome = prepared.and_then(|(spec, settings)| block_on(repl(&language, spec, settings, history)));
+    let volumes = run.volumes.volume;
+    let outcome = prepared.and_then(|(spec, settings)| block_on(repl(&language, spec, settings, volumes, history)));
     outcome.unwrap_or_else(|error| report::error(&error, Form::Text))
 }
 
@@ -61,8 +63,15 @@ fn default_history(language: &str) -> Option<PathBuf> {
     Some(base.join("cofferdam").join(format!("history-{language}")))
 }
 
-async fn repl(language: &str, spec: Spec, settings: Settings, history: Option<PathBuf>) -> Result<u8> {
+async fn repl(
+    language: &str,
+    spec: Spec,
+    settings: Settings,
+    volumes: Vec<VolumeMount>,
+    history: Option<PathBuf>,
+) -> Result<u8> {
     let backend = registry::backend_forked(settings.backend.name, None, &settings.setup, Arc::new(|_| {}))?;
+    let backend = volume::around(backend, volumes, "cofferdam repl")?;
     let executor = Executor::new(settings.code.clone())?;
     let mut interrupts = Interrupts::listen().map_err(no_signals)?;
     let sandbox = tokio::select! {
@@ -224,10 +233,10 @@ impl Repl<'_> {
 
 /// Standard output and standard error of this process, with a filter for terminals.
 #[derive(Default)]
-struct Output(Mutex<[Option<TerminalFilter>; 2]>);
+pub(super) struct Output(Mutex<[Option<TerminalFilter>; 2]>);
 
 impl Output {
-    fn show(&self, chunk: &Chunk) {
+    pub(super) fn show(&self, chunk: &Chunk) {
         let at = usize::from(chunk.stream == OutputStream::Stderr);
         let terminal = if at == 0 { io::stdout().is_terminal() } else { io::stderr().is_terminal() };
         let mut filters = self.0.lock();
@@ -237,7 +246,7 @@ impl Output {
         }
     }
 
-    fn finish(&self) {
+    pub(super) fn finish(&self) {
         let mut filters = self.0.lock();
         for (at, filter) in filters.iter_mut().enumerate() {
             if let Some(mut filter) = filter.take() {

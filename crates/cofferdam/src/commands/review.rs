@@ -6,21 +6,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use cofferdam::{Error, ErrorKind, Result, Sandbox, Spec, Workspace};
+use cofferdam_changes::sandbox::{received, to_error};
 use cofferdam_changes::{
     Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Color, Id, RenderOptions, Store, StoreLimits, apply,
     document, render, text,
 };
 use cofferdam_linux::named::Directory;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
 
 use crate::args::ReviewArgs;
 use crate::out_file::{Existing, OutFile};
 use crate::report::{self, FAILED, Form};
+use crate::state;
 use crate::style::{Style, Tone};
 
-/// The maximum size of all kept changes, in bytes. `changes --help` names it.
-const MAX_KEPT_BYTES: u64 = 4 << 30;
 /// The maximum number of conflicts and refusals that are printed.
 const MAX_PRINTED: usize = 20;
 
@@ -39,6 +38,25 @@ pub struct Review<'a> {
     pub args: &'a ReviewArgs,
     pub form: Form,
     pub quiet: bool,
+}
+
+/// Checks the store of changes, if the sandboxes of a server have copy-on-write workspaces. Creates nothing.
+#[cfg(feature = "mcp")]
+pub fn check_server(spec: &Spec) -> Result<()> {
+    match spec.workspace() {
+        Workspace::CopyOnWrite { .. } => check_store(&store_directory()),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps the changes of a sandbox that ends, and prints the commands that show and apply them. Does nothing without
+/// changes, and without a copy-on-write workspace.
+#[cfg(feature = "mcp")]
+pub async fn keep(sandbox: &dyn Sandbox) -> Result<()> {
+    if let Some(kept) = cofferdam_changes::sandbox::keep(sandbox, store_directory(), limits()).await? {
+        remind(&kept.workspace, &kept.id, kept.files as u64);
+    }
+    Ok(())
 }
 
 /// Refuses options that need a copy-on-write workspace, and a store of changes that cannot be used. Creates nothing.
@@ -76,39 +94,21 @@ fn check_store(path: &Path) -> Result<()> {
 
 /// Opens this user's store of changes.
 pub fn store() -> Result<Store> {
-    let limits = StoreLimits { max_bytes: MAX_KEPT_BYTES, ..StoreLimits::default() };
-    Store::open(&store_directory(), limits).map_err(failed)
+    Store::open(&store_directory(), limits()).map_err(failed)
 }
 
-fn store_directory() -> PathBuf {
-    directory(|name| std::env::var_os(name), rustix::process::geteuid())
+fn limits() -> StoreLimits {
+    StoreLimits::default()
 }
 
-/// Returns `$XDG_STATE_HOME/cofferdam/changes`, for root else `/var/lib/cofferdam/changes`, for other users else
-/// `~/.local/state/cofferdam/changes`, or a directory below that for temporary files for a user without a home.
-fn directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>, user: rustix::process::Uid) -> PathBuf {
-    let absolute = |name| variable(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
-    let base = absolute("XDG_STATE_HOME").or_else(|| match user.is_root() {
-        true => Some("/var/lib".into()),
-        false => absolute("HOME").map(|home| home.join(".local/state")),
-    });
-    match base {
-        Some(base) => base.join("cofferdam/changes"),
-        None => std::env::temp_dir().join(format!("cofferdam-changes-{}", user.as_raw())),
-    }
+/// Returns the directory of this user's store of changes.
+pub fn store_directory() -> PathBuf {
+    state::directory("changes")
 }
 
 /// Converts an error of change sets.
 pub fn failed(error: ChangesError) -> Error {
-    let kind = match &error {
-        ChangesError::NotFound { .. } => ErrorKind::NotFound,
-        ChangesError::NoSpace { .. } | ChangesError::TooLarge { .. } => ErrorKind::ResourceExhausted,
-        ChangesError::Malformed { .. } | ChangesError::WrongDirectory { .. } | ChangesError::Ambiguous { .. } => {
-            ErrorKind::InvalidInput
-        }
-        _ => ErrorKind::Io,
-    };
-    Error::new(kind, "changes", error.to_string())
+    to_error("changes", &error)
 }
 
 /// Keeps the changes of a sandbox, then shows, applies or saves them. Returns `None` without a copy-on-write workspace.
@@ -131,26 +131,20 @@ pub async fn review(sandbox: &dyn Sandbox, review: Review<'_>, status: u8) -> Re
         let (id, ()) = store.keep(|out| copied(&file, out)).map_err(failed)?;
         Ok((store, id))
     });
-    let captured = Captured { set: &set, file: &file, stored, path };
+    let captured = Captured { set: &set, file: &file, stored: Some(stored), path };
     captured.finish(review, status, &changes.skipped).map(Some)
 }
 
-/// Copies the layer into a file without a name.
-async fn received(layer: cofferdam::FileReader) -> Result<File> {
-    let mut file = tokio::fs::File::from_std(unnamed()?);
-    let mut layer = layer.take(Bounds::default().max_bytes.saturating_mul(2));
-    tokio::io::copy(&mut layer, &mut file).await.map_err(unread)?;
-    let mut file = file.into_std().await;
-    file.seek(SeekFrom::Start(0)).map_err(unread)?;
-    Ok(file)
-}
-
-/// Creates a file without a name in the directory for temporary files.
-fn unnamed() -> Result<File> {
-    use rustix::fs::{CWD, Mode, OFlags, openat};
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let opened = openat(CWD, std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR);
-    opened.map(File::from).map_err(|error| unread(error.into()))
+/// Shows, applies or saves changes that a live sandbox of a server has, and keeps.
+#[cfg(feature = "server")]
+pub fn review_live(file: &File, skipped: &[String], review: Review<'_>) -> Result<Reviewed> {
+    let set = ChangeSet::read(file.try_clone().map_err(unread)?, &Bounds::default()).map_err(failed)?;
+    let path = &set.header().workspace;
+    if set.changes().is_empty() && set.cleared().is_empty() {
+        let document = json!({"workspace": path, "changes": [], "skipped": skipped});
+        return Ok(Reviewed { status: 0, document });
+    }
+    Captured { set: &set, file, stored: None, path }.finish(review, 0, skipped)
 }
 
 fn unread(error: io::Error) -> Error {
@@ -167,8 +161,8 @@ struct Captured<'a> {
     set: &'a ChangeSet,
     /// The layer.
     file: &'a File,
-    /// The store and the identifier in it, or the reason why they are not kept.
-    stored: Result<(Store, Id)>,
+    /// The store and the identifier in it, or the reason why they are not kept. `None` if the sandbox still has them.
+    stored: Option<Result<(Store, Id)>>,
     /// The workspace.
     path: &'a Path,
 }
@@ -205,15 +199,16 @@ impl Captured<'_> {
             }
         }
         match self.stored {
-            Ok((store, id)) if is_done => drop(store.discard(id.as_str()).map_err(failed)?),
-            Ok((_, id)) => {
+            None => {}
+            Some(Ok((store, id))) if is_done => drop(store.discard(id.as_str()).map_err(failed)?),
+            Some(Ok((_, id))) => {
                 shown["id"] = json!(id.as_str());
                 if !review.quiet {
-                    remind(self.path, &id, shown["summary"]["files"].as_u64().unwrap_or(0));
+                    remind(self.path, id.as_str(), shown["summary"]["files"].as_u64().unwrap_or(0));
                 }
             }
-            Err(error) if !is_done => return Err(error),
-            Err(_) => {}
+            Some(Err(error)) if !is_done => return Err(error),
+            Some(Err(_)) => {}
         }
         problems.iter().for_each(|problem| report::remark(&problem.to_string(), Tone::Bad));
         Ok(Reviewed { status: if problems.is_empty() { status } else { FAILED }, document: shown })
@@ -239,7 +234,7 @@ impl Captured<'_> {
 }
 
 /// Prints how many files changed, and the commands that show and apply the changes.
-fn remind(path: &Path, id: &Id, files: u64) {
+pub fn remind(path: &Path, id: &str, files: u64) {
     let (path, plural) = (text::path(path), if files == 1 { "" } else { "s" });
     let line = format!(
         "{files} file{plural} of {path} changed in a copy: `cofferdam changes show {id}` shows and `cofferdam changes \
@@ -293,6 +288,11 @@ pub fn print_applied(applied: &Applied, directory: &Path) {
     let count = applied.applied.len();
     let plural = if count == 1 { "" } else { "s" };
     report::remark(&format!("applied {count} change{plural} to {}", text::path(directory)), Tone::Good);
+    print_not_applied(applied);
+}
+
+/// Prints what was not applied, on standard error.
+pub fn print_not_applied(applied: &Applied) {
     for conflict in applied.conflicts.iter().take(MAX_PRINTED) {
         let kept = conflict.kept.as_ref().map(|kept| format!("; the guest's version is {}", text::path(kept)));
         let line = format!("conflict: {}: {}{}", text::path(&conflict.path), conflict.cause, kept.unwrap_or_default());
@@ -321,17 +321,5 @@ mod tests {
         check_store(&place.path().join("a/b")).unwrap();
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         assert!(check_store(Path::new("/proc/version/a")).is_err() || rustix::process::geteuid().is_root());
-    }
-
-    #[test]
-    fn changes_are_kept_in_the_state_of_the_user() {
-        let found = |state: &str, home: &str, user: u32| {
-            let variable = |name: &str| Some(if name == "HOME" { home } else { state }.into());
-            directory(variable, rustix::process::Uid::from_raw(user)).display().to_string()
-        };
-        assert_eq!(found("/state", "/home/a", 5), "/state/cofferdam/changes");
-        assert_eq!(found("", "/home/a", 5), "/home/a/.local/state/cofferdam/changes");
-        assert_eq!(found("", "/root", 0), "/var/lib/cofferdam/changes");
-        assert!(found("", "", 5).ends_with("/cofferdam-changes-5"));
     }
 }

@@ -11,18 +11,22 @@ use cofferdam::code::{
 };
 use cofferdam::publish::Published;
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
+use cofferdam::volumes::Volumes;
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin, Workspace};
 use serde_json::{Value, json};
 
+use super::copies::Copies;
 use super::observed::{self, Observation, Observed};
 use super::review::{self, Review, Reviewed};
 use super::{block_on, published};
 use crate::args::RunArgs;
+use crate::commands::volume;
+use crate::images;
 use crate::interrupts::{Interrupts, Resizes};
 use crate::plan::{Code, Plan};
 use crate::progress::Progress;
 use crate::report::{self, FAILED, Form, READER_GONE};
-use crate::resident::{self, DaemonUse};
+use crate::resident::{self, ServerUse};
 use crate::settings::{Environment, Settings};
 use crate::sink::{Collected, Events, Live, Raw, Sink, merge};
 use crate::style::Tone;
@@ -35,32 +39,41 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         (_, true) => Form::Events,
         _ => Form::Text,
     };
-    let outcome = prepare(args, config.clone()).and_then(|(plan, settings)| {
+    let outcome = prepare(args, config.clone()).and_then(|(mut plan, settings)| {
         review::check(&args.review, &plan.spec)?;
-        // A daemon gives no access to files, and starts one command per sandbox.
+        // A server gives no access to files, and starts one command per sandbox.
         let full_result = form == Form::Json && plan.code.is_some();
         let versioned = versioned(&plan, &settings.code);
+        let copies = match args.copies.is_empty() {
+            true => None,
+            false => Some(Arc::new(Copies::open(&args.copies, args.output.quiet)?)),
+        };
+        if copies.is_some() && settings.use_server == ServerUse::Require {
+            let message = "a server does not support --copy-in and --copy-out, which need access to the sandbox";
+            return Err(Error::unsupported("run", message).with_remedy("use --use-server auto"));
+        }
         let is_reviewed = matches!(plan.spec.workspace(), Workspace::CopyOnWrite { .. });
-        if is_reviewed && settings.daemon == DaemonUse::Require {
-            let message = "a daemon does not support copy-on-write workspaces, whose changes are read from the sandbox";
+        if is_reviewed && settings.use_server == ServerUse::Require {
+            let message = "a server does not support copy-on-write workspaces, whose changes are read from the sandbox";
             return Err(Error::unsupported("run", message)
-                .with_remedy("use --daemon auto, or mount the directory with :ro or :rw"));
+                .with_remedy("use --use-server auto, or mount the directory with :ro or :rw"));
         }
-        if full_result && settings.daemon == DaemonUse::Require {
-            let message = "a daemon does not support the full result of code, which needs access to the sandbox";
-            return Err(Error::unsupported("run", message).with_remedy("use --daemon auto, or leave out --json"));
+        if full_result && settings.use_server == ServerUse::Require {
+            let message = "a server does not support the full result of code, which needs access to the sandbox";
+            return Err(Error::unsupported("run", message).with_remedy("use --use-server auto, or leave out --json"));
         }
-        // Does not search or start a daemon that could not be used.
-        let daemon = if full_result || is_reviewed || versioned.is_some() {
+        // Does not search or start a server that could not be used.
+        let server = if full_result || is_reviewed || copies.is_some() || versioned.is_some() {
             None
         } else {
             resident::backend(args, &settings, config.as_deref())?
         };
-        if full_result && settings.daemon != DaemonUse::Never && args.output.verbose {
-            let message = "run without a daemon: the full result of code needs access to the sandbox";
+        if full_result && settings.use_server != ServerUse::Never && args.output.verbose {
+            let message = "run without a server: the full result of code needs access to the sandbox";
             report::remark(message, Tone::Warning);
         }
         let Settings { backend, setup, cancel_grace: grace, code, watched, .. } = settings;
+        let volumes = volumes(args, backend, &mut plan)?;
         let called = wants_code(&plan, form, watched);
         let (about, published) = (Value::Null, Vec::new());
         let run = Run {
@@ -71,16 +84,18 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
             setup,
             grace,
             launcher,
-            daemon,
+            server,
+            copies,
             about,
             published,
             code,
             called,
             versioned,
+            volumes,
         };
         block_on(run.session())
     });
-    outcome.unwrap_or_else(|error| report::error(&error, form))
+    outcome.unwrap_or_else(|error| report::error(&images::with_hint(args, error), form))
 }
 
 pub(super) fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, Settings)> {
@@ -89,6 +104,8 @@ pub(super) fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, 
     let settings = Settings::resolve(args, &Environment::read(variable)?, &file)?;
     published::check(&args.publish)?;
     let terminal = if args.output.tty { Some(tty::size()?) } else { None };
+    // The entrypoint is read from the image.
+    images::pull_missing(args, &settings)?;
     Ok((Plan::new(args, &settings, terminal)?, settings))
 }
 
@@ -100,8 +117,10 @@ pub(super) struct Run<'a> {
     setup: Setup,
     grace: Duration,
     launcher: Option<ForkedLauncher>,
-    /// The daemon that executes the run.
-    daemon: Option<Arc<dyn Backend>>,
+    /// The server that executes the run.
+    server: Option<Arc<dyn Backend>>,
+    /// The files that are copied into and out of the sandbox.
+    copies: Option<Arc<Copies>>,
     /// Further members of the JSON document about the sandbox.
     about: Value,
     /// The ports of the sandbox that are published.
@@ -112,6 +131,18 @@ pub(super) struct Run<'a> {
     called: bool,
     /// The language, if a minimum version is required.
     versioned: Option<String>,
+    /// The volumes of the sandbox.
+    volumes: Option<Volumes>,
+}
+
+/// Opens the volumes of a run, and adds them to its spec.
+fn volumes(args: &RunArgs, backend: &BackendInfo, plan: &mut Plan) -> Result<Option<Volumes>> {
+    if args.volumes.volume.is_empty() {
+        return Ok(None);
+    }
+    let volumes = Volumes::open(&volume::store()?, &args.volumes.volume, backend.level, "cofferdam run")?;
+    plan.spec = volumes.add_to(plan.spec.to_builder()).build()?;
+    Ok(Some(volumes))
 }
 
 /// Returns the language if it requires a minimum version: an older interpreter would report misleading errors.
@@ -189,20 +220,34 @@ impl<'a> Run<'a> {
             setup,
             grace,
             launcher: None,
-            daemon: None,
+            server: None,
+            copies: None,
             about,
             published: Vec::new(),
             code,
             called: false,
             versioned: None,
+            volumes: None,
         }
     }
 
+    /// Runs it, and releases its volumes.
     async fn session(mut self) -> Result<u8> {
+        let volumes = self.volumes.take();
+        let outcome = self.in_sandbox().await;
+        if let Some(volumes) = volumes
+            && let Err(error) = volumes.release().await
+        {
+            report::remark(&format!("cannot close a volume: {error}"), Tone::Warning);
+        }
+        outcome
+    }
+
+    async fn in_sandbox(mut self) -> Result<u8> {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
         let progress = Arc::new((self.form == Form::Text && !self.args.output.quiet).then(Progress::new));
-        let backend = match self.daemon.clone() {
-            Some(daemon) => daemon,
+        let backend = match self.server.clone() {
+            Some(server) => server,
             None => {
                 let shown = Arc::clone(&progress);
                 let on_step = Arc::new(move |step: ImageStep| {
@@ -210,6 +255,10 @@ impl<'a> Run<'a> {
                 });
                 registry::backend_forked(self.backend.name, self.launcher.take(), &self.setup, on_step)?
             }
+        };
+        let backend = match &self.copies {
+            Some(copies) => copies.around(backend),
+            None => backend,
         };
         let log = observed::open(self.args.observe.net_log.as_deref())?;
         let listeners = published::listen(&self.args.publish, &*backend)?;
@@ -285,12 +334,27 @@ impl<'a> Run<'a> {
             }
         }
         match self.watch(&execution, &mut sink, interrupts).await {
-            Ok(end) => self.conclude(end, sink, backend, execution).await,
+            Ok(end) => self.conclude(end, sink, backend, execution, interrupts).await,
             Err(error) => {
                 let sandbox = Arc::clone(execution.sandbox());
                 let failed = execution.failed(error).await;
+                self.copy_out(&*sandbox, FAILED, interrupts).await;
                 self.review(&*sandbox, FAILED).await;
                 Err(failed)
+            }
+        }
+    }
+
+    /// Copies files out of the sandbox, until a signal arrives. Returns the exit status, and the copies in the JSON form.
+    async fn copy_out(&self, sandbox: &dyn Sandbox, status: u8, interrupts: &mut Interrupts) -> (u8, Option<Value>) {
+        let Some(copies) = &self.copies else { return (status, None) };
+        tokio::select! {
+            (is_whole, document) = copies.copy_out(sandbox) => {
+                (if is_whole || status != 0 { status } else { FAILED }, Some(document))
+            }
+            number = interrupts.next() => {
+                report::remark(&format!("interrupted by signal {number}; not every file was copied out"), Tone::Warning);
+                (signal_status(number), None)
             }
         }
     }
@@ -381,13 +445,21 @@ impl<'a> Run<'a> {
         Ok((exit, write_error))
     }
 
-    async fn conclude(&self, end: End, sink: Sink, backend: &dyn Backend, execution: Execution) -> Result<u8> {
+    async fn conclude(
+        &self,
+        end: End,
+        sink: Sink,
+        backend: &dyn Backend,
+        execution: Execution,
+        interrupts: &mut Interrupts,
+    ) -> Result<u8> {
         let (sandbox, request) = (Arc::clone(execution.sandbox()), execution.request().clone());
         let result = execution.result().await?;
         let status = end.interrupted.map_or_else(|| end.exit.shell_status(), signal_status);
         if let Sink::Live(live) = &sink {
             self.report(&end, &request, live.lost);
         }
+        let (status, copies) = self.copy_out(&*sandbox, status, interrupts).await;
         let (status, changes) = self.review(&*sandbox, status).await;
         if let Some(error) = &end.write_error {
             return self.unwritable(error);
@@ -403,6 +475,9 @@ impl<'a> Run<'a> {
             }
             if let Some(usage) = sandbox.network_usage() {
                 document["network"] = json!(usage);
+            }
+            if let Some(copies) = &copies {
+                document["copies"] = copies.clone();
             }
             if let Some(changes) = &changes {
                 document["changes"] = changes.clone();

@@ -155,13 +155,13 @@ fn options_reach_the_spec_and_the_request() {
 }
 
 #[test]
-fn the_daemons_directory_is_in_no_sandbox() {
+fn the_directory_of_the_server_is_in_no_sandbox() {
     let temp = tempfile::tempdir().unwrap();
-    let daemon = temp.path().join("run/cofferdam");
+    let server = temp.path().join("run/cofferdam");
     let at = |name: &str| temp.path().join(name);
-    assert!(!shows(&at(""), &daemon, false), "there is none");
-    assert!(shows(&daemon, &daemon, false));
-    std::fs::create_dir_all(&daemon).unwrap();
+    assert!(!shows(&at(""), &server, false), "there is none");
+    assert!(shows(&server, &server, false));
+    std::fs::create_dir_all(&server).unwrap();
     for (path, as_root, expected) in [
         ("run/cofferdam", false, true),
         ("run/cofferdam/below", false, true),
@@ -172,6 +172,6 @@ fn the_daemons_directory_is_in_no_sandbox() {
         ("run/cofferdam-project", false, false),
         ("project", false, false),
     ] {
-        assert_eq!(shows(&at(path), &daemon, as_root), expected, "{path} {as_root}");
+        assert_eq!(shows(&at(path), &server, as_root), expected, "{path} {as_root}");
     }
 }

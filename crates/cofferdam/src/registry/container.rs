@@ -23,9 +23,11 @@ pub(super) fn settings(pull: Option<PullPolicy>) -> ContainerSettings {
 /// Does not contact the engine, which the first sandbox does.
 fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
     let config = creation.setup.containers.config();
-    Ok(Arc::new(ContainerBackend::with_progress(&config, images::pulling(creation.progress))?))
+    let source = Arc::new(images::StoredImages::new(&creation.setup.images));
+    Ok(Arc::new(ContainerBackend::with_source(&config, images::pulling(creation.progress), source)?))
 }
 
 fn examine(setup: &Setup) -> Examination<'_> {
-    Box::pin(async move { cofferdam_container::doctor(&setup.containers.config()).await })
+    let source = Arc::new(images::StoredImages::new(&setup.images));
+    Box::pin(async move { cofferdam_container::doctor_with_source(&setup.containers.config(), Some(source)).await })
 }

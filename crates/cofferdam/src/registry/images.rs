@@ -1,20 +1,16 @@
-//! Images of the container engine: listing, pulling, importing and building.
+//! Images of the container engine: listing, pulling, importing and building; and loading of those of the image store.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cofferdam_container::{ContainerBackend, ContainerSettings, DEFAULT_IMAGE, PullEvent, PullProgress};
+use cofferdam_container::{ContainerBackend, ContainerSettings, ImageSource, PullEvent, PullProgress};
 use cofferdam_contract::{Error, ErrorKind, Result};
-use cofferdam_image::{Cache, DebianError, Plan, Recipe};
+use cofferdam_image::store::{Reference, StoreError};
 use serde::Serialize;
 
-use super::{ImageProgress, ImageStep, cache_directory};
-
-/// The default name of the image of [`Images::build_base`], which is also the image of specs that name none.
-pub const BASE_IMAGE: &str = DEFAULT_IMAGE;
-/// Time after which unused packages are removed.
-const KEEP_PACKAGES: Duration = Duration::from_secs(30 * 24 * 3600);
+pub use super::base::{BASE_IMAGE, BaseImage};
+use super::base::{OPERATION, pack};
+use super::{ImageProgress, ImageSettings, ImageStep, stored};
 
 /// An image of the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -40,15 +36,6 @@ pub struct MadeImage {
     pub id: String,
     /// Notes for the user: files and packages that were left out.
     pub notes: Vec<String>,
-}
-
-/// The packages of a base image.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BaseImage {
-    /// True for only a shell and Python, instead of the usual tools and Node.
-    pub tiny: bool,
-    /// Additional packages.
-    pub packages: Vec<String>,
 }
 
 /// The images of an engine. The engine is not contacted before the first call.
@@ -92,63 +79,17 @@ impl Images {
     pub async fn build_base(&self, base: &BaseImage, name: &str, progress: ImageProgress) -> Result<MadeImage> {
         // Checks that the engine is available before spending minutes on packages.
         self.backend.images().await?;
-        let mut recipe = if base.tiny { Recipe::tiny() } else { Recipe::base() };
-        recipe.packages.extend(base.packages.iter().cloned());
-        let directory = cache_directory("debian").ok_or_else(no_cache)?;
-        let on_step = Arc::clone(&progress);
-        let (plan, tar) = tokio::task::spawn_blocking(move || pack(&recipe, &directory, &on_step))
+        let (base, on_step) = (base.clone(), Arc::clone(&progress));
+        let (plan, tar) = tokio::task::spawn_blocking(move || pack(&base, &on_step))
             .await
             .map_err(|error| Error::new(ErrorKind::Internal, OPERATION, "packing failed").with_source(error))??;
         progress(ImageStep { what: "importing the image into the engine".to_owned(), bytes: None });
-        let created = self.import(&tar.0, name).await;
+        let created = self.import(tar.path(), name).await;
         drop(tar);
         let mut created = created?;
         created.notes.splice(0..0, plan.notes().iter().cloned());
         Ok(created)
     }
-}
-
-const OPERATION: &str = "build image";
-
-fn no_cache() -> Error {
-    Error::new(ErrorKind::Unavailable, OPERATION, "this user has no cache directory")
-        .with_remedy("set HOME or XDG_CACHE_HOME")
-}
-
-/// A temporary file that is removed on drop.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // The file may not exist.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn pack(recipe: &Recipe, directory: &Path, progress: &ImageProgress) -> Result<(Plan, Temporary)> {
-    let cache = Cache::new(directory);
-    let mut on_step =
-        |step: cofferdam_image::debian::Progress| progress(ImageStep { what: step.to_string(), bytes: step.bytes() });
-    let plan = cofferdam_image::resolve(recipe, &cache, &mut on_step).map_err(failed)?;
-    let tar = Temporary(directory.join(format!("root-{}-{}.tar", &plan.key()[..16], std::process::id())));
-    plan.write_file(&tar.0, &mut on_step).map_err(failed)?;
-    // Failing to remove old packages does not affect this image.
-    let _ = cache.prune(KEEP_PACKAGES);
-    Ok((plan, tar))
-}
-
-/// Converts an error. The second line of its text is the remedy.
-fn failed(error: DebianError) -> Error {
-    let text = error.to_string();
-    let (what, remedy) = text.split_once('\n').unwrap_or((&text, ""));
-    let kind = match &error {
-        DebianError::InvalidName { .. } | DebianError::Unresolvable { .. } => ErrorKind::InvalidInput,
-        DebianError::NoSpace { .. } => ErrorKind::ResourceExhausted,
-        DebianError::UntrustedTool { .. } => ErrorKind::Denied,
-        _ => ErrorKind::Unavailable,
-    };
-    let converted = Error::new(kind, OPERATION, what.to_owned());
-    if remedy.is_empty() { converted } else { converted.with_remedy(remedy.to_owned()) }
 }
 
 /// Reports a pull as one step, with the progress of all its concurrent layers.
@@ -176,25 +117,29 @@ impl From<cofferdam_container::Image> for ImageInfo {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The image store as a source of images that an engine does not have.
+#[derive(Debug)]
+pub(super) struct StoredImages(ImageSettings);
 
-    #[test]
-    fn errors_of_apt_have_one_line_and_a_remedy() {
-        let reason = || "W: no signature; E: Failed to fetch".to_owned();
-        for error in [
-            DebianError::NoArchive { reason: reason() },
-            DebianError::UntrustedArchive { reason: reason() },
-            DebianError::Unresolvable { reason: reason() },
-            DebianError::FetchFailed { reason: reason() },
-        ] {
-            let converted = failed(error);
-            let remedy = converted.remedy().expect("a remedy");
-            assert!(converted.message().ends_with("E: Failed to fetch"), "{converted}");
-            for text in [converted.message(), remedy] {
-                assert!(!text.is_empty() && !text.contains('\n') && !text.contains("\\n"), "{text:?}");
-            }
+impl StoredImages {
+    pub(super) fn new(settings: &ImageSettings) -> Self {
+        Self(settings.clone())
+    }
+}
+
+impl ImageSource for StoredImages {
+    fn find(&self, name: &str) -> Result<Option<String>> {
+        let Some(store) = stored::existing(&self.0)? else { return Ok(None) };
+        match store.inspect(name) {
+            Ok(found) => Ok(Some(found.config.to_string())),
+            Err(StoreError::NotFound { .. } | StoreError::InvalidReference { .. }) => Ok(None),
+            Err(error) => Err(error.into_contract("load image")),
         }
+    }
+
+    fn save(&self, name: &str, out: &mut dyn std::io::Write) -> Result<()> {
+        let failed = |error: StoreError| error.into_contract("load image");
+        let as_name = name.parse::<Reference>().ok().filter(|name| name.digest().is_none());
+        stored::open(&self.0)?.save(name, as_name.as_ref(), out).map_err(failed)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::num::NonZeroU64;
 
-use cofferdam_contract::Result;
-use cofferdam_contract::configuration::{Bound, Variables};
+use cofferdam_contract::configuration::{Bound, Human, Variables};
+use cofferdam_contract::{ByteSize, Result};
+use serde::Deserialize;
 
 #[cfg(not(feature = "container"))]
 use super::absent::ignored as containers;
@@ -22,12 +23,37 @@ use super::{ContainerSettings, MakePolicy, PullPolicy, VmSettings, WasmSettings}
 /// The settings of all backends that are not in a spec, as one source or several sources have them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Setup {
+    /// Settings of the image store.
+    pub images: ImageSettings,
     /// Settings of the container backend.
     pub containers: ContainerSettings,
     /// Settings of the VM backend.
     pub machines: VmSettings,
     /// Settings of the WebAssembly backend, which become attributes of a spec.
     pub wasm: WasmSettings,
+    /// The server's backend that the remote backend uses. `None` for the server's own choice.
+    pub remote: Option<String>,
+    /// The template that the e2b backend uses. `None` for its default.
+    pub e2b: Option<String>,
+}
+
+/// The settings of the image store that one source has: the table `[images]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImageSettings {
+    /// Maximum size of the store.
+    pub max_size: Option<Human<ByteSize>>,
+    /// Registries that may be used without TLS.
+    pub insecure_registries: Option<Vec<String>>,
+}
+
+impl ImageSettings {
+    fn or(self, next: Self) -> Self {
+        Self {
+            max_size: self.max_size.or(next.max_size),
+            insecure_registries: self.insecure_registries.or(next.insecure_registries),
+        }
+    }
 }
 
 /// The values of command-line options of single backends.
@@ -64,16 +90,20 @@ impl Setup {
             containers: ContainerSettings::from_environment(variables)?,
             machines: VmSettings::from_environment(variables)?,
             wasm: WasmSettings::from_environment(variables)?,
+            ..Self::default()
         })
     }
 
     /// Returns these settings, and those of the next source where this one has none.
     pub fn or(self, next: Self) -> Self {
-        let Self { containers, machines, wasm } = self;
+        let Self { images, containers, machines, wasm, remote, e2b } = self;
         Self {
+            images: images.or(next.images),
             containers: containers.or(next.containers),
             machines: machines.or(next.machines),
             wasm: wasm.or(next.wasm),
+            remote: remote.or(next.remote),
+            e2b: e2b.or(next.e2b),
         }
     }
 }
@@ -81,7 +111,12 @@ impl Setup {
 impl From<BackendOptions> for Setup {
     fn from(options: BackendOptions) -> Self {
         let BackendOptions { pull, build, deterministic, fuel } = options;
-        Self { containers: containers(pull), machines: machines(build), wasm: wasm((deterministic, fuel)) }
+        Self {
+            containers: containers(pull),
+            machines: machines(build),
+            wasm: wasm((deterministic, fuel)),
+            ..Self::default()
+        }
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) struct Row {
     aliases: &'static [(&'static str, Option<&'static str>)],
     /// The qualifiers that may follow the name, as in `docker:runsc`.
     qualifiers: Qualifiers,
+    /// True if the backend is used only by its name, and never because of its level.
+    pub(super) is_by_name: bool,
     /// `None` if this build lacks it.
     pub(super) implementation: Option<&'static Implementation>,
 }
@@ -105,6 +107,10 @@ macro_rules! built {
 pub(super) static TABLE: [Row; 8] = [
     row("simulated", Level::Simulated, "no isolation, deterministic; for tests", built!("conformance", simulated))
         .feature("conformance"),
+    // Its level is that of the server's backend, which is not known yet: it is never chosen for its level.
+    row("remote", Level::Simulated, "another Cofferdam server, whose backend has the level", built!("server", remote))
+        .feature("server")
+        .qualifiers(Qualifiers::Any),
     row(MODULE_BACKEND, Level::Wasm, "WebAssembly inside Cofferdam's own process", built!("wasm", wasm))
         .feature("wasm"),
     row(
@@ -127,8 +133,10 @@ pub(super) static TABLE: [Row; 8] = [
         .aliases(&[("qemu", Some("qemu")), ("firecracker", Some("firecracker"))])
         .qualifiers(Qualifiers::OneOf(&["qemu", "firecracker"])),
     row("apple-vz", Level::Vm, "a VM of macOS", None),
-    row("remote", Level::Vm, "another Cofferdam server", None),
-    row("e2b", Level::Vm, "the E2B cloud", None),
+    row("e2b", Level::Vm, "a VM of the E2B cloud", built!("e2b", e2b))
+        .feature("e2b")
+        .qualifiers(Qualifiers::Any)
+        .by_name_alone(),
 ];
 
 const fn row(
@@ -138,7 +146,7 @@ const fn row(
     implementation: Option<&'static Implementation>,
 ) -> Row {
     let info = BackendInfo { name, level, built_in: implementation.is_some(), summary };
-    Row { info, feature: None, aliases: &[], qualifiers: Qualifiers::None, implementation }
+    Row { info, feature: None, aliases: &[], qualifiers: Qualifiers::None, is_by_name: false, implementation }
 }
 
 impl Row {
@@ -154,6 +162,12 @@ impl Row {
 
     const fn qualifiers(mut self, qualifiers: Qualifiers) -> Self {
         self.qualifiers = qualifiers;
+        self
+    }
+
+    /// Keeps the backend from being chosen for its level: it sends code to another party.
+    const fn by_name_alone(mut self) -> Self {
+        self.is_by_name = true;
         self
     }
 
@@ -180,8 +194,9 @@ impl Row {
             None => {
                 let what = format!("there is no backend '{}:{}'", base.escape_debug(), qualifier.escape_debug());
                 Err(Error::invalid("select backend", what).with_remedy(format!(
-                    "append a runtime to {CONTAINER_BACKEND}, such as docker:runsc, or a VMM to {MACHINE_BACKEND}: \
-                     {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker"
+                    "append a runtime to {CONTAINER_BACKEND}, such as docker:runsc, a VMM to {MACHINE_BACKEND}: \
+                     {MACHINE_BACKEND}:qemu or {MACHINE_BACKEND}:firecracker, the server's backend to remote, or a \
+                     template to e2b"
                 )))
             }
         }
@@ -242,15 +257,24 @@ mod tests {
     }
 
     /// Checks the names that the registry needs even without a backend's feature.
-    #[cfg(all(feature = "conformance", feature = "container", feature = "vm", feature = "wasm"))]
+    #[cfg(all(
+        feature = "conformance",
+        feature = "container",
+        feature = "e2b",
+        feature = "server",
+        feature = "vm",
+        feature = "wasm"
+    ))]
     #[test]
     fn names_are_those_of_the_backends() {
         let backends = [
             cofferdam_simulated::NAME,
+            cofferdam_server::remote::NAME,
             cofferdam_wasm::NAME,
             cofferdam_process::NAME,
             cofferdam_container::NAME,
             cofferdam_vm::NAME,
+            cofferdam_e2b::NAME,
         ];
         let known: Vec<&str> = TABLE.iter().filter(|row| row.info.built_in).map(|row| row.info.name).collect();
         assert_eq!(known, backends);

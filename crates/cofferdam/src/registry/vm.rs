@@ -42,7 +42,7 @@ fn examine(setup: &Setup) -> Examination<'_> {
 }
 
 /// Includes the current content of the default image, which can be rebuilt under the same name. Only looks up its name,
-/// because each run that may use a daemon does this.
+/// because each run that may use a server does this.
 fn fingerprint(settings: &VmSettings) -> String {
     format!("{} {:?}", settings.fingerprint(), machines::Images::usual_key(settings))
 }

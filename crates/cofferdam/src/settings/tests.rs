@@ -263,20 +263,20 @@ fn an_image_gets_the_backend_for_images_unless_another_is_named() {
     assert_eq!(choose("--level vm --image x x.py").unwrap(), "vm");
 }
 
-/// Promise (Daemon): Options, environment and configuration select the use of a daemon.
+/// Promise (Server): Options, environment and configuration select the use of a server.
 #[test]
-fn whether_a_daemon_is_used_is_settled_like_everything_else() {
-    let file = ConfigFile { use_daemon: Some(DaemonUse::Start), ..ConfigFile::default() };
-    let set = environment(&[("COFFERDAM_DAEMON", "never")]).unwrap();
+fn whether_a_server_is_used_is_settled_like_everything_else() {
+    let file = ConfigFile { use_server: Some(ServerUse::Start), ..ConfigFile::default() };
+    let set = environment(&[("COFFERDAM_USE_SERVER", "never")]).unwrap();
     let choose = |line: &str, environment: &Environment, file: &ConfigFile| {
-        Settings::resolve(&flags(line), environment, file).unwrap().daemon
+        Settings::resolve(&flags(line), environment, file).unwrap().use_server
     };
-    assert_eq!(choose("--daemon require x.py", &set, &file), DaemonUse::Require);
-    assert_eq!(choose("x.py", &set, &file), DaemonUse::Never);
-    assert_eq!(choose("x.py", &Environment::default(), &file), DaemonUse::Start);
-    assert_eq!(choose("x.py", &Environment::default(), &ConfigFile::default()), DaemonUse::Auto);
-    let error = environment(&[("COFFERDAM_DAEMON", "yes")]).unwrap_err();
-    assert!(error.message().starts_with("COFFERDAM_DAEMON is 'yes'"), "{error}");
+    assert_eq!(choose("--use-server require x.py", &set, &file), ServerUse::Require);
+    assert_eq!(choose("x.py", &set, &file), ServerUse::Never);
+    assert_eq!(choose("x.py", &Environment::default(), &file), ServerUse::Start);
+    assert_eq!(choose("x.py", &Environment::default(), &ConfigFile::default()), ServerUse::Auto);
+    let error = environment(&[("COFFERDAM_USE_SERVER", "yes")]).unwrap_err();
+    assert!(error.message().starts_with("COFFERDAM_USE_SERVER is 'yes'"), "{error}");
 }
 
 #[cfg(feature = "container")]
@@ -304,7 +304,7 @@ fn bad_variables_are_named() {
         assert!(error.message().starts_with("SANDBOX_TIMEOUT_SEC is"), "{error}");
     }
     assert_eq!(environment(&[("SANDBOX_TIMEOUT_SEC", ""), ("SANDBOX_TYPE", "")]).unwrap(), Environment::default());
-    for name in ["remote", "e2b"] {
+    for name in ["apple-vz", "Apple-VZ"] {
         let environment = environment(&[("SANDBOX_TYPE", name)]).unwrap();
         let error = Settings::resolve(&flags("x.py"), &environment, &ConfigFile::default()).unwrap_err();
         assert_eq!(error.kind(), cofferdam::ErrorKind::Unsupported, "{name}");

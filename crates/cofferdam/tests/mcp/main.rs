@@ -4,6 +4,7 @@
 
 #[path = "../suite/census.rs"]
 mod census;
+mod changes;
 mod network;
 mod states;
 mod talk;

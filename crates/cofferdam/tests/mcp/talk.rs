@@ -83,6 +83,13 @@ pub fn processes() -> Place {
 }
 
 impl Place {
+    /// Returns the same backend with another variable.
+    pub fn with(&self, name: &'static str, value: &Path) -> Self {
+        let mut place = self.clone();
+        place.variables.push((name, value.into()));
+        place
+    }
+
     pub fn forks_while_programs_run(&self) -> bool {
         !self.arguments.contains(&"process") && !self.arguments.contains(&"wasm")
     }

@@ -65,7 +65,7 @@ fn python(code: &'static str) -> ExecRequest {
     ExecRequest::builder(Command::Script(script)).build().expect("valid")
 }
 
-/// Promise (Daemon): A warm interpreter serves one request and is replaced.
+/// Promise (Server): A warm interpreter serves one request and is replaced.
 #[tokio::test]
 async fn one_that_waits_is_used_once_and_replaced() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
@@ -89,7 +89,7 @@ async fn one_that_waits_is_used_once_and_replaced() {
     kept.end().await;
 }
 
-/// Promise (Daemon): A request without a compatible warm interpreter starts a cold one.
+/// Promise (Server): A request without a compatible warm interpreter starts a cold one.
 #[tokio::test]
 async fn what_does_not_fit_starts_cold() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());
@@ -123,7 +123,7 @@ async fn what_does_not_fit_starts_cold() {
     kept.end().await;
 }
 
-/// Promise (Daemon): Old and dead warm interpreters are replaced.
+/// Promise (Server): Old and dead warm interpreters are replaced.
 #[tokio::test]
 async fn the_old_and_the_dead_are_replaced() {
     let check_every = Duration::from_millis(50);
@@ -141,7 +141,7 @@ async fn the_old_and_the_dead_are_replaced() {
     kept.end().await;
 }
 
-/// Promise (Daemon): A failed preparation is retried with increasing delays.
+/// Promise (Server): A failed preparation is retried with increasing delays.
 #[tokio::test]
 async fn one_that_cannot_be_made_is_tried_again_ever_more_rarely() {
     let missing = InterpreterConfig { command: vec!["no-such-python".to_owned()], ..InterpreterConfig::python() };
@@ -155,7 +155,7 @@ async fn one_that_cannot_be_made_is_tried_again_ever_more_rarely() {
     kept.end().await;
 }
 
-/// Promise (Daemon): A dropped pool closes its warm interpreters.
+/// Promise (Server): A dropped pool closes its warm interpreters.
 #[tokio::test]
 async fn dropped_ones_are_closed() {
     let kept = keep(InterpreterConfig::python(), InterpreterTimes::default());

@@ -2,19 +2,22 @@
 #![forbid(unsafe_code)]
 
 mod census;
+#[cfg(feature = "vm")]
+mod cgroup_v2;
 mod cli;
 mod conformance;
 mod connect;
-mod daemon;
+mod copies;
 mod forked;
 mod groups;
 mod hostile;
+mod images;
 mod interpreters;
 #[cfg(feature = "net")]
 mod net;
 #[cfg(feature = "plugins")]
 mod plugins;
 mod pool;
+mod resident;
 mod supervisor;
-#[cfg(feature = "vm")]
-mod v2;
+mod watch;

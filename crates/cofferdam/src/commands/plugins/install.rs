@@ -3,7 +3,7 @@
 //! The command shows what the plugin may do before it asks. Nothing is asked without a terminal.
 
 use std::fmt::Write as _;
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use cofferdam::{Error, ErrorKind, Result};
@@ -12,13 +12,12 @@ use serde_json::json;
 
 use super::{answer, data};
 use crate::args::{InstallArgs, UninstallArgs};
+use crate::question;
 use crate::report;
 use crate::style::Tone;
 use crate::terminal::one_line;
 
 const OPERATION: &str = "install plugin";
-/// The maximum length of an answer.
-const MAX_ANSWER: u64 = 64;
 /// Exit status if the user declined.
 const DECLINED: u8 = 1;
 
@@ -69,8 +68,8 @@ fn is_trusted(args: &InstallArgs, package: &Package, review: &Review) -> Result<
         return Ok(true);
     }
     let fingerprint = package.signer().fingerprint();
-    match is_interactive() {
-        true => ask(&format!("Trust the key {fingerprint}?")),
+    match question::is_interactive() {
+        true => question::ask(OPERATION, &format!("Trust the key {fingerprint}?")),
         false => Err(failed(PackageError::UnknownKey { fingerprint })),
     }
 }
@@ -92,28 +91,12 @@ fn is_approved(args: &InstallArgs, package: &Package) -> Result<bool> {
     let manifest = package.manifest();
     match args.yes {
         true => Ok(true),
-        false if is_interactive() => ask(&format!("Install {} {}?", manifest.name, manifest.version)),
+        false if question::is_interactive() => {
+            question::ask(OPERATION, &format!("Install {} {}?", manifest.name, manifest.version))
+        }
         false => Err(Error::invalid(OPERATION, "there is no terminal to ask on")
             .with_remedy("pass --yes if the plugin may do what is shown")),
     }
-}
-
-fn is_interactive() -> bool {
-    io::stdin().is_terminal() && io::stderr().is_terminal()
-}
-
-fn ask(question: &str) -> Result<bool> {
-    is_yes(question, io::stdin().lock(), io::stderr())
-        .map_err(|error| Error::new(ErrorKind::Io, OPERATION, "cannot ask on the terminal").with_source(error))
-}
-
-/// Asks a question. Only `y` and `yes` agree.
-fn is_yes(question: &str, from: impl BufRead, mut to: impl Write) -> io::Result<bool> {
-    write!(to, "{} [y/N] ", one_line(question))?;
-    to.flush()?;
-    let mut answer = String::new();
-    from.take(MAX_ANSWER).read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
 }
 
 /// Describes a package: what the plugin may do, its signer, and what changes.
@@ -141,28 +124,4 @@ fn summary(package: &Package, review: &Review) -> String {
     }
     let description = manifest.description.as_deref().unwrap_or_default();
     format!("{} {} {}\n{text}", manifest.name, manifest.version, one_line(description))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_yes_is_an_agreement() {
-        for (answer, agreed) in [
-            ("y\n", true),
-            ("YES\n", true),
-            (" y ", true),
-            ("", false),
-            ("\n", false),
-            ("n\n", false),
-            ("yess\n", false),
-        ] {
-            let mut shown = Vec::new();
-            assert_eq!(is_yes("Install x\u{1b}?", answer.as_bytes(), &mut shown).unwrap(), agreed, "{answer:?}");
-            assert_eq!(String::from_utf8(shown).unwrap(), "Install x\\x1b? [y/N] ");
-        }
-        let endless = io::BufReader::new(io::repeat(b'y'));
-        assert!(!is_yes("?", endless, io::sink()).unwrap());
-    }
 }

@@ -183,6 +183,22 @@ impl MachineSnapshots {
         Ok(SavedArchive { bytes: written.bytes, sha256: written.digest.to_string(), encrypted: key.is_some() })
     }
 
+    /// Writes a snapshot without encryption.
+    pub async fn write(snapshot: &Snapshot, out: Box<dyn std::io::Write + Send>) -> Result<()> {
+        let out = BufWriter::with_capacity(PIECE, out);
+        of(snapshot)?.save(out, SaveOptions::default(), |_| ControlFlow::Continue(())).await.map(drop)
+    }
+
+    /// Reads a snapshot that [`Self::write`] has written. Refuses one whose limits exceed `ceiling` before reading its
+    /// memory.
+    pub async fn read(&self, file: File, ceiling: Limits) -> Result<Snapshot> {
+        let disk = ceiling.disk.unwrap_or(LARGEST_WORKSPACE).as_bytes().saturating_mul(2);
+        let limits = Bounds { disk, ..Bounds::default() };
+        let options = LoadOptions { key: None, limits, ceiling };
+        let input = BufReader::with_capacity(PIECE, file);
+        self.backend.load(input, options, |_| ControlFlow::Continue(())).await.map(Snapshot::from)
+    }
+
     /// Restores a snapshot with [`VmBackend::restore_attached`]. Returns the sandbox and the execs that run in it.
     pub async fn restore(&self, snapshot: &Snapshot, spec: Spec) -> Result<(Arc<dyn Sandbox>, Vec<ExecHandle>)> {
         self.backend.restore_attached(snapshot, spec).await
@@ -190,7 +206,6 @@ impl MachineSnapshots {
 
     /// Reads a snapshot with [`VmBackend::load`], and returns a spec that it can be restored with. Refuses a snapshot
     /// whose limits exceed `ceiling` before reading its memory.
-    /// `ceiling` is refused before its memory is read.
     pub async fn load(
         &self,
         path: &Path,

@@ -11,11 +11,12 @@ use cofferdam_image::{
 use cofferdam_vm::{HostPaths, VmBackend, VmConfig, VmSettings};
 use serde::Serialize;
 
-use crate::registry::{ImageProgress, ImageStep, cache};
+use crate::registry::{ImageProgress, ImageStep, cache, stored};
 
 /// Returns the configuration of the backend.
 pub(in crate::registry) fn config(settings: &VmSettings) -> Result<VmConfig> {
-    settings.config(&HostPaths { cache: cache(), search_path: std::env::var_os("PATH") })
+    let search_path = std::env::var_os("PATH");
+    settings.config(&HostPaths { cache: cache(), container_images: stored::directory(), search_path })
 }
 
 /// Creates the backend. Nothing is examined or started before the first sandbox.
@@ -68,7 +69,7 @@ impl Recipes {
                 let kind = match root {
                     RootSource::Oci(_) => "the container image",
                     RootSource::Tar(_) => "the tar",
-                    RootSource::Directory(_) | RootSource::Debian(_) => "the directory",
+                    RootSource::Directory(_) | RootSource::Debian(_) | RootSource::Stored { .. } => "the directory",
                 };
                 (root, format!("{kind} {}", path.display()))
             }

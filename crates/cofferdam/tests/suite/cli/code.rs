@@ -73,9 +73,9 @@ fn an_interpreter_that_is_too_old_is_told_whatever_is_asked_for() {
     let text = "[languages.new]\nextensions = [\"new\"]\ninterpreter = [\"sh\"]\nversion = [\"echo\", \"1.2.3\"]\n";
     for (least, status) in [("1.2", 7), ("1.10", 125)] {
         std::fs::write(&file, format!("{text}least_version = \"{least}\"\n")).expect("written");
-        for form in [&[][..], &["--json"], &["--events"], &["--daemon", "start"]] {
+        for form in [&[][..], &["--json"], &["--events"], &["--use-server", "start"]] {
             let mut command = run(["--lang", "new", "--code", "exit 7", "--config"]);
-            command.arg(&file).args(form).env("XDG_RUNTIME_DIR", home.path());
+            command.arg(&file).args(form).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
             let (code, _, stderr) = outcome(&mut command);
             assert_eq!(code, status, "{least} {form:?}: {stderr}");
             assert!(
@@ -84,7 +84,7 @@ fn an_interpreter_that_is_too_old_is_told_whatever_is_asked_for() {
             );
         }
     }
-    assert!(!home.path().join("cofferdam/daemon.sock").exists(), "no daemon is started that could not be used");
+    assert!(!home.path().join("cofferdam/server.sock").exists(), "no server is started that could not be used");
 }
 
 #[test]
@@ -437,32 +437,41 @@ fn artifacts_of_plain_runs_hold_code_or_command_and_output() {
     }
 }
 
-/// Promise (Code execution): A daemon that a run starts does not have the secrets of that run.
+/// Promise (Code execution): A server that a run starts does not have the secrets of that run.
 #[test]
-fn a_daemon_that_a_run_starts_does_not_keep_its_secrets() {
+fn a_server_that_a_run_starts_does_not_keep_its_secrets() {
     const VALUE: &str = "hunter2-4712";
     let home = tempfile::tempdir().expect("a directory");
     let others = ["LATER", "COFFERDAM_MCP_TOKEN", "AWS_SECRET_ACCESS_KEY", "http_proxy"];
     let secret = |how: &str, name: &str| {
         let line = format!("echo ${name}");
-        let mut run = run(["--daemon", how, "--secret", name, "--", "sh", "-c", &line]);
+        let mut run = run(["--use-server", how, "--secret", name, "--", "sh", "-c", &line]);
         run.env(name, VALUE).envs(others.map(|name| (name, VALUE)));
-        outcome(run.env("XDG_RUNTIME_DIR", home.path()).env("SANDBOX_TIMEOUT_SEC", "77"))
+        outcome(
+            run.env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path()).env("SANDBOX_TIMEOUT_SEC", "77"),
+        )
     };
     let (status, stdout, stderr) = secret("start", "TOKEN");
-    let daemon =
-        |word: &str| outcome(cofferdam().args(["daemon", word, "--json"]).env("XDG_RUNTIME_DIR", home.path())).1;
-    let told = daemon("status");
+    let server = |word: &str| {
+        outcome(
+            cofferdam()
+                .args(["serve", word, "--json"])
+                .env("XDG_RUNTIME_DIR", home.path())
+                .env("XDG_STATE_HOME", home.path()),
+        )
+        .1
+    };
+    let told = server("status");
     let pid = json(&told)["pid"].as_u64();
     let kept = pid.map(|pid| std::fs::read(format!("/proc/{pid}/environ")).expect("its environment"));
-    // The client supplies variables that the daemon does not have.
+    // The client supplies variables that the server does not have.
     let later = secret("require", "LATER");
-    outcome(cofferdam().args(["daemon", "stop"]).env("XDG_RUNTIME_DIR", home.path()));
+    outcome(cofferdam().args(["serve", "stop"]).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path()));
     assert_eq!((status, stdout.trim_end()), (0, VALUE), "{stderr}");
     assert_eq!((later.0, later.1.trim_end()), (0, VALUE), "{}", later.2);
-    let kept = kept.unwrap_or_else(|| panic!("no daemon: {told}"));
+    let kept = kept.unwrap_or_else(|| panic!("no server: {told}"));
     let kept = String::from_utf8(kept).expect("text");
-    assert!(!kept.contains(VALUE), "it is in the daemon's environment: {kept:?}");
+    assert!(!kept.contains(VALUE), "it is in the server's environment: {kept:?}");
     for name in ["PATH=", "XDG_RUNTIME_DIR=", "SANDBOX_TIMEOUT_SEC=77"] {
         assert!(kept.split('\0').any(|variable| variable.starts_with(name)), "{name} is missing: {kept:?}");
     }
@@ -511,20 +520,20 @@ fn an_interrupted_start_has_its_last_line_in_the_log() {
 }
 
 #[test]
-fn no_daemon_is_started_for_what_needs_the_sandbox_itself() {
+fn no_server_is_started_for_what_needs_the_sandbox_itself() {
     let home = tempfile::tempdir().expect("a directory");
     let here = |mut command: Command| {
-        command.env("XDG_RUNTIME_DIR", home.path());
+        command.env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
         outcome(&mut command)
     };
     let (status, stdout, stderr) =
-        here(run(["--daemon", "start", "--json", "--verbose", "--lang", "python", "--code", "print(1)"]));
+        here(run(["--use-server", "start", "--json", "--verbose", "--lang", "python", "--code", "print(1)"]));
     let mut stop = cofferdam();
-    stop.args(["daemon", "stop"]);
-    let there = home.path().join("cofferdam/daemon.sock").exists();
+    stop.args(["serve", "stop"]);
+    let there = home.path().join("cofferdam/server.sock").exists();
     here(stop);
-    assert!(status == 0 && stderr.contains("run without a daemon"), "{stdout}{stderr}");
-    assert!(!there, "a daemon was started");
+    assert!(status == 0 && stderr.contains("run without a server"), "{stdout}{stderr}");
+    assert!(!there, "a server was started");
 }
 
 #[test]
@@ -546,7 +555,7 @@ fn an_mcp_server_that_cannot_create_sandboxes_does_not_start() {
         (&["--backend", "docker"][..], "/nowhere/docker.sock"),
         // A writable host directory has no disk limit, and there is a default one.
         (&["--allow-weaker", "memory,cpu,cpus,pids", "--workspace", &writable], "--disk none"),
-        (&["--workspace", &unnamed], "clients cannot review changes of a copy"),
+        (&["--workspace", &unnamed], "needs a mode"),
     ] {
         let mut server = cofferdam();
         server.arg("mcp").args(words).env("DOCKER_HOST", "unix:///nowhere/docker.sock");

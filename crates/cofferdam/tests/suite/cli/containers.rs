@@ -87,12 +87,12 @@ fn images_are_made_from_directories_and_listed() {
     std::fs::create_dir(directory.path().join("own")).expect("a directory inside");
     let name = format!("cofferdam-test/{}:1", std::process::id());
     let Some(mut import) = with_engine(cofferdam()) else { return };
-    import.args(["image", "import"]).arg(directory.path()).args([&name, "--json"]);
+    import.args(["image", "import", "--engine"]).arg(directory.path()).args([&name, "--json"]);
     let (code, stdout, stderr) = outcome(&mut import);
     assert_eq!(code, 0, "{stderr}");
     let id = json(&stdout)["id"].as_str().expect("an id").to_owned();
     let Some(mut list) = with_engine(cofferdam()) else { return };
-    let (_, stdout, _) = outcome(list.args(["image", "list", "--json"]));
+    let (_, stdout, _) = outcome(list.args(["image", "list", "--engine", "--json"]));
     let images = json(&stdout)["images"].as_array().expect("a list").clone();
     let found = images.iter().find(|image| image["id"] == *id).expect("the image is listed");
     assert_eq!(found["names"][0], *name);
@@ -101,8 +101,33 @@ fn images_are_made_from_directories_and_listed() {
     let (code, _, stderr) = outcome(&mut command);
     assert_eq!(code, 127, "{stderr}");
     let Some(mut refused) = with_engine(cofferdam()) else { return };
-    let (code, _, stderr) = outcome(refused.args(["image", "import", "/no/such/directory", &name]));
+    let (code, _, stderr) = outcome(refused.args(["image", "import", "--engine", "/no/such/directory", &name]));
     assert!(code == 127 && stderr.contains("/no/such/directory"), "{stderr}");
+}
+
+/// Promise (Images): A container whose engine lacks an image gets it from the image store, without a registry.
+#[test]
+fn an_image_of_the_store_is_loaded_into_the_engine() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir_all(directory.path().join("root/own")).expect("a directory inside");
+    let state = directory.path().join("state");
+    let name = format!("cofferdam-test/stored-{}:1", std::process::id());
+    let Some(mut import) = with_engine(cofferdam()) else { return };
+    import.args(["image", "import"]).arg(directory.path().join("root")).arg(&name).env("XDG_STATE_HOME", &state);
+    let (code, _, stderr) = outcome(&mut import);
+    assert_eq!(code, 0, "{stderr}");
+    let words = ["--backend", "docker", "--image", &name, "--", "/no-program"];
+    let Some(mut without) = with_engine(run(words)) else { return };
+    let (code, _, stderr) = outcome(without.env("XDG_STATE_HOME", directory.path().join("other")));
+    assert!(code == 127 && stderr.contains("the container engine has no such image"), "{stderr}");
+    let Some(mut command) = with_engine(run(words)) else { return };
+    let (code, _, stderr) = outcome(command.env("XDG_STATE_HOME", &state));
+    // The program is missing, and the image is not.
+    assert!(code == 127 && !stderr.contains("has no such image"), "{stderr}");
+    let Some(mut list) = with_engine(cofferdam()) else { return };
+    let (_, stdout, _) = outcome(list.args(["image", "ls", "--engine", "--json"]));
+    let images = json(&stdout)["images"].as_array().expect("a list").clone();
+    assert!(images.iter().any(|image| image["names"].to_string().contains(&name)), "{stdout}");
 }
 
 #[test]

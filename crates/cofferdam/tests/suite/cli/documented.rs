@@ -45,6 +45,7 @@ const ROWS: &[(&str, Row)] = &[
         Row::Tested("downloads for minutes", "both_interpreters_are_obtained_found_again_and_repaired"),
     ),
     ("cofferdam run --tty", Row::Tested("needs a terminal", "a_terminal_program_gets_keys_size_and_its_own_terminal")),
+    ("cofferdam run --copy-in ", Row::Tested("copies files of an example", "files_are_copied_in_and_out")),
     ("cofferdam run --config bad.toml", Row::Fails(&[125])),
     // Without control groups, the interpreter reports the failed allocation itself.
     ("cofferdam run --memory 64M --lang python --code 'x = ", Row::Fails(&[137, 1])),
@@ -59,10 +60,52 @@ const ROWS: &[(&str, Row)] = &[
         "cofferdam run --net-policy ",
         Row::Tested("names a program of an example", "requests_are_allowed_by_method_and_path"),
     ),
+    ("cofferdam serve --detach", Row::Here),
+    ("cofferdam serve st", Row::Here),
+    ("cofferdam serve", Row::Tested("serves until it is ended", "a_server_is_used_from_the_command_line")),
+    (
+        "cofferdam keys create --tenant acme && cofferdam serve",
+        Row::Tested("serves until it is ended", "a_key_opens_the_server_until_it_is_revoked"),
+    ),
+    ("cofferdam keys create", Row::Here),
+    ("cofferdam keys ls", Row::Here),
+    ("cofferdam keys ", Row::Tested("needs an id", "a_key_opens_the_server_until_it_is_revoked")),
+    ("cofferdam create --name fix --workspace", Row::Tested("needs a server", "changes_of_a_workspace_are_applied")),
+    ("cofferdam diff", Row::Tested("needs a server", "changes_of_a_workspace_are_applied")),
+    ("cofferdam code", Row::Tested("needs a server", "code_and_kernels_run")),
+    ("cofferdam kernel", Row::Tested("needs a server", "code_and_kernels_run")),
+    ("source <(cofferdam completions", Row::Tested("changes the shell", "names_are_completed_by_the_shell")),
+    ("cofferdam create", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam attach", Row::Tested("needs a server", "a_cut_connection_is_made_again")),
+    ("cofferdam fork", Row::Tested("needs a server", "snapshots_are_taken_moved_and_restored")),
+    ("cofferdam snapshot take", Row::Tested("needs a server", "snapshots_are_taken_moved_and_restored")),
+    ("cofferdam port", Row::Tested("needs a server", "a_port_is_forwarded")),
+    ("cofferdam watch", Row::Tested("needs a server", "directories_are_copied_and_watched")),
+    ("cofferdam pause", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam resume", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam extend", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam rename", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam stats", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam prune", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
+    ("cofferdam exec", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam logs", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam ls", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam cp", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam rm", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam changes ls", Row::Here),
     ("cofferdam changes prune", Row::Here),
     ("cofferdam changes ", Row::Tested("needs an id", "changes_are_kept_shown_applied_and_discarded")),
+    ("cofferdam volume ls", Row::Here),
+    (
+        "cofferdam run --volume ",
+        Row::Tested("needs a volume", "a_volume_with_a_size_survives_and_limits_its_sandboxes"),
+    ),
+    ("cofferdam volume ", Row::Tested("leaves volumes", "volumes_are_created_listed_exported_imported_and_removed")),
     ("cofferdam run --net ", Row::Here),
+    ("export E2B_API_KEY=", Row::Untested("sets a key of the reader")),
+    ("cofferdam doctor --backend e2b", Row::Tested("needs a key of E2B", "doctor_tells_a_good_key_from_a_bad_one")),
+    ("cofferdam run --backend e2b", Row::Tested("needs a key of E2B", "e2b_backend_passes_the_conformance_suite")),
+    ("cofferdam run --backend remote", Row::Tested("needs a server", "a_run_uses_a_server_as_its_backend")),
     ("cofferdam run --publish ", Row::Tested("serves until it is ended", "published_ports_lead_to_the_server")),
     ("curl ", Row::Tested("a client of a server in a sandbox", "published_ports_lead_to_the_server")),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
@@ -72,16 +115,22 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --backend docker script.py", Row::WithEngine),
     ("cofferdam run --backend docker:runsc", Row::WithEngine),
     ("SANDBOX_TYPE=docker ", Row::WithEngine),
-    ("cofferdam image list", Row::WithEngine),
+    ("cofferdam image ls --engine", Row::WithEngine),
+    ("cofferdam image ls", Row::Here),
+    ("cofferdam image build", Row::Tested("takes long; every run of the tests makes this image", "make_base_image")),
+    ("cofferdam image prune", Row::Here),
+    ("cofferdam image load", Row::Tested("needs an archive", "images_are_loaded_from_an_archive")),
     (
-        "cofferdam image build-base",
-        Row::Tested("takes long; every run of the tests makes this image", "make_base_image"),
+        "cofferdam image import",
+        Row::Tested("needs a root file system", "images_are_imported_listed_inspected_and_removed"),
     ),
-    ("cofferdam image import", Row::Tested("needs a root file system", "images_are_made_from_directories_and_listed")),
+    ("cofferdam image inspect", Row::Tested("needs an image", "images_are_imported_listed_inspected_and_removed")),
+    ("cofferdam image rm", Row::Tested("needs an image", "images_are_imported_listed_inspected_and_removed")),
     (
-        "cofferdam image pull",
+        "cofferdam image pull --engine",
         Row::Tested("needs a public registry", "an_image_comes_from_a_registry_with_its_progress"),
     ),
+    ("cofferdam image pull", Row::Tested("needs a public registry", "an_image_is_pulled_with_the_logins_of_docker")),
     ("cofferdam run --image", Row::Tested("needs those images", "images_are_made_from_directories_and_listed")),
     ("cofferdam vm export-image", Row::Tested("takes minutes", "an_image_is_exported_and_imported_by_another_user")),
     ("cofferdam vm import-image", Row::Tested("takes minutes", "an_image_is_exported_and_imported_by_another_user")),
@@ -278,7 +327,7 @@ fn every_documented_command_works_as_written() {
     let mut failed = Vec::new();
     for Block { page, commands } in pages().into_iter().chain(helps()) {
         let home = home();
-        let daemon = commands.iter().any(|command| command.starts_with("cofferdam daemon"));
+        let server = commands.iter().any(|command| command.starts_with("cofferdam serve --detach"));
         if commands.iter().any(|command| command.starts_with("cofferdam audit")) {
             // The log exists after the first run.
             configure(home.path(), &format!("[audit]\ndirectory = {:?}\n", home.path().join("audit")));
@@ -286,8 +335,8 @@ fn every_documented_command_works_as_written() {
             assert_eq!(status, 0, "{stderr}");
         }
         for command in commands {
-            // Runs of a daemon differ from runs of the command itself, and later commands of a block need a new plugin.
-            let is_needed = daemon || command.starts_with("cofferdam plugins new ");
+            // Runs of a server differ from runs of the command itself, and later commands of a block need a new plugin.
+            let is_needed = server || command.starts_with("cofferdam plugins new ");
             if !done.insert(command.clone()) && !is_needed {
                 continue;
             }
@@ -302,8 +351,8 @@ fn every_documented_command_works_as_written() {
                 failed.push(format!("{page}: {command}\n  status {status}\n  {stdout}\n  {stderr}"));
             }
         }
-        if daemon {
-            outcome(shell("cofferdam daemon stop", home.path()).env("XDG_RUNTIME_DIR", home.path()));
+        if server {
+            outcome(shell("cofferdam serve stop", home.path()).env("XDG_RUNTIME_DIR", home.path()));
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));

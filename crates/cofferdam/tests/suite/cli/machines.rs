@@ -95,7 +95,6 @@ fn what_machines_do_not_have_is_refused_before_anything_is_looked_at() {
     let place = tempfile::tempdir().expect("a directory");
     for (words, says) in [
         (&["--net", "10.0.0.7:80", "--", "true"][..], "names of a network policy only"),
-        (&["--workspace", ".", "--", "true"], "no copy-on-write workspaces"),
         (&["--workspace", ".:rw", "--", "true"], "lends no directory"),
         (&["--memory", "1M", "--", "true"], "at least 8 MiB"),
         (&["--disk", "4K", "--", "true"], "at least 2 MiB"),
@@ -196,7 +195,7 @@ fn images_are_made_of_directories_named_listed_and_pruned() {
     for (words, says) in [
         (&["build-image", "--from", "/no/such"][..], "/no/such"),
         (&["build-image", "--name", "../x", "--from", "."], "not a valid image name"),
-        (&["build-image", "--from", "/etc/hostname"], "cannot be unpacked"),
+        (&["build-image", "--from", "/etc/hostname"], "cannot be read"),
     ] {
         let (code, _, stderr) = vm(words);
         assert!(code != 0 && stderr.contains(says), "{words:?}: {stderr}");
@@ -322,4 +321,62 @@ fn a_terminal_in_a_machine_has_the_size_of_ours() {
     assert!(said.contains("33 77"), "{said}");
     assert!(child.wait().expect("it ends").success());
     assert!(terminal.is_cooked());
+}
+
+/// Promise (Images): A VM runs an image of the image store, without a container engine.
+#[test]
+fn an_image_of_the_store_runs_in_a_machine() {
+    let test = "an_image_of_the_store_runs_in_a_machine";
+    let state = tempfile::tempdir().expect("a directory");
+    let Some(mut build) = with_machines(cofferdam(), test) else { return };
+    build.args(["image", "build", "--tiny", "--name", "stored/tiny:1"]).env("XDG_STATE_HOME", state.path());
+    let (code, _, stderr) = outcome(&mut build);
+    assert_eq!(code, 0, "{stderr}");
+    let words = ["--level", "vm", "--image", "stored/tiny:1", "--", "sh", "-c", "echo $((6 * 7)); ls /usr/bin/python3"];
+    let Some(mut command) = with_machines(run(words), test) else { return };
+    let (code, stdout, stderr) = outcome(command.env("XDG_STATE_HOME", state.path()));
+    assert_eq!((code, stdout.as_str()), (0, "42\n/usr/bin/python3\n"), "{stderr}");
+    let Some(mut other) = with_machines(run(words), test) else { return };
+    let (code, _, stderr) = outcome(other.env("XDG_STATE_HOME", state.path().join("empty")));
+    assert!(code == 127 && stderr.contains("there is no image \"stored/tiny:1\""), "{code} {stderr}");
+}
+
+/// Promise (Server): The snapshot of a VM on a server has its files, and survives its sandbox.
+#[cfg(feature = "server")]
+#[test]
+fn a_snapshot_of_a_machine_on_a_server_survives_its_sandbox() {
+    let test = "a_snapshot_of_a_machine_on_a_server_survives_its_sandbox";
+    let state = tempfile::tempdir().expect("a directory");
+    let Some(mut serve) = with_machines(cofferdam(), test) else { return };
+    let socket = state.path().join("server.sock");
+    let here = |command: &mut Command| {
+        command.env("XDG_STATE_HOME", state.path()).env("COFFERDAM_SERVER", format!("unix:{}", socket.display()));
+    };
+    here(&mut serve);
+    serve.args(["serve", "--backend", "vm", "--memory", "128M", "--allow-weaker", super::WEAKER, "--socket"]);
+    let mut server = serve.arg(&socket).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let begun = std::time::Instant::now();
+    while !socket.exists() {
+        assert!(begun.elapsed().as_secs() < 60, "the server does not listen");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let ask = |words: &[&str]| {
+        let mut command = cofferdam();
+        here(&mut command);
+        let (code, stdout, stderr) = outcome(command.args(words));
+        assert_eq!(code, 0, "{words:?}: {stdout}{stderr}");
+        stdout
+    };
+    ask(&["create", "--name", "box"]);
+    ask(&["exec", "box", "--", "sh", "-c", "echo text > file"]);
+    let id = ask(&["snapshot", "take", "--name", "base", "box"]);
+    ask(&["rm", "box"]);
+    for name in ["one", "two"] {
+        ask(&["create", "--name", name, "--snapshot", "base"]);
+        assert_eq!(ask(&["exec", name, "--", "cat", "file"]), "text\n", "{id}");
+        ask(&["rm", name]);
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&server), rustix::process::Signal::TERM)
+        .expect("asked to stop");
+    assert!(server.wait().expect("it stops").success());
 }

@@ -5,16 +5,20 @@ mod code;
 mod configuration;
 #[cfg(feature = "container")]
 pub mod containers;
+mod copy;
 #[cfg(all(feature = "container", feature = "vm", feature = "wasm"))]
 mod documented;
 mod documents;
 mod forms;
+#[cfg(feature = "images")]
+mod images;
 #[cfg(feature = "vm")]
 mod kills;
 #[cfg(feature = "vm")]
 pub mod machines;
 #[cfg(feature = "wasm")]
 mod modules;
+mod mounts;
 mod plugins;
 mod programs;
 pub mod published;
@@ -29,6 +33,7 @@ pub mod terminals;
 mod travels;
 mod upgrades;
 mod usage;
+mod volumes;
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -43,7 +48,7 @@ fn has_weaker_containers() -> bool {
 }
 
 /// Returns the binary, with an environment that contains only the search path.
-fn cofferdam() -> Command {
+pub fn cofferdam() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
     command
@@ -61,7 +66,7 @@ fn repository() -> &'static Path {
 }
 
 /// Runs a command. Returns its exit status, standard output and standard error.
-fn outcome(command: &mut Command) -> (i32, String, String) {
+pub fn outcome(command: &mut Command) -> (i32, String, String) {
     read(&command.output().expect("the binary starts"))
 }
 
@@ -75,6 +80,6 @@ fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
 
-fn json(text: &str) -> serde_json::Value {
+pub fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }

@@ -30,6 +30,7 @@ fn help_shows_options_and_examples() {
         "--allow-weaker",
         "--cancel-grace",
         "--workspace",
+        "--volume",
         "--diff",
         "--apply",
         "--apply-if-ok",
@@ -69,14 +70,35 @@ fn the_top_level_help() {
       run          Run a file, a piece of code or a command in a new sandbox
       repl         Use an interpreter in a sandbox interactively
       changes      Show, apply and discard the changes of copy-on-write workspaces
+      volume       Create, list, export, import and remove named volumes
       audit        Verify the audit log and query its lines
-      daemon       Run a daemon that prepares sandboxes and interpreters for later runs
       mcp          Serve sandboxes to agents over the Model Context Protocol
+      serve        Serve sandboxes to the runs of this user and to clients over HTTP
+      keys         Create, list, rotate and revoke keys of a server
+      create       Create a sandbox on a server
+      ls           List the sandboxes of a server
+      exec         Run a command in a sandbox of a server
+      code         Run code of a language in a sandbox of a server
+      kernel       Start, list, interrupt and end interpreters in a sandbox of a server
+      attach       Connect again to a command in a sandbox of a server
+      logs         Print the output of a command in a sandbox of a server
+      cp           Copy a file or directory into or out of a sandbox of a server
+      diff         Show, apply or save the changes of the workspace of a sandbox of a server
+      watch        Print changes of files in a sandbox of a server as they occur
+      port         Forward a local address to a port of a sandbox of a server
+      fork         Copy a sandbox of a server; the copy resumes from its state
+      pause        Pause all programs in sandboxes of a server
+      resume       Resume all programs in sandboxes of a server
+      extend       Change the life time or the idle time of a sandbox of a server
+      rename       Rename a sandbox of a server
+      stats        Print the resource usage of sandboxes of a server
+      rm           Close sandboxes of a server
+      prune        Close the sandboxes of a server that are not in use
       doctor       Report what each backend can enforce on this host, and how to fix what is missing
       setup        Install WebAssembly interpreters for this user
-      image        List, build, import and pull images of the container engine
+      image        Pull, load, build, list and remove images
       vm           Build, list, export, import and prune VM images
-      snapshot     Save a running VM to a file, restore it and inspect the file
+      snapshot     Save a VM to a file and restore it; take, list and move snapshots of a server
       conformance  Run the conformance suite against a backend
       net          Explain what a network policy allows
       plugins      Create, check, package, install and list plugins
@@ -95,10 +117,48 @@ fn the_top_level_help() {
       cofferdam run --timeout 5s -- date   run a command
       cofferdam doctor                     report what this host can enforce and what is missing
 
-    Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC, COFFERDAM_DAEMON),
-    the environment over the configuration file (--config, COFFERDAM_CONFIG or
+    Options take precedence over the environment (SANDBOX_TYPE, SANDBOX_TIMEOUT_SEC,
+    COFFERDAM_USE_SERVER), the environment over the configuration file (--config, COFFERDAM_CONFIG or
     ~/.config/cofferdam/config.toml), and the file over defaults. SANDBOX_TIMEOUT_SEC is a maximum:
     --timeout can only lower it.
+    ");
+}
+
+#[test]
+fn the_help_of_volumes_that_travel() {
+    let (_, stdout, _) = outcome(cofferdam().args(["volume", "export", "--help"]));
+    assert_snapshot!(stdout, @r"
+    Write the files of a volume as a tar
+
+    Usage: cofferdam volume export [OPTIONS] <NAME> [FILE]
+
+    Arguments:
+      <NAME>  The volume
+      [FILE]  Write to this file, which appears complete or not at all [default: standard output]
+
+    Options:
+          --force            Replace the file if it exists
+          --max-size <SIZE>  Limit the size of all files together, including holes [default: 64G]
+          --json             Print one JSON document; needs a FILE
+          --config <FILE>    Read this configuration file instead of the user's own
+      -h, --help             Print help
+    ");
+    let (_, stdout, _) = outcome(cofferdam().args(["volume", "import", "--help"]));
+    assert_snapshot!(stdout, @r"
+    Create a volume with the files of a tar
+
+    Usage: cofferdam volume import [OPTIONS] <NAME> <FILE>
+
+    Arguments:
+      <NAME>  Name the new volume
+      <FILE>  Read this tar, or standard input (`-`)
+
+    Options:
+          --size <SIZE>      Limit the size of its file system, or `none` for a directory [default: 1G]
+          --max-size <SIZE>  Limit the size of all files together, including holes [default: 64G]
+          --json             Print one JSON document
+          --config <FILE>    Read this configuration file instead of the user's own
+      -h, --help             Print help
     ");
 }
 
@@ -199,21 +259,25 @@ fn errors_say_what_failed_why_and_what_to_do() {
     cofferdam: configure failed: this user has no cache directory for VM images
       try: set HOME or XDG_CACHE_HOME, or `images` in [machines] of the configuration file
     ");
-    assert_snapshot!(complaint(&["run", "--backend", "remote", "--", "true"], 125), @r"
-    cofferdam: select backend failed: the backend 'remote' is not in this version [named by: --backend]
-      try: use one of: simulated, wasm, process, docker, vm
+    assert_snapshot!(complaint(&["run", "--backend", "apple-vz", "--", "true"], 125), @r"
+    cofferdam: select backend failed: the backend 'apple-vz' is not in this version [named by: --backend]
+      try: use one of: simulated, remote, wasm, process, docker, vm, e2b
+    ");
+    assert_snapshot!(complaint(&["run", "--backend", "e2b", "--", "true"], 125), @r"
+    cofferdam: select backend failed: E2B_API_KEY is not set
+      try: set it to a key of the E2B dashboard
     ");
     assert_snapshot!(complaint(&["run", "--backend", "process:runsc", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'process:runsc' [named by: --backend]
-      try: append a runtime to docker, such as docker:runsc, or a VMM to vm: vm:qemu or vm:firecracker
+      try: append a runtime to docker, such as docker:runsc, a VMM to vm: vm:qemu or vm:firecracker, the server's backend to remote, or a template to e2b
     ");
-    assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 125), @r"
-    cofferdam: create failed: the process backend does not support images
-      try: use a backend of level container, or name a directory with a root file system
+    assert_snapshot!(complaint(&["run", "--backend", "process", "--image", "x", "--", "true"], 127), @r"
+    cofferdam: create failed: the image store has no image 'x' [image: x]
+      try: see `cofferdam image ls`, or pull it: `cofferdam image pull x`
     ");
     assert_snapshot!(complaint(&["run", "--backend", "dokcer", "--", "true"], 125), @r"
     cofferdam: select backend failed: there is no backend 'dokcer' [named by: --backend]
-      try: use one of: simulated, wasm, process, docker, vm
+      try: use one of: simulated, remote, wasm, process, docker, vm, e2b
     ");
     assert_snapshot!(complaint(&["run", "--workspace", "/no/such", "--", "true"], 125), @r"
     cofferdam: run failed: --workspace '/no/such' cannot be used: No such file or directory
@@ -233,7 +297,7 @@ fn errors_are_json_where_json_is_asked_for() {
     for (words, kind, status) in [
         (&["--json", "missing.py"][..], "not-found", 127),
         (&["--json", "--memory", "lots", "x.py"], "invalid-input", 125),
-        (&["--json", "--backend", "remote", "--", "true"], "unsupported", 125),
+        (&["--json", "--backend", "apple-vz", "--", "true"], "unsupported", 125),
         (&["--json", "/etc/passwd"], "denied", 125),
     ] {
         let (code, stdout, stderr) = outcome(&mut run(words));
@@ -256,13 +320,13 @@ fn backends_are_listed() {
     assert_eq!(code, 0);
     assert_snapshot!(stdout, @r"
     simulated    simulated  available            no isolation, deterministic; for tests
+    remote       simulated  available            another Cofferdam server, whose backend has the level
     wasm         wasm       available            WebAssembly inside Cofferdam's own process
     process      process    default              a process isolated by namespaces, filters and control groups
     docker       container  available            a container of the Docker or Podman engine
     vm           vm         available            a VM of QEMU or Firecracker with its own kernel
     apple-vz     vm         not in this version  a VM of macOS
-    remote       vm         not in this version  another Cofferdam server
-    e2b          vm         not in this version  the E2B cloud
+    e2b          vm         available            a VM of the E2B cloud
     ");
     let (_, stdout, _) = outcome(cofferdam().args(["backends", "--json"]));
     assert_eq!(json(&stdout)["default"], "process");
@@ -289,8 +353,16 @@ fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, stdout, _) = outcome(cofferdam().args(["completions", shell]));
         assert_eq!(code, 0);
-        assert!(stdout.contains("doctor") && stdout.contains("allow-weaker"), "{shell}");
-        assert!(stdout.contains("build-image") && stdout.contains("kernel-package"), "{shell}");
+        assert!(stdout.contains("COFFERDAM_COMPLETE"), "the script of {shell} calls this program: {stdout}");
+    }
+    for (words, expected) in
+        [(&[""][..], "doctor"), (&["run", "--allow-w"], "--allow-weaker"), (&["vm", "b"], "build-image")]
+    {
+        let mut command = cofferdam();
+        command.env("COFFERDAM_COMPLETE", "bash").env("_CLAP_IFS", "\n").args(["--", "cofferdam"]).args(words);
+        let (code, stdout, stderr) = outcome(command.env("_CLAP_COMPLETE_INDEX", words.len().to_string()));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{words:?}");
+        assert!(stdout.lines().any(|line| line.trim_end() == expected), "{words:?}: {stdout}");
     }
 }
 
@@ -306,5 +378,5 @@ fn doctor_answers_for_people_and_programs() {
     assert_eq!(report["usable"], code == 0);
     assert_eq!(report["backends"][0]["backend"], "process");
     assert!(report["backends"][0]["items"].as_array().is_some_and(|items| !items.is_empty()), "{stdout}");
-    assert!(complaint(&["doctor", "--backend", "remote"], 125).contains("not in this version"));
+    assert!(complaint(&["doctor", "--backend", "apple-vz"], 125).contains("not in this version"));
 }

@@ -7,12 +7,12 @@
 
 #[cfg(feature = "container")]
 mod containers;
-mod daemon;
 pub mod guests;
 mod host;
 mod host_memory;
 mod paths;
 mod races;
+mod resident;
 mod row;
 mod run;
 pub mod table;
@@ -136,10 +136,10 @@ fn attacks_fail_as_single_commands_too() {
     run::run_single(table::all());
 }
 
-/// Promise (Daemon): Hostile programs fail through the daemon too.
+/// Promise (Server): Hostile programs fail through the private socket too.
 #[test]
-fn attacks_fail_through_a_daemon_too() {
-    // Without the bombs: `daemon::runs` tests limits through the daemon.
+fn attacks_fail_through_a_server_too() {
+    // Without the bombs: `resident::runs` tests limits through the server.
     let groups = [
         table::files::rows(),
         table::network::rows(),
@@ -148,7 +148,7 @@ fn attacks_fail_through_a_daemon_too() {
         table::privileges::rows(),
         table::terminals(),
     ];
-    daemon::run(groups.into_iter().flatten().collect());
+    resident::run(groups.into_iter().flatten().collect());
 }
 
 /// Promise (Process isolation): A guest does not reach secrets in the supervisor's environment.
@@ -168,7 +168,7 @@ fn secrets_of_the_supervisor_stay_outside() {
 fn inner_with_a_secret() {
     if std::env::var_os(SECRET_VARIABLE).is_some() {
         run::run(table::files::secrets());
-        daemon::run(table::files::secrets());
+        resident::run(table::files::secrets());
     }
 }
 

@@ -241,7 +241,7 @@ pub fn later_mounts() {
         mount -t tmpfs -o mode=0777 outer "$DIR"
         mount --make-shared "$DIR"
         mkdir -m 777 "$DIR/sub"
-        $AS "$PROGRAM" run --daemon never --workspace "$DIR:rw" --allow-weaker disk -- sh -c '
+        $AS "$PROGRAM" run --use-server never --workspace "$DIR:rw" --allow-weaker disk -- sh -c '
             echo > here
             while [ ! -e go ]; do sleep 0.05; done
             test ! -e sub/late' &

@@ -7,10 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cofferdam_changes::sandbox::copy_out;
+use cofferdam_contract::archive::{TarEntry, TarKind, TarWriter};
 use cofferdam_contract::{
-    Access, ByteSize, ExecHandle, ExecRequest, OutputEvent, Protection, Sandbox, SandboxPath, Spec, TerminalSize,
-    Workspace,
+    Access, ByteSize, CopyOut, ExecHandle, ExecRequest, NewEntry, OutputEvent, Protection, Sandbox, SandboxPath, Spec,
+    TerminalSize, Workspace,
 };
+use cofferdam_linux::named::Directory;
 use tempfile::TempDir;
 
 use super::guests::{Guests, open_temporary_directory};
@@ -79,9 +82,11 @@ pub fn symlink_race(workspace: Workspace) {
             .expect("the guest starts");
         wait_for_output(&handle).await;
 
+        let copies = open_temporary_directory(0o755);
         let (mut calls, mut caught) = (0u32, naive.is_none());
         while handle.try_exit().is_none() {
             calls += call_file_api(&sandbox, calls).await;
+            calls += copy(&sandbox, copies.path()).await;
             caught |= naive.as_deref().is_some_and(naive_read_is_caught);
             // Lets the guest's exit be noticed.
             tokio::task::yield_now().await;
@@ -121,6 +126,46 @@ async fn call_file_api(sandbox: &Arc<dyn Sandbox>, round: u32) -> u32 {
     calls
 }
 
+/// Copies into and out of the workspace once. Each copy may fail, none may reach the host. Returns the number of calls.
+async fn copy(sandbox: &Arc<dyn Sandbox>, to: &Path) -> u32 {
+    let path = |text: &str| SandboxPath::new(text).expect("a plain path");
+    let mut tar = TarWriter::new(Vec::new(), "test");
+    let size = WRITTEN.len() as u64;
+    let entry = TarEntry { kind: TarKind::File(size), path: b"copied".to_vec(), mode: 0o644, modified: 0 };
+    tar.entry(&entry).await.expect("in memory");
+    tar.contents(WRITTEN.as_bytes()).await.expect("in memory");
+    tar.pad(size).await.expect("in memory");
+    let tar = tar.finish().await.expect("in memory");
+    let _ = sandbox.copy_in(&path("dir"), Box::new(std::io::Cursor::new(tar))).await;
+    let _ = sandbox.put(&path("dir/made"), NewEntry::Directory { mode: 0o777 }).await;
+    for from in ["", "dir"] {
+        let directory = Directory::open(to).expect("a directory");
+        // The end of the test checks the directories of the host.
+        let _ = copy_out(&**sandbox, &CopyOut::all(path(from)), &directory, &|_| {}).await;
+    }
+    assert_holds_nothing_of_the_host(to);
+    4
+}
+
+/// Checks that a directory to which a guest's files were copied has no file and no link that leads out of it.
+fn assert_holds_nothing_of_the_host(directory: &Path) {
+    let mut pending = vec![directory.to_owned()];
+    while let Some(place) = pending.pop() {
+        for entry in fs::read_dir(place).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let kind = fs::symlink_metadata(&path).expect("an entry").file_type();
+            if kind.is_dir() {
+                pending.push(path);
+            } else if kind.is_symlink() {
+                let inside = path.canonicalize().map_or(true, |target| target.starts_with(directory));
+                assert!(inside, "a copied link leads out: {path:?}");
+            } else {
+                assert_ne!(fs::read(&path).expect("a file"), SECRET.as_bytes(), "a copy has the host's file: {path:?}");
+            }
+        }
+    }
+}
+
 /// Simulates a supervisor that checks first and then opens, as a control.
 fn naive_read_is_caught(workspace: &Path) -> bool {
     (0..200).any(|_| {
@@ -150,6 +195,15 @@ pub fn resting_links(workspace: Workspace) {
         let mut paths: Vec<String> = directories.iter().map(|name| format!("{name}/{SECRET_FILE}")).collect();
         paths.extend(directories.iter().map(|name| format!("{name}/made")));
         paths.extend(["file", "loop", "fifo", "dangling", "shadow"].map(str::to_owned));
+        let copies = open_temporary_directory(0o755);
+        copy(&sandbox, copies.path()).await;
+        for from in directories {
+            let directory = Directory::open(copies.path()).expect("a directory");
+            let wanted = CopyOut::all(SandboxPath::new(from).expect("a plain path"));
+            let copied = copy_out(&*sandbox, &wanted, &directory, &|_| {}).await;
+            assert!(copied.is_err(), "{from} was copied");
+        }
+        assert_holds_nothing_of_the_host(copies.path());
         for text in &paths {
             let path = SandboxPath::new(text).expect("a plain path");
             let read = sandbox.read_file_to_end(&path, ByteSize::from_mebibytes(1)).await;

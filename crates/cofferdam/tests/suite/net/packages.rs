@@ -263,7 +263,7 @@ mod images {
         let test = "packages_install_in_a_container";
         let Some(place) = place(test) else { return };
         let Some(command) = containers::with_engine(machines::with_cache(cofferdam())) else { return };
-        build(command, &["image", "build-base"]);
+        build(command, &["image", "build", "--engine"]);
         if let Some(sysroot) = toolchain() {
             add_toolchain(&place, &sysroot);
         }

@@ -1,0 +1,251 @@
+//! The start of an exec: its process, the check that its program runs, and its handle.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cofferdam_contract::{
+    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Stdin, StdinWriter,
+    TerminalSize,
+};
+use tokio::io::DuplexStream;
+use tokio::sync::watch;
+
+use crate::client::{Events, ROOT, USER};
+use crate::core::{Core, random};
+use crate::drive::{Drive, discard};
+use crate::error::{Failure, shown};
+use crate::guest::{EXEC, script};
+use crate::input::{PIECE, feed};
+use crate::wire::{Data, ProcessMessage, Pty, Size, StartRequest};
+
+/// Time for a program to start.
+const START_TIME: Duration = Duration::from_secs(60);
+/// The variables that every program has, beside `PATH` and `HOME`.
+const LANG: &str = "C.UTF-8";
+/// The `PATH` of a VM that has none.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The most bytes of errors before a program starts.
+const MAX_BEFORE: usize = 64 << 10;
+
+/// The number of the next exec of this process.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Requests of a handle. A later one of a kind replaces an earlier one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Requests {
+    pub cancel: Option<Duration>,
+    pub kill: bool,
+    pub size: Option<TerminalSize>,
+}
+
+struct Controls {
+    requests: watch::Sender<Requests>,
+    has_terminal: bool,
+}
+
+impl ExecControl for Controls {
+    fn cancel(&self, grace: Duration) {
+        self.requests.send_modify(|requests| requests.cancel = requests.cancel.or(Some(grace)));
+    }
+
+    fn kill(&self) {
+        self.requests.send_modify(|requests| requests.kill = true);
+    }
+
+    fn resize(&self, size: TerminalSize) -> Result<()> {
+        if !self.has_terminal {
+            return Err(Error::unsupported("resize", "the exec has no terminal"));
+        }
+        self.requests.send_modify(|requests| requests.size = Some(size));
+        Ok(())
+    }
+}
+
+/// Returns the size of a terminal as a message.
+pub(crate) fn pty(size: TerminalSize) -> Pty {
+    Pty { size: Size { cols: size.columns, rows: size.rows } }
+}
+
+/// A process that has begun, and what it printed so far.
+struct Begun {
+    pid: u32,
+    events: Events<ProcessMessage>,
+    first: Vec<(OutputStream, Vec<u8>)>,
+}
+
+/// Starts an exec. `wall` is the time of one without a time of its own.
+pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration) -> Result<ExecHandle> {
+    let (mark, begun) = (random(), Instant::now());
+    // Any value below what a process may have by default, and above what anything else sets.
+    let tag = (u64::from_str_radix(&mark[..12], 16).unwrap_or_default() | 1 << 40).to_string();
+    let script_file = match request.command() {
+        Command::Script(script) => Some(format!("/tmp/cofferdam-{mark}/{}", script.name)),
+        Command::Argv(_) | Command::Shell(_) => None,
+    };
+    if let (Command::Script(script), Some(path)) = (request.command(), &script_file) {
+        let contents = reqwest::Body::from(Bytes::clone(&script.contents));
+        let uploaded = core.open("start")?.upload(path, ROOT, contents).await;
+        uploaded.map_err(|failure| core.failed("start", failure))?;
+    }
+    let message = StartRequest {
+        process: process(&core, &request, &mark, &tag, script_file.as_deref()),
+        pty: request.terminal().map(pty),
+        tag: format!("cofferdam-{mark}"),
+        stdin: !matches!(request.stdin(), Stdin::Empty),
+    };
+    let started = tokio::time::timeout(START_TIME, begin(&core, &message, &mark)).await;
+    let late = || Error::new(ErrorKind::Unavailable, "start", "the program did not start in time");
+    let started = match started.unwrap_or_else(|_| Err(late())) {
+        Ok(started) => started,
+        Err(error) => {
+            if let Some(file) = script_file {
+                discard(&core, file);
+            }
+            // It may run, if the answer was lost.
+            if error.kind() == ErrorKind::Unavailable {
+                tokio::spawn(async move { core.end(&tag, None).await });
+            }
+            return Err(error);
+        }
+    };
+    Ok(handle(core, &request, started, Of { tag, script_file, begun, wall }))
+}
+
+/// The rest that a handle needs beside its process.
+struct Of {
+    tag: String,
+    script_file: Option<String>,
+    begun: Instant,
+    wall: Duration,
+}
+
+fn handle(core: Arc<Core>, request: &ExecRequest, started: Begun, of: Of) -> ExecHandle {
+    let (requests, requested) = watch::channel(Requests::default());
+    let has_terminal = request.terminal().is_some();
+    let control = Arc::new(Controls { requests, has_terminal });
+    let (writer, reader): (_, Option<DuplexStream>) = match request.stdin() {
+        Stdin::Stream => {
+            let (ours, theirs) = tokio::io::duplex(PIECE);
+            (Some(StdinWriter::new(ours)), Some(theirs))
+        }
+        Stdin::Empty | Stdin::Bytes(_) => (None, None),
+    };
+    let number = ExecId(NEXT.fetch_add(1, Ordering::Relaxed));
+    let (handle, driver) = ExecHandle::new(number, request, writer, control);
+    let (attached, is_attached) = watch::channel(None);
+    let pid = started.pid;
+    let bytes = match request.stdin() {
+        Stdin::Bytes(bytes) => Some(std::io::Cursor::new(Bytes::clone(bytes))),
+        // A terminal is open until its input ends.
+        Stdin::Empty if has_terminal => Some(std::io::Cursor::new(Bytes::new())),
+        Stdin::Empty | Stdin::Stream => None,
+    };
+    let input = match (bytes, reader) {
+        (Some(bytes), _) => Some(tokio::spawn(feed(Arc::clone(&core), pid, has_terminal, bytes, is_attached))),
+        (None, Some(reader)) => Some(tokio::spawn(feed(Arc::clone(&core), pid, has_terminal, reader, is_attached))),
+        (None, None) => None,
+    };
+    for (stream, data) in started.first {
+        driver.publisher().publish(stream, data);
+    }
+    let wall = request.timeout().unwrap_or(of.wall);
+    let drive = Drive::new(core, pid, of.tag, of.script_file, requested, attached, (of.begun, wall));
+    tokio::spawn(drive.run(started.events, driver, input));
+    handle
+}
+
+/// Returns the process: the script that starts the program.
+fn process(
+    core: &Core,
+    request: &ExecRequest,
+    mark: &str,
+    tag: &str,
+    file: Option<&str>,
+) -> crate::wire::ProcessConfig {
+    let path = if core.path.is_empty() { DEFAULT_PATH } else { &core.path };
+    let home = if core.home.is_empty() { "/" } else { &core.home };
+    let environment: BTreeMap<_, _> = request.env().apply([("PATH", path), ("HOME", home), ("LANG", LANG)]);
+    let program: Vec<String> = match request.command() {
+        Command::Argv(argv) => argv.clone(),
+        Command::Shell(line) => vec!["/bin/sh".to_owned(), "-c".to_owned(), line.clone()],
+        Command::Script(script) => {
+            let file = file.map(str::to_owned);
+            script.interpreter.iter().cloned().chain(file).chain(script.args.iter().cloned()).collect()
+        }
+    };
+    let fixed = [mark, tag, &request.working_dir().inside(), file.unwrap_or_default()].map(str::to_owned);
+    let variables = environment.into_iter().map(|(name, value)| format!("{name}={value}"));
+    let arguments = fixed.into_iter().chain(variables).chain(["--".to_owned()]).chain(program).collect();
+    script(EXEC, arguments, true)
+}
+
+/// Starts the process, and reads until the script says that the program starts.
+async fn begin(core: &Core, message: &StartRequest, mark: &str) -> Result<Begun> {
+    let failed = |failure| core.failed("start", failure);
+    let mut events = core.open("start")?.stream::<ProcessMessage>("Start", USER, message).await.map_err(failed)?;
+    let (mut pid, mut seen, mut first) = (None, Vec::new(), Vec::new());
+    loop {
+        let Some(ProcessMessage { event }) = events.next().await.map_err(failed)? else {
+            return Err(failed(Failure::Cut("the stream ended before the program started".to_owned())));
+        };
+        pid = pid.or(event.start.map(|started| started.pid));
+        for (stream, data) in event.data.map(parts).into_iter().flatten() {
+            match stream {
+                OutputStream::Stdout => seen.extend_from_slice(&data),
+                OutputStream::Stderr => first.push((stream, data)),
+            }
+        }
+        if seen.len() > mark.len() {
+            let Some(rest) = seen.strip_prefix(mark.as_bytes()) else {
+                return Err(unprepared("its first output is foreign"));
+            };
+            if rest[0] != b'+' {
+                return Err(refused(rest[0]));
+            }
+            if rest.len() > 1 {
+                first.push((OutputStream::Stdout, rest[1..].to_vec()));
+            }
+            let pid = pid.ok_or_else(|| failed(Failure::Foreign("a process has no number".to_owned())))?;
+            return Ok(Begun { pid, events, first });
+        }
+        if first.iter().map(|(_, data)| data.len()).sum::<usize>() > MAX_BEFORE {
+            return Err(unprepared("it printed too much before the program started"));
+        }
+        if let Some(end) = event.end {
+            let said: Vec<u8> = first.into_iter().flat_map(|(_, data)| data).collect();
+            let what = format!("{}: {}", end.status, String::from_utf8_lossy(&said));
+            return Err(unprepared(&shown(&what)));
+        }
+    }
+}
+
+/// Returns the output in a message.
+pub(crate) fn parts(data: Data) -> impl Iterator<Item = (OutputStream, Vec<u8>)> {
+    let Data { stdout, stderr, pty } = data;
+    let one = |stream, data: Option<crate::wire::Base64>| data.map(|data| (stream, data.0));
+    [one(OutputStream::Stdout, stdout), one(OutputStream::Stderr, stderr), one(OutputStream::Stdout, pty)]
+        .into_iter()
+        .flatten()
+}
+
+fn unprepared(reason: &str) -> Error {
+    Error::new(ErrorKind::Io, "start", "the sandbox could not start the program")
+        .with_context("reason", reason.to_owned())
+        .with_remedy("use a template with bash, coreutils, findutils and grep")
+}
+
+/// Returns the error for a letter of the script.
+fn refused(letter: u8) -> Error {
+    match letter {
+        b'n' => Error::new(ErrorKind::NotFound, "start", "there is no such program in the sandbox"),
+        b'x' => Error::new(ErrorKind::NotExecutable, "start", "the program is no executable file"),
+        b'd' => Error::new(ErrorKind::NotFound, "start", "the working directory does not exist"),
+        b's' => unprepared("the program could change its own script"),
+        b't' => unprepared("its processes could not be marked"),
+        _ => unprepared("the script that starts programs answered nonsense"),
+    }
+}

@@ -1,0 +1,20 @@
+//! The handover from one process of a server to the next one, such as to a new version.
+//!
+//! ```text
+//! predecessor: serving --(offer)--> offering --(ready)--> handed over: accepts nothing, answers forwarded requests
+//!                                      |                    --(no sandbox is left | time is over | successor ends)--> stops
+//!                                      '--(successor ends | time is over)--> serving
+//! successor:   started --(offer)--> ready --(go)--> serving, forwards requests for the predecessor's sandboxes
+//! ```
+//!
+//! Both share one channel, which ends with either process. The predecessor sends its listening sockets; the successor
+//! sends connections, which are pairs of sockets without a path that another process could open.
+
+mod channel;
+mod predecessor;
+mod successor;
+
+pub(crate) use predecessor::Followed;
+pub use predecessor::Predecessor;
+pub use successor::Control;
+pub(crate) use successor::{Offer, Order, Ready, Successor, keep_files, offers};

@@ -1,0 +1,182 @@
+//! Audit: records each exec before it starts and after it has ended.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use cofferdam_audit::{
+    Digest, ExecutionId, Exit as AuditedExit, Limits, Listed, Log, Outcome, Program, Reservation, Subject, Text,
+    Timestamp, Usage,
+};
+use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Exit, Level, Result, Sandbox, Spec};
+
+use super::Concern;
+use crate::ids::new_id;
+use crate::report;
+
+/// The audit of all sandboxes of a backend.
+pub struct AuditConcern {
+    /// The backend's name.
+    pub backend: String,
+    /// The backend's level.
+    pub level: Level,
+    /// The log.
+    pub log: Log,
+}
+
+impl fmt::Debug for AuditConcern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuditConcern").field("backend", &self.backend).finish_non_exhaustive()
+    }
+}
+
+/// The audit of one sandbox.
+#[derive(Debug, Default)]
+pub struct Held {
+    sandbox: OnceLock<(String, Option<Digest>)>,
+}
+
+/// An exec whose end is recorded. If it is abandoned, its record says so.
+pub struct Exec {
+    reservation: Option<Reservation>,
+    begun: Instant,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if let Some(mut reservation) = self.reservation.take() {
+            let exit = AuditedExit { cancelled: true, ..AuditedExit::default() };
+            let outcome = unknown(exit, self.begun.elapsed(), None);
+            // Without a runtime, the thread that drops it does the work.
+            let work = move || drop(reservation.commit(outcome));
+            match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => drop(runtime.spawn_blocking(work)),
+                Err(_) => work(),
+            }
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn unknown(exit: AuditedExit, time: Duration, sandbox: Option<&(String, Option<Digest>)>) -> Outcome {
+    Outcome {
+        exit,
+        duration_us: micros(time),
+        usage: Usage::default(),
+        posture: sandbox.and_then(|(_, posture)| *posture),
+        files: None,
+        denials: Listed::default(),
+        artifact: None,
+        sandbox: sandbox.map(|(id, _)| Text::new(id)),
+        restored: None,
+    }
+}
+
+fn program(command: &Command) -> Program {
+    match command {
+        Command::Argv(argv) => Program::command(argv),
+        Command::Shell(line) => Program::command(["/bin/sh", "-c", line]),
+        Command::Script(script) => Program::code(&script.contents),
+    }
+}
+
+/// Runs work of the log on a thread that may block.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> cofferdam_audit::Result<T> + Send + 'static,
+) -> Result<T> {
+    let failed = |problem: String| {
+        Error::new(ErrorKind::Unavailable, "audit", format!("the audit log failed: {problem}"))
+            .with_remedy("the operator must repair the log or its disk; cofferdam audit verify examines it")
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|problem| failed(problem.to_string())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+impl AuditConcern {
+    fn subject(&self, spec: &Spec, request: &ExecRequest) -> Result<Subject> {
+        let limits = spec.limits();
+        Ok(Subject {
+            id: ExecutionId::new(new_id("exec")?).map_err(|error| Error::invalid("audit", error.to_string()))?,
+            tenant: Some(Text::new(spec.tenant().as_str())),
+            start: Timestamp::now(),
+            backend: Text::new(&self.backend),
+            level: Text::new(self.level.as_str()),
+            runtime: match request.command() {
+                Command::Script(script) => script.interpreter.first().map(Text::new),
+                Command::Argv(_) | Command::Shell(_) => None,
+            },
+            version: None,
+            program: program(request.command()),
+            limits: Limits {
+                wall_us: Some(micros(request.timeout().unwrap_or(limits.wall_time))),
+                cpu_us: limits.cpu_time.map(micros),
+                memory_bytes: limits.memory.map(|size| size.as_bytes()),
+                disk_bytes: limits.disk.map(|size| size.as_bytes()),
+                processes: limits.pids.map(u64::from),
+                output_bytes: Some(request.max_output().as_bytes()),
+            },
+        })
+    }
+}
+
+#[async_trait]
+impl Concern for AuditConcern {
+    type Held = Held;
+    type Exec = Exec;
+
+    async fn enter(&self, _: &Spec) -> Result<Held> {
+        Ok(Held::default())
+    }
+
+    async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
+        if let Ok(sandbox) = created {
+            let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
+            let _ = held.sandbox.set((sandbox.id().as_str().to_owned(), posture));
+        }
+        Ok(())
+    }
+
+    async fn starting(&self, _: &Held, spec: &Spec, request: &ExecRequest) -> Result<Exec> {
+        let (log, subject) = (self.log.clone(), self.subject(spec, request)?);
+        // The value is made on the thread of the log, so that its end is recorded even if no task awaits it.
+        blocking(move || Ok(Exec { reservation: Some(log.reserve(subject)?), begun: Instant::now() })).await
+    }
+
+    async fn ended(&self, held: &Held, mut exec: Exec, outcome: &Result<Exit>) {
+        let Some(mut reservation) = exec.reservation.take() else { return };
+        let audited = match outcome {
+            Ok(exit) => AuditedExit {
+                code: (exit.signal.is_none() && !exit.timed_out).then_some(exit.code),
+                signal: exit.signal,
+                killed_by: exit.killed_by.map(|kind| Text::new(kind.as_str())),
+                timed_out: exit.timed_out,
+                cancelled: exit.cancelled,
+                truncated: exit.truncated,
+                failed: None,
+            },
+            Err(error) => AuditedExit { failed: Some(Text::new(error.to_string())), ..AuditedExit::default() },
+        };
+        let mut record = unknown(audited, exec.begun.elapsed(), held.sandbox.get());
+        if let Ok(exit) = outcome {
+            record.usage = Usage {
+                cpu_us: Some(micros(Duration::try_from_secs_f64(exit.usage.cpu_seconds).unwrap_or_default())),
+                peak_memory_bytes: exit.usage.peak_memory_bytes,
+                output_bytes: Some(exit.usage.output_bytes),
+            };
+        }
+        if let Err(error) = blocking(move || reservation.commit(record).map(drop)).await {
+            // The begin record stays open, which `verify` reports.
+            report::warning(&error.to_string());
+        }
+    }
+
+    async fn closing(&self, _: &Held, _: &dyn Sandbox) {}
+
+    async fn closed(&self, _: &Held) {}
+}

@@ -1,0 +1,87 @@
+//! Metrics: counts creates, execs and failures, and measures their time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use cofferdam_contract::{Error, ExecRequest, Exit, Result, Sandbox, Spec};
+
+use super::Concern;
+use crate::metrics::Metrics;
+
+/// The metrics of all sandboxes of a backend.
+#[derive(Debug)]
+pub struct MetricsConcern {
+    /// The backend's name.
+    pub backend: String,
+    /// The metrics of the server.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The metrics of one sandbox.
+#[derive(Debug)]
+pub struct Held {
+    backend: String,
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    is_live: AtomicBool,
+}
+
+impl Held {
+    fn end(&self) {
+        if self.is_live.swap(false, Ordering::SeqCst) {
+            self.metrics.live(&self.backend, -1);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[async_trait]
+impl Concern for MetricsConcern {
+    type Held = Held;
+    type Exec = Instant;
+
+    async fn enter(&self, _: &Spec) -> Result<Held> {
+        let (backend, metrics) = (self.backend.clone(), Arc::clone(&self.metrics));
+        Ok(Held { backend, metrics, begun: Instant::now(), is_live: AtomicBool::new(false) })
+    }
+
+    async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
+        let outcome = created.as_ref().map_or_else(|error| error.kind().as_str(), |_| "ok");
+        let time = created.is_ok().then(|| held.begun.elapsed());
+        self.metrics.created(&self.backend, outcome, time);
+        if time.is_some() && !held.is_live.swap(true, Ordering::SeqCst) {
+            self.metrics.live(&self.backend, 1);
+        }
+        Ok(())
+    }
+
+    async fn starting(&self, _: &Held, _: &Spec, _: &ExecRequest) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    async fn ended(&self, _: &Held, exec: Instant, outcome: &Result<Exit>) {
+        let name = match outcome {
+            Err(error) => error.kind().as_str(),
+            Ok(exit) if exit.timed_out => "timeout",
+            Ok(exit) if exit.killed_by.is_some() => "limit",
+            Ok(exit) if exit.cancelled => "cancelled",
+            Ok(exit) if exit.success() => "ok",
+            Ok(_) => "failed",
+        };
+        let bytes = outcome.as_ref().map_or(0, |exit| exit.usage.output_bytes);
+        self.metrics.executed(&self.backend, name, exec.elapsed(), bytes);
+    }
+
+    async fn closing(&self, _: &Held, _: &dyn Sandbox) {}
+
+    async fn closed(&self, held: &Held) {
+        held.end();
+    }
+}

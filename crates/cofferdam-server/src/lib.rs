@@ -1,0 +1,65 @@
+//! A server of sandboxes for many tenants, over any backend.
+//!
+//! ```text
+//! connection (Unix socket, TCP, TLS) -> gate (identity, scope) -> REST -> policy -> layers -> backend
+//!                                                              |
+//!                                                              '-> live sandboxes, by tenant and id
+//! ```
+//!
+//! The server knows the contract only: the program gives it backends by name. REST translates and decides nothing.
+//!
+//! # Where to look
+//!
+//! - What tenants may ask for: `policy.rs`, which is pure. Bounds: `bounds.rs`.
+//! - Quotas, rates and fair sharing: `quota/`, which is pure; `admission.rs` is its lock, `recorder.rs` its durable side.
+//! - Layers around backends for quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
+//! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
+//!   changes then: `live/changes.rs`.
+//! - Snapshots of all tenants, their files and quotas: `snapshots/`.
+//! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
+//!   Certificates of clients: `identity/certificates.rs`.
+//! - The place of a request in its client's trace: `trace.rs`.
+//! - State that outlives the server: `store/`, one file for each table.
+//! - Endpoints: `rest/`, one file each; their documents: `rest/views.rs`; errors: `rest/problem.rs`.
+//! - The client of the command line: `client/`. The web pages: `dashboard/`.
+//! - Sockets and connections: `listen/`. Start and stop: `server.rs`.
+//! - Upgrades without a pause: `handover/`; requests for sandboxes of the version before: `rest/forward.rs`.
+#![forbid(unsafe_code)]
+
+mod admission;
+mod bounds;
+mod caller;
+pub mod client;
+mod dashboard;
+mod handover;
+mod identity;
+mod ids;
+mod layers;
+mod listen;
+mod live;
+mod metrics;
+mod policy;
+mod quota;
+mod recorder;
+mod refusal;
+pub mod remote;
+mod report;
+pub mod rest;
+mod server;
+mod snapshots;
+mod store;
+mod trace;
+
+pub use admission::QueueBounds;
+pub use bounds::Bounds;
+pub use caller::{Caller, Proof, Scope};
+pub use handover::{Control, Predecessor};
+pub use identity::keys::{self, Key, NewKey};
+pub use identity::{CertificateRules, Consent, Gate, Identities, Oidc, OidcConfig, Peer, check_listener};
+pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
+pub use policy::{Policy, ServedBackend};
+pub use quota::{Capacity, Quota};
+pub use rest::document;
+pub use server::{Server, ServerConfig};
+pub use snapshots::{SnapshotArchive, WorkspaceArchive};
+pub use store::{Database, KeyRecord, Store, Usage, UsageRow};

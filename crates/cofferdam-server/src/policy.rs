@@ -1,0 +1,338 @@
+//! The policy for tenants: turns a request for a sandbox into a spec, and refuses what only the operator
+//! may decide. Pure.
+//!
+//! A tenant names no file of the host (the server's own user may show a directory, copy-on-write), weakens no protection, sets no attribute of a backend, and reaches only public
+//! host names if the operator allows network policies at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_contract::{
+    Access, Backend, Capabilities, Capability, Error, ErrorKind, ExecRequest, Limits, NetworkPolicy, NetworkRules,
+    Protection, Result, RootFs, Spec, SpecBuilder, Workspace,
+};
+use serde_json::Value;
+
+use crate::bounds::Bounds;
+use crate::caller::Caller;
+use crate::live::NewSandbox;
+use crate::rest::views::{CreateSandbox, HostDirectory};
+use crate::snapshots::SnapshotArchive;
+
+/// The most bytes of all labels of a sandbox, of which lists have many.
+const MAX_LABELS: usize = 16 << 10;
+
+/// A backend with the attributes of its sandboxes.
+#[derive(Debug, Clone)]
+pub struct ServedBackend {
+    /// The backend, with all layers around it.
+    pub backend: Arc<dyn Backend>,
+    /// The operator's attributes for each spec.
+    pub attributes: Vec<(String, Value)>,
+    /// The files of its snapshots. `None` if its snapshots cannot be stored.
+    pub archive: Option<Arc<dyn SnapshotArchive>>,
+}
+
+/// The policy for tenants.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// The backends by name.
+    pub backends: BTreeMap<String, ServedBackend>,
+    /// The backend of sandboxes that name none. Must be one of `backends`.
+    pub default_backend: String,
+    /// The limits of sandboxes that set none, and the most that a tenant can set. `None` there means no bound.
+    pub max_limits: Limits,
+    /// Protections that may be weaker in every sandbox.
+    pub allow_weaker: BTreeSet<Protection>,
+    /// True if tenants may choose an image.
+    pub images: bool,
+    /// True if tenants may set a network policy.
+    pub network: bool,
+    /// True if the server's own user may show directories of this host, because their changes are kept.
+    pub workspaces: bool,
+}
+
+fn denied(message: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::Denied, "create", message.to_string())
+}
+
+impl Policy {
+    /// Returns the backend and the settings of a new sandbox.
+    ///
+    /// # Errors
+    /// - `Denied` for settings that only the operator may choose, and for limits beyond the operator's.
+    /// - `NotFound` for a backend that is not served.
+    pub fn sandbox(
+        &self,
+        caller: &Caller,
+        request: CreateSandbox,
+        bounds: &Bounds,
+    ) -> Result<(Arc<dyn Backend>, NewSandbox)> {
+        let CreateSandbox {
+            backend,
+            level,
+            name,
+            image,
+            workspace,
+            read_only,
+            limits,
+            network,
+            labels,
+            idle,
+            life,
+            snapshot,
+        } = request;
+        let served = self.select(backend.as_deref(), level)?;
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let mut spec = Spec::builder()
+            .tenant(caller.tenant.clone())
+            .workspace(Workspace::Private { access })
+            .limits(self.limits(limits, bounds)?)
+            .network(self.network(network)?);
+        if let Some(directory) = workspace {
+            if read_only || snapshot.is_some() {
+                let message = "a copy-on-write workspace is not read-only, and starts from no snapshot";
+                return Err(Error::invalid("create", message).with_remedy("leave read_only and snapshot out"));
+            }
+            spec = self.over(caller, directory, spec)?;
+        }
+        if let Some(reference) = image {
+            if !self.images {
+                return Err(denied("this server does not let tenants choose an image")
+                    .with_remedy("the operator can start it with --allow-images"));
+            }
+            spec = spec.root(RootFs::Image { reference });
+        }
+        let text: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if text > MAX_LABELS {
+            return Err(Error::invalid("create", format!("the labels of a sandbox have at most {MAX_LABELS} bytes")));
+        }
+        for (key, value) in labels {
+            spec = spec.label(key, value);
+        }
+        for (key, value) in &served.attributes {
+            spec = spec.attribute(key.clone(), value.clone());
+        }
+        for protection in &self.allow_weaker {
+            spec = spec.allow_weaker(*protection);
+        }
+        let (life, idle) = times(life, idle, bounds)?;
+        Ok((
+            Arc::clone(&served.backend),
+            NewSandbox { spec: spec.build()?, name, life, idle, snapshot: None, parent: None },
+        ))
+    }
+
+    /// Shows a directory of this host to a sandbox.
+    fn over(&self, caller: &Caller, directory: HostDirectory, spec: SpecBuilder) -> Result<SpecBuilder> {
+        if !caller.is_operator {
+            return Err(denied("a directory of this host can be named by the server's own user only, on its socket")
+                .with_remedy("use a private workspace, and copy files in and out"));
+        }
+        if !self.workspaces {
+            return Err(denied("this server keeps no changes, so it has no copy-on-write workspaces"));
+        }
+        let HostDirectory { path, id } = directory;
+        let spec = id.into_iter().fold(spec, |spec, id| spec.directory(&path, id));
+        Ok(spec.workspace(Workspace::CopyOnWrite { path }))
+    }
+
+    /// Returns the features of a backend that a caller can use.
+    pub fn capabilities(&self, served: &ServedBackend, caller: &Caller) -> Capabilities {
+        let is_usable = |feature: &Capability| match feature {
+            Capability::CopyOnWrite => caller.is_operator && self.workspaces,
+            // Directories and files of the host, and what needs them.
+            Capability::HostWorkspace
+            | Capability::Mounts
+            | Capability::CopyOnWriteMounts
+            | Capability::DiskMounts
+            | Capability::RootDirectory
+            | Capability::Warm => false,
+            Capability::Image => self.images,
+            Capability::NetworkAllowlist => self.network,
+            Capability::Snapshot => served.archive.is_some(),
+            _ => true,
+        };
+        served.backend.capabilities().into_iter().filter(is_usable).collect()
+    }
+
+    /// Returns the files of a backend's snapshots.
+    ///
+    /// # Errors
+    /// - `Unsupported` if its snapshots cannot be stored, or if it is no longer served.
+    pub fn archive(&self, backend: &str) -> Result<&Arc<dyn SnapshotArchive>> {
+        self.backends.get(backend).and_then(|served| served.archive.as_ref()).ok_or_else(|| {
+            let names = self.backends.iter().filter(|(_, served)| served.archive.is_some());
+            let names: Vec<_> = names.map(|(name, _)| name.as_str()).collect();
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            let message = format!("this server stores no snapshots of the backend '{}'", backend.escape_debug());
+            Error::unsupported("snapshot", message)
+                .with_remedy(format!("create the sandbox with a backend that has snapshots; this server has: {known}"))
+        })
+    }
+
+    fn select(&self, name: Option<&str>, level: Option<cofferdam_contract::Level>) -> Result<&ServedBackend> {
+        let reaches = |served: &ServedBackend| level.is_none_or(|level| served.backend.level() >= level);
+        let missing = |message: String| {
+            let names: Vec<_> = self.backends.keys().map(String::as_str).collect();
+            Error::new(ErrorKind::NotFound, "create", message)
+                .with_remedy(format!("this server has: {}", names.join(", ")))
+        };
+        match name {
+            Some(name) => {
+                let served = self
+                    .backends
+                    .get(name)
+                    .ok_or_else(|| missing(format!("this server has no backend '{}'", name.escape_debug())))?;
+                if !reaches(served) {
+                    return Err(Error::unsupported("create", format!("the backend '{name}' does not reach the level")));
+                }
+                Ok(served)
+            }
+            None => {
+                let default = self.backends.get(&self.default_backend).filter(|served| reaches(served));
+                let lowest = || self.backends.values().filter(|one| reaches(one)).min_by_key(|one| one.backend.level());
+                default.or_else(lowest).ok_or_else(|| missing("this server has no backend of this level".to_owned()))
+            }
+        }
+    }
+
+    fn limits(&self, asked: Option<Limits>, bounds: &Bounds) -> Result<Limits> {
+        let Some(asked) = asked else { return Ok(self.max_limits.clone()) };
+        // A new limit must be capped here.
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = asked;
+        let most = &self.max_limits;
+        if wall_time > bounds.max_life {
+            return Err(denied(format!(
+                "the limit wall_time is at most {} s on this server",
+                bounds.max_life.as_secs()
+            )));
+        }
+        Ok(Limits {
+            cpu_time: capped("cpu_time", cpu_time, most.cpu_time, |value| format!("{}s", value.as_secs_f64()))?,
+            memory: capped("memory", memory, most.memory, ToString::to_string)?,
+            disk: capped("disk", disk, most.disk, ToString::to_string)?,
+            wall_time,
+            pids: capped("pids", pids, most.pids, ToString::to_string)?,
+            processes: capped("processes", processes, most.processes, ToString::to_string)?,
+            cpus: capped("cpus", cpus, most.cpus, ToString::to_string)?,
+        })
+    }
+
+    fn network(&self, policy: NetworkPolicy) -> Result<NetworkPolicy> {
+        match &policy {
+            NetworkPolicy::None => return Ok(policy),
+            _ if !self.network => {
+                return Err(denied("this server does not let tenants use the network")
+                    .with_remedy("the operator can start it with --allow-network"));
+            }
+            NetworkPolicy::Allow { .. } => {}
+            NetworkPolicy::Rules(NetworkRules { allow: _, secrets }) if secrets.is_empty() => {}
+            NetworkPolicy::Rules(_) => return Err(denied("secrets of the host are not for tenants")),
+            _ => return Err(denied("this server accepts no such network policy")),
+        }
+        for host in policy.hosts() {
+            if is_address(host) {
+                return Err(denied("a tenant's network policy names hosts, not addresses")
+                    .with_context("host", host.escape_debug().to_string()));
+            }
+        }
+        Ok(policy)
+    }
+
+    /// Bounds what an exec may ask of the server.
+    ///
+    /// # Errors
+    /// - `Denied` for a timeout or output beyond the server's bounds.
+    pub fn exec(&self, request: ExecRequest, bounds: &Bounds) -> Result<ExecRequest> {
+        if request.timeout().is_some_and(|timeout| timeout > bounds.max_life) {
+            return Err(denied(format!("the timeout is at most {} s here", bounds.max_life.as_secs())));
+        }
+        if request.max_output() > bounds.output {
+            return Err(denied(format!("the output of an exec is at most {} here", bounds.output)));
+        }
+        let replay = request.output_buffer().min(bounds.replay);
+        request.to_builder().output_buffer(replay).build()
+    }
+}
+
+/// Returns true for an address, such as `127.0.0.1:80` or `[::1]`, and for what resolvers may take as one.
+fn is_address(host: &str) -> bool {
+    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    // No top-level domain has a digit first.
+    last.starts_with(|c: char| c.is_ascii_digit())
+}
+
+fn capped<T: PartialOrd>(
+    what: &str,
+    asked: Option<T>,
+    most: Option<T>,
+    show: impl Fn(&T) -> String,
+) -> Result<Option<T>> {
+    match (asked, most) {
+        (asked, None) => Ok(asked),
+        (Some(asked), Some(most)) if asked <= most => Ok(Some(asked)),
+        (_, Some(most)) => Err(denied(format!("the limit {what} is at most {} on this server", show(&most)))),
+    }
+}
+
+fn bounded(what: &str, asked: Option<Duration>, default: Duration, most: Duration) -> Result<Duration> {
+    match asked {
+        None => Ok(default.min(most)),
+        Some(asked) if asked.is_zero() => Err(Error::invalid("create", format!("{what} must be greater than 0"))),
+        Some(asked) if asked > most => Err(denied(format!("{what} is at most {} s on this server", most.as_secs()))),
+        Some(asked) => Ok(asked),
+    }
+}
+
+/// Returns the life time and the idle time of a sandbox.
+///
+/// # Errors
+/// - `InvalidInput` for a time of 0, `Denied` for one beyond the server's bound.
+pub fn times(life: Option<Duration>, idle: Option<Duration>, bounds: &Bounds) -> Result<(Duration, Duration)> {
+    Ok((
+        bounded("the life time", life, bounds.default_life, bounds.max_life)?,
+        bounded("the idle time", idle, bounds.default_idle, bounds.max_life)?,
+    ))
+}
+
+/// Checks the times of an extension.
+///
+/// # Errors
+/// - `InvalidInput` for a time of 0, `Denied` for one beyond the server's bound.
+pub fn check_time(what: &str, asked: Option<Duration>, bounds: &Bounds) -> Result<Option<Duration>> {
+    asked.map(|asked| bounded(what, Some(asked), asked, bounds.max_life)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_no_names() {
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "[::1]",
+            "[::1]:443",
+            "::1",
+            "169.254.169.254:80",
+            "10.1",
+            "2130706433",
+            "0x7f.1",
+            "a.0x7f000001",
+        ] {
+            assert!(is_address(host), "{host}");
+        }
+        for host in ["example.com", "*.example.com:443", "@python", "localhost", "a-1.example"] {
+            assert!(!is_address(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The backend `remote`: sandboxes of a server behind the contract.
+//!
+//! ```text
+//! RemoteBackend --POST /v1/sandboxes--> RemoteSandbox --POST …/execs--> RemoteExec <--WebSocket--> server
+//!                                            |                              | cut: attach again at the offset
+//!                                            '-- DELETE when it is closed or dropped
+//! ```
+//!
+//! The server decides who the tenant is, by the client's key. It can offer less than its backends do, so that the
+//! capabilities are those that it lists.
+
+mod backend;
+mod exec;
+mod files;
+mod sandbox;
+mod watch;
+
+pub use backend::{RemoteBackend, RemoteConfig};
+
+/// The backend's name.
+pub const NAME: &str = "remote";

@@ -1,0 +1,209 @@
+//! Recognises the caller of a request and checks its scope.
+
+use std::time::{Duration, Instant};
+
+use axum::Extension;
+use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use cofferdam_audit::{ApiCall, Log, SandboxRecord, Text, Timestamp};
+use cofferdam_contract::{Error, ErrorKind};
+use tracing::Instrument;
+
+use super::App;
+use super::forward;
+use super::problem::Failure;
+use super::{attach, browser, slots};
+use crate::caller::{Caller, Scope};
+use crate::identity::Peer;
+use crate::layers::audit::blocking;
+use crate::report;
+use crate::trace::TraceContext;
+
+/// The status in the records of a call whose client left before its answer.
+const CLIENT_LEFT: u16 = 499;
+
+/// Answers a request of a caller with the scope. The answer begins within `limit`.
+pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let peer = match Extension::<Peer>::from_request_parts(&mut parts, &app).await {
+        Ok(Extension(peer)) => peer,
+        Err(_) => return Failure::unauthorized("the connection has no peer").into_response(),
+    };
+    if matches!(peer, Peer::Successor) {
+        // It has recognised, counted and recorded the caller.
+        let answer = forward::forwarded(scope, Request::from_parts(parts, body), next);
+        return within(limit, answer).await.unwrap_or_else(IntoResponse::into_response);
+    }
+    let endpoint = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    let header = parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default().to_owned());
+    let bearer = match header {
+        None if endpoint == attach::PATH => browser::take_bearer(&mut parts.headers),
+        header => header,
+    };
+    // A browser presents the certificate of its user unasked. A server with TLS has a name of its own.
+    let is_certified = matches!(peer, Peer::Certified(..));
+    if bearer.is_none() && browser::is_of_another_origin(&parts.uri, &parts.headers, is_certified) {
+        return Failure::unauthorized("a web page needs a key").into_response();
+    }
+    let recognised = app.gate().recognise(&peer, bearer.as_deref());
+    let caller = match within(limit, recognised).await.and_then(|caller| caller) {
+        Ok(caller) => caller,
+        Err(failure) => {
+            app.services().metrics.denied("key");
+            return failure.into_response();
+        }
+    };
+    let method = parts.method.clone();
+    let sandbox = named_sandbox(&endpoint, parts.uri.path());
+    let trace = match TraceContext::of(&parts.headers) {
+        Ok(trace) => trace,
+        Err(error) => return Failure::from(error).into_response(),
+    };
+    let tenant = caller.tenant.as_str().to_owned();
+    let [trace_id, parent, id] = trace.as_ref().map_or(["", "", ""], |at| [&at.trace, &at.parent, &at.span]);
+    let span = tracing::info_span!("request", %method, endpoint, tenant, key = caller.key, trace_id, parent, id);
+    if let Some(context) = trace {
+        parts.extensions.insert(context);
+    }
+    let call = ApiCall {
+        tenant: Text::new(caller.tenant.as_str()),
+        key: Text::new(&caller.key),
+        peer: Text::new(peer.to_string()),
+        time: Timestamp::now(),
+        method: Text::new(method.as_str()),
+        endpoint: Text::new(&endpoint),
+        sandbox,
+        status: CLIENT_LEFT,
+        duration_us: 0,
+    };
+    let call = Call { app: app.clone(), begun: Instant::now(), call: Some(call) };
+    let answer = answer(&app, scope, caller, Request::from_parts(parts, body), next);
+    let response = within(limit, answer.instrument(span)).await.unwrap_or_else(IntoResponse::into_response);
+    match call.end(response.status().as_u16()).await {
+        Ok(()) => response,
+        Err(error) => Failure::from(error).into_response(),
+    }
+}
+
+/// Does work within a time.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, Failure> {
+    let Some(limit) = limit else { return Ok(work.await) };
+    tokio::time::timeout(limit, work).await.map_err(|_| {
+        let error = Error::new(ErrorKind::Unavailable, "answer", "the operation took too long");
+        Failure(StatusCode::SERVICE_UNAVAILABLE, error)
+    })
+}
+
+/// A call that is counted and recorded at its end. If it is dropped before, its client has left.
+struct Call {
+    app: App,
+    begun: Instant,
+    call: Option<ApiCall>,
+}
+
+impl Call {
+    /// Counts the call, and returns its record.
+    fn finish(&mut self, status: u16) -> Option<ApiCall> {
+        let mut call = self.call.take()?;
+        let time = self.begun.elapsed();
+        self.app.services().metrics.answered(call.method.as_str(), call.endpoint.as_str(), status, time);
+        (call.status, call.duration_us) = (status, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        Some(call)
+    }
+
+    /// Ends an answered call.
+    async fn end(mut self, status: u16) -> Result<(), Error> {
+        let (Some(call), Some(log)) = (self.finish(status), self.app.services().audit.clone()) else { return Ok(()) };
+        blocking(move || record(&log, call)).await
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let (Some(call), Some(log)) = (self.finish(CLIENT_LEFT), self.app.services().audit.clone()) else { return };
+        let work = move || {
+            if let Err(error) = record(&log, call) {
+                report::warning(&format!("a call of a client that left could not be recorded: {error}"));
+            }
+        };
+        // Without a runtime, the thread that drops it does the work.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(work)),
+            Err(_) => work(),
+        }
+    }
+}
+
+fn record(log: &Log, call: ApiCall) -> cofferdam_audit::Result<()> {
+    log.record_network(vec![SandboxRecord::Call(Box::new(call))])
+}
+
+/// Returns the sandbox in the path of a request, as the caller named it.
+fn named_sandbox(endpoint: &str, path: &str) -> Option<Text<128>> {
+    let before = endpoint.find("{sandbox}")?;
+    path.get(before..)?.split('/').next().map(Text::new)
+}
+
+/// Says why a sandbox is not there any more, if it ended with a process of the server.
+async fn explained(app: &App, caller: &Caller, sandbox: &str, response: Response) -> Response {
+    let Some(store) = app.services().store.as_ref().filter(|_| app.sandboxes().find(&caller.tenant, sandbox).is_err())
+    else {
+        return response;
+    };
+    // If the database fails, the plain answer is still right.
+    match store.lost_sandbox(&caller.tenant, sandbox).await {
+        Ok(Some(reason)) => {
+            let error = Error::new(ErrorKind::Closed, "find sandbox", format!("the sandbox is gone: {reason}"));
+            Failure::from(error.with_remedy("create it again")).into_response()
+        }
+        _ => response,
+    }
+}
+
+/// Answers a recognised caller.
+async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, next: Next) -> Response {
+    let metrics = &app.services().metrics;
+    if let Err(error) = app.services().admission.request(&caller.tenant) {
+        metrics.denied("rate");
+        return Failure::from(error).into_response();
+    }
+    let place = match app.tenant_place(&caller.tenant) {
+        Ok(place) => place,
+        Err(failure) => {
+            metrics.denied("requests");
+            return failure.into_response();
+        }
+    };
+    if !caller.may(scope) {
+        metrics.denied("scope");
+        let error = Error::new(ErrorKind::Denied, "authorize", format!("the key lacks the scope {scope}"))
+            .with_remedy("use a key with this scope; cofferdam keys create --scope makes one");
+        return Failure::from(error).into_response();
+    }
+    // The key must not reach handlers.
+    request.headers_mut().remove(AUTHORIZATION);
+    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    let response = match forward::owner(app, &caller, &endpoint, request.uri().path()) {
+        Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
+        None => {
+            let sandbox = forward::named_sandbox(&endpoint, request.uri().path());
+            request.extensions_mut().insert::<Caller>(caller.clone());
+            let response = next.run(request).await;
+            match sandbox.filter(|_| response.status() == StatusCode::NOT_FOUND) {
+                Some(sandbox) => explained(app, &caller, &sandbox, response).await,
+                None => response,
+            }
+        }
+    };
+    match response.status() {
+        StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
+        StatusCode::FORBIDDEN => metrics.denied("policy"),
+        _ => {}
+    }
+    slots::hold(response, place)
+}

@@ -1,0 +1,256 @@
+//! Code execution in a sandbox, and kernels: interpreters that keep variables between calls.
+//!
+//! A client that accepts `text/event-stream` gets output as it arrives, then the result. A failure before the first output
+//! is an answer with a status of its own, unless it takes longer than the interval of keep-alives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::header::ACCEPT;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::IntoResponse;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use cofferdam_code::{CodeRequest, CodeResult, CodeSession, OnOutput, Place};
+use cofferdam_contract::{Capabilities, Chunk, Error, ErrorKind};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+
+use super::extract::{Json, Path};
+use super::output::{Events, KEEP_ALIVE};
+use super::problem::Failure;
+use super::sandboxes::no_content;
+use super::views::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
+use super::{Answer, App};
+use crate::caller::Caller;
+use crate::live::LiveSandbox;
+
+/// The media type of streams of events.
+const EVENTS: &str = "text/event-stream";
+/// Events of output that wait for a slow client. More are left out of the stream; the result has the output.
+const QUEUE: usize = 16;
+
+/// Run code in a sandbox.
+///
+/// A failure of the code is a result. A client that disconnects ends the code. With `Accept: text/event-stream`, the
+/// answer is a stream of the events `output` and `lost`, and at the end `result` or `error`.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/code", tag = "code", request_body = RunCode,
+    params(("sandbox" = String, Path, description = "The id or name")),
+    responses((status = 200, content((CodeOutcome = "application/json"), (CodeEvent = "text/event-stream")))))]
+pub async fn execute(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Json(request): Json<RunCode>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    let language = request.language.clone().ok_or_else(|| Failure::bad_request("the request names no language"))?;
+    check_timeout(&app, &request)?;
+    let place = place(&app, &live);
+    let work = Work { app, caller, live, request: request.into_request(language), by: By::Sandbox(place) };
+    work.answer(&headers).await
+}
+
+/// Start a kernel in a sandbox.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code", request_body = OpenKernel,
+    params(("sandbox" = String, Path, description = "The id or name")),
+    responses((status = 201, body = KernelView)))]
+pub async fn open(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Json(request): Json<OpenKernel>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    let _use = live.keep();
+    let place = place(&app, &live);
+    let kernel = live.kernels(app.code())?.open(&place, live.used(), &request.language).await?;
+    Ok((StatusCode::CREATED, axum::Json(view(&kernel))).into_response())
+}
+
+/// List the kernels of a sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code",
+    params(("sandbox" = String, Path, description = "The id or name")),
+    responses((status = 200, body = KernelList)))]
+pub async fn list(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<axum::Json<KernelList>, Failure> {
+    let kernels = app.sandboxes().find(&caller.tenant, &id)?.kernels(app.code())?;
+    // A kernel may end meanwhile.
+    let kernels = kernels.ids().iter().filter_map(|id| kernels.find(id).ok()).map(|kernel| view(&kernel)).collect();
+    Ok(axum::Json(KernelList { kernels }))
+}
+
+/// Run code in a kernel.
+///
+/// A kernel runs one call at a time. A client that disconnects ends the kernel. With `Accept: text/event-stream`, the
+/// answer is a stream, as that of code in a sandbox.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/kernels/{kernel}/code", tag = "code", request_body = RunCode,
+    params(("sandbox" = String, Path, description = "The id or name"), ("kernel" = String, Path)),
+    responses((status = 200, content((CodeOutcome = "application/json"), (CodeEvent = "text/event-stream")))))]
+pub async fn call(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path((id, kernel)): Path<(String, String)>,
+    headers: HeaderMap,
+    Json(request): Json<RunCode>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    let kernel = live.kernels(app.code())?.find(&kernel)?;
+    check_timeout(&app, &request)?;
+    if request.language.as_ref().is_some_and(|language| language != kernel.language()) {
+        return Err(Failure::bad_request("the kernel is one of another language"));
+    }
+    let request = request.into_request(kernel.language().to_owned());
+    Work { app, caller, live, request, by: By::Kernel(kernel) }.answer(&headers).await
+}
+
+/// Interrupt the call of a kernel, as Ctrl-C does.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/kernels/{kernel}/interrupt", tag = "code",
+    params(("sandbox" = String, Path, description = "The id or name"), ("kernel" = String, Path)),
+    responses((status = 204)))]
+pub async fn interrupt(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path((id, kernel)): Path<(String, String)>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    live.kernels(app.code())?.find(&kernel)?.interrupt().await?;
+    Ok(no_content())
+}
+
+/// End a kernel.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/kernels/{kernel}", tag = "code",
+    params(("sandbox" = String, Path, description = "The id or name"), ("kernel" = String, Path)),
+    responses((status = 204)))]
+pub async fn close(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path((id, kernel)): Path<(String, String)>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    live.kernels(app.code())?.find(&kernel)?.close().await;
+    Ok(no_content())
+}
+
+/// Code to run.
+struct Work {
+    app: App,
+    caller: Caller,
+    live: Arc<LiveSandbox>,
+    request: CodeRequest,
+    by: By,
+}
+
+/// The interpreter of code.
+enum By {
+    /// A new one in the sandbox.
+    Sandbox(Place),
+    /// One that keeps its variables.
+    Kernel(Arc<CodeSession>),
+}
+
+impl Work {
+    async fn answer(self, headers: &HeaderMap) -> Answer {
+        let accepted =
+            headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|text| text.contains(EVENTS)));
+        if !accepted {
+            return Ok(axum::Json(CodeOutcome::of(&self.run(&|_| {}).await?)).into_response());
+        }
+        let (sender, events) = mpsc::channel(QUEUE);
+        let (begun, begin) = oneshot::channel();
+        tokio::spawn(self.stream(sender, begun));
+        // Code may be silent for long, so keep-alives begin before its output.
+        match tokio::time::timeout(KEEP_ALIVE, begin).await {
+            Ok(Ok(Some(error))) => return Err(error.into()),
+            Ok(Err(_)) => return Err(Failure::unauthorized("the key is no longer valid")),
+            Ok(Ok(None)) | Err(_) => {}
+        }
+        Ok(Sse::new(Events(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+    }
+
+    async fn run(self, on_output: OnOutput<'_>) -> cofferdam_contract::Result<CodeResult> {
+        let Self { app, live, request, by, .. } = self;
+        let _use = live.keep();
+        match by {
+            By::Kernel(kernel) => kernel.call_live(request, on_output).await,
+            By::Sandbox(place) => {
+                let kernels = live.kernels(app.code())?;
+                kernels.executor().execute_live(&place, &**live.used(), request, on_output).await
+            }
+        }
+    }
+
+    /// Runs the code, and sends its events. Ends it if the client is gone, or its key is no longer valid. Reports to
+    /// `begun` that there is output or a result, or the failure.
+    async fn stream(self, to: mpsc::Sender<Event>, begun: oneshot::Sender<Option<Error>>) {
+        let begun = Mutex::new(Some(begun));
+        // Returns the failure if the answer has begun before.
+        let begin = |failure: Option<Error>| match begun.lock().take() {
+            Some(begun) => begun.send(failure).err().flatten(),
+            None => failure,
+        };
+        let (app, caller) = (self.app.clone(), self.caller.clone());
+        let (sent, lost) = (AtomicU64::new(0), AtomicU64::new(0));
+        let on_output = |chunk: &Chunk| {
+            let size = chunk.data.len() as u64;
+            let offset = sent.fetch_add(size, Ordering::Relaxed);
+            let data = STANDARD.encode(&chunk.data);
+            if to.try_send(event(&CodeEvent::Output { stream: chunk.stream, offset, data })).is_err() {
+                lost.fetch_add(size, Ordering::Relaxed);
+            }
+            begin(None);
+        };
+        let result = tokio::select! {
+            result = self.run(&on_output) => result,
+            () = to.closed() => return,
+            () = app.key_ended(&caller) => return,
+        };
+        let bytes = lost.into_inner();
+        if bytes > 0 {
+            // The client may leave at any time.
+            let _ = to.send(event(&CodeEvent::Lost { bytes, offset: sent.into_inner() })).await;
+        }
+        let last = match result {
+            Ok(result) => {
+                begin(None);
+                CodeEvent::Result { result: CodeOutcome::of(&result) }
+            }
+            Err(error) => match begin(Some(error)) {
+                Some(error) => CodeEvent::Error { error: (&Failure::from(error)).into() },
+                None => return,
+            },
+        };
+        let _ = to.send(event(&last)).await;
+    }
+}
+
+fn event(event: &CodeEvent) -> Event {
+    let data = serde_json::to_string(event).unwrap_or_default();
+    Event::default().event(event.name()).data(data)
+}
+
+fn view(kernel: &CodeSession) -> KernelView {
+    KernelView { id: kernel.id().to_owned(), language: kernel.language().to_owned() }
+}
+
+fn place(app: &App, live: &LiveSandbox) -> Place {
+    let served = app.policy().backends.get(&live.backend);
+    let capabilities = served.map_or_else(Capabilities::new, |served| served.backend.capabilities());
+    Place { backend: live.backend.clone(), level: live.level, capabilities }
+}
+
+fn check_timeout(app: &App, request: &RunCode) -> Result<(), Failure> {
+    let most = app.bounds().max_life;
+    if request.timeout.is_some_and(|timeout| timeout > most) {
+        let message = format!("the timeout is at most {} s here", most.as_secs());
+        return Err(Error::new(ErrorKind::Denied, "execute", message).into());
+    }
+    Ok(())
+}

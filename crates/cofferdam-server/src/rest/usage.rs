@@ -1,0 +1,190 @@
+//! Usage and quotas: a tenant's own, and those of all tenants for the operator; metrics.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use cofferdam_contract::TenantId;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+
+use super::extract::{Json, Path, Query};
+use super::problem::Failure;
+use super::sandboxes::no_content;
+use super::{Answer, App};
+use crate::caller::Caller;
+use crate::metrics::OPENMETRICS;
+use crate::quota::Quota;
+use crate::store::{Store, Usage, UsageRow};
+
+/// The most days of one answer.
+const MAX_DAYS: i64 = 366;
+/// The time between two looks at the quotas in the database.
+pub(crate) const RELOAD: Duration = Duration::from_secs(2);
+
+/// Days of usage.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct UsageQuery {
+    /// The first day, in days since 1970. Default: the last day.
+    from: Option<i64>,
+    /// The last day. Default: today.
+    to: Option<i64>,
+    /// The form of the answer. Default: JSON.
+    #[param(inline)]
+    format: Option<Format>,
+}
+
+/// The form of a list of usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// A JSON document.
+    Json,
+    /// Lines of values with commas.
+    Csv,
+}
+
+/// Usage by tenant, day and label.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct UsageList {
+    /// The rows, in the order of days.
+    pub usage: Vec<UsageRow>,
+}
+
+/// A tenant's quota, and what it has of it.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct QuotaState {
+    /// The quota.
+    pub quota: Quota,
+    /// Live sandboxes.
+    pub sandboxes: u32,
+    /// Their memory, in mebibytes.
+    pub memory_mib: u64,
+    /// Snapshots.
+    pub snapshots: u32,
+    /// Their size in bytes.
+    pub snapshot_bytes: u64,
+    /// The usage of today (UTC).
+    pub today: Usage,
+}
+
+/// The quotas of tenants that differ from the default.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct QuotaList {
+    /// The quotas by tenant.
+    pub quotas: BTreeMap<String, Quota>,
+}
+
+/// List the usage of the tenant by day and label.
+#[utoipa::path(get, path = "/v1/usage", tag = "usage", params(UsageQuery),
+    responses((status = 200, content((UsageList = "application/json"), (String = "text/csv")))))]
+pub async fn own(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<UsageQuery>,
+) -> Answer {
+    listed(&app, Some(&caller.tenant), &query).await
+}
+
+/// List the usage of all tenants by day and label.
+#[utoipa::path(get, path = "/v1/admin/usage", tag = "admin", params(UsageQuery),
+    responses((status = 200, content((UsageList = "application/json"), (String = "text/csv")))))]
+pub async fn all(State(app): State<App>, Query(query): Query<UsageQuery>) -> Answer {
+    listed(&app, None, &query).await
+}
+
+async fn listed(app: &App, tenant: Option<&TenantId>, query: &UsageQuery) -> Answer {
+    let to = query.to.unwrap_or_else(|| app.services().admission.today());
+    let from = query.from.unwrap_or(to);
+    if from > to || to.saturating_sub(from) >= MAX_DAYS {
+        return Err(Failure::bad_request(format!("the days must be in order, and at most {MAX_DAYS}")));
+    }
+    let usage = app.store()?.usage(tenant, from, to).await?;
+    Ok(match query.format {
+        Some(Format::Csv) => ([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&usage)).into_response(),
+        _ => axum::Json(UsageList { usage }).into_response(),
+    })
+}
+
+fn csv(rows: &[UsageRow]) -> String {
+    let mut text = "tenant,day,label,sandboxes,execs,cpu_us,memory_mib_ms,egress_bytes,output_bytes\r\n".to_owned();
+    for UsageRow { tenant, day, label, usage } in rows {
+        let Usage { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes } = usage;
+        // A spreadsheet must not take a label for a formula.
+        let mark = if label.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
+        let label = label.replace('"', "\"\"");
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "{tenant},{day},\"{mark}{label}\",{sandboxes},{execs},{cpu_us},{memory_mib_ms},{egress_bytes},{output_bytes}\r\n"
+        );
+    }
+    text
+}
+
+/// Describe the tenant's quota and what it has of it.
+#[utoipa::path(get, path = "/v1/quota", tag = "usage", responses((status = 200, body = QuotaState)))]
+pub async fn quota(State(app): State<App>, Extension(caller): Extension<Caller>) -> axum::Json<QuotaState> {
+    let (quota, sandboxes, memory_mib, today) = app.services().admission.state_of(&caller.tenant);
+    let used = app.snapshots().map(|snapshots| snapshots.used(&caller.tenant)).unwrap_or_default();
+    let (snapshots, snapshot_bytes) = (used.snapshots, used.bytes);
+    axum::Json(QuotaState { quota, sandboxes, memory_mib, snapshots, snapshot_bytes, today })
+}
+
+/// List the quotas of tenants that differ from the default.
+#[utoipa::path(get, path = "/v1/admin/quotas", tag = "admin", responses((status = 200, body = QuotaList)))]
+pub async fn quotas(State(app): State<App>) -> Result<axum::Json<QuotaList>, Failure> {
+    let quotas = load_quotas(app.store()?).await?;
+    let quotas = quotas.into_iter().map(|(tenant, quota)| (tenant.as_str().to_owned(), quota)).collect();
+    Ok(axum::Json(QuotaList { quotas }))
+}
+
+/// Set the quota of a tenant.
+///
+/// Takes effect at once.
+#[utoipa::path(put, path = "/v1/admin/quotas/{tenant}", tag = "admin", request_body = Quota,
+    params(("tenant" = String, Path)), responses((status = 204)))]
+pub async fn set_quota(State(app): State<App>, Path(tenant): Path<String>, Json(quota): Json<Quota>) -> Answer {
+    let document = serde_json::to_string(&quota.check()?).unwrap_or_default();
+    change(&app, tenant, Some(&document)).await
+}
+
+/// Give a tenant the default quota again.
+///
+/// Takes effect at once.
+#[utoipa::path(delete, path = "/v1/admin/quotas/{tenant}", tag = "admin", params(("tenant" = String, Path)),
+    responses((status = 204)))]
+pub async fn remove_quota(State(app): State<App>, Path(tenant): Path<String>) -> Answer {
+    change(&app, tenant, None).await
+}
+
+async fn change(app: &App, tenant: String, document: Option<&str>) -> Answer {
+    let store = app.store()?;
+    store.set_quota(&TenantId::new(tenant)?, document).await?;
+    app.services().admission.set_quotas(load_quotas(store).await?);
+    Ok(no_content())
+}
+
+/// Reads the quotas of all tenants.
+///
+/// # Errors
+/// - `Unavailable` if the database fails, `InvalidInput` for a malformed document in it.
+pub(crate) async fn load_quotas(store: &Store) -> cofferdam_contract::Result<BTreeMap<TenantId, Quota>> {
+    let all = store.quotas().await?;
+    all.into_iter().map(|(tenant, document)| Ok((tenant, Quota::parse(&document)?))).collect()
+}
+
+/// Return the metrics of the server in the text format of OpenMetrics.
+#[utoipa::path(get, path = "/v1/metrics", tag = "admin",
+    responses((status = 200, body = String, content_type = "application/openmetrics-text")))]
+pub async fn metrics(State(app): State<App>) -> Response {
+    let services = app.services();
+    ([(CONTENT_TYPE, OPENMETRICS)], services.metrics.text(services.admission.waiting())).into_response()
+}

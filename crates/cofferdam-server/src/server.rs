@@ -1,0 +1,411 @@
+//! Start and stop of a server.
+//!
+//! ```text
+//! settling what a killed server left --> serving --(stop)--> draining: no new sandbox, requests end
+//!   --(all ended | time is over)--> closing sandboxes --> writing the last usage --> stopped
+//! serving --(another process took over)--> handed over: no new connection, sandboxes end --> draining
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam_audit::Log;
+use cofferdam_code::CodeConfig;
+use cofferdam_contract::{Backend, Error, ErrorKind, Result};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admission::{Admission, QueueBounds};
+use crate::bounds::Bounds;
+use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Successor, keep_files, offers};
+use crate::identity::Gate;
+use crate::ids::new_id;
+use crate::layers::Around;
+use crate::layers::audit::AuditConcern;
+use crate::layers::metrics::MetricsConcern;
+use crate::layers::quota::{QuotaConcern, recover};
+use crate::listen::{Connections, Listener};
+use crate::live::Sandboxes;
+use crate::metrics::Metrics;
+use crate::policy::Policy;
+use crate::quota::{Capacity, Quota};
+use crate::recorder::Recorder;
+use crate::report;
+use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
+use crate::snapshots::Snapshots;
+use crate::store::{Store, now};
+
+/// The time between two records that the sandboxes live.
+const SEEN: Duration = Duration::from_secs(5);
+/// The time between two removals of old answers.
+const FORGET: Duration = Duration::from_secs(60 * 60);
+/// The reason for the end of sandboxes of a process that stopped.
+const STOPPED: &str = "it was closed when the server stopped";
+/// The time between two looks for sandboxes that are left.
+const LOOK: Duration = Duration::from_millis(200);
+/// The time for the last usage to be written.
+const FLUSH_TIME: Duration = Duration::from_secs(10);
+
+/// The settings of a server.
+pub struct ServerConfig {
+    /// Bounds.
+    pub bounds: Bounds,
+    /// The policy for tenants, with the backends.
+    pub policy: Policy,
+    /// The recognition of callers.
+    pub gate: Gate,
+    /// The state that outlives the server.
+    pub store: Store,
+    /// The directory of the snapshots' files, which is private to this server.
+    pub snapshots: std::path::PathBuf,
+    /// The directory in which the changes of copy-on-write workspaces are kept, private to the server's user. Without one,
+    /// the policy must refuse such workspaces.
+    pub changes: Option<std::path::PathBuf>,
+    /// The name of this server in a database that several servers share.
+    pub name: String,
+    /// The quota of tenants that have none of their own.
+    pub quota: Quota,
+    /// The room for all tenants together.
+    pub capacity: Capacity,
+    /// The queue for a full server.
+    pub queue: QueueBounds,
+    /// The label whose value usage is counted by.
+    pub usage_label: Option<String>,
+    /// The audit log.
+    pub audit: Option<Log>,
+    /// The languages and bounds of code execution. Its audit log is not used: that of the server has the execs.
+    pub code: CodeConfig,
+    /// The domain below which `PORT-SANDBOX` leads to a port of a sandbox.
+    pub port_domain: Option<String>,
+}
+
+/// A server that does not listen yet.
+pub struct Server {
+    config: ServerConfig,
+    sandboxes: Arc<Sandboxes>,
+    /// The tasks of connections.
+    connected: TaskTracker,
+    predecessor: Option<Predecessor>,
+    control: Control,
+    orders: mpsc::Receiver<Order>,
+}
+
+impl Server {
+    /// Creates a server.
+    ///
+    /// # Errors
+    /// - `InvalidInput` if the default backend is not one of the backends, or for a malformed quota.
+    pub fn new(config: ServerConfig) -> Result<Self> {
+        let Policy { backends, default_backend, .. } = &config.policy;
+        if !backends.contains_key(default_backend) {
+            return Err(Error::invalid("serve", format!("the server has no backend '{default_backend}'")));
+        }
+        if config.policy.workspaces && config.changes.is_none() {
+            return Err(Error::invalid("serve", "copy-on-write workspaces need a directory for their changes"));
+        }
+        config.quota.check()?;
+        let (control, orders) = Control::new();
+        let sandboxes = Arc::new(Sandboxes::new(config.changes.clone()));
+        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, control, orders })
+    }
+
+    /// Returns a function that returns true while a client is connected or a sandbox lives.
+    pub fn is_busy(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let (sandboxes, connected) = (Arc::clone(&self.sandboxes), self.connected.clone());
+        move || !connected.is_empty() || !sandboxes.is_empty()
+    }
+
+    /// Takes over from another process, which keeps its sandboxes until they end.
+    #[must_use]
+    pub fn after(self, predecessor: Option<Predecessor>) -> Self {
+        Self { predecessor, ..self }
+    }
+
+    /// Returns a handle that hands over.
+    pub fn control(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Serves until `stop` is cancelled, then drains, closes all sandboxes and returns.
+    ///
+    /// # Errors
+    /// - `Unavailable` if the database fails at the start, or if the predecessor ends before the handover.
+    pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
+        let Self { config, sandboxes, connected, predecessor, control, mut orders } = self;
+        let (predecessor, instance) = (predecessor.map(Arc::new), new_id("in")?);
+        let ServerConfig {
+            bounds,
+            mut policy,
+            gate,
+            store,
+            snapshots,
+            changes: _,
+            name,
+            quota,
+            capacity,
+            queue,
+            usage_label,
+            audit,
+            mut code,
+            port_domain,
+        } = config;
+        code.audit = None;
+        let admission = Admission::new(quota, capacity, queue);
+        let lives = |instance: &str| predecessor.as_ref().is_some_and(|other| other.instance() == instance);
+        let left = recover(&store, &name, lives).await?;
+        if left > 0 {
+            report::warning(&format!("settled {left} sandboxes of a server that was killed"));
+        }
+        admission.set_quotas(load_quotas(&store).await?);
+        store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
+        let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+        let metrics = Arc::new(Metrics::default());
+        for (backend, served) in &mut policy.backends {
+            let quota = QuotaConcern {
+                backend: backend.clone(),
+                admission: Arc::clone(&admission),
+                recorder: recorder.clone(),
+                store: store.clone(),
+                server: name.clone(),
+                instance: instance.clone(),
+                label: usage_label.clone(),
+            };
+            let inner = Arc::clone(&served.backend);
+            served.backend = layered(inner, backend, quota, audit.clone(), &metrics);
+        }
+        drop(recorder);
+        let (files, server) = (bounds.snapshot, name.clone());
+        let is_shared = predecessor.is_some();
+        let snapshots =
+            Snapshots::open(snapshots, server, store.clone(), Arc::clone(&admission), files, is_shared).await?;
+        let offers = offers(&listeners)?;
+
+        let tick = bounds.tick;
+        let kill = CancellationToken::new();
+        let services = Services {
+            admission: Arc::clone(&admission),
+            metrics,
+            audit,
+            store: Some(store.clone()),
+            snapshots: Some(Arc::clone(&snapshots)),
+            predecessor: predecessor.clone(),
+        };
+        let app = App::new(bounds.clone(), policy, code, Arc::clone(&sandboxes), gate, services, kill.clone());
+        let router = router(app);
+        let accepting = stop.child_token();
+        let public =
+            Connections::new(bounds.clone(), router.clone(), port_domain, connected, accepting.clone(), kill.clone());
+        let following = match &predecessor {
+            Some(predecessor) => {
+                let followed = Followed {
+                    predecessor: Arc::clone(predecessor),
+                    store: store.clone(),
+                    server: name,
+                    admission: Arc::clone(&admission),
+                    snapshots,
+                };
+                Some(tokio::spawn(followed.take_over().await?))
+            }
+            None => None,
+        };
+        let expiry = tokio::spawn(Arc::clone(&sandboxes).close_expired(tick));
+        let serving = tokio::spawn(Arc::clone(&admission).serve_waiting());
+        let lost = store.clone();
+        let upkeep = tokio::spawn(keep_up(store, admission, instance.clone()));
+        let tasks: Vec<_> =
+            listeners.into_iter().map(|listener| tokio::spawn(public.clone().accept(listener))).collect();
+        control.is_serving();
+        let successor = next_successor(&mut orders, predecessor.as_deref(), &instance, offers.as_deref(), &stop).await;
+        if let (Some(_), Some(offers)) = (&successor, &offers) {
+            keep_files(offers);
+            accepting.cancel();
+            sandboxes.refuse_further();
+        }
+        for task in tasks {
+            // A panic there is printed by the runtime.
+            let _ = task.await;
+        }
+        drop(offers);
+        let answering = CancellationToken::new();
+        let private =
+            Connections::new(bounds.clone(), router, None, TaskTracker::new(), answering.clone(), kill.clone());
+        if let Some((successor, ready)) = successor {
+            ready.go(&successor).await;
+            tokio::select! {
+                () = private.serve_successor(&successor) => {}
+                () = no_work(&public, &sandboxes) => {}
+                () = tokio::time::sleep(bounds.handover_time) => {}
+                () = stop.cancelled() => {}
+            }
+        }
+        answering.cancel();
+        sandboxes.refuse_new();
+        let stop_predecessor = async {
+            if let Some(predecessor) = &predecessor {
+                predecessor.stop(bounds.drain_time + FLUSH_TIME).await;
+            }
+        };
+        tokio::join!(drain([&public, &private], bounds.drain_time, &kill), stop_predecessor);
+        following.inspect(tokio::task::JoinHandle::abort);
+        expiry.abort();
+        upkeep.abort();
+        serving.abort();
+        if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
+            report::warning(&error.to_string());
+        }
+        sandboxes.stop().await;
+        // The recorder ends when the last backend has gone with the connections.
+        drop((sandboxes, public, private));
+        if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
+            report::warning("some usage could not be recorded");
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a process that is ready to take over, or until the server stops.
+async fn next_successor(
+    orders: &mut mpsc::Receiver<Order>,
+    predecessor: Option<&Predecessor>,
+    instance: &str,
+    offers: Option<&[Offer]>,
+    stop: &CancellationToken,
+) -> Option<(Successor, Ready)> {
+    let next = async {
+        loop {
+            // The server has a control itself until it is dropped.
+            let Some(order) = orders.recv().await else { std::future::pending().await };
+            let Some(offers) = offers else {
+                let message = "the private socket of a server is not handed over";
+                order.refuse(Error::unsupported("hand over", message).with_remedy("use --listen or --socket"));
+                continue;
+            };
+            if predecessor.is_some_and(|predecessor| !predecessor.is_gone()) {
+                let message = "the process before this one still has sandboxes";
+                order.refuse(Error::new(ErrorKind::Conflict, "hand over", message).with_remedy("try again later"));
+            } else if let Some(successor) = order.offer(instance, offers).await {
+                return successor;
+            }
+        }
+    };
+    tokio::select! {
+        successor = next => Some(successor),
+        () = stop.cancelled() => None,
+    }
+}
+
+/// Waits until nothing is left to do for a server that accepts nothing.
+async fn no_work(connections: &Connections, sandboxes: &Sandboxes) {
+    connections.ended().await;
+    while !sandboxes.is_empty() {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Lets requests end for a time, and then ends all connections.
+async fn drain(connections: [&Connections; 2], limit: Duration, kill: &CancellationToken) {
+    let [public, private] = connections;
+    let ended = async || tokio::join!(public.ended(), private.ended());
+    let drained = tokio::time::timeout(limit, ended()).await;
+    kill.cancel();
+    if drained.is_err() {
+        ended().await;
+    }
+}
+
+/// Puts the layers around a backend: quota, then audit, then metrics, then the backend.
+fn layered(
+    inner: Arc<dyn Backend>,
+    name: &str,
+    quota: QuotaConcern,
+    audit: Option<Log>,
+    metrics: &Arc<Metrics>,
+) -> Arc<dyn Backend> {
+    let level = inner.level();
+    let concern = MetricsConcern { backend: name.to_owned(), metrics: Arc::clone(metrics) };
+    let mut backend: Arc<dyn Backend> = Arc::new(Around::new(inner, Arc::new(concern)));
+    if let Some(log) = audit {
+        let concern = AuditConcern { backend: name.to_owned(), level, log };
+        backend = Arc::new(Around::new(backend, Arc::new(concern)));
+    }
+    Arc::new(Around::new(backend, Arc::new(quota)))
+}
+
+/// Reads changed quotas, records that the sandboxes live, and forgets old answers. Runs until it is dropped.
+async fn keep_up(store: Store, admission: Arc<Admission>, instance: String) {
+    let mut quotas = tokio::time::interval(QUOTA_RELOAD);
+    let mut seen = tokio::time::interval(SEEN);
+    let mut forget = tokio::time::interval(FORGET);
+    for interval in [&mut quotas, &mut seen, &mut forget] {
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    }
+    let mut is_failing = false;
+    loop {
+        let done = tokio::select! {
+            _ = quotas.tick() => load_quotas(&store).await.map(|quotas| admission.set_quotas(quotas)),
+            _ = seen.tick() => store.see_sandboxes(&instance, now()).await,
+            _ = forget.tick() => forget_old(&store, now().saturating_sub(FORGET_AFTER)).await,
+        };
+        match done {
+            Ok(()) => is_failing = false,
+            // The next try reports it if it still fails then, once.
+            Err(error) if !is_failing => {
+                report::warning(&error.to_string());
+                is_failing = true;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+async fn forget_old(store: &Store, before: i64) -> Result<()> {
+    store.forget_answers(before).await?;
+    store.forget_lost(before).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cofferdam_conformance::{Options, Outcome, Target, run};
+    use cofferdam_simulated::{SimulatedBackend, SimulatedPrograms};
+
+    /// Promise (Server): A backend passes the conformance suite through all layers of the server, and every reservation
+    /// ends with its sandbox.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_layers_keep_the_contract() {
+        let (directory, store) = crate::store::tests::fresh().await;
+        let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
+        let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+        let quota = QuotaConcern {
+            backend: "simulated".to_owned(),
+            admission: Arc::clone(&admission),
+            recorder,
+            store: store.clone(),
+            server: "test".to_owned(),
+            instance: "test-1".to_owned(),
+            label: None,
+        };
+        let mut config = cofferdam_audit::Config::new(directory.path().join("audit"));
+        config.sync = cofferdam_audit::Sync::Never;
+        let log = Log::open(config).unwrap();
+        let inner = Arc::new(SimulatedBackend::default());
+        let metrics = Arc::new(Metrics::default());
+        let backend = layered(Arc::clone(&inner) as _, "simulated", quota, Some(log), &metrics);
+        let report = run(&Target::new(backend, SimulatedPrograms), &Options::default()).await;
+        assert!(report.is_success(), "{report}");
+        let passed = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();
+        assert!(passed >= 80, "only {passed} cases could be run: {report}");
+        drop(report);
+        tokio::time::timeout(Duration::from_secs(20), recording).await.expect("every sandbox has ended").unwrap();
+        assert!(inner.living().is_empty(), "{:?}", inner.living());
+        assert_eq!(store.sandboxes("test").await.unwrap(), []);
+        let all = store.usage(None, 0, i64::MAX / 2).await.unwrap();
+        assert!(all.iter().map(|row| row.usage.execs).sum::<i64>() > 80, "{all:?}");
+        for row in all {
+            let tenant = cofferdam_contract::TenantId::new(row.tenant).unwrap();
+            assert_eq!(admission.state_of(&tenant).1, 0, "{tenant:?} has reservations");
+        }
+        assert!(metrics.text(0).contains("cofferdam_sandboxes{backend=\"simulated\"} 0\n"));
+    }
+}

@@ -1,0 +1,24 @@
+//! The server over real sockets, with the simulated and the process backend.
+#![forbid(unsafe_code)]
+
+mod archives;
+mod authority;
+mod certificates;
+mod changes;
+mod code;
+mod dashboard;
+mod execs;
+mod files;
+mod identity;
+mod issuer;
+mod lifecycle;
+mod matrix;
+mod oidc;
+mod openapi;
+mod ports;
+mod quotas;
+mod remote;
+mod runs;
+mod sandboxes;
+mod snapshots;
+mod support;

@@ -1,0 +1,312 @@
+use std::time::Duration;
+
+use cofferdam_contract::ErrorKind;
+use cofferdam_server::client::{Client, Content, Method};
+use cofferdam_server::{Capacity, QueueBounds, Quota, Scope};
+use cofferdam_simulated::Step;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{Connection as _, Executor as _};
+
+use crate::support::{Over, bounds, create, exec, get, post, send, start, start_with, steps};
+
+const ALL: &[Scope] = Scope::ALL;
+
+fn wait_of(error: &cofferdam_contract::Error) -> Option<&str> {
+    error.context().find(|(key, _)| *key == "quota").map(|(_, value)| value)
+}
+
+/// Promise (Server): A tenant's quota bounds its sandboxes and rates, changes at once, and leaves other tenants alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_bounds_a_tenant() {
+    let server = start(Over::Tls, bounds()).await;
+    let ((acme, _), (other, _)) = (server.keyed("acme", ALL).await, server.keyed("other", ALL).await);
+    let quota = json!({ "sandboxes": 2, "execs_per_second": 2 });
+    send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(quota)).await.unwrap();
+    for name in ["a", "b"] {
+        create(&acme, json!({ "name": name })).await;
+    }
+    let refused = post(&acme, "/v1/sandboxes", json!({})).await.unwrap_err();
+    assert_eq!((refused.kind(), wait_of(&refused)), (ErrorKind::ResourceExhausted, Some("sandboxes")));
+    create(&other, json!({})).await;
+    send(&acme, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
+    create(&acme, json!({ "name": "a" })).await;
+
+    let mut refusals = 0;
+    for _ in 0..8 {
+        let started = exec(&acme, "a", &steps(vec![Step::Exit(0)])).await;
+        refusals += u32::from(started.is_err_and(|error| wait_of(&error) == Some("execs_per_second")));
+    }
+    assert!((1..=6).contains(&refusals), "{refusals}");
+    let state = get(&acme, "/v1/quota").await.unwrap();
+    assert_eq!((&state["sandboxes"], &state["quota"]["sandboxes"]), (&json!(2), &json!(2)));
+    send(&acme, Method::DELETE, "/v1/admin/quotas/acme", None).await.unwrap();
+    create(&acme, json!({ "name": "c" })).await;
+    for bad in [json!({ "weight": 0 }), json!({ "requests_per_second": 0 }), json!({ "nonsense": 1 })] {
+        let error = send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(bad)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+    server.stop().await;
+}
+
+/// Promise (Server): An answer to a request beyond a rate says when to retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rate_is_refused_with_the_time_of_a_retry() {
+    let quota = Quota { requests_per_second: Some(3), ..Quota::default() };
+    let server = start_with(Over::Tcp, bounds(), |config| config.quota = quota).await;
+    let address = server.url.strip_prefix("http://").unwrap();
+    let mut answers = Vec::new();
+    for _ in 0..6 {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = "GET /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answers.push(answer);
+    }
+    assert!(answers[0].starts_with("HTTP/1.1 200"), "{}", answers[0]);
+    let refused = answers.iter().find(|answer| answer.starts_with("HTTP/1.1 429")).expect("a refusal");
+    assert!(refused.contains("retry-after: 1\r\n") && refused.contains("application/problem+json"), "{refused}");
+    server.stop().await;
+}
+
+/// Promise (Server): While the server is full, a create waits for its turn, and is refused when its time is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_waits_while_the_server_is_full() {
+    let server = start_with(Over::Tls, bounds(), |config| {
+        config.capacity = Capacity { sandboxes: Some(1), memory: None };
+        config.queue = QueueBounds { wait: Duration::from_millis(600), ..QueueBounds::default() };
+    })
+    .await;
+    let ((one, _), (two, _)) = (server.keyed("one", ALL).await, server.keyed("two", ALL).await);
+    create(&one, json!({ "name": "a" })).await;
+    let refused = post(&two, "/v1/sandboxes", json!({})).await.unwrap_err();
+    assert_eq!((refused.kind(), refused.message()), (ErrorKind::Unavailable, "the server stayed full for too long"));
+    let waiting = tokio::spawn({
+        let two = two.clone();
+        async move { post(&two, "/v1/sandboxes", json!({ "name": "b" })).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let waiting_now = metric(&one, "cofferdam_waiting ").await;
+    assert_eq!(waiting_now, 1.0);
+    send(&one, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    server.stop().await;
+}
+
+/// Promise (Server): A client that leaves before its create is answered leaves no sandbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_leaves_no_sandbox() {
+    let server = start_with(Over::Tls, bounds(), |config| {
+        config.capacity = Capacity { sandboxes: Some(1), memory: None };
+    })
+    .await;
+    let ((one, _), (two, _)) = (server.keyed("one", ALL).await, server.keyed("two", ALL).await);
+    create(&one, json!({ "name": "a" })).await;
+    let asked = tokio::time::timeout(Duration::from_millis(300), post(&two, "/v1/sandboxes", json!({}))).await;
+    assert!(asked.is_err(), "the server is full");
+    send(&one, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
+    // The next create gets the room, because the other one is closed at once.
+    create(&one, json!({ "name": "b" })).await;
+    assert_eq!(get(&two, "/v1/sandboxes").await.unwrap()["sandboxes"], json!([]));
+    assert_eq!(server.simulated.living().len(), 1);
+    server.stop().await;
+}
+
+async fn text(client: &Client, path: &str) -> String {
+    let response = client.send(Method::GET, path, Content::None).await.unwrap();
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+/// Returns the value of the first line that starts so.
+async fn metric(client: &Client, start: &str) -> f64 {
+    let all = text(client, "/v1/metrics").await;
+    let line = all.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start} in {all}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Promise (Server): Usage counts by tenant, day and label, and is on the disk before the exit is reported.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_is_counted_before_an_exit_is_reported() {
+    let server = start(Over::Tls, bounds()).await;
+    let ((acme, _), (other, _)) = (server.keyed("acme", ALL).await, server.keyed("other", ALL).await);
+    create(&acme, json!({ "name": "a", "backend": "process", "labels": { "project": "=x" } })).await;
+    let line = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; printf 12345";
+    let started = crate::support::shell(&acme, "a", line).await.unwrap();
+    get(&acme, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap();
+    // Read from the database directly: nothing in memory counts.
+    let day = 0..=i64::MAX / 2;
+    let rows = server.store.usage(None, *day.start(), *day.end()).await.unwrap();
+    assert_eq!((rows.len(), rows[0].tenant.as_str(), rows[0].label.as_str()), (1, "acme", "=x"));
+    assert_eq!((rows[0].usage.execs, rows[0].usage.output_bytes), (1, 5));
+    assert!(rows[0].usage.cpu_us > 1000, "{rows:?}");
+    let body = json!({ "sandbox": { "backend": "process" }, "exec": { "argv": ["true"] } });
+    post(&acme, "/v1/runs", body).await.unwrap();
+    send(&acme, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
+    let usage = get(&acme, "/v1/usage").await.unwrap();
+    let (sandboxes, execs): (i64, i64) =
+        usage["usage"].as_array().unwrap().iter().fold((0, 0), |sum, row| {
+            (sum.0 + row["sandboxes"].as_i64().unwrap(), sum.1 + row["execs"].as_i64().unwrap())
+        });
+    assert_eq!((sandboxes, execs), (2, 2), "{usage}");
+    assert!(usage["usage"][0]["memory_mib_ms"].as_i64().unwrap() > 0 || usage["usage"][1]["memory_mib_ms"] != 0);
+    assert_eq!(get(&other, "/v1/usage").await.unwrap()["usage"], json!([]));
+    let csv = text(&acme, "/v1/admin/usage?format=csv").await;
+    assert!(csv.contains(",\"'=x\",") && csv.lines().count() == 3, "{csv}");
+    server.stop().await;
+}
+
+/// Promise (Server): A caller that leaves in the middle of a run pays for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_leaves_pays() {
+    let server = start(Over::Tls, bounds()).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    let body = json!({ "exec": steps(vec![Step::Spin { processes: 3 }]) });
+    let asked = tokio::time::timeout(Duration::from_millis(400), post(&acme, "/v1/runs", body)).await;
+    assert!(asked.is_err());
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let usage = get(&acme, "/v1/usage").await.unwrap();
+        let cpu = usage["usage"][0]["cpu_us"].as_i64().unwrap_or(0);
+        // Three processors were busy, and each is measured.
+        if cpu > 600_000 {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{usage}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(get(&acme, "/v1/quota").await.unwrap()["sandboxes"], 0);
+    server.stop().await;
+}
+
+/// Promise (Server): Each call of a caller and each exec is in the audit log, with its tenant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_and_execs_are_audited() {
+    use cofferdam_audit::{Expect, Filter, Record, Text, query, verify};
+    let server = start(Over::Tls, bounds()).await;
+    let ((acme, key), (reader, _)) =
+        (server.keyed("acme", ALL).await, server.keyed("acme", &[Scope::SandboxesRead]).await);
+    create(&acme, json!({ "name": "a" })).await;
+    let started = exec(&acme, "a", &steps(vec![Step::Exit(3)])).await.unwrap();
+    get(&acme, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap();
+    assert!(send(&reader, Method::DELETE, "/v1/sandboxes/a", None).await.is_err());
+    let log = server.directory.path().join("audit");
+    let filter = Filter { tenant: Some(Text::new("acme")), ..Filter::default() };
+    let records: Vec<_> = query(&log, filter).unwrap().map(|entry| entry.unwrap().record).collect();
+    let calls: Vec<_> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Call(call) => Some((call.method.as_str(), call.endpoint.as_str(), call.status)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        calls,
+        [
+            ("POST", "/v1/sandboxes", 201),
+            ("POST", "/v1/sandboxes/{sandbox}/execs", 201),
+            ("GET", "/v1/sandboxes/{sandbox}/execs/{exec}/wait", 200),
+            ("DELETE", "/v1/sandboxes/{sandbox}", 403),
+        ]
+    );
+    let Some(Record::Call(second)) = records.iter().filter(|record| matches!(record, Record::Call(_))).nth(1) else {
+        panic!("a call")
+    };
+    assert_eq!((second.key.as_str(), second.sandbox.as_ref().map(Text::as_str)), (key.as_str(), Some("a")));
+    let ends = records.iter().filter(|record| matches!(record, Record::End(end) if end.outcome.exit.code == Some(3)));
+    assert_eq!(ends.count(), 1);
+    assert!(verify(&log, &Expect::default()).unwrap().verdict == cofferdam_audit::Verdict::Whole);
+    server.stop().await;
+}
+
+/// Promise (Server): A call whose client leaves, and one that takes too long, are in the audit log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_without_an_answer_are_audited() {
+    use cofferdam_audit::{Filter, Record, query};
+    let mut quick = bounds();
+    quick.answer_time = Duration::from_millis(400);
+    let server = start(Over::Tls, quick).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    create(&acme, json!({ "name": "a" })).await;
+    let started = exec(&acme, "a", &steps(vec![Step::SleepForever])).await.unwrap();
+    let slow = get(&acme, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap_err();
+    assert_eq!(slow.message(), "the operation took too long");
+    let body = json!({ "exec": steps(vec![Step::SleepForever]) });
+    let left = tokio::time::timeout(Duration::from_millis(300), post(&acme, "/v1/runs", body)).await;
+    assert!(left.is_err());
+    let log = server.directory.path().join("audit");
+    let status = |endpoint: &str| {
+        query(&log, Filter::default()).unwrap().find_map(|entry| match entry.unwrap().record {
+            Record::Call(call) if call.endpoint.as_str() == endpoint => Some(call.status),
+            _ => None,
+        })
+    };
+    assert_eq!(status("/v1/sandboxes/{sandbox}/execs/{exec}/wait"), Some(503));
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while status("/v1/runs") != Some(499) {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", status("/v1/runs"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server.stop().await;
+}
+
+/// Promise (Server): Metrics count creates, execs, requests and denials, with labels of few values.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_count() {
+    let server = start(Over::Tls, bounds()).await;
+    let ((acme, _), (reader, _)) =
+        (server.keyed("acme", ALL).await, server.keyed("acme", &[Scope::SandboxesRead]).await);
+    for name in ["a", "b"] {
+        create(&acme, json!({ "name": name })).await;
+    }
+    let started = exec(&acme, "a", &steps(vec![Step::Exit(1)])).await.unwrap();
+    get(&acme, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap();
+    send(&acme, Method::DELETE, "/v1/sandboxes/b", None).await.unwrap();
+    assert!(post(&reader, "/v1/sandboxes", json!({})).await.is_err());
+    for (start, value) in [
+        ("cofferdam_creates_total{backend=\"simulated\",outcome=\"ok\"}", 2.0),
+        ("cofferdam_sandboxes{backend=\"simulated\"}", 1.0),
+        ("cofferdam_execs_total{backend=\"simulated\",outcome=\"failed\"}", 1.0),
+        ("cofferdam_requests_total{method=\"POST\",endpoint=\"/v1/sandboxes\",status=\"201\"}", 2.0),
+        ("cofferdam_denials_total{reason=\"scope\"}", 1.0),
+        ("cofferdam_create_seconds_count{backend=\"simulated\"}", 2.0),
+    ] {
+        assert_eq!(metric(&acme, start).await, value, "{start}");
+    }
+    let all = text(&acme, "/v1/metrics").await;
+    assert!(!all.contains("acme") && !all.contains("sb-"), "labels have few values: {all}");
+    assert!(get(&reader, "/v1/metrics").await.is_err());
+    server.stop().await;
+}
+
+/// Returns all usage of a database.
+async fn sums(store: &cofferdam_server::Store) -> Value {
+    let rows = store.usage(None, 0, i64::MAX / 2).await.unwrap();
+    let sum = |of: fn(&cofferdam_server::Usage) -> i64| rows.iter().map(|row| of(&row.usage)).sum::<i64>();
+    json!({ "sandboxes": sum(|usage| usage.sandboxes), "execs": sum(|usage| usage.execs) })
+}
+
+/// Promise (Server): A database that fails stops no exec, and its usage is written when the database works again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_survives_a_database_that_fails() {
+    let server = start(Over::Socket, bounds()).await;
+    let client = server.client();
+    create(&client, json!({ "name": "a" })).await;
+    // Another writer holds the database for longer than the server waits.
+    let file = server.directory.path().join("state.db");
+    let mut writer = SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(file)).await.unwrap();
+    writer.execute("BEGIN IMMEDIATE").await.unwrap();
+    let started = exec(&client, "a", &steps(vec![Step::Exit(0)])).await.unwrap();
+    let ended = get(&client, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap();
+    assert_eq!(ended["state"], "ended", "the exit is reported all the same");
+    writer.execute("ROLLBACK").await.unwrap();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while sums(&server.store).await["execs"] != 1 {
+        assert!(tokio::time::Instant::now() < deadline, "the usage is lost");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    server.stop().await;
+}

@@ -1,0 +1,443 @@
+//! Arguments of `cofferdam serve`, of its keys and of its clients.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use cofferdam::{Level, NetworkPolicy, SandboxPath, TenantId, parse_duration};
+
+use crate::values::{parse_env, parse_label, parse_network};
+
+/// Listeners, sandboxes and quotas of `cofferdam serve` over HTTP.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "HTTP")]
+pub struct HttpArgs {
+    /// Listen on this TCP address, where clients need a key
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Vec<SocketAddr>,
+
+    /// Listen on this Unix socket, where this user needs no key [default: the private one, if there is no --listen]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Use the certificate in this PEM file; it is read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Use the private key in this PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Accept the tokens of the OpenID Connect issuer in this JSON file; docs/server.md describes it
+    #[arg(long, value_name = "FILE", help_heading = "Identity")]
+    pub oidc: Option<PathBuf>,
+
+    /// Accept client certificates signed by the authorities in this PEM file; it is read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "Identity")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Reject client certificates revoked by the lists in this PEM file; it is read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_client_ca", help_heading = "Identity")]
+    pub tls_client_crl: Option<PathBuf>,
+
+    /// Require a certificate of every client, or let clients without one use a key [default: optional]
+    #[arg(long, value_name = "WHEN", requires = "tls_client_ca", help_heading = "Identity")]
+    pub client_certificates: Option<ClientCertificatesUse>,
+
+    /// Map names in certificates of clients to tenants by this JSON file [default: cofferdam://tenant/NAME]
+    #[arg(long, value_name = "FILE", requires = "tls_client_ca", help_heading = "Identity")]
+    pub client_rules: Option<PathBuf>,
+
+    /// Accept that other hosts can read keys and answers
+    #[arg(long)]
+    pub without_tls: bool,
+
+    /// Accept every client that can connect, as the tenant of --tenant
+    #[arg(long)]
+    pub without_keys: bool,
+
+    /// Let clients choose an image
+    #[arg(long)]
+    pub allow_images: bool,
+
+    /// Let clients set a network policy of public host names
+    #[arg(long)]
+    pub allow_network: bool,
+
+    /// Lead requests for PORT-SANDBOX.DOMAIN to ports of sandboxes; the names must have this server's address
+    #[arg(long, value_name = "DOMAIN")]
+    pub port_domain: Option<String>,
+
+    /// Use this tenant for callers without a key
+    #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+    pub tenant: Option<TenantId>,
+
+    /// Close a sandbox that was not used for this time, if its creator sets none [default: 15m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub idle: Option<Duration>,
+
+    /// Close a sandbox after this time, if its creator sets none [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub life: Option<Duration>,
+
+    /// Limit the life time that a creator can set [default: 24h]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub max_life: Option<Duration>,
+
+    /// Let sandboxes live for this time after another process took over [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub handover: Option<Duration>,
+
+    /// Take over from the process at the other end of standard input
+    #[arg(long, hide = true)]
+    pub successor: bool,
+
+    /// Give each tenant the quota in this JSON file; docs/server.md describes it [default: none]
+    #[arg(long, value_name = "FILE", help_heading = "Quotas")]
+    pub quota: Option<PathBuf>,
+
+    /// Limit the sandboxes of all tenants together; creates beyond wait for room
+    #[arg(long, value_name = "N", help_heading = "Quotas")]
+    pub max_sandboxes: Option<u32>,
+
+    /// Limit the memory of all sandboxes together, by their limits; creates beyond wait for room
+    #[arg(long, value_name = "SIZE", help_heading = "Quotas")]
+    pub max_memory: Option<cofferdam::ByteSize>,
+
+    /// Let a create wait for room for this time [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Quotas")]
+    pub queue_time: Option<Duration>,
+
+    /// Count usage by the value of this label, too
+    #[arg(long, value_name = "KEY", help_heading = "Quotas")]
+    pub usage_label: Option<String>,
+
+    /// Examine the settings and this host, and end
+    #[arg(long, conflicts_with = "detach")]
+    pub check: bool,
+
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+/// The use of certificates of clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClientCertificatesUse {
+    /// Clients without a certificate need a key
+    Optional,
+    /// Clients without a certificate cannot connect
+    Required,
+}
+
+/// The place of a server's state.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "State")]
+pub struct StateArgs {
+    /// Keep keys and usage in this directory [default: $XDG_STATE_HOME/cofferdam/server or ~/.local/state/…]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+
+    /// Keep keys and usage in the PostgreSQL database whose URL is in this file, which only its owner can read
+    #[arg(long, value_name = "FILE", conflicts_with = "state")]
+    pub database_file: Option<PathBuf>,
+
+    /// Name this server in a database that several servers share [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    pub server_name: Option<String>,
+}
+
+const KEYS_HELP: &str = "\
+Examples:
+  cofferdam keys create --tenant acme --name ci --expires 720h
+  cofferdam keys create --tenant acme --scope runs --scope usage:read
+  cofferdam keys ls
+  cofferdam keys rotate 6f3c… --grace 1h
+  cofferdam keys revoke 6f3c…
+
+A key is printed once. The database has its hash only. A running server refuses a revoked key at
+once.";
+
+/// `cofferdam keys`.
+#[derive(Debug, Args)]
+#[command(after_help = KEYS_HELP)]
+pub struct KeysArgs {
+    /// The command
+    #[command(subcommand)]
+    pub command: KeysCommand,
+}
+
+/// Commands for keys.
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Create a key and print it
+    Create(CreateKeyArgs),
+    /// List the keys
+    Ls {
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Create a key with the rights of another one, which ends
+    Rotate {
+        /// The public part of the key
+        id: String,
+        /// Accept the other key for this time [default: 1h]
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        grace: Option<Duration>,
+        /// Print a JSON document
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+    /// Revoke a key at once
+    Revoke {
+        /// The public part of the key
+        id: String,
+        #[command(flatten)]
+        state: StateArgs,
+    },
+}
+
+/// `cofferdam keys create`.
+#[derive(Debug, Args)]
+pub struct CreateKeyArgs {
+    /// Create a key of this tenant
+    #[arg(long, value_parser = |text: &str| TenantId::new(text))]
+    pub tenant: TenantId,
+    /// Name the key for people
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub name: String,
+    /// Grant this scope; may be repeated [default: all but admin]
+    #[arg(long, value_name = "SCOPE", value_parser = |text: &str| text.parse::<cofferdam_server::Scope>())]
+    pub scope: Vec<cofferdam_server::Scope>,
+    /// End the key after this time [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub expires: Option<Duration>,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub state: StateArgs,
+}
+
+/// The server of a client.
+#[derive(Debug, Default, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub struct ClientArgs {
+    /// Use the server at this address: https://HOST[:PORT], http://127.0.0.1:PORT or unix:PATH [default:
+    /// COFFERDAM_SERVER, else the socket of this user's own server]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+
+    /// Read the key from this file instead of COFFERDAM_KEY
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+
+    /// Trust the authorities in this PEM file instead of those in COFFERDAM_CA, else of this host
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+
+    /// Present the client certificate in this PEM file instead of COFFERDAM_CLIENT_CERT
+    #[arg(long, value_name = "FILE", requires = "client_key")]
+    pub client_cert: Option<PathBuf>,
+
+    /// Use the certificate's private key in this PEM file instead of COFFERDAM_CLIENT_KEY
+    #[arg(long, value_name = "FILE", requires = "client_cert")]
+    pub client_key: Option<PathBuf>,
+}
+
+const CREATE_HELP: &str = "\
+Examples:
+  cofferdam create --name build        create a sandbox and print its id
+  cofferdam exec build -- make test
+  cofferdam create --server https://sandboxes.example:8443 --memory 256M --idle 5m
+  cofferdam create --name fix --workspace . && cofferdam exec fix -- make fmt && cofferdam diff fix
+
+`cofferdam serve` must run. The sandbox is closed by `cofferdam rm`, after its idle time, and after
+its life time. Changes of a --workspace that were not applied are then kept, for `cofferdam changes`.";
+
+/// `cofferdam create`.
+#[derive(Debug, Default, Args)]
+#[command(after_help = CREATE_HELP)]
+pub struct CreateArgs {
+    /// Name the sandbox
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Use this backend of the server
+    #[arg(long)]
+    pub backend: Option<String>,
+    /// Require at least this isolation level: wasm (1), process (2), container, vm (3)
+    #[arg(long)]
+    pub level: Option<Level>,
+    /// Use this image as the root file system
+    #[arg(long, value_name = "NAME")]
+    pub image: Option<String>,
+    /// Start from this snapshot of the server, with its backend and, unless others are given, its limits
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "image")]
+    pub snapshot: Option<String>,
+    /// Show this directory at /workspace; changes go to a copy. This user's own server only [default: an empty private
+    /// directory]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["snapshot", "read_only"])]
+    pub workspace: Option<String>,
+    /// Make the workspace read-only for code
+    #[arg(long)]
+    pub read_only: bool,
+    /// Allow connections to these hosts
+    #[arg(long, value_name = "HOST,…", value_parser = parse_network)]
+    pub net: Option<NetworkPolicy>,
+    /// Attach a label
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+    /// Close it when it was not used for this time
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub idle: Option<Duration>,
+    /// Close it after this time
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub life: Option<Duration>,
+    /// Limit the memory of all processes together
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<cofferdam::ByteSize>,
+    /// Limit the storage
+    #[arg(long, value_name = "SIZE")]
+    pub disk: Option<cofferdam::ByteSize>,
+    /// Limit the number of live processes and threads
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Limit the CPU time of each command
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub cpu_time: Option<Duration>,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `cofferdam ls`.
+#[derive(Debug, Args)]
+pub struct ListSandboxesArgs {
+    /// List sandboxes with this label only; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const EXEC_HELP: &str = "\
+Examples:
+  cofferdam exec build -- make test
+  cofferdam exec -it build -- bash
+  tar c src | cofferdam exec --stdin build -- tar x
+  cofferdam exec --detach build -- ./server && cofferdam logs build
+
+A cut connection is made again, and the output continues where it was. Ctrl-C ends the command;
+without --detach the command ends with this client's signal. In a terminal, Ctrl-] leaves the command
+running, and `cofferdam attach` connects to it again.
+Exit status: as of cofferdam run.";
+
+/// `cofferdam exec`.
+#[derive(Debug, Args)]
+#[command(after_help = EXEC_HELP)]
+pub struct ExecArgs {
+    /// The id or name of the sandbox
+    #[arg(add = crate::completion::sandboxes())]
+    pub sandbox: String,
+    /// The command with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+    /// Pass standard input to the command
+    #[arg(long, short = 'i')]
+    pub stdin: bool,
+    /// Allocate a terminal and connect it to this one
+    #[arg(long, short = 't', conflicts_with_all = ["json", "detach"])]
+    pub tty: bool,
+    /// Print the id of the exec and leave the command running
+    #[arg(long, conflicts_with = "stdin")]
+    pub detach: bool,
+    /// Start in this directory of the workspace
+    #[arg(long, value_name = "PATH", value_parser = |text: &str| SandboxPath::new(text))]
+    pub working_dir: Option<SandboxPath>,
+    /// Set an environment variable
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+    /// Limit real time
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+    /// Limit the output
+    #[arg(long, value_name = "SIZE")]
+    pub max_output: Option<cofferdam::ByteSize>,
+    /// Print only one JSON document, at the end
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `cofferdam logs`.
+#[derive(Debug, Args)]
+pub struct OutputOfExecArgs {
+    /// The id or name of the sandbox
+    #[arg(add = crate::completion::sandboxes())]
+    pub sandbox: String,
+    /// The id of the exec [default: the newest]
+    pub exec: Option<String>,
+    /// Print JSON lines instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+const COPY_HELP: &str = "\
+Examples:
+  cofferdam cp data.csv build:data.csv
+  cofferdam cp build:out/report.html report.html
+  cofferdam cp build:log.txt -         to standard output
+  cofferdam cp src build:project       a directory, which becomes project/src
+  cofferdam cp build:out .             a directory, which becomes ./out
+
+A directory is copied with its name into the other one. Of this host, existing files are replaced
+only with --force, and files that programs of the host obey, such as .git/config, never are.";
+
+/// `cofferdam cp`.
+#[derive(Debug, Args)]
+#[command(after_help = COPY_HELP)]
+pub struct CopyFilesArgs {
+    /// The file or directory: PATH of this host, SANDBOX:PATH, or - for standard input
+    #[arg(add = crate::completion::ends_of_copies())]
+    pub from: String,
+    /// The new file, or the directory for a directory: PATH of this host, SANDBOX:PATH, or - for standard output
+    #[arg(add = crate::completion::ends_of_copies())]
+    pub to: String,
+    /// Replace files of this host
+    #[arg(long)]
+    pub force: bool,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// `cofferdam rm`.
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    /// The ids or names of the sandboxes
+    #[arg(required = true, add = crate::completion::sandboxes())]
+    pub sandboxes: Vec<String>,
+    /// Discard changes of a --workspace, which are otherwise kept for `cofferdam changes`
+    #[arg(long)]
+    pub discard_changes: bool,
+    /// Print a JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub client: ClientArgs,
+}

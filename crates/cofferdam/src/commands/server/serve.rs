@@ -1,0 +1,320 @@
+//! `cofferdam serve` in a build that serves HTTP.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cofferdam::engine::PreparedBackend;
+use cofferdam::resident::Http;
+use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry};
+use cofferdam_linux::trust::Secrecy;
+use cofferdam_server::{
+    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, Identities, Listen, ListenTls, Listener,
+    Oidc, OidcConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig, SnapshotArchive,
+    Store, TlsFiles, WorkspaceArchive, check_listener,
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::upgrade::{self, Program};
+use super::{open_in, state, systemd};
+use crate::args::{ClientCertificatesUse, HttpArgs, ServeArgs};
+use crate::commands::review;
+use crate::commands::run::no_signals;
+use crate::commands::serve::{Plan, until_signal};
+use crate::interrupts::Interrupts;
+use crate::report;
+use crate::settings::Settings;
+use crate::style::Tone;
+
+/// Serves until a signal or a client requests the end.
+pub async fn serve(plan: Plan) -> Result<u8> {
+    let args = &plan.args.http;
+    let program = Program::own()?;
+    // Before any other program is started.
+    let mut predecessor = match args.successor {
+        true => Some(Predecessor::receive(upgrade::channel()?).await?),
+        false => None,
+    };
+    let (mut listeners, listens) = passed(args, predecessor.as_mut())?;
+    // Without other sockets, it is the server of this user.
+    let is_private = listeners.is_empty() && listens.is_empty();
+    if !is_private && (plan.args.idle_exit.is_some() || plan.args.max_runs.is_some()) {
+        return Err(Error::invalid(
+            "serve",
+            "--idle-exit and --max-runs are for the private socket, which serves runs",
+        )
+        .with_remedy("leave them out, or --listen and --socket"));
+    }
+    let directory = state::directory(args.state.state.as_deref(), is_private)?;
+    let store = open_in(&args.state, || Ok(directory.clone())).await?;
+    let consent = Consent { without_tls: args.without_tls, without_keys: args.without_keys };
+    let identities = identities(args)?;
+    for listen in &listens {
+        check_listener(listen, consent, &store, &identities).await?;
+    }
+    for listener in &listeners {
+        check_listener(&listener.listen()?, consent, &store, &identities).await?;
+    }
+    let quota = quota(args)?;
+    if args.check {
+        return check(&plan.args, &plan.settings, &listens, &identities).await;
+    }
+    let claimed = if is_private { Some(plan.claim()?) } else { None };
+    let _locked = state::lock(&directory, args.successor).await?;
+    let prepared = plan.backend()?;
+    let server =
+        server(&plan, &prepared, store.clone(), directory.join("snapshots"), quota, identities)?.after(predecessor);
+    let interrupts = Interrupts::listen().map_err(no_signals)?;
+    let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
+    for listen in &listens {
+        listeners.push(Listener::bind(listen).await?);
+    }
+    let mut resident = None;
+    if let Some(claimed) = claimed {
+        let (connections, accepted) = mpsc::channel(1);
+        listeners.push(Listener::Shared(accepted, claimed.socket()));
+        let http = Http { connections, is_busy: Box::new(server.is_busy()) };
+        resident = Some(plan.resident(claimed, &prepared, Some(http))?);
+    }
+    let urls: Vec<_> = listeners.iter().map(Listener::url).collect();
+    let (control, has_private_socket) = (server.control(), resident.is_some());
+    let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
+    let (stopping, ending) = (stop.clone(), ended.clone().drop_guard());
+    let serving = tokio::spawn(async move {
+        // Dropped when the server has ended, too early if its database fails.
+        let _ending = ending;
+        server.serve(listeners, stopping).await
+    });
+    let close = async move || {
+        stop.cancel();
+        serving.await.unwrap_or_else(|error| {
+            Err(Error::new(ErrorKind::Internal, "serve", "the server ended early").with_source(error))
+        })
+    };
+    let status = until_signal(interrupts, async |mut requested| {
+        let begun = tokio::select! {
+            () = control.serving() => {
+                plan.report(urls)?;
+                systemd::ready();
+                true
+            }
+            () = ended.cancelled() => false,
+            _ = &mut requested => false,
+        };
+        let end = async {
+            if !begun {
+                return;
+            }
+            tokio::select! {
+                _ = requested => systemd::stopping(),
+                () = ended.cancelled() => {}
+                () = systemd::watchdog() => {}
+                () = program.at_signals(upgrades, &control, has_private_socket) => {}
+            }
+        };
+        match resident {
+            Some(resident) => resident.run(end, close).await,
+            None => {
+                end.await;
+                let closed = close().await;
+                closed.and(prepared.shutdown(Duration::ZERO).await)
+            }
+        }
+    });
+    let status = status.await?;
+    store.close().await;
+    Ok(status)
+}
+
+fn server(
+    plan: &Plan,
+    prepared: &Arc<PreparedBackend>,
+    store: Store,
+    snapshots: PathBuf,
+    quota: Quota,
+    identities: Identities,
+) -> Result<Server> {
+    let (args, settings) = (&plan.args.http, &plan.settings);
+    let audit = plan.file.audit.as_ref().map(|audit| cofferdam_audit::Log::open(audit.log())).transpose();
+    let audit = audit.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "serve", format!("cannot open the audit log: {error}"))
+            .with_remedy("repair it, or leave [audit] out of the configuration file")
+    })?;
+    let base = QueueBounds::default();
+    Server::new(ServerConfig {
+        bounds: bounds(args, plan.config()?.drain),
+        policy: policy(&plan.args, settings, prepared)?,
+        gate: Gate {
+            owner: rustix::process::geteuid().as_raw(),
+            tenant: args.tenant.clone().unwrap_or_else(|| settings.tenant.clone()),
+            without_keys: args.without_keys,
+            store: Some(store.clone()),
+            identities,
+        },
+        store,
+        snapshots,
+        changes: Some(review::store_directory()),
+        name: args.state.server_name.clone().unwrap_or_else(host_name),
+        quota,
+        capacity: Capacity { sandboxes: args.max_sandboxes, memory: args.max_memory },
+        queue: QueueBounds { wait: args.queue_time.unwrap_or(base.wait), ..base },
+        usage_label: args.usage_label.clone(),
+        audit,
+        code: settings.code.clone(),
+        port_domain: args.port_domain.clone(),
+    })
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Reads the quota of tenants that have none of their own.
+fn quota(args: &HttpArgs) -> Result<Quota> {
+    args.quota.as_deref().map_or_else(|| Ok(Quota::default()), |path| document(path, "--quota", Quota::parse))
+}
+
+/// Reads the identities that the server knows besides keys.
+fn identities(args: &HttpArgs) -> Result<Identities> {
+    let oidc = args.oidc.as_deref().map(|path| document(path, "--oidc", |text| Oidc::new(OidcConfig::parse(text)?)));
+    let rules = args.client_rules.as_deref().map(|path| document(path, "--client-rules", CertificateRules::parse));
+    Ok(Identities { oidc: oidc.transpose()?.map(Arc::new), certificates: rules.transpose()?.unwrap_or_default() })
+}
+
+/// Reads the file of an option.
+fn document<T>(path: &Path, option: &str, parse: impl FnOnce(&str) -> Result<T>) -> Result<T> {
+    let text = super::text(path, Secrecy::Public, &format!("the file of {option}"))?;
+    parse(&text).map_err(|error| error.with_context("file", path.display().to_string()))
+}
+
+fn tls(args: &HttpArgs) -> Option<ListenTls> {
+    let clients = args.tls_client_ca.clone().map(|authorities| ClientCertificates {
+        authorities,
+        revoked: args.tls_client_crl.clone(),
+        required: args.client_certificates == Some(ClientCertificatesUse::Required),
+    });
+    let (certificate, key) = (args.tls_cert.clone()?, args.tls_key.clone()?);
+    Some(ListenTls { files: TlsFiles { certificate, key }, clients })
+}
+
+/// Returns the sockets of the service manager and of the process before, and what is left to listen on.
+fn passed(args: &HttpArgs, predecessor: Option<&mut Predecessor>) -> Result<(Vec<Listener>, Vec<Listen>)> {
+    let tls = tls(args);
+    let mut listeners = systemd::sockets(tls.as_ref())?;
+    let mut wanted: Vec<_> = args.listen.iter().map(|address| Listen::Tcp(*address, tls.clone())).collect();
+    wanted.extend(args.socket.clone().map(Listen::Socket));
+    if let Some(predecessor) = predecessor {
+        let mut left = Vec::new();
+        for listen in wanted {
+            match predecessor.take(&listen)? {
+                Some(listener) => listeners.push(listener),
+                None => left.push(listen),
+            }
+        }
+        wanted = left;
+        listeners.extend(predecessor.take_others(tls.as_ref())?);
+    }
+    let is_tcp = |listen: &Listen| matches!(listen, Listen::Tcp(..));
+    let is_over_tcp = listeners.iter().any(|listener| matches!(listener, Listener::Tcp(..)));
+    if tls.is_some() && !is_over_tcp && !wanted.iter().any(is_tcp) {
+        return Err(Error::invalid("serve", "--tls-cert needs --listen").with_remedy("add --listen ADDRESS:PORT"));
+    }
+    Ok((listeners, wanted))
+}
+
+fn bounds(args: &HttpArgs, drain_time: Duration) -> Bounds {
+    let base = Bounds::default();
+    Bounds {
+        default_idle: args.idle.unwrap_or(base.default_idle),
+        default_life: args.life.unwrap_or(base.default_life),
+        max_life: args.max_life.unwrap_or(base.max_life),
+        drain_time,
+        handover_time: args.handover.unwrap_or(base.handover_time),
+        ..base
+    }
+}
+
+fn names<'a>(args: &'a ServeArgs, settings: &'a Settings) -> Vec<&'a str> {
+    match args.backend.is_empty() {
+        true => vec![settings.backend.name],
+        false => args.backend.iter().map(String::as_str).collect(),
+    }
+}
+
+fn policy(args: &ServeArgs, settings: &Settings, prepared: &Arc<PreparedBackend>) -> Result<Policy> {
+    let mut backends = std::collections::BTreeMap::new();
+    let names = names(args, settings);
+    for (index, name) in names.iter().enumerate() {
+        let backend: Arc<dyn Backend> = match index {
+            0 => Arc::clone(prepared) as _,
+            _ => registry::backend_with(name, &settings.setup)?,
+        };
+        let attributes = registry::attributes(name, &settings.setup)?;
+        let archive = archive(name, &backend, settings)?;
+        backends.insert((*name).to_owned(), ServedBackend { backend, attributes, archive });
+    }
+    Ok(Policy {
+        backends,
+        default_backend: names[0].to_owned(),
+        max_limits: settings.limits.clone(),
+        allow_weaker: settings.allow_weaker.clone(),
+        images: args.http.allow_images,
+        network: args.http.allow_network,
+        workspaces: true,
+    })
+}
+
+/// Returns the files of a backend's snapshots.
+fn archive(name: &str, backend: &Arc<dyn Backend>, settings: &Settings) -> Result<Option<Arc<dyn SnapshotArchive>>> {
+    if matches!(backend.level(), Level::Wasm | Level::Simulated) {
+        return Ok(Some(Arc::new(WorkspaceArchive::new(Arc::clone(backend)))));
+    }
+    #[cfg(feature = "vm")]
+    {
+        let setup = registry::setup_of(name)?.or(settings.setup.clone());
+        super::machines::archive(registry::find(name)?, &setup)
+    }
+    #[cfg(not(feature = "vm"))]
+    {
+        let _ = (name, settings);
+        Ok(None)
+    }
+}
+
+/// Examines the files of TLS, the issuer of tokens, and this host for each backend. The exit status is 1 if one cannot
+/// be used.
+async fn check(args: &ServeArgs, settings: &Settings, listens: &[Listen], identities: &Identities) -> Result<u8> {
+    let mut status = 0;
+    for listen in listens {
+        listen.check()?;
+    }
+    if let Some(oidc) = &identities.oidc {
+        match oidc.check().await {
+            Ok(0) => {
+                report::remark("the issuer of tokens has no key that can be used", Tone::Bad);
+                status = 1;
+            }
+            Ok(keys) => report::remark(&format!("the issuer of tokens has {keys} keys"), Tone::Good),
+            Err(error) => {
+                report::remark(&format!("the issuer of tokens cannot be used: {error}"), Tone::Bad);
+                status = 1;
+            }
+        }
+    }
+    for name in names(args, settings) {
+        let found = registry::doctor(name, &settings.setup).await?;
+        let missing = found.items.iter().filter(|item| item.state == FindingState::Missing);
+        for item in missing {
+            report::remark(&format!("backend {name}: {} is missing: {}", item.name, item.detail), Tone::Bad);
+        }
+        let (tone, word) = if found.usable { (Tone::Good, "can be used") } else { (Tone::Bad, "cannot be used") };
+        report::remark(&format!("backend {name} {word}"), tone);
+        status |= u8::from(!found.usable);
+    }
+    if status == 0 {
+        report::remark("the settings and the database are valid", Tone::Good);
+    }
+    Ok(status)
+}

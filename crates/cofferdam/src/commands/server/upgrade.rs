@@ -1,0 +1,109 @@
+//! Upgrades without a pause: the server starts the program again, hands its sockets over, and ends with its sandboxes.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use cofferdam::{Error, ErrorKind, Result};
+use cofferdam_linux::message;
+use cofferdam_server::Control;
+use tokio::signal::unix::Signal;
+use tokio::task::JoinHandle;
+
+use super::systemd;
+use crate::report::{self, Form};
+use crate::style::Tone;
+
+/// The option of a process that takes over. Its standard input is the channel to the process before.
+const SUCCESSOR: &str = "--successor";
+
+/// The program as it was started.
+#[derive(Debug, Clone)]
+pub struct Program {
+    path: PathBuf,
+    words: Vec<OsString>,
+    /// The directory of relative paths in the options. `None` if it was removed.
+    directory: Option<PathBuf>,
+}
+
+impl Program {
+    /// Returns the program of this process. Its path is read before another version replaces the file.
+    pub fn own() -> Result<Self> {
+        let path = std::env::current_exe().map_err(|error| failed("cannot find the program's own file", error))?;
+        let words = std::env::args_os().skip(1).filter(|word| word != SUCCESSOR).collect();
+        Ok(Self { path, words, directory: std::env::current_dir().ok() })
+    }
+
+    /// Starts the program with one end of a channel as its standard input.
+    fn start(&self, channel: OwnedFd) -> Result<Child> {
+        let mut command = Command::new(&self.path);
+        command.args(&self.words).arg(SUCCESSOR).stdin(Stdio::from(channel));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        for variable in systemd::OWN_VARIABLES {
+            command.env_remove(variable);
+        }
+        command.spawn().map_err(|error| {
+            failed("cannot start the new version", error).with_context("program", self.path.display().to_string())
+        })
+    }
+
+    /// Upgrades a server at each signal, one upgrade at a time. Runs until it is dropped.
+    pub async fn at_signals(&self, mut signals: Signal, control: &Control, has_private_socket: bool) {
+        let mut upgrade: Option<JoinHandle<()>> = None;
+        while signals.recv().await.is_some() {
+            if has_private_socket {
+                report::remark("only a server with --listen or --socket is upgraded; this one serves on", Tone::Bad);
+            } else if upgrade.as_ref().is_none_or(JoinHandle::is_finished) {
+                upgrade = Some(tokio::spawn(self.clone().take_over(control.clone())));
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Starts the program and hands the server over to it. If that fails, the server serves as before.
+    async fn take_over(self, control: Control) {
+        report::remark("upgrading: starting the program again", Tone::Good);
+        systemd::reloading();
+        match self.try_take_over(&control).await {
+            Ok(id) => {
+                report::remark(&format!("process {id} serves; this one ends with its sandboxes"), Tone::Good);
+            }
+            Err(error) => {
+                systemd::kept();
+                report::error(&error, Form::Text);
+                report::remark("the upgrade failed, and this process serves on", Tone::Bad);
+            }
+        }
+    }
+
+    async fn try_take_over(&self, control: &Control) -> Result<u32> {
+        let (own, theirs) = message::pair().map_err(|error| failed("cannot create a channel", error))?;
+        let mut child = self.start(theirs)?;
+        let id = child.id();
+        let done = control.handoff(own, move || systemd::main_process(id)).await;
+        if done.is_err() {
+            // It has closed its end, or is of no use.
+            let _ = child.kill();
+            let _ = tokio::task::spawn_blocking(move || child.wait()).await;
+        }
+        done.map(|()| id)
+    }
+}
+
+/// Returns the channel to the process before, which is standard input. Nothing else inherits it.
+pub fn channel() -> Result<OwnedFd> {
+    let given = std::io::stdin().as_fd().try_clone_to_owned();
+    let given = given.map_err(|error| failed("cannot use the channel", error))?;
+    let null = OpenOptions::new().read(true).open("/dev/null");
+    let null = null.map_err(|error| failed("cannot close the channel on exec", error))?;
+    rustix::stdio::dup2_stdin(&null).map_err(|error| failed("cannot close the channel on exec", error.into()))?;
+    Ok(given)
+}
+
+fn failed(what: &str, error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, "hand over", what.to_owned()).with_source(error)
+}

@@ -1,0 +1,102 @@
+//! Copy-on-write workspaces of a server: shown to clients, kept for the person at the host.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::cofferdam;
+use crate::talk::{Place, Talk, containers, processes, webassembly};
+
+/// Returns the kept changes.
+fn kept(state: &Path) -> Vec<Value> {
+    let mut command = Command::new(cofferdam());
+    let output = command.args(["changes", "ls", "--json"]).env("XDG_STATE_HOME", state).output().expect("it runs");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    document["changes"].as_array().expect("a list").clone()
+}
+
+fn changes_are_shown_and_kept(place: &Place, write: impl Fn(&mut Talk, &Value)) {
+    let (project, state) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    fs::write(project.path().join("file"), "one\ntwo\n").expect("written");
+    let workspace = format!("{}:cow", project.path().display());
+    let place = place.with("XDG_STATE_HOME", state.path());
+    let mut talk = Talk::new(&place, &["--workspace", &workspace]);
+    let sandbox = talk.makes("create_sandbox", json!({}));
+    assert_eq!(talk.works("show_changes", json!({"sandbox": sandbox}))["files"], 0);
+    write(&mut talk, &sandbox);
+    let id = talk.begin("show_changes", json!({"sandbox": sandbox}));
+    let result = talk.result(id);
+    let shown = &result["structuredContent"];
+    assert_eq!((&shown["files"], &shown["truncated"]), (&json!(2), &json!(false)), "{result}");
+    assert_eq!(shown["changes"][0], json!({"path": "file", "kind": "modified"}), "{result}");
+    let diff = result["content"][0]["text"].as_str().expect("text");
+    assert!(diff.contains("-two\n+TWO\n") && !diff.contains('\u{1b}'), "{diff}");
+    // Another sandbox begins with the directory as it is.
+    let other = talk.makes("create_sandbox", json!({}));
+    assert_eq!(talk.works("read_file", json!({"sandbox": other, "path": "file"}))["text"], "one\ntwo\n");
+    talk.works("close_sandbox", json!({"sandbox": other}));
+    assert_eq!(kept(state.path()).len(), 0, "nothing changed in the other sandbox");
+    talk.end();
+    let found = kept(state.path());
+    let [kept] = &found[..] else { panic!("one change set: {found:?}") };
+    assert_eq!(fs::read_to_string(project.path().join("file")).expect("a file"), "one\ntwo\n");
+    let id = kept["id"].as_str().expect("an id");
+    let mut apply = Command::new(cofferdam());
+    let output = apply.args(["changes", "apply", id]).env("XDG_STATE_HOME", state.path()).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read_to_string(project.path().join("file")).expect("a file"), "one\nTWO\n");
+    assert_eq!(fs::read_to_string(project.path().join("made")).expect("a file"), "\u{1b}[2J");
+}
+
+fn by_shell(talk: &mut Talk, sandbox: &Value) {
+    talk.prints(sandbox, "sed -i s/two/TWO/ file; printf '\\033[2J' > made");
+}
+
+fn by_tools(talk: &mut Talk, sandbox: &Value) {
+    talk.works("edit_file", json!({"sandbox": sandbox, "path": "file", "old_text": "two", "new_text": "TWO"}));
+    talk.works("write_file", json!({"sandbox": sandbox, "path": "made", "content": "\u{1b}[2J"}));
+}
+
+/// Promise (MCP server): A client sees the changes of a copy-on-write workspace, and only the person at the host can
+/// apply them: they are kept when the sandbox ends.
+#[test]
+fn changes_of_processes_are_shown_and_kept() {
+    changes_are_shown_and_kept(&processes(), by_shell);
+}
+
+/// Promise (MCP server): A container has a copy-on-write workspace as well.
+#[test]
+fn changes_of_containers_are_shown_and_kept() {
+    if let Some(place) = containers("changes_of_containers_are_shown_and_kept") {
+        changes_are_shown_and_kept(&place, by_shell);
+    }
+}
+
+/// Promise (MCP server): A WebAssembly sandbox has a copy-on-write workspace as well.
+#[test]
+fn changes_of_webassembly_are_shown_and_kept() {
+    if let Some(place) = webassembly("changes_of_webassembly_are_shown_and_kept") {
+        changes_are_shown_and_kept(&place, by_tools);
+    }
+}
+
+/// A fork of a copy has changes of its own.
+#[test]
+fn a_fork_of_a_container_keeps_its_own_changes() {
+    let Some(place) = containers("a_fork_of_a_container_keeps_its_own_changes") else { return };
+    let (project, state) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    fs::write(project.path().join("file"), "one\n").expect("written");
+    let workspace = format!("{}:cow", project.path().display());
+    let mut talk = Talk::new(&place.with("XDG_STATE_HOME", state.path()), &["--workspace", &workspace]);
+    let first = talk.makes("create_sandbox", json!({}));
+    talk.prints(&first, "echo two >> file");
+    let fork = talk.makes("fork_sandbox", json!({"sandbox": first}));
+    talk.prints(&fork, "echo three > new");
+    assert_eq!(talk.works("show_changes", json!({"sandbox": first}))["files"], 1);
+    assert_eq!(talk.works("show_changes", json!({"sandbox": fork}))["files"], 2);
+    assert_eq!(talk.fails("snapshot_sandbox", json!({"sandbox": first})).1, "unsupported");
+    talk.end();
+    assert_eq!(kept(state.path()).len(), 2);
+}
