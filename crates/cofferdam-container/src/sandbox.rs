@@ -167,6 +167,12 @@ impl Sandbox for ContainerSandbox {
         self.inner.guest.list_dir(path).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.open("rename")?;
+        self.spec.workspace().check_change("rename")?;
+        self.inner.guest.rename(from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.open("remove")?;
         self.spec.workspace().check_change("remove")?;

@@ -387,6 +387,22 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
         copy::copy_out(self, wanted, into).await
     }
 
+    /// Renames a file, a symlink (not its target) or a directory with its contents, in one step.
+    ///
+    /// # Behavior
+    /// - A file or symlink at `to` is replaced, as is an empty directory by a directory. A symlink there is not followed.
+    /// - The directory above `to` must exist.
+    ///
+    /// # Errors
+    /// - `Conflict` if what is at `to` cannot be replaced, or if `to` is in another file system, such as a mount.
+    /// - `InvalidInput` for the workspace itself, and for a directory that would be moved into itself.
+    /// - `Denied` in a host directory that is mounted read-only.
+    /// - `Unsupported` unless [`Capability::Files`] is declared.
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let _ = (from, to);
+        Err(Error::unsupported("rename", "this backend cannot rename files"))
+    }
+
     /// Removes a file, a symlink (not its target) or a directory with its contents.
     ///
     /// # Errors

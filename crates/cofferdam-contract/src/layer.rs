@@ -160,6 +160,11 @@ impl<L: SandboxLayer> Sandbox for LayeredSandbox<L> {
         self.inner.copy_out(wanted, into).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let _permit = self.layer.admit(Sharing::Shared).await;
+        self.inner.rename(from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         let _permit = self.layer.admit(Sharing::Shared).await;
         self.inner.remove(path).await

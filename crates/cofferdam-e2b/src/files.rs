@@ -244,6 +244,18 @@ pub(crate) async fn list(core: &Core, path: &SandboxPath) -> Result<Vec<DirEntry
     entries(&output)
 }
 
+/// Renames a file, a link or a directory.
+pub(crate) async fn rename(core: &Core, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+    if from.is_workspace() || to.is_workspace() {
+        return Err(Error::invalid("rename", "the workspace itself cannot be renamed or replaced"));
+    }
+    if to.as_str().strip_prefix(from.as_str()).is_some_and(|rest| rest.starts_with('/')) {
+        core.open("rename")?;
+        return Err(Error::invalid("rename", "a directory cannot be moved into itself"));
+    }
+    run(core, "rename", from, &["rename", &from.inside(), &to.inside()], MAX_PATH).await.map(drop)
+}
+
 /// Removes a file, a link or a directory with its contents.
 pub(crate) async fn remove(core: &Core, path: &SandboxPath) -> Result<()> {
     if path.is_workspace() {

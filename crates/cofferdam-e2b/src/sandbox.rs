@@ -119,6 +119,10 @@ impl Sandbox for E2bSandbox {
         files::list(&self.core, path).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        files::rename(&self.core, from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         files::remove(&self.core, path).await
     }

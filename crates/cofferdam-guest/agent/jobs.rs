@@ -13,12 +13,14 @@ use super::buffers::{Cursor, Outbox};
 use super::remove::{Removal, aside};
 use super::sys::{self, Fd, Res, Stat};
 use super::texts;
-use super::walk::{ELOOP, Links, Name, Parents, walk};
+use super::walk::{ELOOP, EXDEV, Links, Name, Parents, walk};
 use super::watch;
 use super::wire::{Answer, Entry, HEAD, MAX_DATA, MAX_JOBS, MAX_PATH, MAX_WATCHES, Make, WINDOW};
 
 const ENOENT: i32 = 2;
 const EEXIST: i32 = 17;
+/// The answer to a rename between file systems.
+const ENOTUNIQ: i32 = 76;
 const EMFILE: i32 = 24;
 /// Space in the outbox that jobs leave for answers to other requests.
 const RESERVE: usize = 3 * (HEAD + MAX_DATA);
@@ -388,6 +390,17 @@ pub fn make(root: &Fd, path: &[u8], make: Make<'_>) -> Res<()> {
             let (from, old) = walk(root, target, Links::Refuse, Parents::Expect)?;
             sys::make_link(from.number(), old.bytes(), dir, name.bytes())
         }
+    }
+}
+
+/// Renames a file, link or directory. Follows no link at both names.
+pub fn rename(root: &Fd, path: &[u8], to: &[u8]) -> Res<()> {
+    let (old, old_name) = walk(root, path, Links::KeepLast, Parents::Expect)?;
+    let (new, new_name) = walk(root, to, Links::KeepLast, Parents::Expect)?;
+    match sys::rename(old.number(), old_name.bytes(), new.number(), new_name.bytes()) {
+        // Of a walk, this error means a path that leads outside.
+        Err(EXDEV) => Err(ENOTUNIQ),
+        other => other,
     }
 }
 

@@ -537,6 +537,9 @@ impl Agent {
                     Err(failure) => begun(Err(failure), out),
                 }
             }
+            Request::Rename { root, path, to } => {
+                done(id, self.root(root).and_then(|root| jobs::rename(root, path, to)), out);
+            }
             Request::Make { root, path, make } => {
                 done(id, self.root(root).and_then(|root| jobs::make(root, path, make)), out);
             }

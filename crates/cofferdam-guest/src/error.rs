@@ -18,6 +18,7 @@ mod errno {
     pub const XDEV: i32 = 18;
     pub const NOTDIR: i32 = 20;
     pub const ISDIR: i32 = 21;
+    pub const INVAL: i32 = 22;
     pub const MFILE: i32 = 24;
     pub const FBIG: i32 = 27;
     pub const NOSPC: i32 = 28;
@@ -25,6 +26,7 @@ mod errno {
     pub const NAMETOOLONG: i32 = 36;
     pub const NOTEMPTY: i32 = 39;
     pub const LOOP: i32 = 40;
+    pub const NOTUNIQ: i32 = 76;
     pub const DQUOT: i32 = 122;
 }
 
@@ -56,6 +58,8 @@ pub fn file(operation: &'static str, path: impl Into<String>, number: i32, kind:
         return not_plain(operation, path, kind);
     }
     let (kind, message) = match number {
+        errno::NOTUNIQ => (ErrorKind::Conflict, "the target is in another file system"),
+        errno::INVAL if operation == "rename" => (ErrorKind::InvalidInput, "a directory cannot be moved into itself"),
         errno::XDEV | errno::LOOP => (ErrorKind::PathEscape, "the path leads outside the workspace or in a circle"),
         errno::NOENT => (ErrorKind::NotFound, "there is no such file or directory"),
         errno::NOTDIR => (ErrorKind::Conflict, "a part of the path is not a directory"),

@@ -144,6 +144,17 @@ impl Guest {
         files::list(&self.inner, path).await
     }
 
+    /// Renames a file or directory, like `Sandbox::rename`.
+    pub async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        if from.is_workspace() || to.is_workspace() {
+            return Err(Error::invalid("rename", "the workspace itself cannot be renamed or replaced"));
+        }
+        let (path, to) = (from.as_str().as_bytes(), to.as_str().as_bytes());
+        let request = Request::Rename { root: Root::Workspace, path, to };
+        let _operation = self.inner.link.operate("rename")?;
+        files::simple(&self.inner, "rename", &from.inside(), &request).await
+    }
+
     /// Removes a file or directory, like `Sandbox::remove`.
     pub async fn remove(&self, path: &SandboxPath) -> Result<()> {
         if path.is_workspace() {

@@ -96,6 +96,7 @@ proptest! {
             Request::Finish { mode: number, modified },
             Request::List { root, path },
             Request::Remove { root, path },
+            Request::Rename { root, path, to: data },
             Request::Make { root, path, make: Make::Directory { mode: number } },
             Request::Make { root, path, make: Make::Symlink { target: data } },
             Request::Make { root, path, make: Make::Link { target: data } },

@@ -290,6 +290,36 @@ fn entry(dir: &OwnedFd, name: &std::ffi::CStr, stat: &rustix::fs::Stat) -> DirEn
     DirEntry { name, kind, size, mode: stat.st_mode & 0o7777, modified: stat.st_mtime, target }
 }
 
+/// Renames a file, a link, or a directory.
+pub async fn rename(root: WorkspaceRoot, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+    if from.is_workspace() || to.is_workspace() {
+        return Err(Error::invalid("rename", "the workspace itself cannot be renamed or replaced"));
+    }
+    let (from, to) = (from.clone(), to.clone());
+    blocking("rename", move || {
+        let above = |path: &SandboxPath| {
+            let parent = Path::new(path.as_str()).parent().unwrap_or(Path::new(""));
+            beneath::open(root.dir.as_fd(), parent, OPEN_DIR, Mode::empty())
+                .map_err(|error| failed("rename", path, error))
+        };
+        let name = |path: &SandboxPath| Path::new(path.as_str()).file_name().unwrap_or_default().to_owned();
+        let (old, new) = (above(&from)?, above(&to)?);
+        rustix::fs::renameat(&old, name(&from), &new, name(&to)).map_err(|error| {
+            let refused = |kind, message| Error::new(kind, "rename", message).with_context("path", to.to_string());
+            match error {
+                Errno::XDEV => refused(ErrorKind::Conflict, "the target is in another file system"),
+                Errno::INVAL => refused(ErrorKind::InvalidInput, "a directory cannot be moved into itself"),
+                Errno::NOTEMPTY | Errno::EXIST => {
+                    refused(ErrorKind::Conflict, "the target is a directory with entries")
+                }
+                Errno::NOTDIR => refused(ErrorKind::Conflict, "a directory cannot replace a file"),
+                error => failed("rename", &from, error),
+            }
+        })
+    })
+    .await
+}
+
 /// Removes a file, a link, or a directory with its contents.
 pub async fn remove(root: WorkspaceRoot, path: &SandboxPath) -> Result<()> {
     if path.is_workspace() {

@@ -133,6 +133,12 @@ impl Sandbox for ProcessSandbox {
         files::list(self.workspace_root("list_dir")?, path).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let root = self.workspace_root("rename")?;
+        self.spec.workspace().check_change("rename")?;
+        files::rename(root, from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         let root = self.workspace_root("remove")?;
         self.spec.workspace().check_change("remove")?;

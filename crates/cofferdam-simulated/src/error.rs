@@ -17,6 +17,7 @@ impl TreeError {
             Self::TooManyLinks => "too many symbolic links",
             Self::Full => "no space left: the disk limit is reached",
             Self::IsTheWorkspace => "the workspace itself",
+            Self::IntoItself => "a directory cannot be moved into itself",
         }
     }
 
@@ -29,7 +30,7 @@ impl TreeError {
                 ErrorKind::Conflict
             }
             Self::Full => ErrorKind::ResourceExhausted,
-            Self::IsTheWorkspace => ErrorKind::InvalidInput,
+            Self::IsTheWorkspace | Self::IntoItself => ErrorKind::InvalidInput,
         };
         Error::new(kind, operation, self.message()).with_context("path", path.escape_debug().to_string())
     }

@@ -29,6 +29,8 @@ pub enum FaultPoint {
     WriteFile,
     /// `Sandbox::list_dir`.
     ListDir,
+    /// `Sandbox::rename`.
+    Rename,
     /// `Sandbox::remove`.
     Remove,
     /// `Sandbox::snapshot`.
@@ -56,6 +58,7 @@ impl FaultPoint {
             Self::ReadFile => "read_file",
             Self::WriteFile => "write_file",
             Self::ListDir => "list_dir",
+            Self::Rename => "rename",
             Self::Remove => "remove",
             Self::Snapshot => "snapshot",
             Self::Fork => "fork",

@@ -126,6 +126,13 @@ impl Sandbox for SimulatedSandbox {
         Ok(entries)
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.enter(FaultPoint::Rename, Some(Capability::Files)).await?;
+        let mut state = self.shared.open("rename")?;
+        let renamed = state.tree.rename(from.as_str(), to.as_str());
+        renamed.map_err(|error| error.into_error("rename", to.as_str()))
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.enter(FaultPoint::Remove, Some(Capability::Files)).await?;
         let mut state = self.shared.open("remove")?;

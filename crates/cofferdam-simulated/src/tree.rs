@@ -30,6 +30,7 @@ pub(crate) enum TreeError {
     TooManyLinks,
     Full,
     IsTheWorkspace,
+    IntoItself,
 }
 
 type Result<T> = std::result::Result<T, TreeError>;
@@ -205,6 +206,45 @@ impl Tree {
         }
         let (entries, name) = self.parent(&at, Parents::MustExist)?;
         entries.insert(name.to_owned(), node);
+        Ok(())
+    }
+
+    /// Moves a node to another name. Follows no link at both names.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) -> Result<()> {
+        let (old, new) = (self.resolve(from, false)?, self.resolve(to, false)?);
+        if old.is_empty() || new.is_empty() {
+            return Err(TreeError::IsTheWorkspace);
+        }
+        let moved = self.node(&old).ok_or(TreeError::NotFound)?.clone();
+        let is_directory = matches!(moved, Node::Directory(_));
+        if is_directory && new.len() > old.len() && new.starts_with(&old) {
+            return Err(TreeError::IntoItself);
+        }
+        match self.node(&new) {
+            _ if old == new => return Ok(()),
+            Some(Node::Directory(_)) if !is_directory => return Err(TreeError::IsADirectory),
+            Some(Node::Directory(entries)) if !entries.is_empty() => return Err(TreeError::Exists),
+            Some(Node::File(_) | Node::Symlink(_) | Node::Fifo) if is_directory => {
+                return Err(TreeError::NotADirectory);
+            }
+            _ => {}
+        }
+        // The directory above may be missing, which must not lose the node.
+        self.parent(&new, Parents::MustExist)?;
+        self.parent(&old, Parents::MustExist)?.0.remove(old.last().map_or("", String::as_str));
+        let (entries, name) = self.parent(&new, Parents::MustExist)?;
+        if let Some(replaced) = entries.insert(name.to_owned(), moved) {
+            self.bytes -= size(&replaced);
+        }
+        let properties = std::mem::take(&mut self.properties);
+        self.properties = properties
+            .into_iter()
+            .filter(|(path, _)| !path.starts_with(&new))
+            .map(|(path, value)| match path.strip_prefix(old.as_slice()) {
+                Some(rest) => ([new.as_slice(), rest].concat(), value),
+                None => (path, value),
+            })
+            .collect();
         Ok(())
     }
 

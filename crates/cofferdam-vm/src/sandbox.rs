@@ -249,6 +249,10 @@ impl Sandbox for VmSandbox {
         self.open("list_dir")?.guest.list_dir(path).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.open("rename")?.guest.rename(from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.open("remove")?.guest.remove(path).await
     }

@@ -114,6 +114,16 @@ impl Sandbox for WasmSandbox {
         entries.ok_or_else(|| Error::new(ErrorKind::ResourceExhausted, "list_dir", "more than 100,000 entries"))
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.check_private_workspace("rename")?;
+        if from.is_workspace() || to.is_workspace() {
+            return Err(Error::invalid("rename", "the workspace itself cannot be renamed or replaced"));
+        }
+        let (old, new) = ((self.base(), relative(from)), (self.base(), relative(to)));
+        let renamed = self.0.tree("rename")?.rename(old, new, self.now());
+        renamed.map_err(|error| error.into_error("rename", to.as_str()))
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.check_private_workspace("remove")?;
         let now = self.now();

@@ -133,6 +133,58 @@ pub(super) async fn remove(cx: Context) -> Verdict {
     Ok(())
 }
 
+pub(super) async fn rename(cx: Context) -> Verdict {
+    let sandbox = cx.sandbox().await?;
+    for name in ["file", "old", "tree/a/b", "kept", "into/x"] {
+        write_small(&sandbox, name, name).await?;
+    }
+    let program = P::Sequence(vec![
+        P::MakeSymlink { path: "link".into(), target: "kept".into() },
+        P::MakeDirectory { path: "empty".into() },
+    ]);
+    cx.exec_ok(&sandbox, program).await?;
+    for (from, to) in [
+        ("file", "into/file"),
+        // A file is replaced, an empty directory by a directory, and a link is moved as such.
+        ("into/file", "old"),
+        ("tree", "empty"),
+        ("link", "into/link"),
+        ("kept", "kept"),
+    ] {
+        sandbox.rename(&path(from)?, &path(to)?).await?;
+    }
+    check_eq!(names(&sandbox, "").await?, vec!["empty", "into", "kept", "old"], "the entries after the renames");
+    check_eq!(names(&sandbox, "into").await?, vec!["link", "x"], "entries of the directory that a link was moved to");
+    check_eq!(text(&read_small(&sandbox, "old").await?), "file", "the file that replaced another one");
+    check_eq!(text(&read_small(&sandbox, "empty/a/b").await?), "tree/a/b", "a file in the directory that was moved");
+    check_eq!(text(&read_small(&sandbox, "kept").await?), "kept", "the target of the link that was moved");
+    Ok(())
+}
+
+pub(super) async fn rename_refused(cx: Context) -> Verdict {
+    use ErrorKind::{Conflict, InvalidInput, NotFound};
+    let sandbox = cx.sandbox().await?;
+    for name in ["file", "tree/a", "full/b"] {
+        write_small(&sandbox, name, name).await?;
+    }
+    for (from, to, kind, what) in [
+        ("nothing", "new", NotFound, "renaming a missing file"),
+        ("file", "nothing/new", NotFound, "renaming into a missing directory"),
+        ("file", "tree", Conflict, "renaming a file to a directory"),
+        ("tree", "file", Conflict, "renaming a directory to a file"),
+        ("tree", "full", Conflict, "renaming to a directory with entries"),
+        ("file/x", "new", Conflict, "renaming below a file"),
+        ("tree", "tree/below", InvalidInput, "renaming a directory into itself"),
+        ("", "new", InvalidInput, "renaming the workspace"),
+        ("tree", "", InvalidInput, "replacing the workspace"),
+    ] {
+        expect_error(sandbox.rename(&path(from)?, &path(to)?).await, &[kind], what)?;
+    }
+    check_eq!(names(&sandbox, "").await?, vec!["file", "full", "tree"], "the entries after refused renames");
+    check_eq!(names(&sandbox, "tree").await?, vec!["a"], "the entries of the directory");
+    Ok(())
+}
+
 pub(super) async fn missing(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let missing = [ErrorKind::NotFound];

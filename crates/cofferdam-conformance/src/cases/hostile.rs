@@ -132,6 +132,24 @@ pub(super) async fn remove_through_a_link_outside(cx: Context) -> Verdict {
     Ok(())
 }
 
+pub(super) async fn rename_through_a_link_outside(cx: Context) -> Verdict {
+    let secret = HostSecret::new()?;
+    let sandbox = trapped(&cx, &secret).await?;
+    write_small(&sandbox, "own", "own").await?;
+    for number in 0..3 {
+        let through = path(&format!("dir{number}/secret"))?;
+        expect_error(sandbox.rename(&through, &path("taken")?).await, &ESCAPE, "renaming a file outside")?;
+        expect_error(sandbox.rename(&path("own")?, &through).await, &ESCAPE, "renaming to a file outside")?;
+        // The links themselves are moved and replaced.
+        sandbox.rename(&path(&format!("dir{number}"))?, &path(&format!("moved{number}"))?).await?;
+        sandbox.rename(&path("own")?, &path(&format!("file{number}"))?).await?;
+        check_eq!(text(&read_small(&sandbox, &format!("file{number}")).await?), "own", "the file that replaced a link");
+        sandbox.rename(&path(&format!("file{number}"))?, &path("own")?).await?;
+        secret.unharmed()?;
+    }
+    Ok(())
+}
+
 pub(super) async fn link_inside_is_followed(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     write_small(&sandbox, "sub/file", "inside").await?;

@@ -28,6 +28,7 @@ pub(super) async fn closed_answers_closed(cx: Context) -> Verdict {
         expect_error(sandbox.read_file(&file).await, &closed, "read_file after close")?;
         expect_error(sandbox.write_bytes(&file, "y").await, &closed, "write_file after close")?;
         expect_error(sandbox.list_dir(&path("")?).await, &closed, "list_dir after close")?;
+        expect_error(sandbox.rename(&file, &path("new")?).await, &closed, "rename after close")?;
         expect_error(sandbox.remove(&file).await, &closed, "remove after close")?;
     }
     if cx.declares(Capability::Snapshot) {

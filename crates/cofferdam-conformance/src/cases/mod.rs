@@ -188,6 +188,9 @@ cases! {
     "files/replaced-whole-or-not-at-all" "E2" [Files] files::replaced_whole_or_not_at_all;
     "files/list" "E2" [Files] files::list;
     "files/remove" "E2" [Files] files::remove;
+    /// Promise (Files): A rename moves a file, link or directory in one step, and replaces files and empty directories.
+    "files/rename" "E2" [Files] files::rename;
+    "files/rename-refused" "E2" [Files] files::rename_refused;
     "files/missing" "E2" [Files] files::missing;
     "files/disk-limit-holds" "E4" [Files] files::disk_limit_holds;
 
@@ -217,6 +220,8 @@ cases! {
     "hostile/write-through-a-link-outside" "E2" [Files] hostile::write_through_a_link_outside;
     "hostile/list-through-a-link-outside" "E2" [Files] hostile::list_through_a_link_outside;
     "hostile/remove-through-a-link-outside" "E2" [Files] hostile::remove_through_a_link_outside;
+    /// Promise (Files): A rename moves no file out of the workspace or into it through a link.
+    "hostile/rename-through-a-link-outside" "E2" [Files] hostile::rename_through_a_link_outside;
     "hostile/link-inside-is-followed" "E2" [Files] hostile::link_inside_is_followed;
     "hostile/link-loop" "E2" [Files] hostile::link_loop;
     /// Promise (Files): The file API stays inside the workspace while a guest swaps a link during the call.

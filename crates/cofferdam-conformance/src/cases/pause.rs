@@ -86,6 +86,7 @@ pub(super) async fn calls_are_refused_meanwhile(cx: Context) -> Verdict {
     expect_error(sandbox.write_bytes(&path("file")?, "x").await, &conflict, "writing a file while paused")?;
     expect_error(sandbox.read_file(&path("file")?).await, &conflict, "reading a file while paused")?;
     expect_error(sandbox.list_dir(&path("")?).await, &conflict, "listing while paused")?;
+    expect_error(sandbox.rename(&path("file")?, &path("new")?).await, &conflict, "renaming while paused")?;
     expect_error(sandbox.remove(&path("file")?).await, &conflict, "removing while paused")?;
     sandbox.usage().await?;
     sandbox.resume().await?;

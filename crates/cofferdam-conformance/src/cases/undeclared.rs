@@ -122,6 +122,7 @@ async fn every_file_operation(cx: &Context) -> Verdict {
     expect_error(sandbox.put(&file, NewEntry::Directory { mode: 0o755 }).await, &UNSUPPORTED, "put, undeclared")?;
     let copied = sandbox.copy_out(&CopyOut::all(path("")?), &mut tokio::io::sink()).await;
     expect_error(copied, &UNSUPPORTED, "copy_out, undeclared")?;
+    expect_error(sandbox.rename(&file, &path("new")?).await, &UNSUPPORTED, "rename, undeclared")?;
     expect_error(sandbox.remove(&file).await, &UNSUPPORTED, "remove, undeclared")
 }
 

@@ -107,6 +107,24 @@ list)
 	[ -r "$real" ] && [ -x "$real" ] || refuse $denied 'it cannot be listed'
 	find "$real" -mindepth 1 -maxdepth 1 -printf '%f\0%y\0%s\0%m\0%T@\0%l\0' | head -z -n "$2"
 	;;
+rename)
+	resolve "${1%/*}"
+	source=$real/${1##*/}
+	[ -e "$source" ] || [ -L "$source" ] || refuse $missing 'it does not exist'
+	resolve "${2%/*}"
+	target=$real/${2##*/}
+	[ -e "$real" ] || refuse $missing 'the directory of the new name does not exist'
+	[ -d "$real" ] || refuse $conflict 'a file is on the way'
+	if [ -d "$source" ] && [ ! -L "$source" ]; then
+		if [ -e "$target" ] || [ -L "$target" ]; then
+			[ -d "$target" ] && [ ! -L "$target" ] || refuse $conflict 'a directory cannot replace a file'
+		fi
+	elif [ -d "$target" ] && [ ! -L "$target" ]; then
+		refuse $conflict 'a file cannot replace a directory'
+	fi
+	[ ! "$source" -ef "$target" ] || [ -L "$source" ] || [ -L "$target" ] || exit 0
+	mv -fT -- "$source" "$target" 2>/dev/null || refuse $conflict 'it cannot be moved there'
+	;;
 remove)
 	resolve "${1%/*}"
 	target=$real/${1##*/}

@@ -28,7 +28,7 @@ pub use write::put_text;
 /// The number at the beginning of a greeting.
 pub const MAGIC: u32 = 0x4346_4744;
 /// The version of the protocol.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The length of the part before a body.
 pub const HEAD: usize = 13;
 /// The maximum length of a body.
@@ -248,6 +248,8 @@ pub enum Request<'a> {
     List { root: Root, path: &'a [u8] },
     /// Remove a file, or a directory with all below it.
     Remove { root: Root, path: &'a [u8] },
+    /// Rename a file, link or directory.
+    Rename { root: Root, path: &'a [u8], to: &'a [u8] },
     /// Create a directory or link. No link is followed.
     Make { root: Root, path: &'a [u8], make: Make<'a> },
     /// Set permissions and the time of the last change. No link is followed.

@@ -267,6 +267,7 @@ impl<'a> Request<'a> {
             30 => Self::Watch { window: it.u32()? },
             31 => Self::Mark { watch: it.u64()?, path: it.text()?, mask: it.u32()?, list: it.flag()? },
             32 => Self::Unmark { wd: it.i32()? },
+            33 => Self::Rename { root: it.root()?, path: it.text()?, to: it.text()? },
             _ => return None,
         };
         reader.rest.is_empty().then_some(request)

@@ -183,6 +183,7 @@ impl Request<'_> {
             Self::Watch { .. } => 30,
             Self::Mark { .. } => 31,
             Self::Unmark { .. } => 32,
+            Self::Rename { .. } => 33,
         }
     }
 
@@ -233,6 +234,10 @@ impl Request<'_> {
                 put_modified(sink, modified);
             }
             Self::List { root, path } | Self::Remove { root, path } => put_path(sink, root, path),
+            Self::Rename { root, path, to } => {
+                put_path(sink, root, path);
+                put_text(sink, to);
+            }
             Self::Make { root, path, make } => {
                 put_path(sink, root, path);
                 match make {

@@ -168,6 +168,10 @@ impl Sandbox for EnclosureSandbox {
         self.guest.list_dir(path).await
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.guest.rename(from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         self.guest.remove(path).await
     }

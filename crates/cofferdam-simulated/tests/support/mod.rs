@@ -439,6 +439,10 @@ impl Sandbox for BrokenSandbox {
         Ok(entries)
     }
 
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        self.inner.rename(from, to).await
+    }
+
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         match self.defect {
             Defect::RemovesNothing => Ok(()),
