@@ -83,7 +83,7 @@ pub use hash::{Digest, NotADigest};
 pub use head::Head;
 pub use key::Key;
 pub use log::{Log, Reservation};
-pub use query::{Entry, Filter, Query, query};
+pub use query::{Entry, Filter, Page, Part, Query, page, query};
 pub use record::{
     Artifact, Cancelled, Change, Denial, End, ExecutionId, Exit, FileTouched, Gap, Limits, Listed, MAX_DENIALS,
     MAX_FILES, Network, NetworkLost, Outcome, Program, ProgramKind, Record, Removed, Restored, SandboxRecord,

@@ -1,5 +1,6 @@
 //! The writing side of the log.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use crate::error::failed;
 use crate::synchronise::{Group, Written};
 use crate::writer::{Notice, Writer};
 use crate::{
-    ArtifactWriter, Cancelled, Config, End, Error, Head, Key, Mandatory, Outcome, Record, Redactor, Result,
-    SandboxRecord, Subject, Text, Timestamp, files,
+    ArtifactWriter, Cancelled, Config, End, Error, Expect, Filter, Head, Key, Mandatory, Outcome, Page, Part, Record,
+    Redactor, Report, Result, SandboxRecord, Subject, Text, Timestamp, files, page, verify,
 };
 
 /// The maximum pause between two attempts to lock the log.
@@ -27,6 +28,8 @@ pub struct Log(Arc<Shared>);
 
 struct Shared {
     writer: Mutex<Writer>,
+    path: PathBuf,
+    key: Option<PathBuf>,
     directory: Arc<OwnedFd>,
     group: Arc<Group>,
     process: u32,
@@ -42,7 +45,8 @@ impl Log {
     /// # Errors Fails if the directory or a file belongs to another user or is writable by others, if the log has a
     /// different key, or if its end is damaged in a way that no crash of a writer explains.
     pub fn open(config: Config) -> Result<Self> {
-        let key = config.key.as_deref().map(Key::read).transpose()?;
+        let (path, key_file) = (config.directory.clone(), config.key.clone());
+        let key = key_file.as_deref().map(Key::read).transpose()?;
         let directory = Arc::new(files::own_directory(&config.directory)?);
         let (wait, mandatory) = (config.lock_wait, config.mandatory);
         let group = Arc::new(Group::default());
@@ -51,7 +55,16 @@ impl Log {
         drop(lock);
         let begun = writer.unsynchronised();
         let process = std::process::id();
-        let log = Self(Arc::new(Shared { writer: Mutex::new(writer), directory, group, process, wait, mandatory }));
+        let log = Self(Arc::new(Shared {
+            writer: Mutex::new(writer),
+            path,
+            key: key_file,
+            directory,
+            group,
+            process,
+            wait,
+            mandatory,
+        }));
         log.0.synchronise(begun)?;
         Ok(log)
     }
@@ -99,6 +112,17 @@ impl Log {
     /// not cut off before it.
     pub fn head(&self) -> Result<Head> {
         self.0.locked(|writer| writer.head())
+    }
+
+    /// Returns at most `count` matching lines of a part of the log, like [`page`].
+    pub fn page(&self, filter: &Filter, part: Part, count: usize) -> Result<Page> {
+        page(&self.0.path, filter, part, count)
+    }
+
+    /// Verifies the log, with its key if it has one, like [`verify`].
+    pub fn verify(&self) -> Result<Report> {
+        let key = self.0.key.as_deref().map(Key::read).transpose()?;
+        verify(&self.0.path, &Expect { key, ..Expect::default() })
     }
 
     /// Returns irregularities found since the last call, at most 64.

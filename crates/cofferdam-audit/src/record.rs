@@ -515,6 +515,51 @@ pub struct Removed {
 }
 
 impl Record {
+    /// The kinds of lines that this version writes.
+    pub const KINDS: &[&str] = &[
+        "segment",
+        "begin",
+        "end",
+        "cancelled",
+        "network",
+        "network-lost",
+        "plugin-denied",
+        "call",
+        "torn",
+        "gap",
+        "removed",
+    ];
+
+    /// Returns the kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Segment(_) => "segment",
+            Self::Begin(_) => "begin",
+            Self::End(_) => "end",
+            Self::Cancelled(_) => "cancelled",
+            Self::Network(_) => "network",
+            Self::NetworkLost(_) => "network-lost",
+            Self::PluginDenied(_) => "plugin-denied",
+            Self::Call(_) => "call",
+            Self::Torn(_) => "torn",
+            Self::Gap(_) => "gap",
+            Self::Removed(_) => "removed",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Returns the sandbox, if the line names one.
+    pub fn sandbox(&self) -> Option<&str> {
+        let sandbox = match self {
+            Self::End(end) => end.outcome.sandbox.as_ref(),
+            Self::Network(line) => Some(&line.sandbox),
+            Self::NetworkLost(line) => Some(&line.sandbox),
+            Self::Call(line) => line.sandbox.as_ref(),
+            _ => None,
+        };
+        sandbox.map(Text::as_str)
+    }
+
     /// Returns the execution, if the line has one.
     pub fn id(&self) -> Option<&ExecutionId> {
         match self {

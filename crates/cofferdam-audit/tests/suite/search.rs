@@ -73,3 +73,67 @@ fn a_segment_that_cannot_be_opened_is_reported_once() {
     assert_eq!(found.iter().filter(|found| found.is_err()).count(), 1);
     assert!(found.last().unwrap().is_err());
 }
+
+/// Follows the pages of a log, and returns the numbers of their lines and the number of pages.
+fn paged(audit: &std::path::Path, filter: &Filter, mut part: Part, count: usize) -> (Vec<u64>, usize) {
+    let (mut all, mut pages) = (Vec::new(), 0);
+    loop {
+        let found = page(audit, filter, part, count).unwrap();
+        assert!(found.entries.len() <= count);
+        pages += 1;
+        all.extend(found.entries.iter().map(|entry| entry.seq));
+        match found.next {
+            Some(next) => part = next,
+            None => return (all, pages),
+        }
+    }
+}
+
+#[test]
+fn pages_have_every_line_once_in_both_directions() {
+    for segment_bytes in [0, 64 << 20] {
+        let directory = tempfile::tempdir().unwrap();
+        let audit = directory.path().join("audit");
+        let log = Log::open(Config { segment_bytes, ..config(directory.path()) }).unwrap();
+        for number in 0..9 {
+            let tenant = Some(if number % 3 == 0 { "x".into() } else { "y".into() });
+            let subject = Subject { tenant, ..subject(&format!("e{number}")) };
+            log.reserve(subject).unwrap().commit(outcome()).unwrap();
+        }
+        let all: Vec<_> = query(&audit, Filter::default()).unwrap().map(|entry| entry.unwrap().seq).collect();
+        for filter in [
+            Filter::default(),
+            Filter { tenant: Some("x".into()), ..Filter::default() },
+            Filter { kind: Some("end".to_owned()), ..Filter::default() },
+            Filter { id: Some(id("e4")), ..Filter::default() },
+            Filter { id: Some(id("none")), ..Filter::default() },
+        ] {
+            let expected: Vec<_> = query(&audit, filter.clone()).unwrap().map(|entry| entry.unwrap().seq).collect();
+            let reversed: Vec<_> = expected.iter().rev().copied().collect();
+            for count in [1, 2, 3, 100] {
+                let (forward, _) = paged(&audit, &filter, Part::After(0), count);
+                let (backward, _) = paged(&audit, &filter, Part::Before(u64::MAX), count);
+                assert_eq!((forward, backward), (expected.clone(), reversed.clone()), "{filter:?} {count}");
+            }
+        }
+        let middle = all[all.len() / 2];
+        let (after, _) = paged(&audit, &Filter::default(), Part::After(middle), 2);
+        let (before, _) = paged(&audit, &Filter::default(), Part::Before(middle), 2);
+        assert_eq!(after, all[all.len() / 2 + 1..]);
+        assert_eq!(before, all[..all.len() / 2].iter().rev().copied().collect::<Vec<_>>());
+        // Many segments without a match are not read at once.
+        let (_, pages) = paged(&audit, &Filter { id: Some(id("none")), ..Filter::default() }, Part::After(0), 10);
+        assert_eq!(pages > 1, segment_bytes == 0, "{pages}");
+    }
+}
+
+#[test]
+fn every_kind_has_its_name_in_a_line() {
+    let directory = tempfile::tempdir().unwrap();
+    execute(&Log::open(config(directory.path())).unwrap(), "a");
+    for entry in query(&directory.path().join("audit"), Filter::default()).unwrap() {
+        let record = entry.unwrap().record;
+        assert_eq!(serde_json::to_value(&record).unwrap()["kind"], record.kind());
+        assert!(Record::KINDS.contains(&record.kind()));
+    }
+}
