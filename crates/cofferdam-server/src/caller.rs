@@ -53,7 +53,9 @@ scopes! {
     Runs = "runs",
     /// Read the tenant's own usage and quota.
     UsageRead = "usage:read",
-    /// Read the server's metrics, and the usage of all tenants.
+    /// Search the audit log for the tenant's own lines.
+    AuditRead = "audit:read",
+    /// Read the server's metrics, and the usage and audit lines of all tenants.
     Admin = "admin",
 }
 

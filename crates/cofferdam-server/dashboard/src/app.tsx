@@ -1,6 +1,7 @@
 import { useEffect, useRef, useState } from 'preact/hooks'
 
 import { ApiError, get, onRefused, storeKey, storedKey } from './api'
+import { AuditPage } from './audit'
 import { link, useRoute } from './router'
 import { SandboxPage } from './sandbox'
 import { SandboxesPage } from './sandboxes'
@@ -13,6 +14,7 @@ const PAGES: [string, string][] = [
   ['sandboxes', 'Sandboxes'],
   ['snapshots', 'Snapshots'],
   ['usage', 'Usage'],
+  ['audit', 'Audit'],
   ['server', 'Server'],
 ]
 
@@ -134,6 +136,7 @@ function Frame() {
         {current === 'sandboxes' && (id ? <SandboxPage key={id} id={id} tab={tab ?? ''} rest={rest} /> : <SandboxesPage />)}
         {current === 'snapshots' && <SnapshotsPage />}
         {current === 'usage' && <UsagePage />}
+        {current === 'audit' && <AuditPage />}
         {current === 'server' && <ServerPage />}
       </main>
       <footer>

@@ -1,6 +1,7 @@
 // One sandbox.
 
 import { ApiError, get, sandboxPath } from './api'
+import { ChangesPanel } from './changes'
 import { CodePanel } from './code'
 import { ExecsPanel } from './execs'
 import { FilesPanel } from './files'
@@ -20,6 +21,7 @@ const TABS: [string, string][] = [
   ['terminal', 'Terminal'],
   ['code', 'Code'],
   ['files', 'Files'],
+  ['changes', 'Changes'],
   ['graphs', 'Graphs'],
 ]
 
@@ -47,7 +49,7 @@ export function SandboxPage({ id, tab, rest }: { id: string; tab: string; rest: 
       </div>
       <Actions sandbox={sandbox} backends={backends} changed={loaded.reload} deleted={leave} />
       <nav class="tabs" aria-label="Sandbox">
-        {TABS.map(([key, title]) => (
+        {TABS.filter(([key]) => key !== 'changes' || sandbox.workspace).map(([key, title]) => (
           <a href={key ? link('sandboxes', id, key) : link('sandboxes', id)} aria-current={tab === key ? 'page' : undefined}>
             {title}
           </a>
@@ -64,6 +66,7 @@ export function SandboxPage({ id, tab, rest }: { id: string; tab: string; rest: 
         ))}
       {tab === 'code' && <CodePanel id={id} />}
       {tab === 'files' && <FilesPanel id={id} path={rest} />}
+      {tab === 'changes' && <ChangesPanel id={id} />}
       {tab === 'graphs' && <GraphsPanel id={id} />}
     </>
   )
@@ -98,6 +101,12 @@ function Overview({ sandbox }: { sandbox: SandboxDetails }) {
             <dd>
               <Labels labels={sandbox.labels} />
             </dd>
+          </>
+        )}
+        {sandbox.workspace && (
+          <>
+            <dt>Workspace</dt>
+            <dd>a copy of {name(sandbox.workspace)}</dd>
           </>
         )}
         <dt>Network</dt>

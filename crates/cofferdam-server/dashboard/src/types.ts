@@ -25,6 +25,7 @@ export interface PostureItem {
 }
 
 export interface SandboxDetails extends Sandbox {
+  workspace?: string
   limits: Record<string, unknown>
   network: { kind: string; [key: string]: unknown }
   posture: PostureItem[]
@@ -132,4 +133,14 @@ export interface QuotaState {
   snapshots: number
   snapshot_bytes: number
   today: UsageOfDay
+}
+
+export interface AuditLine {
+  seq: number
+  record: { kind: string; [key: string]: unknown }
+}
+
+export interface AuditPage {
+  lines: AuditLine[]
+  before?: number
 }

@@ -6,7 +6,7 @@ import { createRequire } from 'node:module'
 import { readFile } from 'node:fs/promises'
 import { join } from 'node:path'
 
-const { PACKAGES, BROWSER, SERVER, OPEN_SERVER, KEY, SCREENSHOTS } = process.env
+const { PACKAGES, BROWSER, SERVER, OPEN_SERVER, OWN_SERVER, KEY, SCREENSHOTS } = process.env
 const packages = createRequire(join(PACKAGES, '_'))
 const { chromium } = packages('playwright-core')
 const axe = await readFile(packages.resolve('axe-core/axe.min.js'), 'utf8')
@@ -383,6 +383,27 @@ try {
     await inspect(page, 'server')
   })
 
+  await step('the audit log is searched', async () => {
+    await main('Audit')
+    const lines = page.getByRole('region', { name: 'Lines of the audit log' })
+    await lines.getByText('POST /v1/sandboxes: 201').first().waitFor()
+    await inspect(page, 'audit')
+    await page.getByLabel('Kind').selectOption('end')
+    await page.getByLabel('Kind').press('Tab')
+    await byRole('button', 'Search').click()
+    await lines.getByText(/exit 0 after/).first().waitFor()
+    await lines.getByText('POST /v1/sandboxes: 201').waitFor({ state: 'detached' })
+    await lines.getByText(/as JSON/).first().click()
+    await lines.getByText('"duration_us"').first().waitFor()
+    await page.getByLabel('Sandbox').fill('none')
+    await page.keyboard.press('Enter')
+    await page.getByText('No line was found.').waitFor()
+    await page.getByLabel('Tenants').selectOption('all')
+    await page.getByLabel('Tenant', { exact: true }).fill('nothing')
+    await byRole('button', 'Search').click()
+    await page.getByText('No line was found.').waitFor()
+  })
+
   await step('a log out forgets the key', async () => {
     await byRole('button', 'Log out').click()
     await page.getByLabel('API key').waitFor()
@@ -435,6 +456,17 @@ try {
     assert.equal(outcome.opened, false)
     const { sandboxes } = await (await fetch(`${OPEN_SERVER}/v1/sandboxes`)).json()
     assert.equal(sandboxes.length, 1, `${outcome.simple}: ${JSON.stringify(sandboxes)}`)
+  })
+
+  await step('the changes of a workspace are shown as text', async () => {
+    page = await open(OWN_SERVER)
+    await page.getByRole('link', { name: 'review' }).click()
+    await tab('Changes')
+    const diff = page.getByLabel('Differences')
+    await diff.locator('.removed', { hasText: '-old' }).waitFor()
+    await diff.locator('.added', { hasText: '<img src=x onerror' }).waitFor()
+    assert.equal(await page.evaluate(() => window.hacked), undefined)
+    await inspect(page, 'changes')
   })
 
   assert.deepEqual(violations, [])

@@ -13,7 +13,7 @@ use hyper::Method;
 use super::{NAME, exec, files, watch};
 use crate::client::{Client, Content, Tunnel, detached, encoded};
 use crate::rest::views::{
-    ExecView, FileList, ForkSandbox, SandboxDetails, SnapshotView, StartExec, StatsView, TakeSnapshot,
+    ExecView, FileList, ForkSandbox, MoveFile, SandboxDetails, SnapshotView, StartExec, StatsView, TakeSnapshot,
 };
 
 /// A sandbox of a server. Dropping it deletes it.
@@ -153,6 +153,12 @@ impl Sandbox for RemoteSandbox {
         let list = self.open("list_dir")?.call(Method::GET, &url, None::<&()>).await;
         let FileList { entries } = list.map_err(|error| self.described("list_dir", error))?;
         Ok(entries)
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
+        let body = MoveFile { from: from.inside(), to: to.inside() };
+        let sent = self.open("rename")?.call_unanswered(Method::POST, &self.path("/files/move"), &body).await;
+        sent.map_err(|error| self.described("rename", error))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {

@@ -16,12 +16,12 @@ use tokio::io::AsyncReadExt;
 use tokio_util::io::{ReaderStream, StreamReader};
 use utoipa::IntoParams;
 
-use super::extract::{Path, Query};
+use super::extract::{Json, Path, Query};
 use super::problem::Failure;
 use super::ranges::{self, Asked};
 use super::sandboxes::no_content;
 use super::upload::Upload;
-use super::views::{FileList, FileStat, Written};
+use super::views::{FileList, FileStat, MoveFile, Written};
 use super::{Answer, App};
 use crate::caller::Caller;
 
@@ -144,6 +144,21 @@ pub async fn remove(
 ) -> Answer {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
     live.used().remove(&query.path()?).await?;
+    Ok(no_content())
+}
+
+/// Move a file, symlink or directory in one step.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/files/move", tag = "files",
+    params(("sandbox" = String, Path, description = "The id or name")), request_body = MoveFile,
+    responses((status = 204)))]
+pub async fn rename(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Json(MoveFile { from, to }): Json<MoveFile>,
+) -> Answer {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    live.used().rename(&SandboxPath::new(from)?, &SandboxPath::new(to)?).await?;
     Ok(no_content())
 }
 

@@ -3,6 +3,7 @@
 
 mod archives;
 mod attach;
+mod audit;
 mod authentication;
 mod browser;
 mod changes;
@@ -38,7 +39,7 @@ use axum::response::{IntoResponse, Response};
 use cofferdam_audit::Log;
 use cofferdam_code::CodeConfig;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument;
@@ -46,6 +47,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterE
 use utoipa_axum::routes;
 
 pub use attach::{Control, STDERR, STDOUT};
+pub use audit::{AuditLine, AuditPage};
 pub(crate) use changes::SkippedChanges;
 pub use openapi::document;
 pub(crate) use ports::END as TUNNEL_END;
@@ -59,6 +61,8 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 
 /// The time after which answers are forgotten, in seconds.
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
+/// The searches and verifications of the audit log at once. Further ones wait.
+const AUDIT_READERS: usize = 2;
 /// The paths of requests that are answered by a full server too.
 const UNCOUNTED: [&str; 2] = ["/v1/health", "/v1/ready"];
 
@@ -112,6 +116,7 @@ struct Shared {
     idempotency: Idempotency,
     requests: Arc<Semaphore>,
     slots: Arc<Slots>,
+    audit_readers: Arc<Semaphore>,
     document: String,
     stop: CancellationToken,
 }
@@ -141,6 +146,7 @@ impl App {
             idempotency,
             requests,
             slots,
+            audit_readers: Arc::new(Semaphore::new(AUDIT_READERS)),
             document,
             stop,
         }))
@@ -182,6 +188,7 @@ impl App {
             idempotency: Idempotency::default(),
             requests,
             slots: Arc::new(Slots::new(0)),
+            audit_readers: Arc::new(Semaphore::new(0)),
             document: String::new(),
             stop: CancellationToken::new(),
         }))
@@ -233,11 +240,17 @@ impl App {
     }
 
     /// Takes the place of a request that is answered, if there is one.
-    fn place(&self) -> Result<tokio::sync::OwnedSemaphorePermit, Failure> {
+    fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.0.requests).try_acquire_owned().map_err(|_| {
             let wait = std::time::Duration::from_secs(1);
             crate::refusal::overloaded("admit", "the server answers too many requests now", wait).into()
         })
+    }
+
+    /// Waits until the audit log may be read.
+    async fn audit_place(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        Arc::clone(&self.0.audit_readers).acquire_owned().await.ok()
     }
 
     /// Takes the place of a request of a tenant, if the tenant has one left.
@@ -353,6 +366,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(slow(Scope::FilesWrite, routes!(files::write)))
         .routes(slow(Scope::FilesWrite, routes!(entries::put)))
         .routes(quick(Scope::FilesWrite, routes!(files::remove)))
+        .routes(quick(Scope::FilesWrite, routes!(files::rename)))
         .routes(quick(Scope::FilesRead, routes!(files::list)))
         .routes(quick(Scope::FilesRead, routes!(files::stat)))
         .routes(slow(Scope::FilesRead, routes!(changes::read)))
@@ -361,6 +375,9 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::FilesRead, routes!(archives::watch)))
         .routes(quick(Scope::UsageRead, routes!(usage::own)))
         .routes(quick(Scope::UsageRead, routes!(usage::quota)))
+        .routes(quick(Scope::AuditRead, routes!(audit::own)))
+        .routes(quick(Scope::Admin, routes!(audit::all)))
+        .routes(slow(Scope::Admin, routes!(audit::verify)))
         .routes(quick(Scope::Admin, routes!(usage::all)))
         .routes(quick(Scope::Admin, routes!(usage::quotas)))
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))

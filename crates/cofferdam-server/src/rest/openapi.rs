@@ -14,7 +14,7 @@ use utoipa::openapi::{ContentBuilder, Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::{PROBLEM_JSON, Problem};
-use super::{App, attach::Control, views};
+use super::{App, attach::Control, audit, views};
 use crate::caller::Scope;
 use crate::quota::Quota;
 
@@ -45,6 +45,7 @@ macro_rules! documented {
 }
 
 documented! {
+    audit::AuditPage = "AuditPage",
     views::BackendList = "BackendList",
     views::ChangesReport = "ChangesReport",
     views::CreateSandbox = "CreateSandbox",
@@ -63,6 +64,7 @@ documented! {
     views::Health = "Health",
     views::KernelList = "KernelList",
     views::KernelView = "KernelView",
+    views::MoveFile = "MoveFile",
     views::OpenKernel = "OpenKernel",
     views::RenameSandbox = "RenameSandbox",
     views::RunCode = "RunCode",

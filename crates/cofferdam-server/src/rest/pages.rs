@@ -21,6 +21,11 @@ impl PageSize {
         Ok(Self(limit))
     }
 
+    /// Returns the number of objects.
+    pub(super) fn get(self) -> usize {
+        self.0
+    }
+
     /// Returns the number of objects to look up: one more than the page has shows whether there is a next page.
     pub(super) fn wanted(self) -> usize {
         self.0 + 1

@@ -27,7 +27,7 @@ mod snapshots;
 
 pub use changes::{ChangesReport, DeletedSandbox, HostDirectory};
 pub use code::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
-pub use files::{Copied, FileEvent};
+pub use files::{Copied, FileEvent, MoveFile};
 pub use runs::{OutputView, RunResult, StartRun};
 pub use snapshots::{ForkSandbox, SnapshotList, SnapshotView, TakeSnapshot};
 

@@ -102,6 +102,36 @@ async fn a_websocket_carries_its_key() {
     server.stop().await;
 }
 
+/// Forwards a TCP address to the socket of a server, as `ssh -L` does. Returns its URL.
+async fn forwarded(server: &Running) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let socket = server.socket().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let socket = socket.clone();
+            tokio::spawn(async move {
+                let mut to = tokio::net::UnixStream::connect(socket).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut stream, &mut to).await;
+            });
+        }
+    });
+    url
+}
+
+/// Creates a sandbox whose copy-on-write workspace has a hostile change.
+async fn review(server: &Running) {
+    let directory = server.directory.path().join("project");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("page.html"), "old\n").unwrap();
+    let body = json!({ "backend": "process", "name": "review", "workspace": { "path": directory } });
+    create(&server.client(), body).await;
+    let line = "printf '%s\\n' '<img src=x onerror=\"window.hacked=1\">' > page.html";
+    let started = crate::support::shell(&server.client(), "review", line).await.unwrap();
+    let path = format!("/v1/sandboxes/review/execs/{}/wait", started.id);
+    crate::support::get(&server.client(), &path).await.unwrap();
+}
+
 /// Promise (Server): The dashboard works in a browser with a key and without one, by keyboard and on a small screen, and
 /// output of guests is text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,6 +149,8 @@ async fn the_dashboard_works_in_a_browser() {
     let server = start_with(Over::Tls, bounds(), |config| config.quota = Quota::parse(quota).unwrap()).await;
     let open = start(Over::Tcp, bounds()).await;
     create(&open.client(), process()).await;
+    let own = start(Over::Socket, bounds()).await;
+    review(&own).await;
     let home = tempfile::tempdir().unwrap();
     let mut driver = Command::new("node");
     driver
@@ -130,6 +162,7 @@ async fn the_dashboard_works_in_a_browser() {
         .env("SERVER", &server.url)
         .env("KEY", server.key("acme", Scope::ALL).await)
         .env("OPEN_SERVER", &open.url)
+        .env("OWN_SERVER", forwarded(&own).await)
         .stdin(Stdio::null());
     // It ends by itself after some minutes.
     let output = tokio::task::spawn_blocking(move || driver.output()).await.unwrap().expect("node starts");
@@ -138,4 +171,5 @@ async fn the_dashboard_works_in_a_browser() {
     assert!(output.status.success(), "the browser test failed; its output is above");
     server.stop().await;
     open.stop().await;
+    own.stop().await;
 }

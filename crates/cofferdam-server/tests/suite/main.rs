@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod archives;
+mod audit;
 mod authority;
 mod certificates;
 mod changes;

@@ -37,6 +37,7 @@ fn body(path: &str, method: &str) -> Vec<u8> {
     let text = match (method, path.rsplit('/').next().unwrap()) {
         ("POST", "execs") => json!(steps(vec![Step::Exit(0)])).to_string(),
         ("POST", "signal") => json!({ "signal": "TERM" }).to_string(),
+        ("POST", "move") => json!({ "from": "x", "to": "y" }).to_string(),
         ("POST", "extend") => json!({ "life": 60 }).to_string(),
         ("POST", "runs") => json!({ "exec": steps(vec![Step::Exit(0)]) }).to_string(),
         // The end of an archive without files.

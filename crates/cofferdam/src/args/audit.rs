@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+#[cfg(feature = "server")]
+use super::ClientArgs;
+
 const AUDIT_HELP: &str = "\
 Examples:
   cofferdam audit verify               check that no line was changed; exit status 1 if one was,
@@ -11,7 +14,11 @@ Examples:
   cofferdam audit query --tenant acme --last 20
   cofferdam audit verify /var/log/cofferdam --head 04b5d868…
 
-The default directory is the one in [audit] of the configuration file.";
+  cofferdam audit query --server https://sandboxes.example --kind call
+
+The default directory is the one in [audit] of the configuration file. With --server, `query` prints
+lines of your tenant, or with the scope admin and --tenant those of another one, and `verify` needs
+the scope admin.";
 
 /// `cofferdam audit`.
 #[derive(Debug, Args)]
@@ -48,6 +55,9 @@ pub struct VerifyArgs {
     /// Print a JSON document
     #[arg(long)]
     pub json: bool,
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// `cofferdam audit query`.
@@ -67,7 +77,16 @@ pub struct QueryArgs {
     /// Select executions that began before this time
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
+    /// Select lines that name this sandbox
+    #[arg(long)]
+    pub sandbox: Option<String>,
+    /// Select lines of this kind, such as call or end
+    #[arg(long, value_parser = cofferdam_audit::Record::KINDS.to_vec())]
+    pub kind: Option<String>,
     /// Print only the last N lines
     #[arg(long, value_name = "N")]
     pub last: Option<usize>,
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub client: ClientArgs,
 }

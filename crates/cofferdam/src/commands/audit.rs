@@ -13,7 +13,7 @@ use crate::report::{self, Form, READER_GONE};
 use crate::terminal::safe_json;
 
 /// The maximum number of lines of `--last`.
-const MAX_LAST: usize = 100_000;
+pub(super) const MAX_LAST: usize = 100_000;
 
 /// Verifies or queries a log. The exit status of `verify` is 1 for a broken log and 3 for an incomplete one.
 pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
@@ -21,6 +21,10 @@ pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
         AuditCommand::Verify(VerifyArgs { json: true, .. }) => Form::Json,
         _ => Form::Text,
     };
+    #[cfg(feature = "server")]
+    if let Some(done) = crate::commands::server::audit(&args.command) {
+        return done.unwrap_or_else(|error| report::error(&error, form));
+    }
     let done = crate::config::load(config, |name| std::env::var_os(name)).and_then(|file| match &args.command {
         AuditCommand::Verify(verify) => verified(verify, &file),
         AuditCommand::Query(query) => found(query, &file),
@@ -44,6 +48,8 @@ fn found(args: &QueryArgs, file: &ConfigFile) -> Result<u8> {
     let filter = Filter {
         id: args.id.as_ref().map(ExecutionId::new).transpose().map_err(failed)?,
         tenant: args.tenant.as_ref().map(Text::new),
+        sandbox: args.sandbox.as_ref().map(Text::new),
+        kind: args.kind.clone(),
         from: args.from.as_deref().map(|text| parsed("--from", text)).transpose()?,
         until: args.until.as_deref().map(|text| parsed("--until", text)).transpose()?,
     };

@@ -41,3 +41,13 @@ pub enum FileEvent {
     /// Events were lost: list the directory again.
     Overflow,
 }
+
+/// The names of a file to move.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveFile {
+    /// The path of the file, symlink or directory, relative to the workspace or below `/workspace`.
+    pub from: String,
+    /// Its new path. The directory above must exist. A file there is replaced, and an empty directory by a directory.
+    pub to: String,
+}

@@ -1,5 +1,6 @@
 //! `cofferdam serve`, its keys, and its clients.
 
+mod audit;
 mod client;
 mod code;
 mod copy;
@@ -32,6 +33,7 @@ use crate::args::{ClientArgs, ServerCommand, StateArgs};
 use crate::commands::block_on;
 use crate::resident;
 
+pub use audit::main as audit;
 pub use serve::serve;
 
 /// The environment variables of clients.
