@@ -142,7 +142,7 @@ fn request(spec: &Spec, config: &E2bConfig) -> Result<NewSandbox> {
     })
 }
 
-async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<E2bSandboxRef> {
+async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<dyn Sandbox>> {
     let answer = client.call(Method::POST, "/v2/sandboxes", Some(&request), false).await;
     let answer = answer.map_err(|failure| not_created(failure, &request.template_id))?;
     let made: MadeSandbox = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
@@ -174,8 +174,6 @@ async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<E2bSa
         Err(error) => Err(error.with_failed_close(core.delete().await)),
     }
 }
-
-type E2bSandboxRef = Arc<dyn Sandbox>;
 
 /// Returns the error of a create. E2B answers 404 for a template that it does not have.
 fn not_created(failure: Failure, template: &str) -> Error {

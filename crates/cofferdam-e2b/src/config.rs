@@ -17,7 +17,7 @@ const LIFETIMES: std::ops::RangeInclusive<u64> = 15..=86_400;
 /// The port of the agent in each VM.
 const AGENT_PORT: u16 = 49983;
 /// The domains that have one host for all sandboxes. Others have a host name for each.
-const SHARED_HOSTS: [&str; 4] = ["e2b.app", "e2b.dev", "e2b.pro", "e2b-staging.dev"];
+const SHARED_HOSTS: [&str; 3] = ["e2b.app", "e2b.dev", "e2b.pro"];
 
 /// An API key. It is never printed.
 #[derive(Clone)]

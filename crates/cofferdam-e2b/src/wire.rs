@@ -45,10 +45,6 @@ pub(crate) struct MadeSandbox {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Detail {
     #[serde(default)]
-    pub cpu_count: Option<u32>,
-    #[serde(rename = "memoryMB", default)]
-    pub memory_mb: Option<u64>,
-    #[serde(default)]
     pub allow_internet_access: Option<bool>,
 }
 
@@ -188,7 +184,7 @@ impl<'de> Deserialize<'de> for Base64 {
 }
 
 /// The names that Go gives to signals of Linux, of those that end programs.
-const SIGNALS: [(&str, i32); 25] = [
+const SIGNALS: [(&str, i32); 23] = [
     ("hangup", 1),
     ("interrupt", 2),
     ("quit", 3),
@@ -212,8 +208,6 @@ const SIGNALS: [(&str, i32); 25] = [
     ("I/O possible", 29),
     ("power failure", 30),
     ("bad system call", 31),
-    ("stopped (signal)", 19),
-    ("stopped", 20),
 ];
 
 impl End {
