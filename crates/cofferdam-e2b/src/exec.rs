@@ -80,7 +80,8 @@ struct Begun {
 /// Starts an exec. `wall` is the time of one without a time of its own.
 pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration) -> Result<ExecHandle> {
     let (mark, begun) = (random(), Instant::now());
-    // Any value below what a process may have by default, and above what anything else sets.
+    // Below the default of both limits that carry it, and above the values that programs set. The scripts need at most
+    // 48 bits.
     let tag = (u64::from_str_radix(&mark[..12], 16).unwrap_or_default() | 1 << 40).to_string();
     let script_file = match request.command() {
         Command::Script(script) => Some(format!("/tmp/cofferdam-{mark}/{}", script.name)),

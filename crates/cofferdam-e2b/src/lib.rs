@@ -8,8 +8,8 @@
 //!         sandbox is in use                  commands in the VM: links, permissions, renames
 //! ```
 //!
-//! A command starts under a small shell script that sets its environment exactly, checks that it exists, and marks its
-//! processes with a resource limit without effect, by which another script finds all of them to end them. E2B's own
+//! A command starts under a small shell script that sets its environment exactly, checks that it exists, and tags its
+//! processes with two resource limits without effect, by which another script finds all of them to end them. E2B's own
 //! file operations follow links and hide their targets, so that paths are resolved by a script as well.
 //!
 //! E2B decides what a VM has. The backend measures it inside, reports it as the posture, and refuses what E2B cannot do.

@@ -13,8 +13,9 @@ while [ "$1" != -- ]; do
 	shift
 done
 shift
-# The limit has no effect on Linux. It marks all processes of this exec, which cannot raise it again.
-ulimit -x "$tag" 2>/dev/null || no t
+# These two limits have no effect on Linux. Their sum is fixed, and they tag all processes of this exec: without privileges
+# a process cannot raise a limit, and so has no way to the tag of another exec. end.sh reads the limit of locks first.
+ulimit -m $(((1 << 49) - tag)) 2>/dev/null && ulimit -x "$tag" 2>/dev/null || no t
 cd -- "$directory" 2>/dev/null || no d
 if [ -n "$script" ]; then
 	chmod 0444 -- "$script" 2>/dev/null

@@ -58,6 +58,37 @@ async fn an_exit_that_the_agent_has_forgotten_is_an_error() {
     server.stop().await;
 }
 
+/// Promise (E2B): Ending an exec also ends its processes that changed the limits by which they are found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_with_changed_limits_end_with_their_exec() {
+    let server = LocalE2b::start().await;
+    let sandbox = create(&server).await;
+    let script = "exec tail -f /dev/null";
+    let other = sandbox.start(ExecRequest::shell(script).build().unwrap()).await.expect("started");
+    let script = "locks=$(ulimit -Hx)
+(ulimit -x 5; exec sleep 1000) &
+(ulimit -x 0; ulimit -m 0; exec sleep 1001) &
+(ulimit -x $((locks - 1)); exec sleep 1002) &
+(ulimit -S -x 5; exec setsid sleep 1003) &
+(ulimit -m 5; exec sleep 1004) &
+exec sleep 1005";
+    let handle = sandbox.start(ExecRequest::argv(["bash", "-c", script]).build().unwrap()).await.expect("started");
+    // Exits with the number of running programs of this name.
+    let count = async |name: &str| {
+        let line = format!("grep -lsx {name} /proc/[0-9]*/comm | wc -l");
+        let counted = sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.expect("counted");
+        String::from_utf8_lossy(&counted.stdout).trim().parse::<u32>().expect("a number")
+    };
+    eventually(async || count("sleep").await == 6).await;
+    let exit = handle.close().await;
+    assert!(exit.is_ok(), "{exit:?}");
+    eventually(async || count("sleep").await == 0).await;
+    assert_eq!(count("tail").await, 1, "another exec was ended");
+    drop(other);
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
 /// Promise (E2B): What a caller drops ends at E2B.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_dropped_ends_at_e2b() {
