@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use crate::config::E2bConfig;
 use crate::error::{Failure, Refusal, shown, status_of};
 use crate::frames::{Frame, Frames, framed};
+use crate::upload::Upload;
 use crate::wire::{EndOfStream, ErrorBody, OfProcess};
 
 /// Time to connect.
@@ -46,7 +47,7 @@ pub(crate) const ROOT: &str = "root";
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,
-    /// For input, which waits for a program to read it.
+    /// For input, which waits for a program to read it, and for uploads, which have a bound of their own.
     patient: reqwest::Client,
     config: Arc<E2bConfig>,
 }
@@ -286,13 +287,15 @@ impl Agent {
         accepted(request.send().await.map_err(cut)?, &self.token, true).await
     }
 
-    /// Writes a file.
-    pub async fn upload(&self, path: &str, user: &str, contents: Body) -> std::result::Result<(), Failure> {
+    /// Writes a file. Takes as long as E2B takes data of it.
+    pub async fn upload(&self, path: &str, user: &str, contents: Upload) -> std::result::Result<(), Failure> {
         let url = format!("/files?path={}&username={user}", encoded(path));
-        let request = self.request(Method::POST, &url, user).header(CONTENT_TYPE, "application/octet-stream");
-        let response = request.body(contents).send().await.map_err(cut)?;
-        let response = accepted(response, &self.token, true).await?;
-        read(response, MAX_ANSWER).await.map(drop)
+        // The other client's bound on silence includes the time in which the body is sent.
+        let request = self.request_by(&self.patient, Method::POST, &url, user);
+        let request = request.header(CONTENT_TYPE, "application/octet-stream");
+        let progress = contents.progress();
+        let sending = answer(request.body(Body::wrap(contents)), &self.token, true);
+        progress.bounded(SILENCE, sending).await.map(drop)
     }
 }
 

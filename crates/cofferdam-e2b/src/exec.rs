@@ -19,6 +19,7 @@ use crate::drive::{Drive, discard};
 use crate::error::{Failure, shown};
 use crate::guest::{EXEC, script};
 use crate::input::{PIECE, feed};
+use crate::upload::Upload;
 use crate::wire::{Data, ProcessMessage, Pty, Size, StartRequest};
 
 /// Time for a program to start.
@@ -88,7 +89,7 @@ pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration)
         Command::Argv(_) | Command::Shell(_) => None,
     };
     if let (Command::Script(script), Some(path)) = (request.command(), &script_file) {
-        let contents = reqwest::Body::from(Bytes::clone(&script.contents));
+        let contents = Upload::new(Box::new(std::io::Cursor::new(Bytes::clone(&script.contents))));
         let uploaded = core.open("start")?.upload(path, ROOT, contents).await;
         uploaded.map_err(|failure| core.failed("start", failure))?;
     }

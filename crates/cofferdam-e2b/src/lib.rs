@@ -20,7 +20,8 @@
 //!
 //! - Requests: `client.rs`, with the messages in `wire.rs` and the framing of streams in `frames.rs`.
 //! - Scripts that run in the VM: `guest/`, and `guest.rs`.
-//! - Execs: `exec.rs` starts them, `drive.rs` follows them, `input.rs` sends input. Files: `files.rs`.
+//! - Execs: `exec.rs` starts them, `drive.rs` follows them, `input.rs` sends input. Files: `files.rs`, with
+//!   their contents in `upload.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -37,6 +38,7 @@ mod guest;
 mod input;
 mod posture;
 mod sandbox;
+mod upload;
 mod wire;
 
 pub use backend::E2bBackend;
