@@ -13,7 +13,7 @@ use hyper::Method;
 use crate::NAME;
 use crate::client::{Client, ROOT, USER, parsed};
 use crate::config::E2bConfig;
-use crate::core::{Core, keep_alive};
+use crate::core::{Core, delete, keep_alive};
 use crate::error::Failure;
 use crate::guest::{PROBE, Probed, SETUP, script};
 use crate::posture::{known, posture};
@@ -150,29 +150,27 @@ async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<d
         let failure = Failure::Foreign("the id of a sandbox is malformed".to_owned());
         return Err(failure.into_error("create"));
     }
+    let id = made.sandbox_id.clone();
+    match set_up(client.clone(), spec, made).await {
+        Ok(sandbox) => Ok(Arc::new(sandbox)),
+        // Every failure after the create leaves no VM.
+        Err(error) => Err(error.with_failed_close(delete(&client, &id).await)),
+    }
+}
+
+/// Returns the sandbox of a VM, if the VM is as the spec demands.
+async fn set_up(client: Client, spec: Spec, made: MadeSandbox) -> Result<E2bSandbox> {
+    check_agent(&made.envd_version)?;
     let agent = client.agent(&made.sandbox_id, made.token.as_deref(), made.domain.as_deref())?;
     let read_only = spec.workspace().access() == Access::ReadOnly;
     let mut core = Core::new(client, made.sandbox_id, agent, read_only);
-    let measured = match check_agent(&made.envd_version) {
-        Ok(()) => measure(&core).await,
-        Err(error) => Err(error),
-    };
-    let posture = match measured {
-        Ok((probed, detail)) => {
-            let posture = posture(&spec, &probed, &detail);
-            (core.path, core.home) = (probed.path, probed.home);
-            posture.require(spec.allow_weaker()).map(|()| posture)
-        }
-        Err(error) => Err(error),
-    };
-    match posture {
-        Ok(posture) => {
-            let core = Arc::new(core);
-            tokio::spawn(keep_alive(Arc::downgrade(&core), core.client.config().lifetime / 3));
-            Ok(Arc::new(E2bSandbox::new(core, spec, posture)))
-        }
-        Err(error) => Err(error.with_failed_close(core.delete().await)),
-    }
+    let (probed, detail) = measure(&core).await?;
+    let posture = posture(&spec, &probed, &detail);
+    posture.require(spec.allow_weaker())?;
+    (core.path, core.home) = (probed.path, probed.home);
+    let core = Arc::new(core);
+    tokio::spawn(keep_alive(Arc::downgrade(&core), core.client.config().lifetime / 3));
+    Ok(E2bSandbox::new(core, spec, posture))
 }
 
 /// Returns the error of a create. E2B answers 404 for a template that it does not have.

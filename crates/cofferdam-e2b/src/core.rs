@@ -170,14 +170,9 @@ impl Core {
         if *self.is_deleted.lock() {
             return Ok(());
         }
-        match self.client.call(Method::DELETE, &self.url(""), None::<&()>, true).await {
-            Err(failure) if !failure.is_gone() => Err(failure.into_error("close")),
-            // Its time may have been over.
-            _ => {
-                *self.is_deleted.lock() = true;
-                Ok(())
-            }
-        }
+        delete(&self.client, &self.id).await?;
+        *self.is_deleted.lock() = true;
+        Ok(())
     }
 
     /// Deletes the sandbox in the background, if there is a runtime for that. Otherwise its time ends it.
@@ -187,6 +182,14 @@ impl Core {
             let this = Arc::clone(self);
             runtime.spawn(async move { this.delete().await.map(drop) });
         }
+    }
+}
+
+/// Deletes a sandbox at E2B. Succeeds if there is none: its time may have been over.
+pub(crate) async fn delete(client: &Client, id: &str) -> Result<()> {
+    match client.call(Method::DELETE, &format!("/sandboxes/{id}"), None::<&()>, true).await {
+        Err(failure) if !failure.is_gone() => Err(failure.into_error("close")),
+        _ => Ok(()),
     }
 }
 

@@ -18,11 +18,10 @@ use cofferdam_contract::{Error, ErrorKind, ExecDriver, Exit, Result};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::client::{Events, ROOT, USER};
+use crate::client::{Events, USER};
 use crate::core::{Core, Phase};
 use crate::error::{Failure, gone};
-use crate::exec::{Requests, parts, pty};
-use crate::guest::script;
+use crate::exec::{Requests, ScriptFile, parts, pty};
 use crate::wire::{End, OfProcess, ProcessMessage, Selector};
 
 /// Time to reach the agent again after a cut.
@@ -39,7 +38,7 @@ pub(crate) struct Drive {
     core: Arc<Core>,
     pid: u32,
     tag: String,
-    script_file: Option<String>,
+    script_file: Option<ScriptFile>,
     requested: watch::Receiver<Requests>,
     sent: Requests,
     attached: watch::Sender<Option<u64>>,
@@ -65,7 +64,7 @@ impl Drive {
         core: Arc<Core>,
         pid: u32,
         tag: String,
-        script_file: Option<String>,
+        script_file: Option<ScriptFile>,
         requested: watch::Receiver<Requests>,
         attached: watch::Sender<Option<u64>>,
         (begun, wall): (Instant, Duration),
@@ -101,9 +100,7 @@ impl Drive {
         if let Some(input) = input {
             input.abort();
         }
-        if let Some(file) = self.script_file.take() {
-            discard(&self.core, file);
-        }
+        drop(self.script_file.take());
         driver.finish(outcome);
     }
 
@@ -329,17 +326,4 @@ fn unknown_exit() -> Error {
         "the program ended while its connection was cut: its exit is unknown, and output may be missing",
     )
     .with_remedy("let the program write its result to a file, and read that")
-}
-
-/// Removes the directory of a script in the background.
-pub(crate) fn discard(core: &Arc<Core>, file: String) {
-    let core = Arc::clone(core);
-    tokio::spawn(async move {
-        if let Some((directory, _)) = file.rsplit_once('/')
-            && matches!(core.phase(), Phase::Running(_))
-        {
-            let remove = script("rm -rf -- \"$1\"", vec![directory.to_owned()], true);
-            let _ = core.run("run", ROOT, remove, 4096).await;
-        }
-    });
 }

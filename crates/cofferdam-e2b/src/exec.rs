@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Stdin, StdinWriter,
+    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Script, Stdin, StdinWriter,
     TerminalSize,
 };
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::client::{Events, ROOT, USER};
-use crate::core::{Core, random};
-use crate::drive::{Drive, discard};
+use crate::core::{Core, Phase, random};
+use crate::drive::Drive;
 use crate::error::{Failure, shown};
 use crate::guest::{EXEC, script};
 use crate::input::{PIECE, feed};
@@ -85,16 +85,12 @@ pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration)
     // 48 bits.
     let tag = (u64::from_str_radix(&mark[..12], 16).unwrap_or_default() | 1 << 40).to_string();
     let script_file = match request.command() {
-        Command::Script(script) => Some(format!("/tmp/cofferdam-{mark}/{}", script.name)),
+        Command::Script(script) => Some(ScriptFile::upload(&core, &mark, script).await?),
         Command::Argv(_) | Command::Shell(_) => None,
     };
-    if let (Command::Script(script), Some(path)) = (request.command(), &script_file) {
-        let contents = Upload::new(Box::new(std::io::Cursor::new(Bytes::clone(&script.contents))));
-        let uploaded = core.open("start")?.upload(path, ROOT, contents).await;
-        uploaded.map_err(|failure| core.failed("start", failure))?;
-    }
+    let path = script_file.as_ref().map(|file| file.path.as_str());
     let message = StartRequest {
-        process: process(&core, &request, &mark, &tag, script_file.as_deref()),
+        process: process(&core, &request, &mark, &tag, path),
         pty: request.terminal().map(pty),
         tag: format!("cofferdam-{mark}"),
         stdin: !matches!(request.stdin(), Stdin::Empty),
@@ -104,9 +100,6 @@ pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration)
     let started = match started.unwrap_or_else(|_| Err(late())) {
         Ok(started) => started,
         Err(error) => {
-            if let Some(file) = script_file {
-                discard(&core, file);
-            }
             // It may run, if the answer was lost.
             if error.kind() == ErrorKind::Unavailable {
                 tokio::spawn(async move { core.end(&tag, None).await });
@@ -117,10 +110,43 @@ pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration)
     Ok(handle(core, &request, started, Of { tag, script_file, begun, wall }))
 }
 
+/// The file of a script, in a directory of its own. Dropping it removes the directory in the background.
+pub(crate) struct ScriptFile {
+    core: Arc<Core>,
+    path: String,
+}
+
+impl ScriptFile {
+    async fn upload(core: &Arc<Core>, mark: &str, script: &Script) -> Result<Self> {
+        // Before the upload: one that fails may leave a part of the file.
+        let file = Self { core: Arc::clone(core), path: format!("/tmp/cofferdam-{mark}/{}", script.name) };
+        let contents = Upload::new(Box::new(std::io::Cursor::new(Bytes::clone(&script.contents))));
+        let uploaded = core.open("start")?.upload(&file.path, ROOT, contents).await;
+        uploaded.map_err(|failure| core.failed("start", failure))?;
+        Ok(file)
+    }
+}
+
+impl Drop for ScriptFile {
+    fn drop(&mut self) {
+        let (Some((directory, _)), Ok(runtime)) = (self.path.rsplit_once('/'), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let (core, directory) = (Arc::clone(&self.core), directory.to_owned());
+        runtime.spawn(async move {
+            if matches!(core.phase(), Phase::Running(_)) {
+                let remove = script("rm -rf -- \"$1\"", vec![directory], true);
+                let _ = core.run("run", ROOT, remove, 4096).await;
+            }
+        });
+    }
+}
+
 /// The rest that a handle needs beside its process.
 struct Of {
     tag: String,
-    script_file: Option<String>,
+    script_file: Option<ScriptFile>,
     begun: Instant,
     wall: Duration,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Retry};
+use cofferdam_contract::{Backend, Command, Error, ErrorKind, ExecRequest, Retry, Script};
 use cofferdam_e2b::{E2bBackend, E2bConfig, Key};
 
 use crate::server::{Fault, LocalE2b};
@@ -110,6 +110,39 @@ async fn faults_of_an_exec_and_of_files_are_reported() {
     // A slow server is waited for.
     server.state.faults.add(START, Fault::Slow(Duration::from_secs(2)));
     assert!(sandbox.exec(request()).await.expect("it runs").exit.success());
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
+/// Promise (E2B): A failure after the create deletes the VM, and a failed start removes its script.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failures_leave_no_vm_and_no_script() {
+    let server = LocalE2b::start().await;
+    let answer = br#"{"sandboxID":"local1","envdVersion":"0.6.13","envdAccessToken":"a\nb"}"#;
+    server.state.faults.add(CREATE, Fault::Replaced(answer));
+    let error = backend(&server).create(spec()).await.expect_err("a token with a line break");
+    assert_eq!((error.kind(), server.living()), (ErrorKind::Unavailable, Vec::new()), "{error}");
+    let sandbox = create(&server).await;
+    let script = |interpreter: &str| {
+        let script = Script {
+            interpreter: vec![interpreter.to_owned()],
+            name: "main.sh".to_owned(),
+            contents: "exit 3".into(),
+            args: Vec::new(),
+        };
+        ExecRequest::builder(Command::Script(script)).build().unwrap()
+    };
+    let is_left = async || {
+        let listed = sandbox.exec(ExecRequest::shell("ls -d /tmp/cofferdam-*").build().unwrap()).await;
+        listed.expect("listed").exit.success()
+    };
+    server.state.faults.add("POST /files", Fault::Lost);
+    sandbox.start(script("sh")).await.expect_err("the answer to the upload is lost");
+    eventually(async || !is_left().await).await;
+    assert_eq!(sandbox.start(script("none-such")).await.expect_err("no interpreter").kind(), ErrorKind::NotFound);
+    eventually(async || !is_left().await).await;
+    assert_eq!(sandbox.exec(script("sh")).await.expect("it runs").exit.code, 3);
+    eventually(async || !is_left().await).await;
     sandbox.close().await.expect("closed");
     server.stop().await;
 }
