@@ -214,9 +214,7 @@ async fn measure(core: &Core) -> Result<(Probed, Detail)> {
     }
     let output = core.run("create", USER, script(PROBE, Vec::new(), false), MAX_PROBED).await?;
     let probed = Probed::parse(&String::from_utf8_lossy(&output.stdout));
-    let answer = core.client.call(Method::GET, &core.url(""), None::<&()>, true).await;
-    let answer = answer.map_err(|failure| core.failed("create", failure))?;
-    let detail = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
+    let detail = core.detail().await.map_err(|failure| core.failed("create", failure))?;
     Ok((probed, detail))
 }
 

@@ -14,10 +14,10 @@ use hyper::Method;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::client::{Agent, Client};
+use crate::client::{Agent, Client, parsed};
 use crate::error::{Failure, gone};
 use crate::guest::script;
-use crate::wire::{ProcessConfig, ProcessMessage, StartRequest, Timeout};
+use crate::wire::{Detail, ProcessConfig, ProcessMessage, StartRequest, Timeout};
 
 /// Time for a script, which moves, lists or ends things.
 const SCRIPT_TIME: Duration = Duration::from_secs(120);
@@ -156,6 +156,11 @@ impl Core {
             0 => Ok(()),
             code => Err(Error::new(ErrorKind::Io, "cancel", format!("the processes could not be ended: {code}"))),
         }
+    }
+
+    /// Returns E2B's description of the sandbox.
+    pub async fn detail(&self) -> std::result::Result<Detail, Failure> {
+        parsed(&self.client.call(Method::GET, &self.url(""), None::<&()>, true).await?)
     }
 
     /// Moves the end of the sandbox's time.

@@ -44,8 +44,17 @@ pub(crate) struct MadeSandbox {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Detail {
+    /// The name of the state, such as `running` and `paused`.
+    #[serde(default)]
+    pub state: String,
     #[serde(default)]
     pub allow_internet_access: Option<bool>,
+}
+
+impl Detail {
+    pub fn is_paused(&self) -> bool {
+        self.state == "paused"
+    }
 }
 
 /// A measurement of a sandbox.

@@ -8,7 +8,7 @@ use cofferdam_contract::{
 };
 use cofferdam_e2b::{E2bBackend, E2bConfig};
 
-use crate::server::LocalE2b;
+use crate::server::{Fault, LocalE2b};
 use crate::support::{backend, config, create, eventually, spec, weaker_spec};
 
 /// Promise (E2B): A spec that E2B cannot satisfy is refused before a VM is created.
@@ -85,6 +85,35 @@ async fn the_time_of_a_sandbox_is_extended_while_it_is_used() {
     assert!(server.left(sandbox.id().as_str()) <= lifetime);
     eventually(async || server.state.faults.seen().iter().any(|seen| seen.path.ends_with("/timeout"))).await;
     assert!(server.left(sandbox.id().as_str()) > lifetime * 3 / 4);
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
+/// Promise (E2B): A pause whose answer is lost does not end the sandbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_without_an_answer_does_not_end_the_sandbox() {
+    let server = LocalE2b::start().await;
+    let sandbox = create(&server).await;
+    let handle = sandbox.start(ExecRequest::shell("sleep 2; exit 7").build().unwrap()).await.expect("started");
+    // The request is repeated, and E2B reports that the sandbox is paused.
+    server.state.faults.add("/pause", Fault::Lost);
+    sandbox.pause().await.expect("paused");
+    sandbox.resume().await.expect("resumed");
+    // No answer arrives, and the state shows that the sandbox is paused.
+    let unavailable = |count: usize| {
+        for _ in 0..count {
+            server.state.faults.add("/pause", Fault::Status(503, "not now"));
+        }
+    };
+    server.state.faults.add("/pause", Fault::Lost);
+    unavailable(3);
+    sandbox.pause().await.expect("paused");
+    sandbox.resume().await.expect("resumed");
+    // No request arrives, and the state shows that the sandbox runs.
+    unavailable(4);
+    let error = sandbox.pause().await.expect_err("not paused");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(handle.exit().await.expect("it ends").code, 7);
     sandbox.close().await.expect("closed");
     server.stop().await;
 }
