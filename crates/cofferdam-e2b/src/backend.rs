@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::guest::{PROBE, Probed, SETUP, script};
 use crate::posture::{known, posture};
 use crate::sandbox::{E2bSandbox, detached};
-use crate::wire::{Detail, MadeSandbox, NewSandbox};
+use crate::wire::{CreatedSandbox, Detail, NewSandbox};
 
 /// The features of the backend.
 const CAPABILITIES: [Capability; 6] = [
@@ -145,13 +145,13 @@ fn request(spec: &Spec, config: &E2bConfig) -> Result<NewSandbox> {
 async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<dyn Sandbox>> {
     let answer = client.call(Method::POST, "/v2/sandboxes", Some(&request), false).await;
     let answer = answer.map_err(|failure| not_created(failure, &request.template_id))?;
-    let made: MadeSandbox = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
-    if !is_id(&made.sandbox_id) {
+    let created: CreatedSandbox = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
+    if !is_id(&created.sandbox_id) {
         let failure = Failure::Foreign("the id of a sandbox is malformed".to_owned());
         return Err(failure.into_error("create"));
     }
-    let id = made.sandbox_id.clone();
-    match set_up(client.clone(), spec, made).await {
+    let id = created.sandbox_id.clone();
+    match set_up(client.clone(), spec, created).await {
         Ok(sandbox) => Ok(Arc::new(sandbox)),
         // Every failure after the create leaves no VM.
         Err(error) => Err(error.with_failed_close(delete(&client, &id).await)),
@@ -159,11 +159,11 @@ async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<d
 }
 
 /// Returns the sandbox of a VM, if the VM is as the spec demands.
-async fn set_up(client: Client, spec: Spec, made: MadeSandbox) -> Result<E2bSandbox> {
-    check_agent(&made.envd_version)?;
-    let agent = client.agent(&made.sandbox_id, made.token.as_deref(), made.domain.as_deref())?;
+async fn set_up(client: Client, spec: Spec, created: CreatedSandbox) -> Result<E2bSandbox> {
+    check_agent(&created.envd_version)?;
+    let agent = client.agent(&created.sandbox_id, created.token.as_deref(), created.domain.as_deref())?;
     let read_only = spec.workspace().access() == Access::ReadOnly;
-    let mut core = Core::new(client, made.sandbox_id, agent, read_only);
+    let mut core = Core::new(client, created.sandbox_id, agent, read_only);
     let (probed, detail) = measure(&core).await?;
     let posture = posture(&spec, &probed, &detail);
     posture.require(spec.allow_weaker())?;
@@ -203,13 +203,13 @@ fn check_agent(version: &str) -> Result<()> {
         .with_remedy("build the template again at E2B"))
 }
 
-/// Makes the workspace, and measures the VM.
+/// Creates the workspace, and measures the VM.
 async fn measure(core: &Core) -> Result<(Probed, Detail)> {
     let access = if core.read_only { "ro" } else { "rw" };
     let setup = script(SETUP, vec![access.to_owned(), OWNER.to_owned()], true);
     let output = core.run("create", ROOT, setup, MAX_PROBED).await?;
     if output.code != 0 {
-        return Err(Error::new(ErrorKind::Io, "create", "the workspace could not be made")
+        return Err(Error::new(ErrorKind::Io, "create", "cannot create the workspace")
             .with_remedy("use a template with bash, coreutils, findutils and grep"));
     }
     let output = core.run("create", USER, script(PROBE, Vec::new(), false), MAX_PROBED).await?;

@@ -129,7 +129,7 @@ fn address(url: &str) -> Result<bool> {
             .with_context("address", url.escape_debug().to_string())
             .with_remedy("use https://HOST[:PORT] in E2B_API_URL and E2B_SANDBOX_URL, or http://127.0.0.1:PORT")
     };
-    let uri: Uri = url.parse().map_err(|_| bad("the address is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| bad("the address is not a URL"))?;
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
     if host.is_empty() || url.contains('@') || uri.query().is_some() {

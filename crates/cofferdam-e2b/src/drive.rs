@@ -3,7 +3,7 @@
 //! ```text
 //! following --cut, or the sandbox resumed--> reconnecting --Connect--> following
 //!     |--end----------------------------------------------> ended
-//!     '--sandbox closed or gone, or no connection for RECONNECT_TIME--> ended
+//!     '--sandbox closed or gone, or no connection for RECONNECT_TIMEOUT--> ended
 //! ```
 //!
 //! E2B's agent keeps a program running whose connection is cut, and discards what it prints until the next connection.
@@ -25,7 +25,7 @@ use crate::exec::{Requests, ScriptFile, parts, pty};
 use crate::wire::{End, OfProcess, ProcessMessage, Selector};
 
 /// Time to reach the agent again after a cut.
-const RECONNECT_TIME: Duration = Duration::from_secs(60);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause between two attempts.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ type Stream = Events<ProcessMessage>;
 pub(crate) struct Drive {
     core: Arc<Core>,
     pid: u32,
-    tag: String,
+    exec_tag: String,
     script_file: Option<ScriptFile>,
     requested: watch::Receiver<Requests>,
     sent: Requests,
@@ -56,21 +56,21 @@ pub(crate) struct Drive {
 /// A step of following.
 enum Step {
     Event(std::result::Result<Option<ProcessMessage>, Failure>),
-    Look,
+    Poll,
 }
 
 impl Drive {
     pub fn new(
         core: Arc<Core>,
         pid: u32,
-        tag: String,
+        exec_tag: String,
         script_file: Option<ScriptFile>,
         requested: watch::Receiver<Requests>,
         attached: watch::Sender<Option<u64>>,
-        (begun, wall): (Instant, Duration),
+        (started_at, wall): (Instant, Duration),
     ) -> Self {
         let limits = ExecLimits { wall, cpu: None, counted: false, processors: 1 };
-        let supervision = Supervision::new(begun, Instant::now(), limits);
+        let supervision = Supervision::new(started_at, Instant::now(), limits);
         let phases = core.phases();
         let epoch = match *phases.borrow() {
             Phase::Running(epoch) | Phase::Paused(epoch) => epoch,
@@ -80,7 +80,7 @@ impl Drive {
         Self {
             core,
             pid,
-            tag,
+            exec_tag,
             script_file,
             requested,
             sent: Requests::default(),
@@ -160,16 +160,16 @@ impl Drive {
         };
         tokio::select! {
             event = event => Step::Event(event),
-            _ = self.phases.changed() => Step::Look,
-            () = requested => Step::Look,
-            () = time => Step::Look,
+            _ = self.phases.changed() => Step::Poll,
+            () = requested => Step::Poll,
+            () = time => Step::Poll,
         }
     }
 
     /// Publishes the output of an event. Returns the end, if it is one.
     fn take(&mut self, step: Step, stream: &mut Option<Stream>, driver: &ExecDriver) -> Result<Option<End>> {
         let message = match step {
-            Step::Look => return Ok(None),
+            Step::Poll => return Ok(None),
             Step::Event(Ok(Some(message))) => message,
             Step::Event(Ok(None)) => {
                 *stream = None;
@@ -191,13 +191,15 @@ impl Drive {
         Ok(event.end)
     }
 
-    /// Connects to the events from now on. Returns `None` if the state has to be looked at before.
+    /// Connects to the events from now on. Returns `None` if the state changed before.
     async fn reconnect(&mut self, driver: &ExecDriver) -> Result<Option<Stream>> {
         self.attached.send_replace(None);
         let (since, pause) = *self.lost.get_or_insert((Instant::now(), Duration::ZERO));
-        if since.elapsed() >= RECONNECT_TIME {
-            let failure =
-                Failure::Cut(format!("the events of the program were out of reach for {} s", RECONNECT_TIME.as_secs()));
+        if since.elapsed() >= RECONNECT_TIMEOUT {
+            let failure = Failure::Cut(format!(
+                "the events of the program were out of reach for {} s",
+                RECONNECT_TIMEOUT.as_secs()
+            ));
             let error = failure.into_error("run");
             return Err(self.given_up(error));
         }
@@ -271,8 +273,8 @@ impl Drive {
     }
 
     fn end_processes(&mut self, grace: Option<Duration>) {
-        let (core, tag) = (Arc::clone(&self.core), self.tag.clone());
-        self.ending.spawn(async move { core.end(&tag, grace).await });
+        let (core, exec_tag) = (Arc::clone(&self.core), self.exec_tag.clone());
+        self.ending.spawn(async move { core.end(&exec_tag, grace).await });
     }
 
     /// Returns the exit of a program that ended, after all processes that must end with it have.
@@ -282,7 +284,10 @@ impl Drive {
         while let Some(ended) = self.ending.join_next().await {
             failed |= !matches!(ended, Ok(Ok(())));
         }
-        if failed && self.core.end(&self.tag, None).await.is_err() && matches!(self.core.phase(), Phase::Running(_)) {
+        if failed
+            && self.core.end(&self.exec_tag, None).await.is_err()
+            && matches!(self.core.phase(), Phase::Running(_))
+        {
             // What cannot be ended alone ends with its sandbox.
             self.core.abandon();
         }
@@ -313,8 +318,8 @@ impl Drive {
 
     /// Ends the processes of an exec that nothing follows any more.
     fn given_up(&mut self, error: Error) -> Error {
-        let (core, tag) = (Arc::clone(&self.core), self.tag.clone());
-        tokio::spawn(async move { core.end(&tag, None).await });
+        let (core, exec_tag) = (Arc::clone(&self.core), self.exec_tag.clone());
+        tokio::spawn(async move { core.end(&exec_tag, None).await });
         error
     }
 }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn workspace_and_network_are_as_seen() {
+    fn workspace_and_network_rows_follow_the_measurement() {
         use ProtectionState::{Absent, Enforced, WeakerThanRequired};
         let probed = |writable, root| Probed { workspace: true, writable, root, ..Probed::default() };
         for (access, writable, root, expected) in [

@@ -12,7 +12,7 @@ use hyper::Method;
 use crate::client::parsed;
 use crate::core::{Core, Phase};
 use crate::error::{Failure, gone};
-use crate::wire::{MadeSandbox, Metric, Timeout};
+use crate::wire::{CreatedSandbox, Metric, Timeout};
 use crate::{exec, files};
 
 /// A sandbox of E2B. Dropping it deletes it.
@@ -87,8 +87,8 @@ async fn resume(core: Arc<Core>) -> Result<()> {
     let path = format!("/v2{}", core.url("/connect"));
     let answer = core.client.call(Method::POST, &path, Some(&timeout), true).await;
     let answer = answer.map_err(|failure| core.failed("resume", failure))?;
-    let made: MadeSandbox = parsed(&answer).map_err(|failure| failure.into_error("resume"))?;
-    core.set_agent(core.client.agent(&core.id, made.token.as_deref(), made.domain.as_deref())?);
+    let created: CreatedSandbox = parsed(&answer).map_err(|failure| failure.into_error("resume"))?;
+    core.set_agent(core.client.agent(&core.id, created.token.as_deref(), created.domain.as_deref())?);
     core.enter(Phase::Running(epoch + 1));
     Ok(())
 }

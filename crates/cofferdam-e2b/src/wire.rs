@@ -29,7 +29,7 @@ pub(crate) struct Timeout {
 
 /// A sandbox that was created or resumed.
 #[derive(Deserialize)]
-pub(crate) struct MadeSandbox {
+pub(crate) struct CreatedSandbox {
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
     #[serde(rename = "envdVersion")]

@@ -1,9 +1,9 @@
-# Starts a program of an exec: MARK TAG DIRECTORY SCRIPT [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
-# Prints MARK and a letter before anything of the program: + if it starts now, otherwise why it does not.
-mark=$1 tag=$2 directory=$3 script=$4
+# Starts a program of an exec: NONCE TAG DIRECTORY SCRIPT [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
+# Prints NONCE and a letter before anything of the program: + if it starts now, otherwise why it does not.
+nonce=$1 tag=$2 directory=$3 script=$4
 shift 4
 no() {
-	printf '%s%s' "$mark" "$1"
+	printf '%s%s' "$nonce" "$1"
 	exit 125
 }
 environment=() path=/usr/local/bin:/usr/bin:/bin
@@ -28,7 +28,7 @@ case $1 in
 	;;
 *) PATH=$path type -P -- "$1" >/dev/null || no n ;;
 esac
-printf '%s+' "$mark"
+printf '%s+' "$nonce"
 case $1 in
 *=*) exec env -i "${environment[@]}" /bin/sh -c 'exec "$0" "$@"' "$@" ;;
 *) exec env -i "${environment[@]}" "$@" ;;

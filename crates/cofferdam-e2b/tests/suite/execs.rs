@@ -10,7 +10,7 @@ use cofferdam_contract::Backend;
 
 /// Promise (E2B): A cut stream is followed again by its process, and the exit says that output may be missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_stream_is_followed_again_and_says_that_output_may_be_missing() {
+async fn cut_stream_is_reconnected_and_reports_truncated_output() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let script = "i=0; while [ $i -lt 100 ]; do i=$((i+1)); echo line $i; sleep 0.02; done; exit 7";
@@ -41,7 +41,7 @@ async fn a_cut_stream_is_followed_again_and_says_that_output_may_be_missing() {
 
 /// Promise (E2B): An exit that the agent has forgotten is an error, and never a guess.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exit_that_the_agent_has_forgotten_is_an_error() {
+async fn exit_unknown_to_the_agent_is_an_error() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::shell("sleep 1").build().unwrap()).await.expect("started");
@@ -91,7 +91,7 @@ exec sleep 1005";
 
 /// Promise (E2B): What a caller drops ends at E2B.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_ends_at_e2b() {
+async fn dropped_handles_and_sandboxes_end_at_e2b() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await.expect("started");
@@ -113,7 +113,7 @@ async fn what_is_dropped_ends_at_e2b() {
 
 /// Promise (E2B): A sandbox that E2B has ended is reported as closed, and so are its execs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_e2b_has_ended_is_closed() {
+async fn sandbox_ended_by_e2b_is_closed() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await.expect("started");
@@ -128,7 +128,7 @@ async fn a_sandbox_that_e2b_has_ended_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_output_and_input_arrive_whole() {
+async fn large_output_and_input_are_complete() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let size = 3 << 20;

@@ -17,7 +17,7 @@ fn everything(error: &Error) -> String {
 
 /// Promise (E2B): No error, and no debug form of one, has the key, even if the server repeats it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_key_is_named_and_not_shown() {
+async fn refused_key_is_not_shown_in_errors() {
     let server = LocalE2b::start().await;
     let config = E2bConfig { key: Key::new("e2b_very_secret").unwrap(), ..config(&server) };
     let backend = E2bBackend::new(config).unwrap();
@@ -30,7 +30,7 @@ async fn a_refused_key_is_named_and_not_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_of_a_create_have_their_kind_and_leave_nothing() {
+async fn failed_creates_have_their_error_kind_and_leave_no_vm() {
     let server = LocalE2b::start().await;
     let config = E2bConfig { template: "none-such".to_owned(), ..config(&server) };
     let error = E2bBackend::new(config).unwrap().create(spec()).await.expect_err("no template");
@@ -58,7 +58,7 @@ async fn refusals_of_a_create_have_their_kind_and_leave_nothing() {
 
 /// Promise (E2B): A rate limit is waited for as long as E2B says, if that is short, and reported otherwise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rate_limit_is_waited_for_or_reported() {
+async fn short_rate_limits_are_waited_for_and_long_ones_reported() {
     let server = LocalE2b::start().await;
     server.state.faults.add(CREATE, Fault::Limited("1"));
     let begun = std::time::Instant::now();
@@ -148,7 +148,7 @@ async fn failures_leave_no_vm_and_no_script() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_not_there_is_unavailable() {
+async fn unreachable_server_is_unavailable() {
     let server = LocalE2b::start().await;
     let nowhere = Some("http://127.0.0.1:1".to_owned());
     let config = E2bConfig { api_url: nowhere.clone(), sandbox_url: nowhere, ..config(&server) };

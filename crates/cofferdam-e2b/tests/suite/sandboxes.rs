@@ -36,7 +36,7 @@ async fn specs_that_e2b_cannot_satisfy_are_refused_before_a_vm_is_created() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_posture_says_what_was_measured_and_what_is_known_from_e2b_alone() {
+async fn posture_marks_only_measured_rows_as_probed() {
     let server = LocalE2b::start().await;
     let limits = Limits { wall_time: Duration::from_secs(60), ..Limits::default() };
     let sandbox = backend(&server).create(weaker_spec().to_builder().limits(limits).build().unwrap()).await.unwrap();
@@ -77,7 +77,7 @@ async fn the_key_goes_to_the_api_and_the_token_to_the_agent() {
 
 /// Promise (E2B): A sandbox lives while it is used here, and ends by its time when its owner is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_time_of_a_sandbox_is_extended_while_it_is_used() {
+async fn lifetime_is_extended_while_a_sandbox_is_used() {
     let server = LocalE2b::start().await;
     let lifetime = Duration::from_secs(15);
     let config = E2bConfig { lifetime, ..config(&server) };
@@ -91,7 +91,7 @@ async fn the_time_of_a_sandbox_is_extended_while_it_is_used() {
 
 /// Promise (E2B): A pause whose answer is lost does not end the sandbox.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_without_an_answer_does_not_end_the_sandbox() {
+async fn pause_without_an_answer_does_not_end_the_sandbox() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::shell("sleep 2; exit 7").build().unwrap()).await.expect("started");
@@ -119,7 +119,7 @@ async fn a_pause_without_an_answer_does_not_end_the_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_tells_a_good_key_from_a_bad_one() {
+async fn doctor_reports_valid_and_invalid_keys() {
     let server = LocalE2b::start().await;
     let good = cofferdam_e2b::examine(config(&server)).await;
     assert_eq!(good[0].state, cofferdam_contract::FindingState::Ok, "{good:?}");
