@@ -71,7 +71,7 @@ impl Backend for E2bBackend {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let request = request(&spec, self.client.config())?;
-        // What nothing can measure away is refused before a VM costs something.
+        // Limits that E2B never enforces are refused before a VM costs something.
         known(&spec).require(spec.allow_weaker())?;
         let client = self.client.clone();
         // A sandbox whose caller gave up is deleted.

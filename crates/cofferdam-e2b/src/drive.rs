@@ -212,7 +212,7 @@ impl Drive {
             }
         }
         if !self.has_gap {
-            // What was printed meanwhile is lost, and its length is not known: the exit is marked as truncated.
+            // The output meanwhile is lost, and its length is not known: the exit is marked as truncated.
             self.has_gap = true;
             driver.publisher().count_dropped(1);
         }
@@ -243,7 +243,7 @@ impl Drive {
         }
     }
 
-    /// Carries out requests, and what is due.
+    /// Carries out requests and due actions.
     fn act(&mut self) {
         let now = Instant::now();
         let requests = *self.requested.borrow_and_update();
@@ -288,7 +288,7 @@ impl Drive {
             && self.core.end(&self.exec_tag, None).await.is_err()
             && matches!(self.core.phase(), Phase::Running(_))
         {
-            // What cannot be ended alone ends with its sandbox.
+            // Processes that cannot be ended alone end with their sandbox.
             self.core.abandon();
         }
         let status = match end.outcome() {

@@ -30,7 +30,7 @@ fn user(core: &Core) -> &'static str {
     if core.read_only { ROOT } else { USER }
 }
 
-/// Runs an operation of the script, and returns what it printed.
+/// Runs an operation of the script, and returns its output.
 async fn run(
     core: &Core,
     operation: &'static str,

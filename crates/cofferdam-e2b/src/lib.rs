@@ -12,7 +12,8 @@
 //! processes with two resource limits without effect, by which another script finds all of them to end them. E2B's own
 //! file operations follow links and hide their targets, so that paths are resolved by a script as well.
 //!
-//! E2B decides what a VM has. The backend measures it inside, reports it as the posture, and refuses what E2B cannot do.
+//! E2B decides the size of a VM. The backend measures it inside, reports it as the posture, and refuses specs that E2B
+//! cannot satisfy.
 //! Nothing here has been run against the real cloud: tests use a local server of the same protocol, which E2B's own
 //! SDKs accept.
 //!

@@ -1,7 +1,7 @@
-//! The posture of a sandbox, from measurements inside its VM and from what E2B says: pure, one row at a time.
+//! The posture of a sandbox, from measurements inside its VM and from reports of E2B: pure, one row at a time.
 //!
-//! A limit holds if the VM has no more than the spec allows, measured inside. What E2B alone knows is not probed, and
-//! what nothing enforces is absent.
+//! A limit holds if the VM has no more than the spec allows, measured inside. Rows that only E2B knows are not probed, and
+//! limits that nothing enforces are absent.
 
 use cofferdam_contract::{Access, ByteSize, Posture, PostureItem, Protection, ProtectionState, Spec};
 

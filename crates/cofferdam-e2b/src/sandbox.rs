@@ -47,7 +47,7 @@ async fn pause(core: Arc<Core>) -> Result<()> {
         Phase::Paused(_) => return Ok(()),
         Phase::Closed | Phase::Gone => return core.open("pause").map(drop),
     };
-    // Before the request: what is cut by it must not look like a failure.
+    // Before the request: connections that it cuts must not look like failures.
     core.enter(Phase::Paused(epoch));
     // A repeated request is refused with 409 if an earlier one was carried out.
     match core.client.call(Method::POST, &core.url("/pause"), Some(&serde_json::json!({})), true).await {

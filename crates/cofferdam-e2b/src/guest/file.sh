@@ -7,7 +7,7 @@ refuse() {
 	exit "$1"
 }
 
-# Sets `real` to where a path leads. Links are followed inside the workspace only. What is missing is taken as it is.
+# Sets `real` to where a path leads. Links are followed inside the workspace only. Missing parts are taken as they are.
 resolve() {
 	local rest=$1 at='' part target links=0
 	while [ -n "$rest" ]; do

@@ -1,4 +1,4 @@
-//! Execs: cuts of their streams, lost exits, what is dropped, and times.
+//! Execs: cuts of their streams, lost exits, dropped handles, and times.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn cut_stream_is_reconnected_and_reports_truncated_output() {
     assert!(cuts >= 3, "{cuts}");
     assert_eq!(completed.exit.code, 7);
     assert!(completed.exit.truncated, "output may be missing, and the exit does not say so");
-    // What arrived is in order and complete lines of the program, and its end is there.
+    // The output is in order and has complete lines of the program, and its end is there.
     let lines: Vec<&[u8]> = completed.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
     let numbers: Vec<u32> = lines
         .iter()
@@ -89,7 +89,7 @@ exec sleep 1005";
     server.stop().await;
 }
 
-/// Promise (E2B): What a caller drops ends at E2B.
+/// Promise (E2B): Dropped handles and sandboxes end at E2B.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropped_handles_and_sandboxes_end_at_e2b() {
     let server = LocalE2b::start().await;

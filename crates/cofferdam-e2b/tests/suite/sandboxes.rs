@@ -1,4 +1,4 @@
-//! Sandboxes: what a spec may ask for, what E2B receives, and their life times.
+//! Sandboxes: the specs that are accepted, the requests to E2B, and their lifetimes.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ async fn posture_marks_only_measured_rows_as_probed() {
     assert!(!row(Protection::Network).probed && !row(Protection::WallTime).probed);
     assert_eq!(row(Protection::Processes).state, ProtectionState::Absent);
     sandbox.close().await.expect("closed");
-    // What falls short after the measurement leaves no VM.
+    // A measurement that falls short leaves no VM.
     let limits = Limits { memory: Limits::default().memory, ..spec().limits().clone() };
     let error = backend(&server).create(Spec::builder().limits(limits).build().unwrap()).await.expect_err("weaker");
     assert!(error.kind() == ErrorKind::WeakerThanRequired && error.to_string().contains("memory"), "{error}");

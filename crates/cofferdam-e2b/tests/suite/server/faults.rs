@@ -1,4 +1,4 @@
-//! Faults of the server, each of which happens to one request; and what requests the server has seen.
+//! Faults of the server, each of which happens to one request; and the requests that the server has seen.
 
 use std::sync::Arc;
 use std::time::Duration;
