@@ -13,12 +13,12 @@ use hyper::Method;
 use crate::NAME;
 use crate::client::{Client, ROOT, USER, parsed};
 use crate::config::E2bConfig;
-use crate::core::{Core, keep_alive};
+use crate::core::{Core, delete, keep_alive};
 use crate::error::Failure;
 use crate::guest::{PROBE, Probed, SETUP, script};
 use crate::posture::{known, posture};
 use crate::sandbox::{E2bSandbox, detached};
-use crate::wire::{Detail, MadeSandbox, NewSandbox};
+use crate::wire::{CreatedSandbox, Detail, NewSandbox};
 
 /// The features of the backend.
 const CAPABILITIES: [Capability; 6] = [
@@ -71,7 +71,7 @@ impl Backend for E2bBackend {
 
     async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
         let request = request(&spec, self.client.config())?;
-        // What nothing can measure away is refused before a VM costs something.
+        // Limits that E2B never enforces are refused before a VM costs something.
         known(&spec).require(spec.allow_weaker())?;
         let client = self.client.clone();
         // A sandbox whose caller gave up is deleted.
@@ -142,40 +142,36 @@ fn request(spec: &Spec, config: &E2bConfig) -> Result<NewSandbox> {
     })
 }
 
-async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<E2bSandboxRef> {
+async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<dyn Sandbox>> {
     let answer = client.call(Method::POST, "/v2/sandboxes", Some(&request), false).await;
     let answer = answer.map_err(|failure| not_created(failure, &request.template_id))?;
-    let made: MadeSandbox = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
-    if !is_id(&made.sandbox_id) {
+    let created: CreatedSandbox = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
+    if !is_id(&created.sandbox_id) {
         let failure = Failure::Foreign("the id of a sandbox is malformed".to_owned());
         return Err(failure.into_error("create"));
     }
-    let agent = client.agent(&made.sandbox_id, made.token.as_deref(), made.domain.as_deref())?;
-    let read_only = spec.workspace().access() == Access::ReadOnly;
-    let mut core = Core::new(client, made.sandbox_id, agent, read_only);
-    let measured = match check_agent(&made.envd_version) {
-        Ok(()) => measure(&core).await,
-        Err(error) => Err(error),
-    };
-    let posture = match measured {
-        Ok((probed, detail)) => {
-            let posture = posture(&spec, &probed, &detail);
-            (core.path, core.home) = (probed.path, probed.home);
-            posture.require(spec.allow_weaker()).map(|()| posture)
-        }
-        Err(error) => Err(error),
-    };
-    match posture {
-        Ok(posture) => {
-            let core = Arc::new(core);
-            tokio::spawn(keep_alive(Arc::downgrade(&core), core.client.config().lifetime / 3));
-            Ok(Arc::new(E2bSandbox::new(core, spec, posture)))
-        }
-        Err(error) => Err(error.with_failed_close(core.delete().await)),
+    let id = created.sandbox_id.clone();
+    match set_up(client.clone(), spec, created).await {
+        Ok(sandbox) => Ok(Arc::new(sandbox)),
+        // Every failure after the create leaves no VM.
+        Err(error) => Err(error.with_failed_close(delete(&client, &id).await)),
     }
 }
 
-type E2bSandboxRef = Arc<dyn Sandbox>;
+/// Returns the sandbox of a VM, if the VM is as the spec demands.
+async fn set_up(client: Client, spec: Spec, created: CreatedSandbox) -> Result<E2bSandbox> {
+    check_agent(&created.envd_version)?;
+    let agent = client.agent(&created.sandbox_id, created.token.as_deref(), created.domain.as_deref())?;
+    let read_only = spec.workspace().access() == Access::ReadOnly;
+    let mut core = Core::new(client, created.sandbox_id, agent, read_only);
+    let (probed, detail) = measure(&core).await?;
+    let posture = posture(&spec, &probed, &detail);
+    posture.require(spec.allow_weaker())?;
+    (core.path, core.home) = (probed.path, probed.home);
+    let core = Arc::new(core);
+    tokio::spawn(keep_alive(Arc::downgrade(&core), core.client.config().lifetime / 3));
+    Ok(E2bSandbox::new(core, spec, posture))
+}
 
 /// Returns the error of a create. E2B answers 404 for a template that it does not have.
 fn not_created(failure: Failure, template: &str) -> Error {
@@ -207,20 +203,18 @@ fn check_agent(version: &str) -> Result<()> {
         .with_remedy("build the template again at E2B"))
 }
 
-/// Makes the workspace, and measures the VM.
+/// Creates the workspace, and measures the VM.
 async fn measure(core: &Core) -> Result<(Probed, Detail)> {
     let access = if core.read_only { "ro" } else { "rw" };
     let setup = script(SETUP, vec![access.to_owned(), OWNER.to_owned()], true);
     let output = core.run("create", ROOT, setup, MAX_PROBED).await?;
     if output.code != 0 {
-        return Err(Error::new(ErrorKind::Io, "create", "the workspace could not be made")
+        return Err(Error::new(ErrorKind::Io, "create", "cannot create the workspace")
             .with_remedy("use a template with bash, coreutils, findutils and grep"));
     }
     let output = core.run("create", USER, script(PROBE, Vec::new(), false), MAX_PROBED).await?;
     let probed = Probed::parse(&String::from_utf8_lossy(&output.stdout));
-    let answer = core.client.call(Method::GET, &core.url(""), None::<&()>, true).await;
-    let answer = answer.map_err(|failure| core.failed("create", failure))?;
-    let detail = parsed(&answer).map_err(|failure| failure.into_error("create"))?;
+    let detail = core.detail().await.map_err(|failure| core.failed("create", failure))?;
     Ok((probed, detail))
 }
 

@@ -22,20 +22,21 @@ use serde::de::DeserializeOwned;
 use crate::config::E2bConfig;
 use crate::error::{Failure, Refusal, shown, status_of};
 use crate::frames::{Frame, Frames, framed};
+use crate::upload::Upload;
 use crate::wire::{EndOfStream, ErrorBody, OfProcess};
 
 /// Time to connect.
-const CONNECT_TIME: Duration = Duration::from_secs(15);
-/// Time without a byte after which an answer is given up. Streams have an event at least every [`KEEPALIVE`].
-const SILENCE: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time without a byte after which an answer is given up. Streams have an event at least every [`KEEPALIVE_INTERVAL`].
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval in seconds of events that show that a stream is alive.
-const KEEPALIVE: &str = "20";
+const KEEPALIVE_INTERVAL: &str = "20";
 /// The most bytes of an answer that is held in memory.
 const MAX_ANSWER: usize = 1 << 20;
 /// The most bytes of a refusal that are read.
 const MAX_REFUSAL: usize = 16 << 10;
 /// The number of attempts of a request that may be repeated, and the pauses between them.
-const ATTEMPTS: u32 = 4;
+const MAX_ATTEMPTS: u32 = 4;
 const MIN_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// The user of programs, and the one that sets a sandbox up.
@@ -46,8 +47,8 @@ pub(crate) const ROOT: &str = "root";
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,
-    /// For input, which waits for a program to read it.
-    patient: reqwest::Client,
+    /// For input, which waits for a program to read it, and for uploads, which have a bound of their own.
+    http_without_timeout: reqwest::Client,
     config: Arc<E2bConfig>,
 }
 
@@ -73,8 +74,9 @@ fn encoded(text: &str) -> String {
 }
 
 fn secret(text: &str) -> Result<HeaderValue> {
-    let mut value = HeaderValue::from_str(text)
-        .map_err(|_| Error::new(ErrorKind::Unavailable, "connect", "E2B gave a token with characters of no token"))?;
+    let mut value = HeaderValue::from_str(text).map_err(|_| {
+        Error::new(ErrorKind::Unavailable, "connect", "the token of the sandbox has characters that no header can have")
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -84,7 +86,7 @@ impl Client {
     pub fn new(config: E2bConfig) -> Result<Self> {
         config.validate()?;
         let failed =
-            |what: String| Error::new(ErrorKind::Internal, "connect", "cannot set TLS up").with_context("reason", what);
+            |what: String| Error::new(ErrorKind::Internal, "connect", "cannot set up TLS").with_context("reason", what);
         let mut roots = rustls::RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -98,14 +100,14 @@ impl Client {
                 .tls_backend_preconfigured(tls.clone())
                 .redirect(Policy::none())
                 .referer(false)
-                .connect_timeout(CONNECT_TIME)
-                .tcp_keepalive(CONNECT_TIME)
+                .connect_timeout(CONNECT_TIMEOUT)
+                .tcp_keepalive(CONNECT_TIMEOUT)
                 .user_agent(concat!("cofferdam/", env!("CARGO_PKG_VERSION")));
             if config.is_local() { builder.no_proxy() } else { builder }
         };
-        let http = builder().read_timeout(SILENCE).build().map_err(|error| failed(reasons(error)))?;
-        let patient = builder().build().map_err(|error| failed(reasons(error)))?;
-        Ok(Self { http, patient, config: Arc::new(config) })
+        let http = builder().read_timeout(READ_TIMEOUT).build().map_err(|error| failed(reasons(error)))?;
+        let http_without_timeout = builder().build().map_err(|error| failed(reasons(error)))?;
+        Ok(Self { http, http_without_timeout, config: Arc::new(config) })
     }
 
     pub fn config(&self) -> &E2bConfig {
@@ -119,7 +121,7 @@ impl Client {
         if let Some(body) = body {
             request = request.header(CONTENT_TYPE, "application/json").body(body);
         }
-        answer(request.timeout(SILENCE), self.config.key.reveal(), false).await
+        answer(request.timeout(READ_TIMEOUT), self.config.key.reveal(), false).await
     }
 
     /// Sends a request to the API. One that may be `repeated` is sent again after a failure that may pass; any is sent
@@ -140,7 +142,7 @@ impl Client {
             };
             let limited = matches!(&failure, Failure::Refused(refusal) if refusal.status == 429);
             let wanted = failure.retry_after().unwrap_or(pause);
-            if attempts >= ATTEMPTS || !(limited || repeated && failure.is_passing()) || wanted > MAX_PAUSE {
+            if attempts >= MAX_ATTEMPTS || !(limited || repeated && failure.is_passing()) || wanted > MAX_PAUSE {
                 return Err(failure);
             }
             tokio::time::sleep(wanted).await;
@@ -157,8 +159,8 @@ impl Client {
             headers.insert(HeaderName::from_static("x-access-token"), secret(token)?);
         }
         let token = token.unwrap_or_default().to_owned();
-        let (http, patient) = (self.http.clone(), self.patient.clone());
-        Ok(Agent { http, patient, base: self.config.agent(sandbox, domain), headers, token })
+        let (http, http_without_timeout) = (self.http.clone(), self.http_without_timeout.clone());
+        Ok(Agent { http, http_without_timeout, base: self.config.agent(sandbox, domain), headers, token })
     }
 }
 
@@ -171,7 +173,7 @@ fn json(document: &(impl Serialize + Sync)) -> std::result::Result<String, Failu
 pub(crate) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> std::result::Result<T, Failure> {
     // The position in the text is enough: the text itself may have a token.
     serde_json::from_slice(bytes).map_err(|error| {
-        Failure::Foreign(format!("the JSON is not as expected at line {}, column {}", error.line(), error.column()))
+        Failure::Foreign(format!("the JSON is unexpected at line {}, column {}", error.line(), error.column()))
     })
 }
 
@@ -222,7 +224,7 @@ fn cleaned(text: &str, hidden: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Agent {
     http: reqwest::Client,
-    patient: reqwest::Client,
+    http_without_timeout: reqwest::Client,
     base: String,
     headers: HeaderMap,
     token: String,
@@ -250,12 +252,12 @@ impl Agent {
     /// Calls a method with one answer, whose document is not needed.
     pub async fn call(&self, method: &str, body: &(impl Serialize + Sync)) -> std::result::Result<(), Failure> {
         let request = self.rpc(&self.http, method, USER).header(CONTENT_TYPE, "application/json").body(json(body)?);
-        answer(request.timeout(SILENCE), &self.token, true).await.map(drop)
+        answer(request.timeout(READ_TIMEOUT), &self.token, true).await.map(drop)
     }
 
     /// Sends input, and waits as long as the program does not read it.
     pub async fn send(&self, input: &OfProcess<'_>) -> std::result::Result<(), Failure> {
-        let request = self.rpc(&self.patient, "SendInput", USER).header(CONTENT_TYPE, "application/json");
+        let request = self.rpc(&self.http_without_timeout, "SendInput", USER).header(CONTENT_TYPE, "application/json");
         answer(request.body(json(input)?), &self.token, true).await.map(drop)
     }
 
@@ -269,7 +271,7 @@ impl Agent {
         let request = self
             .rpc(&self.http, method, user)
             .header(CONTENT_TYPE, "application/connect+json")
-            .header("Keepalive-Ping-Interval", KEEPALIVE)
+            .header("Keepalive-Ping-Interval", KEEPALIVE_INTERVAL)
             .body(framed(json(body)?.as_bytes()));
         let response = request.send().await.map_err(cut)?;
         let response = accepted(response, &self.token, true).await?;
@@ -286,13 +288,15 @@ impl Agent {
         accepted(request.send().await.map_err(cut)?, &self.token, true).await
     }
 
-    /// Writes a file.
-    pub async fn upload(&self, path: &str, user: &str, contents: Body) -> std::result::Result<(), Failure> {
+    /// Writes a file. Takes as long as E2B takes data of it.
+    pub async fn upload(&self, path: &str, user: &str, contents: Upload) -> std::result::Result<(), Failure> {
         let url = format!("/files?path={}&username={user}", encoded(path));
-        let request = self.request(Method::POST, &url, user).header(CONTENT_TYPE, "application/octet-stream");
-        let response = request.body(contents).send().await.map_err(cut)?;
-        let response = accepted(response, &self.token, true).await?;
-        read(response, MAX_ANSWER).await.map(drop)
+        // The other client's bound on silence includes the time in which the body is sent.
+        let request = self.request_by(&self.http_without_timeout, Method::POST, &url, user);
+        let request = request.header(CONTENT_TYPE, "application/octet-stream");
+        let progress = contents.progress();
+        let sending = answer(request.body(Body::wrap(contents)), &self.token, true);
+        progress.bounded(READ_TIMEOUT, sending).await.map(drop)
     }
 }
 
@@ -348,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_e2b_lose_the_secret() {
+    fn secrets_are_removed_from_texts_of_e2b() {
         assert_eq!(cleaned("bad key e2b_1 \n", "e2b_1"), "bad key [secret] \\n");
         assert_eq!(cleaned("x", ""), "x");
     }

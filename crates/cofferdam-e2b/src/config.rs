@@ -17,7 +17,7 @@ const LIFETIMES: std::ops::RangeInclusive<u64> = 15..=86_400;
 /// The port of the agent in each VM.
 const AGENT_PORT: u16 = 49983;
 /// The domains that have one host for all sandboxes. Others have a host name for each.
-const SHARED_HOSTS: [&str; 4] = ["e2b.app", "e2b.dev", "e2b.pro", "e2b-staging.dev"];
+const SHARED_HOSTS: [&str; 3] = ["e2b.app", "e2b.dev", "e2b.pro"];
 
 /// An API key. It is never printed.
 #[derive(Clone)]
@@ -129,7 +129,7 @@ fn address(url: &str) -> Result<bool> {
             .with_context("address", url.escape_debug().to_string())
             .with_remedy("use https://HOST[:PORT] in E2B_API_URL and E2B_SANDBOX_URL, or http://127.0.0.1:PORT")
     };
-    let uri: Uri = url.parse().map_err(|_| bad("the address is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| bad("the address is not a URL"))?;
     let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let local = host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
     if host.is_empty() || url.contains('@') || uri.query().is_some() {

@@ -14,13 +14,13 @@ use hyper::Method;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use crate::client::{Agent, Client};
+use crate::client::{Agent, Client, parsed};
 use crate::error::{Failure, gone};
 use crate::guest::script;
-use crate::wire::{ProcessConfig, ProcessMessage, StartRequest, Timeout};
+use crate::wire::{Detail, ProcessConfig, ProcessMessage, StartRequest, Timeout};
 
 /// Time for a script, which moves, lists or ends things.
-const SCRIPT_TIME: Duration = Duration::from_secs(120);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The state of a sandbox. A number tells one time of running from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,26 +136,33 @@ impl Core {
         most: usize,
     ) -> Result<Output> {
         let agent = self.open(operation)?;
-        let ran = tokio::time::timeout(SCRIPT_TIME, collected(&agent, user, process, most)).await;
-        let late = || Failure::Cut(format!("a script took more than {} s", SCRIPT_TIME.as_secs()));
+        let ran = tokio::time::timeout(SCRIPT_TIMEOUT, collected(&agent, user, process, most)).await;
+        let late = || Failure::Cut(format!("a script took more than {} s", SCRIPT_TIMEOUT.as_secs()));
         ran.unwrap_or_else(|_| Err(late())).map_err(|failure| self.failed(operation, failure))
     }
 
     /// Ends the processes of an exec: with the signal `TERM` and some grace, or at once.
-    pub async fn end(&self, tag: &str, grace: Option<Duration>) -> Result<()> {
+    pub async fn end(&self, exec_tag: &str, grace: Option<Duration>) -> Result<()> {
         let ticks = grace.unwrap_or_default().as_millis().div_ceil(50).min(72_000);
         let signal = if grace.is_some() { "TERM" } else { "KILL" };
-        let arguments = vec![tag.to_owned(), signal.to_owned(), ticks.to_string()];
-        let time = SCRIPT_TIME + grace.unwrap_or_default();
+        let arguments = vec![exec_tag.to_owned(), signal.to_owned(), ticks.to_string()];
+        let timeout = SCRIPT_TIMEOUT + grace.unwrap_or_default();
         let agent = self.open("cancel")?;
         let process = script(crate::guest::END, arguments, true);
-        let ran = tokio::time::timeout(time, collected(&agent, crate::client::ROOT, process, 4096)).await;
-        let late = || Failure::Cut("the script that ends processes did not end itself".to_owned());
+        let ran = tokio::time::timeout(timeout, collected(&agent, crate::client::ROOT, process, 4096)).await;
+        let late = || Failure::Cut("the script that ends processes timed out".to_owned());
         let output = ran.unwrap_or_else(|_| Err(late())).map_err(|failure| self.failed("cancel", failure))?;
         match output.code {
             0 => Ok(()),
-            code => Err(Error::new(ErrorKind::Io, "cancel", format!("the processes could not be ended: {code}"))),
+            code => {
+                Err(Error::new(ErrorKind::Io, "cancel", format!("a script cannot end the processes: exit code {code}")))
+            }
         }
+    }
+
+    /// Returns E2B's description of the sandbox.
+    pub async fn detail(&self) -> std::result::Result<Detail, Failure> {
+        parsed(&self.client.call(Method::GET, &self.url(""), None::<&()>, true).await?)
     }
 
     /// Moves the end of the sandbox's time.
@@ -170,14 +177,9 @@ impl Core {
         if *self.is_deleted.lock() {
             return Ok(());
         }
-        match self.client.call(Method::DELETE, &self.url(""), None::<&()>, true).await {
-            Err(failure) if !failure.is_gone() => Err(failure.into_error("close")),
-            // Its time may have been over.
-            _ => {
-                *self.is_deleted.lock() = true;
-                Ok(())
-            }
-        }
+        delete(&self.client, &self.id).await?;
+        *self.is_deleted.lock() = true;
+        Ok(())
     }
 
     /// Deletes the sandbox in the background, if there is a runtime for that. Otherwise its time ends it.
@@ -187,6 +189,14 @@ impl Core {
             let this = Arc::clone(self);
             runtime.spawn(async move { this.delete().await.map(drop) });
         }
+    }
+}
+
+/// Deletes a sandbox at E2B. Succeeds if there is none: its time may have been over.
+pub(crate) async fn delete(client: &Client, id: &str) -> Result<()> {
+    match client.call(Method::DELETE, &format!("/sandboxes/{id}"), None::<&()>, true).await {
+        Err(failure) if !failure.is_gone() => Err(failure.into_error("close")),
+        _ => Ok(()),
     }
 }
 
@@ -229,7 +239,7 @@ async fn collected(
             return Ok(Output { code: end.outcome().unwrap_or(-1), stdout });
         }
     }
-    Err(Failure::Cut("the stream ended before the script".to_owned()))
+    Err(Failure::Cut("the stream ended before the exit of a script".to_owned()))
 }
 
 /// Returns 32 random hexadecimal digits.

@@ -3,7 +3,7 @@
 //! ```text
 //! following --cut, or the sandbox resumed--> reconnecting --Connect--> following
 //!     |--end----------------------------------------------> ended
-//!     '--sandbox closed or gone, or no connection for RECONNECT_TIME--> ended
+//!     '--sandbox closed or gone, or no connection for RECONNECT_TIMEOUT--> ended
 //! ```
 //!
 //! E2B's agent keeps a program running whose connection is cut, and discards what it prints until the next connection.
@@ -18,15 +18,14 @@ use cofferdam_contract::{Error, ErrorKind, ExecDriver, Exit, Result};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::client::{Events, ROOT, USER};
+use crate::client::{Events, USER};
 use crate::core::{Core, Phase};
 use crate::error::{Failure, gone};
-use crate::exec::{Requests, parts, pty};
-use crate::guest::script;
+use crate::exec::{Requests, ScriptFile, parts, pty};
 use crate::wire::{End, OfProcess, ProcessMessage, Selector};
 
 /// Time to reach the agent again after a cut.
-const RECONNECT_TIME: Duration = Duration::from_secs(60);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause between two attempts.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(2);
@@ -38,8 +37,8 @@ type Stream = Events<ProcessMessage>;
 pub(crate) struct Drive {
     core: Arc<Core>,
     pid: u32,
-    tag: String,
-    script_file: Option<String>,
+    exec_tag: String,
+    script_file: Option<ScriptFile>,
     requested: watch::Receiver<Requests>,
     sent: Requests,
     attached: watch::Sender<Option<u64>>,
@@ -57,21 +56,21 @@ pub(crate) struct Drive {
 /// A step of following.
 enum Step {
     Event(std::result::Result<Option<ProcessMessage>, Failure>),
-    Look,
+    Poll,
 }
 
 impl Drive {
     pub fn new(
         core: Arc<Core>,
         pid: u32,
-        tag: String,
-        script_file: Option<String>,
+        exec_tag: String,
+        script_file: Option<ScriptFile>,
         requested: watch::Receiver<Requests>,
         attached: watch::Sender<Option<u64>>,
-        (begun, wall): (Instant, Duration),
+        (started_at, wall): (Instant, Duration),
     ) -> Self {
         let limits = ExecLimits { wall, cpu: None, counted: false, processors: 1 };
-        let supervision = Supervision::new(begun, Instant::now(), limits);
+        let supervision = Supervision::new(started_at, Instant::now(), limits);
         let phases = core.phases();
         let epoch = match *phases.borrow() {
             Phase::Running(epoch) | Phase::Paused(epoch) => epoch,
@@ -81,7 +80,7 @@ impl Drive {
         Self {
             core,
             pid,
-            tag,
+            exec_tag,
             script_file,
             requested,
             sent: Requests::default(),
@@ -101,9 +100,7 @@ impl Drive {
         if let Some(input) = input {
             input.abort();
         }
-        if let Some(file) = self.script_file.take() {
-            discard(&self.core, file);
-        }
+        drop(self.script_file.take());
         driver.finish(outcome);
     }
 
@@ -163,16 +160,16 @@ impl Drive {
         };
         tokio::select! {
             event = event => Step::Event(event),
-            _ = self.phases.changed() => Step::Look,
-            () = requested => Step::Look,
-            () = time => Step::Look,
+            _ = self.phases.changed() => Step::Poll,
+            () = requested => Step::Poll,
+            () = time => Step::Poll,
         }
     }
 
     /// Publishes the output of an event. Returns the end, if it is one.
     fn take(&mut self, step: Step, stream: &mut Option<Stream>, driver: &ExecDriver) -> Result<Option<End>> {
         let message = match step {
-            Step::Look => return Ok(None),
+            Step::Poll => return Ok(None),
             Step::Event(Ok(Some(message))) => message,
             Step::Event(Ok(None)) => {
                 *stream = None;
@@ -194,13 +191,15 @@ impl Drive {
         Ok(event.end)
     }
 
-    /// Connects to the events from now on. Returns `None` if the state has to be looked at before.
+    /// Connects to the events from now on. Returns `None` if the state changed before.
     async fn reconnect(&mut self, driver: &ExecDriver) -> Result<Option<Stream>> {
         self.attached.send_replace(None);
         let (since, pause) = *self.lost.get_or_insert((Instant::now(), Duration::ZERO));
-        if since.elapsed() >= RECONNECT_TIME {
-            let failure =
-                Failure::Cut(format!("the events of the program were out of reach for {} s", RECONNECT_TIME.as_secs()));
+        if since.elapsed() >= RECONNECT_TIMEOUT {
+            let failure = Failure::Cut(format!(
+                "the events of the program were out of reach for {} s",
+                RECONNECT_TIMEOUT.as_secs()
+            ));
             let error = failure.into_error("run");
             return Err(self.given_up(error));
         }
@@ -213,7 +212,7 @@ impl Drive {
             }
         }
         if !self.has_gap {
-            // What was printed meanwhile is lost, and its length is not known: the exit is marked as truncated.
+            // The output meanwhile is lost, and its length is not known: the exit is marked as truncated.
             self.has_gap = true;
             driver.publisher().count_dropped(1);
         }
@@ -244,7 +243,7 @@ impl Drive {
         }
     }
 
-    /// Carries out requests, and what is due.
+    /// Carries out requests and due actions.
     fn act(&mut self) {
         let now = Instant::now();
         let requests = *self.requested.borrow_and_update();
@@ -274,8 +273,8 @@ impl Drive {
     }
 
     fn end_processes(&mut self, grace: Option<Duration>) {
-        let (core, tag) = (Arc::clone(&self.core), self.tag.clone());
-        self.ending.spawn(async move { core.end(&tag, grace).await });
+        let (core, exec_tag) = (Arc::clone(&self.core), self.exec_tag.clone());
+        self.ending.spawn(async move { core.end(&exec_tag, grace).await });
     }
 
     /// Returns the exit of a program that ended, after all processes that must end with it have.
@@ -285,8 +284,11 @@ impl Drive {
         while let Some(ended) = self.ending.join_next().await {
             failed |= !matches!(ended, Ok(Ok(())));
         }
-        if failed && self.core.end(&self.tag, None).await.is_err() && matches!(self.core.phase(), Phase::Running(_)) {
-            // What cannot be ended alone ends with its sandbox.
+        if failed
+            && self.core.end(&self.exec_tag, None).await.is_err()
+            && matches!(self.core.phase(), Phase::Running(_))
+        {
+            // Processes that cannot be ended alone end with their sandbox.
             self.core.abandon();
         }
         let status = match end.outcome() {
@@ -316,8 +318,8 @@ impl Drive {
 
     /// Ends the processes of an exec that nothing follows any more.
     fn given_up(&mut self, error: Error) -> Error {
-        let (core, tag) = (Arc::clone(&self.core), self.tag.clone());
-        tokio::spawn(async move { core.end(&tag, None).await });
+        let (core, exec_tag) = (Arc::clone(&self.core), self.exec_tag.clone());
+        tokio::spawn(async move { core.end(&exec_tag, None).await });
         error
     }
 }
@@ -329,17 +331,4 @@ fn unknown_exit() -> Error {
         "the program ended while its connection was cut: its exit is unknown, and output may be missing",
     )
     .with_remedy("let the program write its result to a file, and read that")
-}
-
-/// Removes the directory of a script in the background.
-pub(crate) fn discard(core: &Arc<Core>, file: String) {
-    let core = Arc::clone(core);
-    tokio::spawn(async move {
-        if let Some((directory, _)) = file.rsplit_once('/')
-            && matches!(core.phase(), Phase::Running(_))
-        {
-            let remove = script("rm -rf -- \"$1\"", vec![directory.to_owned()], true);
-            let _ = core.run("run", ROOT, remove, 4096).await;
-        }
-    });
 }

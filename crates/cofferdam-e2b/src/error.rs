@@ -94,7 +94,7 @@ impl Failure {
                 .with_context("reason", reason)
                 .with_remedy("check the network and the addresses (E2B_DOMAIN, E2B_API_URL), then try again"),
             Self::Foreign(reason) => {
-                Error::new(ErrorKind::Unavailable, operation, "the answer is not one of E2B's protocol")
+                Error::new(ErrorKind::Unavailable, operation, "the answer is not of E2B's protocol")
                     .with_retry(Retry::Never)
                     .with_context("reason", reason)
                     .with_remedy("check E2B_DOMAIN and E2B_API_URL")
@@ -106,7 +106,7 @@ impl Failure {
 
 /// Returns the error for a sandbox that E2B has no more.
 pub(crate) fn gone(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Closed, operation, "E2B has no such sandbox any more: its time was over, or it was deleted")
+    Error::new(ErrorKind::Closed, operation, "the sandbox no longer exists at E2B: it timed out or was deleted")
         .with_remedy("create another sandbox")
 }
 
@@ -119,16 +119,17 @@ fn refused(refusal: Refusal, operation: &'static str) -> Error {
         }
         401 => new(ErrorKind::Denied, "E2B refused the key").with_remedy("set E2B_API_KEY to a valid key"),
         403 => new(ErrorKind::Denied, "E2B refused the request").with_remedy("check what the key may do"),
-        404 => new(ErrorKind::NotFound, "it is not in the sandbox"),
-        409 => new(ErrorKind::Conflict, "the state does not allow the request"),
-        429 => new(ErrorKind::ResourceExhausted, "a rate limit or quota of the E2B account is used up")
+        404 => new(ErrorKind::NotFound, "the sandbox has no such object"),
+        409 => new(ErrorKind::Conflict, "the state of the sandbox does not allow the request"),
+        429 => new(ErrorKind::ResourceExhausted, "a rate limit or quota of the E2B account is exhausted")
             .with_remedy("wait, or ask E2B for a larger quota"),
         507 => new(ErrorKind::ResourceExhausted, "the disk of the sandbox is full")
             .with_fault(Fault::Guest)
             .with_remedy("remove files, or use a template with a larger disk"),
         501 => new(ErrorKind::Unsupported, "the agent of the sandbox does not know the request")
             .with_remedy("build the template again: its agent is too old"),
-        500.. => new(ErrorKind::Unavailable, "E2B failed").with_remedy("try again later, and check E2B's status page"),
+        500.. => new(ErrorKind::Unavailable, "E2B answered with a server error")
+            .with_remedy("try again later, and check E2B's status page"),
         _ => new(ErrorKind::InvalidInput, "E2B did not accept the request"),
     };
     let error = error.with_context("status", status.to_string());

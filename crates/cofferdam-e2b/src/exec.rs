@@ -7,22 +7,23 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cofferdam_contract::{
-    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Stdin, StdinWriter,
-    TerminalSize,
+    Command, Error, ErrorKind, ExecControl, ExecHandle, ExecId, ExecRequest, OutputStream, Result, Script, Stdin,
+    StdinWriter, TerminalSize,
 };
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 
 use crate::client::{Events, ROOT, USER};
-use crate::core::{Core, random};
-use crate::drive::{Drive, discard};
+use crate::core::{Core, Phase, random};
+use crate::drive::Drive;
 use crate::error::{Failure, shown};
 use crate::guest::{EXEC, script};
 use crate::input::{PIECE, feed};
+use crate::upload::Upload;
 use crate::wire::{Data, ProcessMessage, Pty, Size, StartRequest};
 
 /// Time for a program to start.
-const START_TIME: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The variables that every program has, beside `PATH` and `HOME`.
 const LANG: &str = "C.UTF-8";
 /// The `PATH` of a VM that has none.
@@ -70,8 +71,8 @@ pub(crate) fn pty(size: TerminalSize) -> Pty {
     Pty { size: Size { cols: size.columns, rows: size.rows } }
 }
 
-/// A process that has begun, and what it printed so far.
-struct Begun {
+/// A started process and its output so far.
+struct StartedProcess {
     pid: u32,
     events: Events<ProcessMessage>,
     first: Vec<(OutputStream, Vec<u8>)>,
@@ -79,51 +80,78 @@ struct Begun {
 
 /// Starts an exec. `wall` is the time of one without a time of its own.
 pub(crate) async fn start(core: Arc<Core>, request: ExecRequest, wall: Duration) -> Result<ExecHandle> {
-    let (mark, begun) = (random(), Instant::now());
-    // Any value below what a process may have by default, and above what anything else sets.
-    let tag = (u64::from_str_radix(&mark[..12], 16).unwrap_or_default() | 1 << 40).to_string();
+    let (nonce, started_at) = (random(), Instant::now());
+    // Below the default of both limits that carry it, and above the values that programs set. The scripts need at most
+    // 48 bits.
+    let exec_tag = (u64::from_str_radix(&nonce[..12], 16).unwrap_or_default() | 1 << 40).to_string();
     let script_file = match request.command() {
-        Command::Script(script) => Some(format!("/tmp/cofferdam-{mark}/{}", script.name)),
+        Command::Script(script) => Some(ScriptFile::upload(&core, &nonce, script).await?),
         Command::Argv(_) | Command::Shell(_) => None,
     };
-    if let (Command::Script(script), Some(path)) = (request.command(), &script_file) {
-        let contents = reqwest::Body::from(Bytes::clone(&script.contents));
-        let uploaded = core.open("start")?.upload(path, ROOT, contents).await;
-        uploaded.map_err(|failure| core.failed("start", failure))?;
-    }
+    let path = script_file.as_ref().map(|file| file.path.as_str());
     let message = StartRequest {
-        process: process(&core, &request, &mark, &tag, script_file.as_deref()),
+        process: process(&core, &request, &nonce, &exec_tag, path),
         pty: request.terminal().map(pty),
-        tag: format!("cofferdam-{mark}"),
+        tag: format!("cofferdam-{nonce}"),
         stdin: !matches!(request.stdin(), Stdin::Empty),
     };
-    let started = tokio::time::timeout(START_TIME, begin(&core, &message, &mark)).await;
-    let late = || Error::new(ErrorKind::Unavailable, "start", "the program did not start in time");
+    let started = tokio::time::timeout(START_TIMEOUT, start_process(&core, &message, &nonce)).await;
+    let late = || Error::new(ErrorKind::Unavailable, "start", "the program did not start within 60 s");
     let started = match started.unwrap_or_else(|_| Err(late())) {
         Ok(started) => started,
         Err(error) => {
-            if let Some(file) = script_file {
-                discard(&core, file);
-            }
             // It may run, if the answer was lost.
             if error.kind() == ErrorKind::Unavailable {
-                tokio::spawn(async move { core.end(&tag, None).await });
+                tokio::spawn(async move { core.end(&exec_tag, None).await });
             }
             return Err(error);
         }
     };
-    Ok(handle(core, &request, started, Of { tag, script_file, begun, wall }))
+    Ok(handle(core, &request, started, HandleParts { exec_tag, script_file, started_at, wall }))
 }
 
-/// The rest that a handle needs beside its process.
-struct Of {
-    tag: String,
-    script_file: Option<String>,
-    begun: Instant,
+/// The file of a script, in a directory of its own. Dropping it removes the directory in the background.
+pub(crate) struct ScriptFile {
+    core: Arc<Core>,
+    path: String,
+}
+
+impl ScriptFile {
+    async fn upload(core: &Arc<Core>, nonce: &str, script: &Script) -> Result<Self> {
+        // Before the upload: one that fails may leave a part of the file.
+        let file = Self { core: Arc::clone(core), path: format!("/tmp/cofferdam-{nonce}/{}", script.name) };
+        let contents = Upload::new(Box::new(std::io::Cursor::new(Bytes::clone(&script.contents))));
+        let uploaded = core.open("start")?.upload(&file.path, ROOT, contents).await;
+        uploaded.map_err(|failure| core.failed("start", failure))?;
+        Ok(file)
+    }
+}
+
+impl Drop for ScriptFile {
+    fn drop(&mut self) {
+        let (Some((directory, _)), Ok(runtime)) = (self.path.rsplit_once('/'), tokio::runtime::Handle::try_current())
+        else {
+            return;
+        };
+        let (core, directory) = (Arc::clone(&self.core), directory.to_owned());
+        runtime.spawn(async move {
+            if matches!(core.phase(), Phase::Running(_)) {
+                let remove = script("rm -rf -- \"$1\"", vec![directory], true);
+                let _ = core.run("run", ROOT, remove, 4096).await;
+            }
+        });
+    }
+}
+
+/// The parts of a handle besides its process.
+struct HandleParts {
+    exec_tag: String,
+    script_file: Option<ScriptFile>,
+    started_at: Instant,
     wall: Duration,
 }
 
-fn handle(core: Arc<Core>, request: &ExecRequest, started: Begun, of: Of) -> ExecHandle {
+fn handle(core: Arc<Core>, request: &ExecRequest, started: StartedProcess, parts: HandleParts) -> ExecHandle {
     let (requests, requested) = watch::channel(Requests::default());
     let has_terminal = request.terminal().is_some();
     let control = Arc::new(Controls { requests, has_terminal });
@@ -152,8 +180,8 @@ fn handle(core: Arc<Core>, request: &ExecRequest, started: Begun, of: Of) -> Exe
     for (stream, data) in started.first {
         driver.publisher().publish(stream, data);
     }
-    let wall = request.timeout().unwrap_or(of.wall);
-    let drive = Drive::new(core, pid, of.tag, of.script_file, requested, attached, (of.begun, wall));
+    let wall = request.timeout().unwrap_or(parts.wall);
+    let drive = Drive::new(core, pid, parts.exec_tag, parts.script_file, requested, attached, (parts.started_at, wall));
     tokio::spawn(drive.run(started.events, driver, input));
     handle
 }
@@ -162,8 +190,8 @@ fn handle(core: Arc<Core>, request: &ExecRequest, started: Begun, of: Of) -> Exe
 fn process(
     core: &Core,
     request: &ExecRequest,
-    mark: &str,
-    tag: &str,
+    nonce: &str,
+    exec_tag: &str,
     file: Option<&str>,
 ) -> crate::wire::ProcessConfig {
     let path = if core.path.is_empty() { DEFAULT_PATH } else { &core.path };
@@ -177,14 +205,14 @@ fn process(
             script.interpreter.iter().cloned().chain(file).chain(script.args.iter().cloned()).collect()
         }
     };
-    let fixed = [mark, tag, &request.working_dir().inside(), file.unwrap_or_default()].map(str::to_owned);
+    let fixed = [nonce, exec_tag, &request.working_dir().inside(), file.unwrap_or_default()].map(str::to_owned);
     let variables = environment.into_iter().map(|(name, value)| format!("{name}={value}"));
     let arguments = fixed.into_iter().chain(variables).chain(["--".to_owned()]).chain(program).collect();
     script(EXEC, arguments, true)
 }
 
 /// Starts the process, and reads until the script says that the program starts.
-async fn begin(core: &Core, message: &StartRequest, mark: &str) -> Result<Begun> {
+async fn start_process(core: &Core, message: &StartRequest, nonce: &str) -> Result<StartedProcess> {
     let failed = |failure| core.failed("start", failure);
     let mut events = core.open("start")?.stream::<ProcessMessage>("Start", USER, message).await.map_err(failed)?;
     let (mut pid, mut seen, mut first) = (None, Vec::new(), Vec::new());
@@ -199,9 +227,9 @@ async fn begin(core: &Core, message: &StartRequest, mark: &str) -> Result<Begun>
                 OutputStream::Stderr => first.push((stream, data)),
             }
         }
-        if seen.len() > mark.len() {
-            let Some(rest) = seen.strip_prefix(mark.as_bytes()) else {
-                return Err(unprepared("its first output is foreign"));
+        if seen.len() > nonce.len() {
+            let Some(rest) = seen.strip_prefix(nonce.as_bytes()) else {
+                return Err(unprepared("its first output is not that of the start script"));
             };
             if rest[0] != b'+' {
                 return Err(refused(rest[0]));
@@ -209,15 +237,15 @@ async fn begin(core: &Core, message: &StartRequest, mark: &str) -> Result<Begun>
             if rest.len() > 1 {
                 first.push((OutputStream::Stdout, rest[1..].to_vec()));
             }
-            let pid = pid.ok_or_else(|| failed(Failure::Foreign("a process has no number".to_owned())))?;
-            return Ok(Begun { pid, events, first });
+            let pid = pid.ok_or_else(|| failed(Failure::Foreign("a process has no pid".to_owned())))?;
+            return Ok(StartedProcess { pid, events, first });
         }
         if first.iter().map(|(_, data)| data.len()).sum::<usize>() > MAX_BEFORE {
             return Err(unprepared("it printed too much before the program started"));
         }
         if let Some(end) = event.end {
-            let said: Vec<u8> = first.into_iter().flat_map(|(_, data)| data).collect();
-            let what = format!("{}: {}", end.status, String::from_utf8_lossy(&said));
+            let printed: Vec<u8> = first.into_iter().flat_map(|(_, data)| data).collect();
+            let what = format!("{}: {}", end.status, String::from_utf8_lossy(&printed));
             return Err(unprepared(&shown(&what)));
         }
     }
@@ -242,10 +270,10 @@ fn unprepared(reason: &str) -> Error {
 fn refused(letter: u8) -> Error {
     match letter {
         b'n' => Error::new(ErrorKind::NotFound, "start", "there is no such program in the sandbox"),
-        b'x' => Error::new(ErrorKind::NotExecutable, "start", "the program is no executable file"),
+        b'x' => Error::new(ErrorKind::NotExecutable, "start", "the program is not an executable file"),
         b'd' => Error::new(ErrorKind::NotFound, "start", "the working directory does not exist"),
-        b's' => unprepared("the program could change its own script"),
-        b't' => unprepared("its processes could not be marked"),
-        _ => unprepared("the script that starts programs answered nonsense"),
+        b's' => unprepared("the program could change the file of its script"),
+        b't' => unprepared("its resource limits cannot be set, so that its processes would not be found"),
+        _ => unprepared("the start script gave an unknown answer"),
     }
 }

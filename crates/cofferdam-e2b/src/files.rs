@@ -4,29 +4,23 @@
 //! a link between the script and the transfer. It then reaches another file of its own VM, never one of the host.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use cofferdam_contract::{COPIED_MODE, DirEntry, Error, ErrorKind, FileReader, NewEntry, Result, SandboxPath};
-use hyper::body::{Body, Frame};
-use parking_lot::Mutex;
 use reqwest::Response;
 use tokio::io::AsyncReadExt;
-use tokio::sync::mpsc;
 use tokio_util::io::StreamReader;
 
 use crate::client::{ROOT, USER};
 use crate::core::{Core, random};
 use crate::guest::{FILE, MAX_FIELDS, entries, refusal, script};
+use crate::upload::Upload;
 
 /// The most bytes of a list of a directory.
 const MAX_LIST: usize = 64 << 20;
 /// The most bytes of a path, and of the reason of a refusal.
 const MAX_PATH: usize = 16 << 10;
-/// Bytes of an upload that are read at once.
-const PIECE: usize = 64 << 10;
 /// The bits that let a user write.
 const WRITING: u32 = 0o222;
 const DEFAULT_MODE: u32 = 0o644;
@@ -36,7 +30,7 @@ fn user(core: &Core) -> &'static str {
     if core.read_only { ROOT } else { USER }
 }
 
-/// Runs an operation of the script, and returns what it printed.
+/// Runs an operation of the script, and returns its output.
 async fn run(
     core: &Core,
     operation: &'static str,
@@ -155,17 +149,18 @@ async fn upload_and_move(
     contents: FileReader,
     (mode, modified): (u32, Option<i64>),
 ) -> Result<u64> {
-    let (upload, fed) = Upload::of(contents);
     let agent = core.open(operation)?;
-    let sent = agent.upload(temporary, user(core), reqwest::Body::wrap(upload)).await;
-    if let Some(error) = fed.failure.lock().take() {
+    let upload = Upload::new(contents);
+    let progress = upload.progress();
+    let sent = agent.upload(temporary, user(core), upload).await;
+    if let Some(error) = progress.take_failure() {
         return Err(Error::new(ErrorKind::Io, operation, "cannot read the contents").with_source(error));
     }
     sent.map_err(|failure| core.failed(operation, failure).with_context("path", path.to_string()))?;
     let mode = if core.read_only { mode & !WRITING } else { mode };
     let (mode, time) = (format!("{mode:o}"), modified.map(|time| time.to_string()).unwrap_or_default());
     run(core, operation, path, &["commit", temporary, real, &mode, &time], MAX_PATH).await?;
-    Ok(*fed.bytes.lock())
+    Ok(progress.bytes())
 }
 
 /// An upload whose file is removed if the caller gives it up.
@@ -183,59 +178,6 @@ impl Drop for Unfinished {
 async fn discard(core: &Core, path: String) {
     let process = script(FILE, vec!["discard".to_owned(), path], true);
     let _ = core.run("discard", user(core), process, MAX_PATH).await;
-}
-
-/// The body of an upload.
-struct Upload(mpsc::Receiver<io::Result<Bytes>>);
-
-/// The number of bytes of an upload so far, and the error of its source.
-#[derive(Clone, Default)]
-struct Fed {
-    bytes: Arc<Mutex<u64>>,
-    failure: Arc<Mutex<Option<io::Error>>>,
-}
-
-impl Upload {
-    fn of(mut contents: FileReader) -> (Self, Fed) {
-        let (sender, receiver) = mpsc::channel(2);
-        let fed = Fed::default();
-        let noted = fed.clone();
-        tokio::spawn(async move {
-            loop {
-                let mut piece = Vec::with_capacity(PIECE);
-                let mut part = (&mut contents).take(PIECE as u64);
-                let read = tokio::select! {
-                    read = part.read_to_end(&mut piece) => read,
-                    () = sender.closed() => return,
-                };
-                match read {
-                    Ok(0) => return,
-                    Ok(count) => {
-                        *noted.bytes.lock() += count as u64;
-                        if sender.send(Ok(piece.into())).await.is_err() {
-                            return;
-                        }
-                    }
-                    Err(error) => {
-                        let shown = io::Error::new(error.kind(), "the source of the upload cannot be read");
-                        *noted.failure.lock() = Some(error);
-                        let _ = sender.send(Err(shown)).await;
-                        return;
-                    }
-                }
-            }
-        });
-        (Self(receiver), fed)
-    }
-}
-
-impl Body for Upload {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
-    }
 }
 
 /// Lists a directory.

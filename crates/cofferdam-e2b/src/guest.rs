@@ -13,7 +13,7 @@ pub(crate) const EXEC: &str = include_str!("guest/exec.sh");
 pub(crate) const END: &str = include_str!("guest/end.sh");
 /// Makes the workspace.
 pub(crate) const SETUP: &str = include_str!("guest/setup.sh");
-/// Prints what a VM has.
+/// Prints the measurements of a VM.
 pub(crate) const PROBE: &str = include_str!("guest/probe.sh");
 /// Operations on files.
 pub(crate) const FILE: &str = include_str!("guest/file.sh");

@@ -8,11 +8,12 @@
 //!         sandbox is in use                  commands in the VM: links, permissions, renames
 //! ```
 //!
-//! A command starts under a small shell script that sets its environment exactly, checks that it exists, and marks its
-//! processes with a resource limit without effect, by which another script finds all of them to end them. E2B's own
+//! A command starts under a small shell script that sets its environment exactly, checks that it exists, and tags its
+//! processes with two resource limits without effect, by which another script finds all of them to end them. E2B's own
 //! file operations follow links and hide their targets, so that paths are resolved by a script as well.
 //!
-//! E2B decides what a VM has. The backend measures it inside, reports it as the posture, and refuses what E2B cannot do.
+//! E2B decides the size of a VM. The backend measures it inside, reports it as the posture, and refuses specs that E2B
+//! cannot satisfy.
 //! Nothing here has been run against the real cloud: tests use a local server of the same protocol, which E2B's own
 //! SDKs accept.
 //!
@@ -20,7 +21,8 @@
 //!
 //! - Requests: `client.rs`, with the messages in `wire.rs` and the framing of streams in `frames.rs`.
 //! - Scripts that run in the VM: `guest/`, and `guest.rs`.
-//! - Execs: `exec.rs` starts them, `drive.rs` follows them, `input.rs` sends input. Files: `files.rs`.
+//! - Execs: `exec.rs` starts them, `drive.rs` follows them, `input.rs` sends input. Files: `files.rs`, with
+//!   their contents in `upload.rs`.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -37,6 +39,7 @@ mod guest;
 mod input;
 mod posture;
 mod sandbox;
+mod upload;
 mod wire;
 
 pub use backend::E2bBackend;

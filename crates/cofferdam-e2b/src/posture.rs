@@ -1,7 +1,7 @@
-//! The posture of a sandbox, from measurements inside its VM and from what E2B says: pure, one row at a time.
+//! The posture of a sandbox, from measurements inside its VM and from reports of E2B: pure, one row at a time.
 //!
-//! A limit holds if the VM has no more than the spec allows, measured inside. What E2B alone knows is not probed, and
-//! what nothing enforces is absent.
+//! A limit holds if the VM has no more than the spec allows, measured inside. Rows that only E2B knows are not probed, and
+//! limits that nothing enforces are absent.
 
 use cofferdam_contract::{Access, ByteSize, Posture, PostureItem, Protection, ProtectionState, Spec};
 
@@ -21,7 +21,6 @@ pub(crate) fn known(spec: &Spec) -> Posture {
     Posture::new([
         absent(Protection::CpuTime, limits.cpu_time.is_some(), "ask for no limit on CPU time (--cpu-time none)"),
         absent(Protection::Processes, limits.pids.is_some(), "ask for no limit on processes (--pids none)"),
-        row(Protection::WallTime, ProtectionState::Enforced, "the client ends the exec's processes in the VM", false),
     ])
 }
 
@@ -45,7 +44,7 @@ pub(crate) fn posture(spec: &Spec, probed: &Probed, detail: &Detail) -> Posture 
             with_remedy(row(Protection::Cpus, state, mechanism, true), "use a template with fewer processors")
         },
     );
-    let rows = [memory, disk, cpus, user(probed), workspace(spec, probed), network(detail)];
+    let rows = [memory, disk, cpus, wall_time(probed), user(probed), workspace(spec, probed), network(detail)];
     Posture::new(known(spec).items().iter().cloned().chain(rows))
 }
 
@@ -82,6 +81,19 @@ fn at_most(protection: Protection, what: &str, limit: ByteSize, kib: Option<u64>
     let mechanism = format!("{what}: {}", shown(bytes.map(ByteSize::from_bytes)));
     let remedy = format!("use a template with less, or ask for a larger limit ({option})");
     with_remedy(row(protection, state, mechanism, true), &remedy)
+}
+
+/// Returns the row of the wall time. The client finds the processes of an exec by resource limits that root can change.
+fn wall_time(probed: &Probed) -> PostureItem {
+    let (state, mechanism) = match probed.root {
+        false => (ProtectionState::Enforced, "the client ends the exec's processes in the VM"),
+        true => (
+            ProtectionState::WeakerThanRequired,
+            "the client ends the exec's processes in the VM, but the user can become root and remove their tag",
+        ),
+    };
+    let remedy = "use a template without sudo, or accept it (--allow-weaker wall-time)";
+    with_remedy(row(Protection::WallTime, state, mechanism, false), remedy)
 }
 
 fn user(probed: &Probed) -> PostureItem {
@@ -160,8 +172,19 @@ mod tests {
         }
     }
 
+    /// Promise (E2B): The wall time counts as enforced only if programs cannot become root and drop their tag.
     #[test]
-    fn workspace_and_network_are_as_seen() {
+    fn wall_time_is_weaker_if_the_user_can_become_root() {
+        use ProtectionState::{Enforced, WeakerThanRequired};
+        let spec = spec(Limits::default(), Access::ReadWrite);
+        for (root, expected) in [(false, Enforced), (true, WeakerThanRequired)] {
+            let probed = Probed { root, ..Probed::default() };
+            assert_eq!(state(&spec, &probed, &Detail::default(), Protection::WallTime), expected, "{root}");
+        }
+    }
+
+    #[test]
+    fn workspace_and_network_rows_follow_the_measurement() {
         use ProtectionState::{Absent, Enforced, WeakerThanRequired};
         let probed = |writable, root| Probed { workspace: true, writable, root, ..Probed::default() };
         for (access, writable, root, expected) in [

@@ -11,7 +11,8 @@ use hyper::Method;
 
 use crate::client::parsed;
 use crate::core::{Core, Phase};
-use crate::wire::{MadeSandbox, Metric, Timeout};
+use crate::error::{Failure, gone};
+use crate::wire::{CreatedSandbox, Metric, Timeout};
 use crate::{exec, files};
 
 /// A sandbox of E2B. Dropping it deletes it.
@@ -46,17 +47,31 @@ async fn pause(core: Arc<Core>) -> Result<()> {
         Phase::Paused(_) => return Ok(()),
         Phase::Closed | Phase::Gone => return core.open("pause").map(drop),
     };
-    // Before the request: what is cut by it must not look like a failure.
+    // Before the request: connections that it cuts must not look like failures.
     core.enter(Phase::Paused(epoch));
-    match core.client.call(Method::POST, &core.url("/pause"), Some(&serde_json::json!({})), false).await {
+    // A repeated request is refused with 409 if an earlier one was carried out.
+    match core.client.call(Method::POST, &core.url("/pause"), Some(&serde_json::json!({})), true).await {
         Ok(_) => Ok(()),
-        // It is paused already.
-        Err(crate::error::Failure::Refused(refusal)) if refusal.status == 409 => Ok(()),
-        Err(failure) => {
-            let error = core.failed("pause", failure);
+        Err(Failure::Refused(refusal)) if refusal.status == 409 => Ok(()),
+        Err(failure) => after_failed_pause(&core, epoch, failure).await,
+    }
+}
+
+/// Asks E2B for the state after a pause that failed: it may have been carried out, and its answer lost.
+async fn after_failed_pause(core: &Core, epoch: u64, failure: Failure) -> Result<()> {
+    let error = failure.into_error("pause");
+    match core.detail().await {
+        Ok(detail) if detail.is_paused() => Ok(()),
+        Ok(_) => {
             core.enter(Phase::Running(epoch + 1));
             Err(error)
         }
+        Err(failure) if failure.is_gone() => {
+            core.enter(Phase::Gone);
+            Err(gone("pause"))
+        }
+        // A resume is right in both states.
+        Err(_) => Err(error.with_remedy("resume the sandbox: it is not known whether it is paused")),
     }
 }
 
@@ -72,8 +87,8 @@ async fn resume(core: Arc<Core>) -> Result<()> {
     let path = format!("/v2{}", core.url("/connect"));
     let answer = core.client.call(Method::POST, &path, Some(&timeout), true).await;
     let answer = answer.map_err(|failure| core.failed("resume", failure))?;
-    let made: MadeSandbox = parsed(&answer).map_err(|failure| failure.into_error("resume"))?;
-    core.set_agent(core.client.agent(&core.id, made.token.as_deref(), made.domain.as_deref())?);
+    let created: CreatedSandbox = parsed(&answer).map_err(|failure| failure.into_error("resume"))?;
+    core.set_agent(core.client.agent(&core.id, created.token.as_deref(), created.domain.as_deref())?);
     core.enter(Phase::Running(epoch + 1));
     Ok(())
 }

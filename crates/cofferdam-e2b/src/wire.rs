@@ -29,7 +29,7 @@ pub(crate) struct Timeout {
 
 /// A sandbox that was created or resumed.
 #[derive(Deserialize)]
-pub(crate) struct MadeSandbox {
+pub(crate) struct CreatedSandbox {
     #[serde(rename = "sandboxID")]
     pub sandbox_id: String,
     #[serde(rename = "envdVersion")]
@@ -44,12 +44,17 @@ pub(crate) struct MadeSandbox {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Detail {
+    /// The name of the state, such as `running` and `paused`.
     #[serde(default)]
-    pub cpu_count: Option<u32>,
-    #[serde(rename = "memoryMB", default)]
-    pub memory_mb: Option<u64>,
+    pub state: String,
     #[serde(default)]
     pub allow_internet_access: Option<bool>,
+}
+
+impl Detail {
+    pub fn is_paused(&self) -> bool {
+        self.state == "paused"
+    }
 }
 
 /// A measurement of a sandbox.
@@ -188,7 +193,7 @@ impl<'de> Deserialize<'de> for Base64 {
 }
 
 /// The names that Go gives to signals of Linux, of those that end programs.
-const SIGNALS: [(&str, i32); 25] = [
+const SIGNALS: [(&str, i32); 23] = [
     ("hangup", 1),
     ("interrupt", 2),
     ("quit", 3),
@@ -212,8 +217,6 @@ const SIGNALS: [(&str, i32); 25] = [
     ("I/O possible", 29),
     ("power failure", 30),
     ("bad system call", 31),
-    ("stopped (signal)", 19),
-    ("stopped", 20),
 ];
 
 impl End {

@@ -97,6 +97,12 @@ pub fn built_in() -> impl Iterator<Item = &'static BackendInfo> {
     known().filter(|info| info.built_in)
 }
 
+/// Returns true if the sandboxes of this backend are those of another server. They are never prepared by default, because
+/// each costs something there.
+pub fn is_external(name: &str) -> bool {
+    TABLE.iter().any(|row| row.info.name == name && row.is_external)
+}
+
 /// Finds a backend of this build by name. `local` means `process`, `docker:runsc` is `docker` with the OCI runtime
 /// `runsc`, `vm:qemu` and `qemu`, `vm:firecracker` and `firecracker` are `vm` with that VMM ([`setup_of`]).
 ///

@@ -111,7 +111,7 @@ pub fn backend(args: &RunArgs, settings: &Settings, config: Option<&Path>) -> Re
 /// Returns the reason why no server can serve a run, and what to leave out.
 fn unsuitable(args: &RunArgs, settings: &Settings) -> Option<(&'static str, &'static str)> {
     let mounts = &args.sandbox.mounts;
-    if matches!(settings.backend.name, "remote" | "e2b") {
+    if registry::is_external(settings.backend.name) {
         return Some(("this user's server has no key of the caller for another server", "another backend"));
     }
     if settings.network != NetworkPolicy::None {

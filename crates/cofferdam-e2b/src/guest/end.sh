@@ -1,10 +1,22 @@
 # Ends all processes of an exec: TAG SIGNAL TICKS. After TICKS of 50 ms, the signal is KILL.
 tag=$1 signal=$2 ticks=$3
+# Prints the processes whose limits have the tag, and those whose limits fit no tag: a program can lower its limits, but
+# not raise them. Lowering both never gives another tag, because their sum is fixed. Only the hard limits count: a program
+# can raise the soft ones again.
 members() {
-	local file
-	for file in $(grep -ls "^Max file locks *$tag " /proc/[0-9]*/limits); do
+	local file word1 word2 word3 soft hard locks resident
+	for file in $(grep -lsE '^Max file locks +[^ ]+ +[0-9]' /proc/[0-9]*/limits); do
+		locks='' resident=''
+		while read -r word1 word2 word3 soft hard _; do
+			case "$word1 $word2 $word3" in
+			'Max file locks') locks=$hard ;;
+			'Max resident set') resident=$hard ;;
+			esac
+		done 2>/dev/null <"$file"
+		[ -n "$locks" ] || continue
+		[ "$locks" = "$tag" ] || [ "$resident" != $((((1 << 49) - locks) * 1024)) ] || continue
 		file=${file%/limits}
-		# What has ended and waits to be collected needs no signal.
+		# A zombie needs no signal.
 		grep -qs '^State:[[:space:]]*[ZX]' "$file/status" || echo "${file#/proc/}"
 	done
 }

@@ -1,9 +1,9 @@
-# Starts a program of an exec: MARK TAG DIRECTORY SCRIPT [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
-# Prints MARK and a letter before anything of the program: + if it starts now, otherwise why it does not.
-mark=$1 tag=$2 directory=$3 script=$4
+# Starts a program of an exec: NONCE TAG DIRECTORY SCRIPT [NAME=VALUE...] -- PROGRAM [ARGUMENT...]
+# Prints NONCE and a letter before anything of the program: + if it starts now, otherwise why it does not.
+nonce=$1 tag=$2 directory=$3 script=$4
 shift 4
 no() {
-	printf '%s%s' "$mark" "$1"
+	printf '%s%s' "$nonce" "$1"
 	exit 125
 }
 environment=() path=/usr/local/bin:/usr/bin:/bin
@@ -13,8 +13,9 @@ while [ "$1" != -- ]; do
 	shift
 done
 shift
-# The limit has no effect on Linux. It marks all processes of this exec, which cannot raise it again.
-ulimit -x "$tag" 2>/dev/null || no t
+# These two limits have no effect on Linux. Their sum is fixed, and they tag all processes of this exec: without privileges
+# a process cannot raise a limit, and so has no way to the tag of another exec. end.sh reads the limit of locks first.
+ulimit -m $(((1 << 49) - tag)) 2>/dev/null && ulimit -x "$tag" 2>/dev/null || no t
 cd -- "$directory" 2>/dev/null || no d
 if [ -n "$script" ]; then
 	chmod 0444 -- "$script" 2>/dev/null
@@ -27,7 +28,7 @@ case $1 in
 	;;
 *) PATH=$path type -P -- "$1" >/dev/null || no n ;;
 esac
-printf '%s+' "$mark"
+printf '%s+' "$nonce"
 case $1 in
 *=*) exec env -i "${environment[@]}" /bin/sh -c 'exec "$0" "$@"' "$@" ;;
 *) exec env -i "${environment[@]}" "$@" ;;

@@ -7,7 +7,7 @@ refuse() {
 	exit "$1"
 }
 
-# Sets `real` to where a path leads. Links are followed inside the workspace only. What is missing is taken as it is.
+# Sets `real` to where a path leads. Links are followed inside the workspace only. Missing parts are taken as they are.
 resolve() {
 	local rest=$1 at='' part target links=0
 	while [ -n "$rest" ]; do
@@ -50,7 +50,7 @@ parents() {
 
 # Refuses to replace anything but a file or a link.
 replaceable() {
-	[ -L "$1" ] || [ ! -e "$1" ] || [ -f "$1" ] || refuse $conflict 'it is no regular file'
+	[ -L "$1" ] || [ ! -e "$1" ] || [ -f "$1" ] || refuse $conflict 'it is not a regular file'
 }
 
 operation=$1
@@ -59,7 +59,7 @@ case $operation in
 read)
 	resolve "$1"
 	[ -e "$real" ] || [ -L "$real" ] || refuse $missing 'it does not exist'
-	[ -f "$real" ] || refuse $conflict 'it is no regular file'
+	[ -f "$real" ] || refuse $conflict 'it is not a regular file'
 	[ -r "$real" ] || refuse $denied 'it cannot be read'
 	printf %s "$real"
 	;;
@@ -89,7 +89,7 @@ discard)
 directory)
 	parents "$1"
 	[ ! -L "$1" ] || refuse $conflict 'it is a link'
-	[ ! -e "$1" ] || [ -d "$1" ] || refuse $conflict 'it is no directory'
+	[ ! -e "$1" ] || [ -d "$1" ] || refuse $conflict 'it is not a directory'
 	[ -d "$1" ] || mkdir -- "$1" 2>/dev/null || refuse $denied 'it cannot be created'
 	chmod -- "$2" "$1" || refuse $denied 'its permissions cannot be set'
 	;;
@@ -103,7 +103,7 @@ link)
 list)
 	resolve "$1"
 	[ -e "$real" ] || refuse $missing 'it does not exist'
-	[ -d "$real" ] || refuse $conflict 'it is no directory'
+	[ -d "$real" ] || refuse $conflict 'it is not a directory'
 	[ -r "$real" ] && [ -x "$real" ] || refuse $denied 'it cannot be listed'
 	find "$real" -mindepth 1 -maxdepth 1 -printf '%f\0%y\0%s\0%m\0%T@\0%l\0' | head -z -n "$2"
 	;;

@@ -1,4 +1,4 @@
-# Prints what the user of programs has, one NAME=VALUE in each line.
+# Prints the measurements as the user of programs, one NAME=VALUE in each line.
 echo "uid=$(id -u)"
 echo "processors=$(nproc)"
 while read -r name value _; do

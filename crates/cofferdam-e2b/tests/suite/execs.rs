@@ -1,4 +1,4 @@
-//! Execs: cuts of their streams, lost exits, what is dropped, and times.
+//! Execs: cuts of their streams, lost exits, dropped handles, and times.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use cofferdam_contract::Backend;
 
 /// Promise (E2B): A cut stream is followed again by its process, and the exit says that output may be missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_stream_is_followed_again_and_says_that_output_may_be_missing() {
+async fn cut_stream_is_reconnected_and_reports_truncated_output() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let script = "i=0; while [ $i -lt 100 ]; do i=$((i+1)); echo line $i; sleep 0.02; done; exit 7";
@@ -28,7 +28,7 @@ async fn a_cut_stream_is_followed_again_and_says_that_output_may_be_missing() {
     assert!(cuts >= 3, "{cuts}");
     assert_eq!(completed.exit.code, 7);
     assert!(completed.exit.truncated, "output may be missing, and the exit does not say so");
-    // What arrived is in order and complete lines of the program, and its end is there.
+    // The output is in order and has complete lines of the program, and its end is there.
     let lines: Vec<&[u8]> = completed.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
     let numbers: Vec<u32> = lines
         .iter()
@@ -41,7 +41,7 @@ async fn a_cut_stream_is_followed_again_and_says_that_output_may_be_missing() {
 
 /// Promise (E2B): An exit that the agent has forgotten is an error, and never a guess.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exit_that_the_agent_has_forgotten_is_an_error() {
+async fn exit_unknown_to_the_agent_is_an_error() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::shell("sleep 1").build().unwrap()).await.expect("started");
@@ -58,9 +58,40 @@ async fn an_exit_that_the_agent_has_forgotten_is_an_error() {
     server.stop().await;
 }
 
-/// Promise (E2B): What a caller drops ends at E2B.
+/// Promise (E2B): Ending an exec also ends its processes that changed the limits by which they are found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_dropped_ends_at_e2b() {
+async fn processes_with_changed_limits_end_with_their_exec() {
+    let server = LocalE2b::start().await;
+    let sandbox = create(&server).await;
+    let script = "exec tail -f /dev/null";
+    let other = sandbox.start(ExecRequest::shell(script).build().unwrap()).await.expect("started");
+    let script = "locks=$(ulimit -Hx)
+(ulimit -x 5; exec sleep 1000) &
+(ulimit -x 0; ulimit -m 0; exec sleep 1001) &
+(ulimit -x $((locks - 1)); exec sleep 1002) &
+(ulimit -S -x 5; exec setsid sleep 1003) &
+(ulimit -m 5; exec sleep 1004) &
+exec sleep 1005";
+    let handle = sandbox.start(ExecRequest::argv(["bash", "-c", script]).build().unwrap()).await.expect("started");
+    // Exits with the number of running programs of this name.
+    let count = async |name: &str| {
+        let line = format!("grep -lsx {name} /proc/[0-9]*/comm | wc -l");
+        let counted = sandbox.exec(ExecRequest::shell(line).build().unwrap()).await.expect("counted");
+        String::from_utf8_lossy(&counted.stdout).trim().parse::<u32>().expect("a number")
+    };
+    eventually(async || count("sleep").await == 6).await;
+    let exit = handle.close().await;
+    assert!(exit.is_ok(), "{exit:?}");
+    eventually(async || count("sleep").await == 0).await;
+    assert_eq!(count("tail").await, 1, "another exec was ended");
+    drop(other);
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
+/// Promise (E2B): Dropped handles and sandboxes end at E2B.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_handles_and_sandboxes_end_at_e2b() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await.expect("started");
@@ -82,7 +113,7 @@ async fn what_is_dropped_ends_at_e2b() {
 
 /// Promise (E2B): A sandbox that E2B has ended is reported as closed, and so are its execs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_e2b_has_ended_is_closed() {
+async fn sandbox_ended_by_e2b_is_closed() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let handle = sandbox.start(ExecRequest::argv(["sleep", "1000"]).build().unwrap()).await.expect("started");
@@ -97,7 +128,7 @@ async fn a_sandbox_that_e2b_has_ended_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_output_and_input_arrive_whole() {
+async fn large_output_and_input_are_complete() {
     let server = LocalE2b::start().await;
     let sandbox = create(&server).await;
     let size = 3 << 20;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, Error, ErrorKind, ExecRequest, Retry};
+use cofferdam_contract::{Backend, Command, Error, ErrorKind, ExecRequest, Retry, Script};
 use cofferdam_e2b::{E2bBackend, E2bConfig, Key};
 
 use crate::server::{Fault, LocalE2b};
@@ -17,7 +17,7 @@ fn everything(error: &Error) -> String {
 
 /// Promise (E2B): No error, and no debug form of one, has the key, even if the server repeats it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_key_is_named_and_not_shown() {
+async fn refused_key_is_not_shown_in_errors() {
     let server = LocalE2b::start().await;
     let config = E2bConfig { key: Key::new("e2b_very_secret").unwrap(), ..config(&server) };
     let backend = E2bBackend::new(config).unwrap();
@@ -30,7 +30,7 @@ async fn a_refused_key_is_named_and_not_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refusals_of_a_create_have_their_kind_and_leave_nothing() {
+async fn failed_creates_have_their_error_kind_and_leave_no_vm() {
     let server = LocalE2b::start().await;
     let config = E2bConfig { template: "none-such".to_owned(), ..config(&server) };
     let error = E2bBackend::new(config).unwrap().create(spec()).await.expect_err("no template");
@@ -58,7 +58,7 @@ async fn refusals_of_a_create_have_their_kind_and_leave_nothing() {
 
 /// Promise (E2B): A rate limit is waited for as long as E2B says, if that is short, and reported otherwise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rate_limit_is_waited_for_or_reported() {
+async fn short_rate_limits_are_waited_for_and_long_ones_reported() {
     let server = LocalE2b::start().await;
     server.state.faults.add(CREATE, Fault::Limited("1"));
     let begun = std::time::Instant::now();
@@ -114,8 +114,41 @@ async fn faults_of_an_exec_and_of_files_are_reported() {
     server.stop().await;
 }
 
+/// Promise (E2B): A failure after the create deletes the VM, and a failed start removes its script.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_not_there_is_unavailable() {
+async fn failures_leave_no_vm_and_no_script() {
+    let server = LocalE2b::start().await;
+    let answer = br#"{"sandboxID":"local1","envdVersion":"0.6.13","envdAccessToken":"a\nb"}"#;
+    server.state.faults.add(CREATE, Fault::Replaced(answer));
+    let error = backend(&server).create(spec()).await.expect_err("a token with a line break");
+    assert_eq!((error.kind(), server.living()), (ErrorKind::Unavailable, Vec::new()), "{error}");
+    let sandbox = create(&server).await;
+    let script = |interpreter: &str| {
+        let script = Script {
+            interpreter: vec![interpreter.to_owned()],
+            name: "main.sh".to_owned(),
+            contents: "exit 3".into(),
+            args: Vec::new(),
+        };
+        ExecRequest::builder(Command::Script(script)).build().unwrap()
+    };
+    let is_left = async || {
+        let listed = sandbox.exec(ExecRequest::shell("ls -d /tmp/cofferdam-*").build().unwrap()).await;
+        listed.expect("listed").exit.success()
+    };
+    server.state.faults.add("POST /files", Fault::Lost);
+    sandbox.start(script("sh")).await.expect_err("the answer to the upload is lost");
+    eventually(async || !is_left().await).await;
+    assert_eq!(sandbox.start(script("none-such")).await.expect_err("no interpreter").kind(), ErrorKind::NotFound);
+    eventually(async || !is_left().await).await;
+    assert_eq!(sandbox.exec(script("sh")).await.expect("it runs").exit.code, 3);
+    eventually(async || !is_left().await).await;
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreachable_server_is_unavailable() {
     let server = LocalE2b::start().await;
     let nowhere = Some("http://127.0.0.1:1".to_owned());
     let config = E2bConfig { api_url: nowhere.clone(), sandbox_url: nowhere, ..config(&server) };

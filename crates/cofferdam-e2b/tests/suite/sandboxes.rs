@@ -1,4 +1,4 @@
-//! Sandboxes: what a spec may ask for, what E2B receives, and their life times.
+//! Sandboxes: the specs that are accepted, the requests to E2B, and their lifetimes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use cofferdam_contract::{
 };
 use cofferdam_e2b::{E2bBackend, E2bConfig};
 
-use crate::server::LocalE2b;
+use crate::server::{Fault, LocalE2b};
 use crate::support::{backend, config, create, eventually, spec, weaker_spec};
 
 /// Promise (E2B): A spec that E2B cannot satisfy is refused before a VM is created.
@@ -36,7 +36,7 @@ async fn specs_that_e2b_cannot_satisfy_are_refused_before_a_vm_is_created() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_posture_says_what_was_measured_and_what_is_known_from_e2b_alone() {
+async fn posture_marks_only_measured_rows_as_probed() {
     let server = LocalE2b::start().await;
     let limits = Limits { wall_time: Duration::from_secs(60), ..Limits::default() };
     let sandbox = backend(&server).create(weaker_spec().to_builder().limits(limits).build().unwrap()).await.unwrap();
@@ -48,7 +48,7 @@ async fn the_posture_says_what_was_measured_and_what_is_known_from_e2b_alone() {
     assert!(!row(Protection::Network).probed && !row(Protection::WallTime).probed);
     assert_eq!(row(Protection::Processes).state, ProtectionState::Absent);
     sandbox.close().await.expect("closed");
-    // What falls short after the measurement leaves no VM.
+    // A measurement that falls short leaves no VM.
     let limits = Limits { memory: Limits::default().memory, ..spec().limits().clone() };
     let error = backend(&server).create(Spec::builder().limits(limits).build().unwrap()).await.expect_err("weaker");
     assert!(error.kind() == ErrorKind::WeakerThanRequired && error.to_string().contains("memory"), "{error}");
@@ -77,7 +77,7 @@ async fn the_key_goes_to_the_api_and_the_token_to_the_agent() {
 
 /// Promise (E2B): A sandbox lives while it is used here, and ends by its time when its owner is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_time_of_a_sandbox_is_extended_while_it_is_used() {
+async fn lifetime_is_extended_while_a_sandbox_is_used() {
     let server = LocalE2b::start().await;
     let lifetime = Duration::from_secs(15);
     let config = E2bConfig { lifetime, ..config(&server) };
@@ -89,8 +89,37 @@ async fn the_time_of_a_sandbox_is_extended_while_it_is_used() {
     server.stop().await;
 }
 
+/// Promise (E2B): A pause whose answer is lost does not end the sandbox.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn doctor_tells_a_good_key_from_a_bad_one() {
+async fn pause_without_an_answer_does_not_end_the_sandbox() {
+    let server = LocalE2b::start().await;
+    let sandbox = create(&server).await;
+    let handle = sandbox.start(ExecRequest::shell("sleep 2; exit 7").build().unwrap()).await.expect("started");
+    // The request is repeated, and E2B reports that the sandbox is paused.
+    server.state.faults.add("/pause", Fault::Lost);
+    sandbox.pause().await.expect("paused");
+    sandbox.resume().await.expect("resumed");
+    // No answer arrives, and the state shows that the sandbox is paused.
+    let unavailable = |count: usize| {
+        for _ in 0..count {
+            server.state.faults.add("/pause", Fault::Status(503, "not now"));
+        }
+    };
+    server.state.faults.add("/pause", Fault::Lost);
+    unavailable(3);
+    sandbox.pause().await.expect("paused");
+    sandbox.resume().await.expect("resumed");
+    // No request arrives, and the state shows that the sandbox runs.
+    unavailable(4);
+    let error = sandbox.pause().await.expect_err("not paused");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(handle.exit().await.expect("it ends").code, 7);
+    sandbox.close().await.expect("closed");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_reports_valid_and_invalid_keys() {
     let server = LocalE2b::start().await;
     let good = cofferdam_e2b::examine(config(&server)).await;
     assert_eq!(good[0].state, cofferdam_contract::FindingState::Ok, "{good:?}");

@@ -46,8 +46,9 @@ fn posture(measured: &Posture, made_for: &Spec, asked: &Spec) -> Posture {
     }
     let mechanism = format!("timer of the supervisor, {} s, then SIGKILL to the tree", time.as_secs_f64());
     Posture::new(measured.items().iter().cloned().map(|item| match item.protection {
-        Protection::WallTime => {
-            PostureItem { state: ProtectionState::Enforced, mechanism: mechanism.clone(), probed: false, ..item }
+        // A backend that enforces the time only in part does so for the interpreter too.
+        Protection::WallTime if item.state == ProtectionState::Enforced => {
+            PostureItem { mechanism: mechanism.clone(), probed: false, ..item }
         }
         _ => item,
     }))

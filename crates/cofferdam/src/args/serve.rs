@@ -94,11 +94,11 @@ pub struct ServeArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Prepared sandboxes")]
 pub struct PreparedArgs {
-    /// Keep this many sandboxes of the default backend prepared [default: 2]
+    /// Keep this many sandboxes of the default backend prepared [default: 2; 0 for e2b and remote]
     #[arg(long, value_name = "N")]
     pub warm: Option<usize>,
 
-    /// Keep this many Python interpreters prepared [default: 1]
+    /// Keep this many Python interpreters prepared [default: 1; 0 for e2b and remote]
     #[arg(long, value_name = "N")]
     pub python: Option<usize>,
 
@@ -106,7 +106,7 @@ pub struct PreparedArgs {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub python_modules: Vec<String>,
 
-    /// Keep this many Node interpreters prepared [default: 1]
+    /// Keep this many Node interpreters prepared [default: 1; 0 for e2b and remote]
     #[arg(long, value_name = "N")]
     pub node: Option<usize>,
 

@@ -67,7 +67,7 @@ fn plan(mut args: ServeArgs, config: Option<PathBuf>) -> Result<Plan> {
         ..RunArgs::default()
     };
     let settings = Settings::resolve(&run, &Environment::read(variable)?, &file)?;
-    let merged = prepared::merged(&args, &file.serve);
+    let merged = prepared::merged(&args, &file.serve, settings.backend.name);
     Ok(Plan {
         args,
         #[cfg(feature = "server")]

@@ -20,7 +20,6 @@ const SANDBOX_URL: &str = "E2B_SANDBOX_URL";
 pub(super) static IMPLEMENTATION: Implementation = Implementation {
     qualified: |name| Setup { e2b: Some(name.to_owned()), ..Setup::default() },
     qualifier: |setup| setup.e2b.clone(),
-    fingerprint: |setup| Some(format!("{:?} {:?} {:?}", variable(DOMAIN), variable(API_URL), setup.e2b)),
     // A sandbox costs money.
     is_tried: false,
     ..Implementation::new(create, examine)

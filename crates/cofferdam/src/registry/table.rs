@@ -23,6 +23,8 @@ pub(super) struct Row {
     qualifiers: Qualifiers,
     /// True if the backend is used only by its name, and never because of its level.
     pub(super) is_by_name: bool,
+    /// True if its sandboxes are those of another server, where each costs something.
+    pub(super) is_external: bool,
     /// `None` if this build lacks it.
     pub(super) implementation: Option<&'static Implementation>,
 }
@@ -110,7 +112,8 @@ pub(super) static TABLE: [Row; 8] = [
     // Its level is that of the server's backend, which is not known yet: it is never chosen for its level.
     row("remote", Level::Simulated, "another Cofferdam server, whose backend has the level", built!("server", remote))
         .feature("server")
-        .qualifiers(Qualifiers::Any),
+        .qualifiers(Qualifiers::Any)
+        .external(),
     row(MODULE_BACKEND, Level::Wasm, "WebAssembly inside Cofferdam's own process", built!("wasm", wasm))
         .feature("wasm"),
     row(
@@ -136,7 +139,8 @@ pub(super) static TABLE: [Row; 8] = [
     row("e2b", Level::Vm, "a VM of the E2B cloud", built!("e2b", e2b))
         .feature("e2b")
         .qualifiers(Qualifiers::Any)
-        .by_name_alone(),
+        .by_name_alone()
+        .external(),
 ];
 
 const fn row(
@@ -146,7 +150,15 @@ const fn row(
     implementation: Option<&'static Implementation>,
 ) -> Row {
     let info = BackendInfo { name, level, built_in: implementation.is_some(), summary };
-    Row { info, feature: None, aliases: &[], qualifiers: Qualifiers::None, is_by_name: false, implementation }
+    Row {
+        info,
+        feature: None,
+        aliases: &[],
+        qualifiers: Qualifiers::None,
+        is_by_name: false,
+        is_external: false,
+        implementation,
+    }
 }
 
 impl Row {
@@ -168,6 +180,12 @@ impl Row {
     /// Keeps the backend from being chosen for its level: it sends code to another party.
     const fn by_name_alone(mut self) -> Self {
         self.is_by_name = true;
+        self
+    }
+
+    /// Marks a backend whose sandboxes are those of another server.
+    const fn external(mut self) -> Self {
+        self.is_external = true;
         self
     }
 

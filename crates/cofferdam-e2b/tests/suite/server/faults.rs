@@ -1,4 +1,4 @@
-//! Faults of the server, each of which happens to one request; and what requests the server has seen.
+//! Faults of the server, each of which happens to one request; and the requests that the server has seen.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,10 @@ pub enum Fault {
     Oversized(usize),
     /// The answer ends without its end.
     Cut,
+    /// The request is handled, and its answer is lost.
+    Lost,
+    /// The request is handled, and its answer is this text instead.
+    Replaced(&'static [u8]),
     /// The request is handled later.
     Slow(Duration),
 }
@@ -69,6 +73,10 @@ pub async fn inject(Axum(state): Axum<Arc<State>>, request: Request, next: Next)
     state.faults.seen.lock().push(Seen { path: path.clone(), has_key, has_token });
     let fault = state.faults.take(&path);
     let ok = |body: Body| (StatusCode::OK, body).into_response();
+    let cut = || {
+        let pieces = [Ok(Bytes::from_static(b"{")), Err(std::io::Error::other("cut"))];
+        ok(Body::from_stream(futures_util::stream::iter(pieces)))
+    };
     match fault {
         None => next.run(request).await,
         Some(Fault::Status(status, message)) => refused(status, message),
@@ -79,9 +87,14 @@ pub async fn inject(Axum(state): Axum<Arc<State>>, request: Request, next: Next)
         }
         Some(Fault::Says(text)) => ok(Body::from(text)),
         Some(Fault::Oversized(bytes)) => ok(Body::from(vec![b' '; bytes])),
-        Some(Fault::Cut) => {
-            let pieces = [Ok(Bytes::from_static(b"{")), Err(std::io::Error::other("cut"))];
-            ok(Body::from_stream(futures_util::stream::iter(pieces)))
+        Some(Fault::Cut) => cut(),
+        Some(Fault::Lost) => {
+            drop(next.run(request).await);
+            cut()
+        }
+        Some(Fault::Replaced(text)) => {
+            drop(next.run(request).await);
+            ok(Body::from(text))
         }
         Some(Fault::Slow(time)) => {
             tokio::time::sleep(time).await;

@@ -29,7 +29,7 @@ const RETENTION: Duration = Duration::from_secs(30);
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// Runs a command as if it were root's: it can write to a workspace that belongs to root, as far as a server without
-/// users can have one. What the command itself makes of the workspace remains.
+/// users can have one. Changes of the workspace by the command itself remain.
 const AS_ROOT: &str = "mode() { stat -c %a /workspace; }
 before=$(mode); chmod u+w /workspace; during=$(mode)
 cd -- \"$1\" && shift && \"$@\"

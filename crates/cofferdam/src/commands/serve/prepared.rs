@@ -14,9 +14,9 @@ use crate::settings::Settings;
 /// Idle timeout of a server that a run started.
 const ON_DEMAND_IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// Merges options, file and defaults, in this order of precedence.
-pub fn merged(args: &ServeArgs, file: &ServeSettings) -> ServeSettings {
-    options(args).or(file.clone()).or(defaults(args))
+/// Merges options, file and the defaults of the backend, in this order of precedence.
+pub fn merged(args: &ServeArgs, file: &ServeSettings, backend: &str) -> ServeSettings {
+    options(args).or(file.clone()).or(defaults(args, backend))
 }
 
 /// Creates the default backend, with prepared sandboxes and interpreters. Must be called in a tokio runtime.
@@ -47,9 +47,11 @@ fn options(args: &ServeArgs) -> ServeSettings {
     }
 }
 
-fn defaults(args: &ServeArgs) -> ServeSettings {
+fn defaults(args: &ServeArgs, backend: &str) -> ServeSettings {
     let idle_exit = args.on_demand.then_some(Bound::Of(ON_DEMAND_IDLE_TIMEOUT));
-    ServeSettings { idle_exit, ..ServeSettings::default() }
+    // An idle sandbox of another server costs money or memory there.
+    let prepared = registry::is_external(backend).then_some(0);
+    ServeSettings { idle_exit, warm: prepared, python: prepared, node: prepared, ..ServeSettings::default() }
 }
 
 /// Returns the interpreters to prepare: those of allowed languages, started as the configuration describes.
@@ -79,4 +81,21 @@ fn prepared_interpreters(
         Some(PreparedInterpreter { name: name.to_owned(), interpreter, ready: ready.unwrap_or(1) })
     });
     Ok(prepared.filter(|kept| kept.ready > 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise (Server): A server prepares no sandboxes of E2B or of another server unless that is configured.
+    #[test]
+    fn external_backends_prepare_nothing_by_default() {
+        let file = ServeSettings::default();
+        for (backend, expected) in [("e2b", Some(0)), ("remote", Some(0)), ("process", None), ("docker", None)] {
+            let merged = merged(&ServeArgs::default(), &file, backend);
+            assert_eq!((merged.warm, merged.python, merged.node), (expected, expected, expected), "{backend}");
+        }
+        let merged = merged(&ServeArgs::default(), &ServeSettings { warm: Some(3), ..file }, "e2b");
+        assert_eq!((merged.warm, merged.pool().min_warm, merged.python), (Some(3), 3, Some(0)));
+    }
 }

@@ -103,7 +103,7 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam volume ", Row::Tested("leaves volumes", "volumes_are_created_listed_exported_imported_and_removed")),
     ("cofferdam run --net ", Row::Here),
     ("export E2B_API_KEY=", Row::Untested("sets a key of the reader")),
-    ("cofferdam doctor --backend e2b", Row::Tested("needs a key of E2B", "doctor_tells_a_good_key_from_a_bad_one")),
+    ("cofferdam doctor --backend e2b", Row::Tested("needs a key of E2B", "doctor_reports_valid_and_invalid_keys")),
     ("cofferdam run --backend e2b", Row::Tested("needs a key of E2B", "e2b_backend_passes_the_conformance_suite")),
     ("cofferdam run --backend remote", Row::Tested("needs a server", "a_run_uses_a_server_as_its_backend")),
     ("cofferdam run --publish ", Row::Tested("serves until it is ended", "published_ports_lead_to_the_server")),
