@@ -44,6 +44,8 @@ const FORGET: Duration = Duration::from_secs(60 * 60);
 const STOPPED: &str = "it was closed when the server stopped";
 /// The time between two looks for sandboxes that are left.
 const LOOK: Duration = Duration::from_millis(200);
+/// The time for a predecessor to close its sandboxes, whose changes are kept, after its requests have ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time for the last usage to be written.
 const FLUSH_TIME: Duration = Duration::from_secs(10);
 
@@ -238,28 +240,34 @@ impl Server {
                 () = tokio::time::sleep(bounds.handover_time) => {}
                 () = stop.cancelled() => {}
             }
+            successor.refuse_connections().await;
+            control.keep(successor);
         }
         answering.cancel();
         sandboxes.refuse_new();
+        let drain_time = bounds.drain_time;
         let stop_predecessor = async {
             if let Some(predecessor) = &predecessor {
-                predecessor.stop(bounds.drain_time + FLUSH_TIME).await;
+                predecessor.stop(drain_time + CLOSE_TIMEOUT + FLUSH_TIME).await;
             }
         };
-        tokio::join!(drain([&public, &private], bounds.drain_time, &kill), stop_predecessor);
+        let stop_own = async {
+            drain([&public, &private], drain_time, &kill).await;
+            expiry.abort();
+            upkeep.abort();
+            serving.abort();
+            if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
+                report::warning(&error.to_string());
+            }
+            sandboxes.stop().await;
+            // The recorder ends when the last backend has gone with the connections.
+            drop((sandboxes, public, private));
+            if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
+                report::warning("some usage could not be recorded");
+            }
+        };
+        tokio::join!(stop_own, stop_predecessor);
         following.inspect(tokio::task::JoinHandle::abort);
-        expiry.abort();
-        upkeep.abort();
-        serving.abort();
-        if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
-            report::warning(&error.to_string());
-        }
-        sandboxes.stop().await;
-        // The recorder ends when the last backend has gone with the connections.
-        drop((sandboxes, public, private));
-        if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
-            report::warning("some usage could not be recorded");
-        }
         Ok(())
     }
 }

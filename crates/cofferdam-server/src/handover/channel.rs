@@ -60,12 +60,14 @@ impl Channel {
     /// # Errors
     /// - `Unavailable` if the other process has ended, or does not read.
     pub async fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let body = serde_json::to_vec(message).map_err(|error| failed(error.into()))?;
+        self.try_send(message, fds).await.map_err(failed)
+    }
+
+    /// Sends a message as [`Self::send`] does, and returns the error of the system.
+    pub async fn try_send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let body = serde_json::to_vec(message)?;
         let sent = self.0.async_io(Interest::WRITABLE, || message::send(self.0.as_fd(), &body, fds));
-        tokio::time::timeout(SEND_TIME, sent)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(failed)
+        tokio::time::timeout(SEND_TIME, sent).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// Receives a message. Returns `None` if the other process has ended or says no more.
@@ -93,9 +95,15 @@ impl Channel {
         // The other process may have ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
     }
+
+    /// Makes further messages of the other process fail. Those that were sent before can still be received. Idempotent.
+    pub fn refuse(&self) {
+        // The other process may have ended.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
+    }
 }
 
-fn failed(error: io::Error) -> Error {
+pub(super) fn failed(error: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, "hand over", "the processes of the server cannot speak to each other")
         .with_source(error)
 }

@@ -10,7 +10,7 @@ use cofferdam_contract::{Error, ErrorKind, Result, TenantId};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-use super::channel::{Channel, Message, PROTOCOL, ended};
+use super::channel::{self, Channel, Message, PROTOCOL, ended};
 use crate::admission::{Admission, Grant};
 use crate::layers::quota::recover;
 use crate::listen::{Listen, ListenTls, Listener};
@@ -35,6 +35,8 @@ pub struct Predecessor {
     instance: String,
     offered: Vec<(Listener, bool)>,
     is_gone: AtomicBool,
+    /// True if the predecessor accepts no further connection.
+    is_ending: AtomicBool,
     /// Cancelled when the predecessor has ended and everything of it is settled.
     settled: CancellationToken,
 }
@@ -58,8 +60,9 @@ impl Predecessor {
                     offered.push((Listener::from_socket(socket, None)?, removes));
                 }
                 Some((Message::Offer { protocol: PROTOCOL, instance }, _)) => {
-                    let (is_gone, settled) = (AtomicBool::new(false), CancellationToken::new());
-                    return Ok(Self { channel, instance, offered, is_gone, settled });
+                    let (is_gone, is_ending) = (AtomicBool::new(false), AtomicBool::new(false));
+                    let settled = CancellationToken::new();
+                    return Ok(Self { channel, instance, offered, is_gone, is_ending, settled });
                 }
                 Some(_) => {
                     return Err(Error::new(
@@ -125,17 +128,30 @@ impl Predecessor {
         self.is_gone.load(Ordering::SeqCst)
     }
 
+    /// Returns true if the predecessor closes its sandboxes and answers no further request, or has ended.
+    pub(crate) async fn is_ending(&self) -> bool {
+        // A connection that the predecessor closed unanswered may have been sent before that.
+        self.is_gone() || (self.connect().await.is_err() && self.is_ending.load(Ordering::SeqCst))
+    }
+
     /// Opens a connection to the predecessor.
     ///
     /// # Errors
-    /// - `Unavailable` if it has ended.
+    /// - `Unavailable` if it has ended, or closes its sandboxes.
     pub(crate) async fn connect(&self) -> Result<UnixStream> {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset};
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, "forward", "cannot create a pair of sockets").with_source(error)
         };
         let (own, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
         own.set_nonblocking(true).map_err(failed)?;
-        self.channel.send(&Message::Connection, &[theirs.as_fd()]).await?;
+        let sent = self.channel.try_send(&Message::Connection, &[theirs.as_fd()]).await;
+        sent.map_err(|error| {
+            if matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionRefused) {
+                self.is_ending.store(true, Ordering::SeqCst);
+            }
+            channel::failed(error)
+        })?;
         UnixStream::from_std(own).map_err(failed)
     }
 

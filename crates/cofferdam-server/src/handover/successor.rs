@@ -1,6 +1,7 @@
 //! The side of the process that hands over.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
@@ -50,12 +51,13 @@ pub struct Order {
 pub struct Control {
     orders: mpsc::Sender<Order>,
     serving: CancellationToken,
+    successor: Arc<OnceLock<Successor>>,
 }
 
 impl Control {
     pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(1);
-        (Self { orders, serving: CancellationToken::new() }, receiver)
+        (Self { orders, serving: CancellationToken::new(), successor: Arc::default() }, receiver)
     }
 
     /// Waits until the server accepts connections.
@@ -65,6 +67,13 @@ impl Control {
 
     pub(crate) fn is_serving(&self) {
         self.serving.cancel();
+    }
+
+    /// Keeps the channel to a successor open until all handles are dropped. The successor settles what this process left
+    /// when the channel ends, so that the program drops its last handle when it has closed everything.
+    pub(crate) fn keep(&self, successor: Successor) {
+        // A server has one successor.
+        let _ = self.successor.set(successor);
     }
 
     /// Hands the listening sockets over to the process at the other end of a channel, and returns when it has them. The
@@ -154,5 +163,11 @@ impl Successor {
                 Ok(None) | Err(_) => return None,
             }
         }
+    }
+
+    /// Refuses further connections of the successor, and closes those that wait.
+    pub async fn refuse_connections(&self) {
+        self.0.refuse();
+        while self.connection().await.is_some() {}
     }
 }

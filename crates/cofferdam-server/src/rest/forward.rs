@@ -200,7 +200,7 @@ fn ending() -> Failure {
     overloaded("forward", "the version before the upgrade, which has the sandbox, is ending", AGAIN).into()
 }
 
-/// Reads a document of the process before. Returns `None` if it has ended, or has no such object.
+/// Reads a document of the process before. Returns `None` if it closes its sandboxes, has ended, or has no such object.
 pub async fn document<T: DeserializeOwned>(
     app: &App,
     predecessor: &Predecessor,
@@ -213,7 +213,7 @@ pub async fn document<T: DeserializeOwned>(
     request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
     let answer = match pass(app, predecessor, caller, request).await {
         Ok(answer) => answer,
-        Err(_) if predecessor.is_gone() => return Ok(None),
+        Err(_) if predecessor.is_ending().await => return Ok(None),
         Err(failure) => return Err(failure),
     };
     let status = answer.status();

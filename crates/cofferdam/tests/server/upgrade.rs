@@ -272,6 +272,79 @@ fn both_processes_of_an_upgrade_can_be_killed() {
     assert_eq!(server.stop(), Some(0));
 }
 
+/// Starts a server with a sandbox whose exec runs, upgrades it, and waits for the exit through the second process. The
+/// request delays the end of the first one. The file of an unfinished snapshot must remain while the first process lives.
+fn upgraded_with_running_exec() -> (Server, Other, UnixStream, std::path::PathBuf) {
+    let server = Server::start_on_socket(&["--drain", "3s"]);
+    server.ask(&["create", "--name", "box"]);
+    let second = Other(server.upgrade(server.pid()));
+    let exec = server.ask(&["exec", "--detach", "box", "--", "sleep", "60"]);
+    let mut waiting = UnixStream::connect(&server.url["unix:".len()..]).unwrap();
+    let exec = exec.trim();
+    write!(waiting, "GET /v1/sandboxes/box/execs/{exec}/wait HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    // The request has no effect that could be waited for.
+    std::thread::sleep(Duration::from_millis(500));
+    let part = server.state.path().join("cofferdam/server/snapshots/sn-test.part");
+    std::fs::write(&part, "unfinished").unwrap();
+    (server, second, waiting, part)
+}
+
+/// Starts the server again, and checks that its first process settled its sandbox, once.
+fn assert_settled_once(state: tempfile::TempDir) {
+    let server = Server::start_on_socket_in(state, &[]);
+    let usage = server.get("/v1/usage");
+    assert_eq!(usage["usage"][0]["sandboxes"], 1, "{usage}");
+    let (code, _, stderr) = outcome(&mut server.client(&["exec", "box", "--", "true"]));
+    assert!(code == 125 && stderr.contains("it was closed when the server stopped"), "{code} {stderr}");
+    assert_eq!(server.get("/v1/quota")["sandboxes"], 0);
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// Promise (Server): The old process of an upgrade can be stopped: it settles its own sandboxes while the new one serves.
+#[test]
+fn a_stopped_old_process_settles_its_own_sandboxes() {
+    let (mut server, second, _waiting, part) = upgraded_with_running_exec();
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        // The private connections refuse new requests, and the new process answers without them.
+        assert!(server.get("/v1/sandboxes")["sandboxes"].is_array());
+        assert!(part.exists(), "the new process settles while the old one drains");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(server.child.try_wait().unwrap().is_none(), "the request delays its end");
+    server.ask(&["create", "--name", "other"]);
+    server.ask(&["rm", "other"]);
+    assert_eq!(server.first_exit(), Some(0));
+    wait_until("its files are set aside", || !part.exists());
+    let (code, _, stderr) = outcome(&mut server.client(&["exec", "box", "--", "true"]));
+    assert!(code == 125 && stderr.contains("it was closed when the server stopped"), "{code} {stderr}");
+    let usage = server.get("/v1/usage");
+    assert_eq!(usage["usage"][0]["sandboxes"], 2, "{usage}");
+    second.stop();
+    let printed: Vec<_> = server.lines.try_iter().collect();
+    assert!(!printed.iter().any(|line| line.contains("settled")), "{printed:?}");
+}
+
+/// Promise (Server): The new process of an upgrade can be stopped: it stops the old one, and ends after it.
+#[test]
+fn a_stopped_new_process_ends_after_the_old_one() {
+    let (mut server, second, _waiting, _) = upgraded_with_running_exec();
+    kill_process(second.0, Signal::TERM).unwrap();
+    wait_until("the first process ends", || {
+        let second_lives = second.lives();
+        let first_ended = server.child.try_wait().unwrap().is_some();
+        assert!(second_lives || first_ended, "the new process ended first");
+        first_ended
+    });
+    assert_eq!(server.first_exit(), Some(0));
+    wait_until("the second process ends", || !second.lives());
+    let printed: Vec<_> = server.lines.try_iter().collect();
+    assert!(!printed.iter().any(|line| line.contains("settled")), "{printed:?}");
+    assert!(!Path::new(&server.url["unix:".len()..]).exists(), "the socket remains");
+    assert_settled_once(std::mem::replace(&mut server.state, tempfile::tempdir().unwrap()));
+}
+
 /// Receives notifications until one has the text.
 fn notified(socket: &UnixDatagram, text: &str) -> String {
     let mut buffer = [0; 4096];
