@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::channel::{self, Channel, Message, PROTOCOL, ended};
 use crate::admission::{Admission, Grant};
 use crate::layers::quota::recover;
-use crate::listen::{Listen, ListenTls, Listener};
+use crate::listen::{FileKeeper, Listen, ListenTls, Listener};
 use crate::quota::Demand;
 use crate::report;
 use crate::snapshots::Snapshots;
@@ -34,6 +34,8 @@ pub struct Predecessor {
     channel: Channel,
     instance: String,
     offered: Vec<(Listener, bool)>,
+    /// The files of sockets that this process removes at its end, once the predecessor let it serve.
+    files: Vec<FileKeeper>,
     is_gone: AtomicBool,
     /// True if the predecessor accepts no further connection.
     is_ending: AtomicBool,
@@ -62,7 +64,8 @@ impl Predecessor {
                 Some((Message::Offer { protocol: PROTOCOL, instance }, _)) => {
                     let (is_gone, is_ending) = (AtomicBool::new(false), AtomicBool::new(false));
                     let settled = CancellationToken::new();
-                    return Ok(Self { channel, instance, offered, is_gone, is_ending, settled });
+                    let files = Vec::new();
+                    return Ok(Self { channel, instance, offered, files, is_gone, is_ending, settled });
                 }
                 Some(_) => {
                     return Err(Error::new(
@@ -92,7 +95,7 @@ impl Predecessor {
         let Some(at) = self.offered.iter().position(|(offered, _)| is_same(offered)) else { return Ok(None) };
         let tls = if let Listen::Tcp(_, tls) = listen { tls.as_ref() } else { None };
         let (listener, removes) = self.offered.remove(at);
-        prepared(listener, removes, tls).map(Some)
+        self.prepare(listener, removes, tls).map(Some)
     }
 
     /// Takes the sockets that are left: those that the predecessor did not open itself.
@@ -102,8 +105,21 @@ impl Predecessor {
     pub fn take_others(&mut self, tls: Option<&ListenTls>) -> Result<Vec<Listener>> {
         std::mem::take(&mut self.offered)
             .into_iter()
-            .map(|(listener, removes)| prepared(listener, removes, tls))
+            .map(|(listener, removes)| self.prepare(listener, removes, tls))
             .collect()
+    }
+
+    /// Loads the TLS files of an offered socket, and notes whether its file is removed at the end.
+    fn prepare(&mut self, listener: Listener, removes: bool, tls: Option<&ListenTls>) -> Result<Listener> {
+        if removes {
+            self.files.extend(listener.file());
+        }
+        let (Listener::Tcp(socket, _), Some(files)) = (&listener, tls) else { return Ok(listener) };
+        let copy = socket
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| Error::new(ErrorKind::Io, "listen", "cannot copy a descriptor").with_source(error))?;
+        Listener::from_socket(copy, Some(files))
     }
 
     /// Returns the name of the predecessor in records of sandboxes.
@@ -111,14 +127,18 @@ impl Predecessor {
         &self.instance
     }
 
-    /// Reports that this process could serve, and waits until the predecessor accepts nothing any more.
+    /// Reports that this process could serve, and waits until the predecessor accepts nothing any more. The files of the
+    /// sockets then belong to this process.
     ///
     /// # Errors
     /// - `Unavailable` if the predecessor ended or stops.
     pub(crate) async fn ready(&self) -> Result<()> {
         self.channel.send(&Message::Ready, &[]).await?;
         match self.channel.receive().await? {
-            Some((Message::Go, _)) => Ok(()),
+            Some((Message::Go, _)) => {
+                self.files.iter().for_each(FileKeeper::remove);
+                Ok(())
+            }
             _ => Err(ended("old")),
         }
     }
@@ -161,24 +181,6 @@ impl Predecessor {
         // What it leaves then is settled at the next start.
         let _ = tokio::time::timeout(limit, self.settled.cancelled()).await;
     }
-}
-
-/// Loads the TLS files of an offered socket, and keeps or removes its file.
-fn prepared(listener: Listener, removes: bool, tls: Option<&ListenTls>) -> Result<Listener> {
-    let listener = match (listener, tls) {
-        (Listener::Tcp(socket, _), Some(files)) => {
-            let copy = socket
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(|error| Error::new(ErrorKind::Io, "listen", "cannot copy a descriptor").with_source(error))?;
-            Listener::from_socket(copy, Some(files))?
-        }
-        (listener, _) => listener,
-    };
-    if removes {
-        listener.remove_file();
-    }
-    Ok(listener)
 }
 
 /// The state that a process shares with its predecessor.

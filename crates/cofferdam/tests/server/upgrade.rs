@@ -233,6 +233,28 @@ fn a_broken_version_does_not_take_over() {
     second.stop();
 }
 
+/// Promise (Server): A new version that fails after it has received the sockets leaves the file of a Unix socket.
+#[test]
+fn a_failed_new_version_leaves_the_socket() {
+    let state = tempfile::tempdir().unwrap();
+    let (quota, socket) = (state.path().join("quota.json"), state.path().join(SOCKET));
+    std::fs::write(&quota, "{}").unwrap();
+    let mut server = Server::start_on_socket_in(state, &["--quota", quota.to_str().unwrap()]);
+    server.ask(&["create", "--name", "box"]);
+    std::fs::write(&quota, "nonsense").unwrap();
+    kill_process(server.pid(), Signal::USR2).unwrap();
+    server.line("the upgrade failed");
+    assert!(socket.exists(), "the new version removed the socket");
+    assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
+    std::fs::write(&quota, "{}").unwrap();
+    let second = Other(server.upgrade(server.pid()));
+    server.ask(&["rm", "box"]);
+    assert_eq!(server.first_exit(), Some(0));
+    assert!(socket.exists(), "the old process removed the socket");
+    second.stop();
+    assert!(!socket.exists(), "the socket remains");
+}
+
 /// Promise (Server): A server with the private socket of its user is not upgraded, and serves on.
 #[test]
 fn a_private_socket_is_not_handed_over() {
