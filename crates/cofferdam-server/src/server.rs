@@ -219,6 +219,8 @@ impl Server {
             listeners.into_iter().map(|listener| tokio::spawn(public.clone().accept(listener))).collect();
         control.is_serving();
         let successor = next_successor(&mut orders, predecessor.as_deref(), &instance, offers.as_deref(), &stop).await;
+        // Further orders are refused.
+        drop(orders);
         if let (Some(_), Some(offers)) = (&successor, &offers) {
             keep_files(offers);
             accepting.cancel();

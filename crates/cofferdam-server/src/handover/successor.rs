@@ -76,20 +76,28 @@ impl Control {
         let _ = self.successor.set(successor);
     }
 
+    /// Returns true if the server was handed over or stops. Then it cannot be handed over any more.
+    pub fn is_closed(&self) -> bool {
+        self.orders.is_closed()
+    }
+
     /// Hands the listening sockets over to the process at the other end of a channel, and returns when it has them. The
     /// server then ends as soon as no sandbox of it is left. `before_go` is called before the other process accepts the
     /// first connection. If the handover fails, the server serves as before.
     ///
     /// # Errors
-    /// - `Conflict` while this server still has a predecessor.
+    /// - `Conflict` while this server still has a predecessor, and if it was handed over already or stops.
     /// - `Unsupported` for a server with a private socket.
-    /// - `Unavailable` if the other process ends or is not ready in time, or if this server stops.
+    /// - `Unavailable` if the other process ends or is not ready in time.
     pub async fn handoff(&self, channel: OwnedFd, before_go: impl FnOnce() + Send + 'static) -> Result<()> {
         let (done, outcome) = oneshot::channel();
         let order = Order { channel, before_go: Box::new(before_go), done };
-        let stops = || Error::new(ErrorKind::Unavailable, "hand over", "the server stops");
-        self.orders.send(order).await.map_err(|_| stops())?;
-        outcome.await.unwrap_or_else(|_| Err(stops()))
+        let closed = || {
+            Error::new(ErrorKind::Conflict, "hand over", "this process was handed over already, or stops")
+                .with_remedy("upgrade the process that has the sockets")
+        };
+        self.orders.send(order).await.map_err(|_| closed())?;
+        outcome.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 

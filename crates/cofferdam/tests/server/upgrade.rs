@@ -30,6 +30,16 @@ impl Server {
         Self::start_in(state, &[&["--socket", path.to_str().unwrap()], words].concat())
     }
 
+    /// Starts the program at a path, with a socket that can be handed over.
+    fn spawn_from(state: tempfile::TempDir, path: &Path) -> Self {
+        let base = program(state.path());
+        let mut command = Command::new(path);
+        command.env_clear().envs(base.get_envs().filter_map(|(key, value)| Some((key, value?)))).stdin(Stdio::null());
+        command.current_dir(state.path()).args(["serve", "--allow-weaker", WEAKER, "--socket"]);
+        command.arg(state.path().join(SOCKET));
+        Self::spawn(state, &mut command)
+    }
+
     /// Waits for a line with the text.
     fn line(&self, text: &str) -> String {
         let deadline = Instant::now() + TIME;
@@ -212,17 +222,12 @@ fn a_broken_version_does_not_take_over() {
         }
     };
     install(None);
-    let mut command = program(state.path());
-    let mut own = Command::new(&path);
-    own.env_clear().envs(command.get_envs().filter_map(|(key, value)| Some((key, value?)))).stdin(Stdio::null());
-    own.current_dir(state.path()).args(["serve", "--allow-weaker", WEAKER, "--socket"]).arg(state.path().join(SOCKET));
-    command.arg("ls");
-    let mut server = Server::spawn(state, &mut own);
+    let mut server = Server::spawn_from(state, &path);
     server.ask(&["create", "--name", "box"]);
     for script in ["#!/bin/sh\nexit 3\n", "nonsense", "#!/bin/sh\necho nonsense >&0; exit\n"] {
         install(Some(script));
         kill_process(server.pid(), Signal::USR2).unwrap();
-        server.line("this process serves on");
+        server.line("this process continues to serve");
         assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
     }
     install(None);
@@ -255,13 +260,49 @@ fn a_failed_new_version_leaves_the_socket() {
     assert!(!socket.exists(), "the socket remains");
 }
 
-/// Promise (Server): A server with the private socket of its user is not upgraded, and serves on.
+/// Promise (Server): A process that was upgraded refuses another upgrade, and ends with its sandboxes nevertheless.
+#[test]
+fn an_upgraded_process_refuses_another_upgrade() {
+    let mut server = Server::start_on_socket(&[]);
+    server.ask(&["create", "--name", "box"]);
+    let second = Other(server.upgrade(server.pid()));
+    for _ in 0..2 {
+        kill_process(server.pid(), Signal::USR2).unwrap();
+        server.line("this process was upgraded already");
+    }
+    assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
+    server.ask(&["rm", "box"]);
+    assert_eq!(server.first_exit(), Some(0));
+    second.stop();
+}
+
+/// Promise (Server): A signal during an upgrade starts no other one.
+#[test]
+fn a_signal_during_an_upgrade_is_refused() {
+    let state = tempfile::tempdir().unwrap();
+    let path = state.path().join("cofferdam-bin");
+    std::fs::copy(env!("CARGO_BIN_EXE_cofferdam"), &path).unwrap();
+    let mut server = Server::spawn_from(state, &path);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "#!/bin/sh\nexec sleep 3\n").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    kill_process(server.pid(), Signal::USR2).unwrap();
+    server.line("starting the program again");
+    kill_process(server.pid(), Signal::USR2).unwrap();
+    server.line("an upgrade is in progress already");
+    server.line("this process continues to serve");
+    server.ask(&["create", "--name", "box"]);
+    kill_process(server.pid(), Signal::TERM).unwrap();
+    assert_eq!(server.first_exit(), Some(0));
+}
+
+/// Promise (Server): A server with the private socket of its user is not upgraded, and continues to serve.
 #[test]
 fn a_private_socket_is_not_handed_over() {
     let server = Server::start(&[]);
     server.ask(&["create", "--name", "box"]);
     kill_process(server.pid(), Signal::USR2).unwrap();
-    let line = server.line("this one serves on");
+    let line = server.line("this one continues to serve");
     assert!(line.contains("only a server with --listen or --socket is upgraded"), "{line}");
     assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
     assert_eq!(server.stop(), Some(0));

@@ -55,10 +55,10 @@ impl Program {
     pub async fn at_signals(&self, mut signals: Signal, control: &Control, has_private_socket: bool) {
         let mut upgrade: Option<JoinHandle<()>> = None;
         while signals.recv().await.is_some() {
-            if has_private_socket {
-                report::remark("only a server with --listen or --socket is upgraded; this one serves on", Tone::Bad);
-            } else if upgrade.as_ref().is_none_or(JoinHandle::is_finished) {
-                upgrade = Some(tokio::spawn(self.clone().take_over(control.clone())));
+            let is_upgrading = upgrade.as_ref().is_some_and(|upgrade| !upgrade.is_finished());
+            match refusal(control, has_private_socket, is_upgrading) {
+                Some(reason) => report::remark(reason, Tone::Bad),
+                None => upgrade = Some(tokio::spawn(self.clone().take_over(control.clone()))),
             }
         }
         std::future::pending().await
@@ -75,7 +75,7 @@ impl Program {
             Err(error) => {
                 systemd::kept();
                 report::error(&error, Form::Text);
-                report::remark("the upgrade failed, and this process serves on", Tone::Bad);
+                report::remark("the upgrade failed, and this process continues to serve", Tone::Bad);
             }
         }
     }
@@ -91,6 +91,19 @@ impl Program {
             let _ = tokio::task::spawn_blocking(move || child.wait()).await;
         }
         done.map(|()| id)
+    }
+}
+
+/// Returns the reason why a signal starts no upgrade.
+fn refusal(control: &Control, has_private_socket: bool, is_upgrading: bool) -> Option<&'static str> {
+    if has_private_socket {
+        Some("only a server with --listen or --socket is upgraded; this one continues to serve")
+    } else if is_upgrading {
+        Some("an upgrade is in progress already; this signal starts no other one")
+    } else if control.is_closed() {
+        Some("cannot upgrade: this process was upgraded already; send the signal to the new process")
+    } else {
+        None
     }
 }
 
