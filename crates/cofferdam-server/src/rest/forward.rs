@@ -9,8 +9,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HOST, TE, TRAILER, UPGRADE};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -64,20 +63,19 @@ impl Passed {
     }
 }
 
-/// Answers a request of the process that took over.
-pub async fn forwarded(scope: Scope, mut request: Request, next: Next) -> Response {
+/// Takes the caller of a request of the process that took over.
+pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<Caller, Failure> {
     let passed = request.headers_mut().remove(CALLER).as_ref().and_then(Passed::read);
-    let Some((caller, trace)) = passed.filter(|(caller, _)| caller.may(scope)) else {
-        return Failure::unauthorized("the request has no caller").into_response();
-    };
+    let (caller, trace) = passed
+        .filter(|(caller, _)| caller.may(scope))
+        .ok_or_else(|| Failure::unauthorized("the request has no caller"))?;
     if request.headers_mut().remove(BY_HOST).is_some() {
         request.extensions_mut().insert(ByHost);
     }
-    request.extensions_mut().insert(caller);
     if let Some(trace) = trace {
         request.extensions_mut().insert(trace);
     }
-    next.run(request).await
+    Ok(caller)
 }
 
 /// Returns the id or the name of the sandbox in the path of a request.
@@ -217,7 +215,7 @@ pub async fn document<T: DeserializeOwned>(
         Err(failure) => return Err(failure),
     };
     let status = answer.status();
-    if status == StatusCode::NOT_FOUND {
+    if matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE) {
         return Ok(None);
     }
     let body = axum::body::to_bytes(answer.into_body(), MAX_DOCUMENT).await.map_err(|_| ending())?;

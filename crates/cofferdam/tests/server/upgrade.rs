@@ -296,6 +296,28 @@ fn a_signal_during_an_upgrade_is_refused() {
     assert_eq!(server.first_exit(), Some(0));
 }
 
+/// Promise (Server): The reason for the end of a sandbox is reported during an upgrade, too, and its name can be used.
+#[test]
+fn the_reason_of_a_lost_sandbox_is_reported_during_an_upgrade() {
+    let server = Server::start_on_socket(&[]);
+    for name in ["lost", "box"] {
+        server.ask(&["create", "--name", name]);
+    }
+    let mut server = Server::start_on_socket_in(server.kill(), &[]);
+    server.ask(&["create", "--name", "box"]);
+    let second = Other(server.upgrade(server.pid()));
+    let (code, _, stderr) = outcome(&mut server.client(&["exec", "lost", "--", "true"]));
+    assert!(code == 125 && stderr.contains("the server's process was killed"), "{code} {stderr}");
+    // A sandbox of the old process has the name of a lost one.
+    let (_, _, stderr) = outcome(&mut server.client(&["cp", "box:missing", "-"]));
+    assert!(!stderr.is_empty() && !stderr.contains("killed"), "{stderr}");
+    server.ask(&["create", "--name", "lost"]);
+    assert_eq!(server.ask(&["exec", "lost", "--", "echo", "new"]), "new\n");
+    server.ask(&["rm", "box"]);
+    assert_eq!(server.first_exit(), Some(0));
+    second.stop();
+}
+
 /// Promise (Server): A server with the private socket of its user is not upgraded, and continues to serve.
 #[test]
 fn a_private_socket_is_not_handed_over() {
