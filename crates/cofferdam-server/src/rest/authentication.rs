@@ -61,7 +61,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         }
     };
     let method = parts.method.clone();
-    let sandbox = named_sandbox(&endpoint, parts.uri.path());
+    let sandbox = forward::named_sandbox(&endpoint, parts.uri.path()).map(Text::new);
     let trace = match TraceContext::of(&parts.headers) {
         Ok(trace) => trace,
         Err(error) => return Failure::from(error).into_response(),
@@ -143,12 +143,6 @@ impl Drop for Call {
 
 fn record(log: &Log, call: ApiCall) -> cofferdam_audit::Result<()> {
     log.record_network(vec![SandboxRecord::Call(Box::new(call))])
-}
-
-/// Returns the sandbox in the path of a request, as the caller named it.
-fn named_sandbox(endpoint: &str, path: &str) -> Option<Text<128>> {
-    let before = endpoint.find("{sandbox}")?;
-    path.get(before..)?.split('/').next().map(Text::new)
 }
 
 /// Reports why a sandbox is not there any more, if it ended with a process of the server.

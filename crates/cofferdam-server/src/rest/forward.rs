@@ -78,11 +78,11 @@ pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<Caller, F
     Ok(caller)
 }
 
-/// Returns the id or the name of the sandbox in the path of a request.
+/// Returns the id or the name of the sandbox in the path of a request. Invalid UTF-8 is replaced, as no sandbox has it.
 pub fn named_sandbox(endpoint: &str, path: &str) -> Option<String> {
     let before = endpoint.find("{sandbox}")?;
     let name = percent_decode_str(path.get(before..)?.split('/').next()?);
-    Some(name.decode_utf8().ok()?.into_owned())
+    Some(name.decode_utf8_lossy().into_owned())
 }
 
 /// Returns the process before this one if a request is for a sandbox that may be there.
@@ -247,6 +247,20 @@ mod tests {
     use super::*;
     use crate::trace::HEADER;
     use axum::http::HeaderMap;
+
+    #[test]
+    fn the_sandbox_of_a_path_is_decoded() {
+        let endpoint = "/v1/sandboxes/{sandbox}/files/{*path}";
+        for (path, expected) in [
+            ("/v1/sandboxes/box/files/a/b", "box"),
+            ("/v1/sandboxes/%62o%78/files/a", "box"),
+            ("/v1/sandboxes/a%2Fb/files/a", "a/b"),
+            ("/v1/sandboxes/%FF/files/a", "\u{fffd}"),
+        ] {
+            assert_eq!(named_sandbox(endpoint, path).as_deref(), Some(expected), "{path}");
+        }
+        assert_eq!(named_sandbox("/v1/sandboxes", "/v1/sandboxes"), None);
+    }
 
     #[test]
     fn a_caller_arrives_with_its_proof_and_trace() {
