@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admission::{Admission, QueueBounds};
 use crate::bounds::Bounds;
-use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Successor, keep_files, offers};
+use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Shared, Successor, keep_files, offers};
 use crate::identity::Gate;
 use crate::ids::new_id;
 use crate::layers::Around;
@@ -198,15 +198,11 @@ impl Server {
         let accepting = stop.child_token();
         let public =
             Connections::new(bounds.clone(), router.clone(), port_domain, connected, accepting.clone(), kill.clone());
+        let shared = Shared { store: store.clone(), admission: Arc::clone(&admission), snapshots };
         let following = match &predecessor {
             Some(predecessor) => {
-                let followed = Followed {
-                    predecessor: Arc::clone(predecessor),
-                    store: store.clone(),
-                    server: name,
-                    admission: Arc::clone(&admission),
-                    snapshots,
-                };
+                let predecessor = Arc::clone(predecessor);
+                let followed = Followed { predecessor, server: name, shared: shared.clone() };
                 Some(tokio::spawn(followed.take_over().await?))
             }
             None => None,
@@ -238,6 +234,7 @@ impl Server {
             ready.go(&successor).await;
             tokio::select! {
                 () = private.serve_successor(&successor) => {}
+                () = shared.follow_successor() => {}
                 () = no_work(&public, &sandboxes) => {}
                 () = tokio::time::sleep(bounds.handover_time) => {}
                 () = stop.cancelled() => {}

@@ -14,9 +14,11 @@
 
 mod channel;
 mod predecessor;
+mod shared;
 mod successor;
 
 pub(crate) use predecessor::Followed;
 pub use predecessor::Predecessor;
+pub(crate) use shared::Shared;
 pub use successor::Control;
 pub(crate) use successor::{Offer, Order, Ready, Successor, keep_files, offers};

@@ -11,20 +11,17 @@ use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
 use super::channel::{self, Channel, Message, PROTOCOL, ended};
-use crate::admission::{Admission, Grant};
+use super::shared::{Failing, POLL_INTERVAL, Shared};
+use crate::admission::Grant;
 use crate::layers::quota::recover;
 use crate::listen::{FileKeeper, Listen, ListenTls, Listener};
 use crate::quota::Demand;
 use crate::report;
-use crate::snapshots::Snapshots;
-use crate::store::Store;
 
 /// The time for the offer of a predecessor.
 const OFFER_TIME: Duration = Duration::from_secs(30);
 /// The most listeners of an offer.
 const MAX_LISTENERS: usize = 64;
-/// The time between two looks at the sandboxes of the predecessor.
-const LOOK: Duration = Duration::from_millis(500);
 /// The pause after a failure of the database.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -183,19 +180,15 @@ impl Predecessor {
     }
 }
 
-/// The state that a process shares with its predecessor.
+/// The predecessor, and the state that this process shares with it.
 #[derive(Debug)]
 pub struct Followed {
     /// The predecessor.
     pub predecessor: Arc<Predecessor>,
-    /// The state that both share.
-    pub store: Store,
-    /// The name of the server in it.
+    /// The name of the server in the database.
     pub server: String,
-    /// Reservations.
-    pub admission: Arc<Admission>,
-    /// The snapshots.
-    pub snapshots: Arc<Snapshots>,
+    /// The state that both share.
+    pub shared: Shared,
 }
 
 /// The reservations of the predecessor's sandboxes, by record.
@@ -203,8 +196,8 @@ type Held = BTreeMap<String, Grant>;
 
 impl Followed {
     /// Reserves what the sandboxes of the predecessor have, counts what it has recorded, and lists its snapshots.
-    async fn look(&self, held: &mut Held) -> Result<()> {
-        let records = self.store.sandboxes(&self.server).await?;
+    async fn poll(&self, held: &mut Held) -> Result<()> {
+        let records = self.shared.store.sandboxes(&self.server).await?;
         let of_predecessor: BTreeMap<_, _> = records
             .into_iter()
             .filter(|record| record.instance == self.predecessor.instance)
@@ -214,24 +207,21 @@ impl Followed {
         for (id, record) in of_predecessor {
             let demand = Demand { memory_mib: u64::try_from(record.memory_mib).unwrap_or(0) };
             if let (false, Ok(tenant)) = (held.contains_key(&id), TenantId::new(record.tenant)) {
-                held.insert(id, self.admission.hold(&tenant, demand));
+                held.insert(id, self.shared.admission.hold(&tenant, demand));
             }
         }
-        for row in self.store.usage_of_tenants(self.admission.today()).await? {
-            self.admission.raise(&row);
-        }
-        self.snapshots.refresh().await
+        self.shared.refresh().await
     }
 
     /// Settles what the predecessor left.
     async fn settle(&self, held: &mut Held) -> Result<()> {
         let lives = |instance: &str| instance != self.predecessor.instance;
-        let left = recover(&self.store, &self.server, lives).await?;
+        let left = recover(&self.shared.store, &self.server, lives).await?;
         if left > 0 {
             report::warning(&format!("settled {left} sandboxes of the process before, which was killed"));
         }
-        self.look(held).await?;
-        self.snapshots.take_over().await
+        self.poll(held).await?;
+        self.shared.snapshots.take_over().await
     }
 
     /// Reserves what the predecessor has, waits until it accepts nothing any more, and returns the work that follows it
@@ -241,7 +231,7 @@ impl Followed {
     /// - `Unavailable` if the database fails, or if the predecessor ended or stops.
     pub async fn take_over(self) -> Result<impl Future<Output = ()> + Send> {
         let mut held = Held::new();
-        self.look(&mut held).await?;
+        self.poll(&mut held).await?;
         self.predecessor.ready().await?;
         Ok(self.follow(held))
     }
@@ -253,7 +243,7 @@ impl Followed {
             tokio::select! {
                 // It says nothing more before its end.
                 _ = predecessor.channel.receive() => break,
-                () = tokio::time::sleep(LOOK) => failing.note(self.look(&mut held).await.err()),
+                () = tokio::time::sleep(POLL_INTERVAL) => failing.note(self.poll(&mut held).await.err()),
             }
         }
         predecessor.is_gone.store(true, Ordering::SeqCst);
@@ -262,18 +252,5 @@ impl Followed {
             tokio::time::sleep(PAUSE).await;
         }
         predecessor.settled.cancel();
-    }
-}
-
-/// Reports the first of several failures.
-#[derive(Default)]
-struct Failing(bool);
-
-impl Failing {
-    fn note(&mut self, error: Option<Error>) {
-        if let Some(error) = error.as_ref().filter(|_| !self.0) {
-            report::warning(&error.to_string());
-        }
-        self.0 = error.is_some();
     }
 }

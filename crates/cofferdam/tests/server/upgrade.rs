@@ -318,6 +318,42 @@ fn the_reason_of_a_lost_sandbox_is_reported_during_an_upgrade() {
     second.stop();
 }
 
+/// Promise (Server): Quotas of usage and snapshots count both processes of an upgrade, in each of them.
+#[test]
+fn quotas_count_both_processes_of_an_upgrade() {
+    let state = tempfile::tempdir().unwrap();
+    let quota = state.path().join("quota.json");
+    std::fs::write(&quota, r#"{"cpu_seconds_per_day": 1, "snapshots": 1}"#).unwrap();
+    let backends = ["--backend", "process", "--backend", "simulated"];
+    let words = [&backends[..], &["--quota", quota.to_str().unwrap()]].concat();
+    let mut server = Server::start_on_socket_in(state, &words);
+    server.ask(&["create", "--name", "box"]);
+    server.ask(&["create", "--name", "sim", "--backend", "simulated"]);
+    let second = Other(server.upgrade(server.pid()));
+    // The old process takes the snapshots, and the new one deletes them.
+    let take = ["snapshot", "take", "--name", "base", "sim"];
+    server.ask(&take);
+    let (code, _, stderr) = outcome(&mut server.client(&take));
+    assert_ne!(code, 0, "{stderr}");
+    server.ask(&["snapshot", "rm", "base"]);
+    wait_until("the name and the quota are free", || outcome(&mut server.client(&take)).0 == 0);
+    // The new process uses the CPU time.
+    server.ask(&["create", "--name", "new"]);
+    let burn = "i=0; while [ $i -lt 1500000 ]; do i=$((i+1)); done";
+    for (name, script) in [("new", burn), ("box", "true")] {
+        let mut stderr = String::new();
+        wait_until("the quota is used up", || {
+            let (code, _, printed) = outcome(&mut server.client(&["exec", name, "--", "sh", "-c", script]));
+            stderr = printed;
+            code != 0
+        });
+        assert!(stderr.contains("cpu_seconds_per_day"), "{stderr}");
+    }
+    server.ask(&["rm", "box", "sim"]);
+    assert_eq!(server.first_exit(), Some(0));
+    second.stop();
+}
+
 /// Promise (Server): A server with the private socket of its user is not upgraded, and continues to serve.
 #[test]
 fn a_private_socket_is_not_handed_over() {
