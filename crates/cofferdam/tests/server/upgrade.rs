@@ -56,6 +56,11 @@ impl Server {
     /// Upgrades a process of the server, and returns the next one.
     fn upgrade(&self, process: Pid) -> Pid {
         kill_process(process, Signal::USR2).unwrap();
+        self.next_process()
+    }
+
+    /// Waits until another process serves, and returns it.
+    fn next_process(&self) -> Pid {
         let line = self.line("serves; this one ends");
         let id = line.split(' ').skip_while(|word| *word != "process").nth(1).and_then(|id| id.parse().ok());
         Pid::from_raw(id.unwrap_or_else(|| panic!("{line}"))).unwrap()
@@ -96,6 +101,19 @@ impl Drop for Other {
     fn drop(&mut self) {
         let _ = kill_process(self.0, Signal::KILL);
     }
+}
+
+/// Installs the program at a path.
+fn install_program(path: &Path) {
+    if std::fs::hard_link(env!("CARGO_BIN_EXE_cofferdam"), path).is_err() {
+        std::fs::copy(env!("CARGO_BIN_EXE_cofferdam"), path).unwrap();
+    }
+}
+
+/// Writes a script that can be executed.
+fn write_script(path: &Path, script: &str) {
+    std::fs::write(path, script).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 /// Sends requests until it is stopped, and counts those that fail.
@@ -213,12 +231,8 @@ fn a_broken_version_does_not_take_over() {
     let install = |broken: Option<&str>| {
         let _ = std::fs::remove_file(&path);
         match broken {
-            Some(script) => {
-                std::fs::write(&path, script).unwrap();
-                std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-            }
-            None if std::fs::hard_link(env!("CARGO_BIN_EXE_cofferdam"), &path).is_ok() => {}
-            None => drop(std::fs::copy(env!("CARGO_BIN_EXE_cofferdam"), &path).unwrap()),
+            Some(script) => write_script(&path, script),
+            None => install_program(&path),
         }
     };
     install(None);
@@ -232,6 +246,29 @@ fn a_broken_version_does_not_take_over() {
     }
     install(None);
     let second = Other(server.upgrade(server.pid()));
+    assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
+    server.ask(&["rm", "box"]);
+    assert_eq!(server.first_exit(), Some(0));
+    second.stop();
+}
+
+/// Promise (Server): An upgrade starts the version at the path by which the server was started, behind a changed symbolic
+/// link, too.
+#[test]
+fn an_upgrade_follows_a_changed_symbolic_link() {
+    let state = tempfile::tempdir().unwrap();
+    let place = |name: &str| state.path().join(name);
+    let (link, own, other, next) = (place("cofferdam-bin"), place("version-1"), place("version-2"), place("next"));
+    install_program(&own);
+    write_script(&other, &format!("#!/bin/sh\necho version two >&2\nexec {} \"$@\"\n", own.display()));
+    std::os::unix::fs::symlink(&own, &link).unwrap();
+    std::os::unix::fs::symlink(&other, &next).unwrap();
+    let mut server = Server::spawn_from(state, &link);
+    server.ask(&["create", "--name", "box"]);
+    std::fs::rename(&next, &link).unwrap();
+    kill_process(server.pid(), Signal::USR2).unwrap();
+    server.line("version two");
+    let second = Other(server.next_process());
     assert_eq!(server.ask(&["exec", "box", "--", "echo", "on"]), "on\n");
     server.ask(&["rm", "box"]);
     assert_eq!(server.first_exit(), Some(0));
@@ -281,11 +318,11 @@ fn an_upgraded_process_refuses_another_upgrade() {
 fn a_signal_during_an_upgrade_is_refused() {
     let state = tempfile::tempdir().unwrap();
     let path = state.path().join("cofferdam-bin");
-    std::fs::copy(env!("CARGO_BIN_EXE_cofferdam"), &path).unwrap();
+    let slow = state.path().join("slow");
+    install_program(&path);
+    write_script(&slow, "#!/bin/sh\nexec sleep 3\n");
     let mut server = Server::spawn_from(state, &path);
-    std::fs::remove_file(&path).unwrap();
-    std::fs::write(&path, "#!/bin/sh\nexec sleep 3\n").unwrap();
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::rename(&slow, &path).unwrap();
     kill_process(server.pid(), Signal::USR2).unwrap();
     server.line("starting the program again");
     kill_process(server.pid(), Signal::USR2).unwrap();

@@ -13,6 +13,7 @@ use tokio::signal::unix::Signal;
 use tokio::task::JoinHandle;
 
 use super::systemd;
+use crate::program;
 use crate::report::{self, Form};
 use crate::style::Tone;
 
@@ -29,9 +30,9 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the program of this process. Its path is read before another version replaces the file.
+    /// Returns the program of this process. Its path is read before another version replaces the file or a symbolic link.
     pub fn own() -> Result<Self> {
-        let path = std::env::current_exe().map_err(|error| failed("cannot find the program's own file", error))?;
+        let path = program::path().map_err(|error| failed("cannot find the program's own file", error))?;
         let words = std::env::args_os().skip(1).filter(|word| word != SUCCESSOR).collect();
         Ok(Self { path, words, directory: std::env::current_dir().ok() })
     }
