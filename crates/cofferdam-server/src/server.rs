@@ -42,12 +42,12 @@ const SEEN: Duration = Duration::from_secs(5);
 const FORGET: Duration = Duration::from_secs(60 * 60);
 /// The reason for the end of sandboxes of a process that stopped.
 const STOPPED: &str = "it was closed when the server stopped";
-/// The time between two looks for sandboxes that are left.
-const LOOK: Duration = Duration::from_millis(200);
+/// The time between two checks for sandboxes that are left.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The time for a predecessor to close its sandboxes, whose changes are kept, after its requests have ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time for the last usage to be written.
-const FLUSH_TIME: Duration = Duration::from_secs(10);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The settings of a server.
 pub struct ServerConfig {
@@ -247,7 +247,7 @@ impl Server {
         let drain_time = bounds.drain_time;
         let stop_predecessor = async {
             if let Some(predecessor) = &predecessor {
-                predecessor.stop(drain_time + CLOSE_TIMEOUT + FLUSH_TIME).await;
+                predecessor.stop(drain_time + CLOSE_TIMEOUT + FLUSH_TIMEOUT).await;
             }
         };
         let stop_own = async {
@@ -261,7 +261,7 @@ impl Server {
             sandboxes.stop().await;
             // The recorder ends when the last backend has gone with the connections.
             drop((sandboxes, public, private));
-            if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
+            if tokio::time::timeout(FLUSH_TIMEOUT, recording).await.is_err() {
                 report::warning("some usage could not be recorded");
             }
         };
@@ -306,7 +306,7 @@ async fn next_successor(
 async fn no_work(connections: &Connections, sandboxes: &Sandboxes) {
     connections.ended().await;
     while !sandboxes.is_empty() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

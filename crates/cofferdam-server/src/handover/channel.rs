@@ -15,8 +15,8 @@ use tokio::net::UnixStream;
 pub const PROTOCOL: u32 = 1;
 /// The most bytes of a message.
 const MAX_MESSAGE: usize = 16 << 10;
-/// The time for a message to be sent.
-const SEND_TIME: Duration = Duration::from_secs(10);
+/// The time to send a message.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,10 +67,10 @@ impl Channel {
     pub async fn try_send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let body = serde_json::to_vec(message)?;
         let sent = self.0.async_io(Interest::WRITABLE, || message::send(self.0.as_fd(), &body, fds));
-        tokio::time::timeout(SEND_TIME, sent).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        tokio::time::timeout(SEND_TIMEOUT, sent).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Receives a message. Returns `None` if the other process has ended or says no more.
+    /// Receives a message. Returns `None` if the other process has ended or finished the messages.
     ///
     /// # Errors
     /// - `Unavailable` for a malformed message.
@@ -90,7 +90,7 @@ impl Channel {
         Ok(Some((message, fds.into_iter().next())))
     }
 
-    /// Says that no more messages follow. Idempotent.
+    /// Finishes the messages of this process. Idempotent.
     pub fn finish(&self) {
         // The other process may have ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
@@ -104,7 +104,7 @@ impl Channel {
 }
 
 pub(super) fn failed(error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "hand over", "the processes of the server cannot speak to each other")
+    Error::new(ErrorKind::Unavailable, "hand over", "the processes of the server cannot exchange messages")
         .with_source(error)
 }
 

@@ -18,12 +18,12 @@ use crate::listen::{FileKeeper, Listen, ListenTls, Listener};
 use crate::quota::Demand;
 use crate::report;
 
-/// The time for the offer of a predecessor.
-const OFFER_TIME: Duration = Duration::from_secs(30);
+/// The time to receive the offer of a predecessor.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most listeners of an offer.
 const MAX_LISTENERS: usize = 64;
-/// The pause after a failure of the database.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The time between two attempts to settle what the predecessor left.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The process that served before, which still has sandboxes.
 #[derive(Debug)]
@@ -44,10 +44,10 @@ impl Predecessor {
     /// Receives the offer of the process at the other end of a channel.
     ///
     /// # Errors
-    /// - `Unavailable` if it ends, or speaks another version.
+    /// - `Unavailable` if it ends, or has another version of the protocol.
     pub async fn receive(channel: OwnedFd) -> Result<Self> {
         let late = || Error::new(ErrorKind::Unavailable, "hand over", "the old process offered nothing in time");
-        tokio::time::timeout(OFFER_TIME, Self::offered(channel)).await.unwrap_or_else(|_| Err(late()))
+        tokio::time::timeout(OFFER_TIMEOUT, Self::offered(channel)).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn offered(channel: OwnedFd) -> Result<Self> {
@@ -241,7 +241,7 @@ impl Followed {
         let mut failing = Failing::default();
         loop {
             tokio::select! {
-                // It says nothing more before its end.
+                // It sends no further message before its end.
                 _ = predecessor.channel.receive() => break,
                 () = tokio::time::sleep(POLL_INTERVAL) => failing.note(self.poll(&mut held).await.err()),
             }
@@ -249,7 +249,7 @@ impl Followed {
         predecessor.is_gone.store(true, Ordering::SeqCst);
         while let Err(error) = self.settle(&mut held).await {
             failing.note(Some(error));
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
         predecessor.settled.cancel();
     }

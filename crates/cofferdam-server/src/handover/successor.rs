@@ -13,7 +13,7 @@ use super::channel::{Channel, Message, PROTOCOL, ended};
 use crate::listen::{FileKeeper, Listener};
 
 /// The time for a successor to be ready: it reads its state and sets its backends up.
-const READY_TIME: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A listening socket that can be handed over.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Order {
             }
         };
         let late = || Error::new(ErrorKind::Unavailable, "hand over", "the new process was not ready in time");
-        match tokio::time::timeout(READY_TIME, offered).await.unwrap_or_else(|_| Err(late())) {
+        match tokio::time::timeout(READY_TIMEOUT, offered).await.unwrap_or_else(|_| Err(late())) {
             Ok(successor) => Some((successor, Ready { before_go, done })),
             Err(error) => {
                 let _ = done.send(Err(error));

@@ -35,7 +35,7 @@ use crate::store::{SnapshotRecord, Store, now};
 const PREFIX: &str = "sn";
 /// Snapshots of all tenants that are read or written at once.
 const MAX_TURNS: usize = 4;
-/// The time after which a quota of snapshots is looked at again.
+/// The time after which a quota of snapshots is checked again.
 const LATER: Duration = Duration::from_secs(1);
 
 /// A turn, which ends when this is dropped.

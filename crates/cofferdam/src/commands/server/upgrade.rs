@@ -74,7 +74,7 @@ impl Program {
                 report::remark(&format!("process {id} serves; this one ends with its sandboxes"), Tone::Good);
             }
             Err(error) => {
-                systemd::kept();
+                systemd::upgrade_failed();
                 report::error(&error, Form::Text);
                 report::remark("the upgrade failed, and this process continues to serve", Tone::Bad);
             }
