@@ -49,7 +49,7 @@ pub struct Bounds {
     pub max_life: Duration,
     /// Time without use after which a sandbox is closed, if its creator sets none.
     pub default_idle: Duration,
-    /// Time between two looks for sandboxes whose time is over.
+    /// Time between two checks for sandboxes whose time is over.
     pub tick: Duration,
     /// Time for requests to end after the server was asked to stop.
     pub drain_time: Duration,

@@ -17,8 +17,8 @@ use crate::store::{Store, Usage, UsageRow};
 const QUEUE: usize = 4096;
 /// The most entries of one transaction.
 const MAX_BATCH: usize = 1024;
-/// The pause after a failed write.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The time between two attempts to write.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Usage to record, and the record of a sandbox that has ended with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,12 +84,12 @@ async fn write_all(store: Store, mut receiver: mpsc::Receiver<Message>) {
         let mut messages = Vec::new();
         if failing {
             // New entries are taken as long as there is room for them.
-            let next = tokio::time::timeout(PAUSE, receiver.recv_many(&mut messages, MAX_BATCH)).await;
+            let next = tokio::time::timeout(RETRY_INTERVAL, receiver.recv_many(&mut messages, MAX_BATCH)).await;
             if next == Ok(0) && batch.is_empty() {
                 return;
             }
             if next == Ok(0) {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_INTERVAL).await;
             }
         } else if receiver.recv_many(&mut messages, MAX_BATCH).await == 0 {
             return;

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::admission::{Admission, QueueBounds};
 use crate::bounds::Bounds;
-use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Successor, keep_files, offers};
+use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Shared, Successor, keep_files, offers};
 use crate::identity::Gate;
 use crate::ids::new_id;
 use crate::layers::Around;
@@ -42,10 +42,12 @@ const SEEN: Duration = Duration::from_secs(5);
 const FORGET: Duration = Duration::from_secs(60 * 60);
 /// The reason for the end of sandboxes of a process that stopped.
 const STOPPED: &str = "it was closed when the server stopped";
-/// The time between two looks for sandboxes that are left.
-const LOOK: Duration = Duration::from_millis(200);
+/// The time between two checks for sandboxes that are left.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The time for a predecessor to close its sandboxes, whose changes are kept, after its requests have ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time for the last usage to be written.
-const FLUSH_TIME: Duration = Duration::from_secs(10);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The settings of a server.
 pub struct ServerConfig {
@@ -196,15 +198,11 @@ impl Server {
         let accepting = stop.child_token();
         let public =
             Connections::new(bounds.clone(), router.clone(), port_domain, connected, accepting.clone(), kill.clone());
+        let shared = Shared { store: store.clone(), admission: Arc::clone(&admission), snapshots };
         let following = match &predecessor {
             Some(predecessor) => {
-                let followed = Followed {
-                    predecessor: Arc::clone(predecessor),
-                    store: store.clone(),
-                    server: name,
-                    admission: Arc::clone(&admission),
-                    snapshots,
-                };
+                let predecessor = Arc::clone(predecessor);
+                let followed = Followed { predecessor, server: name, shared: shared.clone() };
                 Some(tokio::spawn(followed.take_over().await?))
             }
             None => None,
@@ -217,6 +215,8 @@ impl Server {
             listeners.into_iter().map(|listener| tokio::spawn(public.clone().accept(listener))).collect();
         control.is_serving();
         let successor = next_successor(&mut orders, predecessor.as_deref(), &instance, offers.as_deref(), &stop).await;
+        // Further orders are refused.
+        drop(orders);
         if let (Some(_), Some(offers)) = (&successor, &offers) {
             keep_files(offers);
             accepting.cancel();
@@ -234,32 +234,39 @@ impl Server {
             ready.go(&successor).await;
             tokio::select! {
                 () = private.serve_successor(&successor) => {}
+                () = shared.follow_successor() => {}
                 () = no_work(&public, &sandboxes) => {}
                 () = tokio::time::sleep(bounds.handover_time) => {}
                 () = stop.cancelled() => {}
             }
+            successor.refuse_connections().await;
+            control.keep(successor);
         }
         answering.cancel();
         sandboxes.refuse_new();
+        let drain_time = bounds.drain_time;
         let stop_predecessor = async {
             if let Some(predecessor) = &predecessor {
-                predecessor.stop(bounds.drain_time + FLUSH_TIME).await;
+                predecessor.stop(drain_time + CLOSE_TIMEOUT + FLUSH_TIMEOUT).await;
             }
         };
-        tokio::join!(drain([&public, &private], bounds.drain_time, &kill), stop_predecessor);
+        let stop_own = async {
+            drain([&public, &private], drain_time, &kill).await;
+            expiry.abort();
+            upkeep.abort();
+            serving.abort();
+            if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
+                report::warning(&error.to_string());
+            }
+            sandboxes.stop().await;
+            // The recorder ends when the last backend has gone with the connections.
+            drop((sandboxes, public, private));
+            if tokio::time::timeout(FLUSH_TIMEOUT, recording).await.is_err() {
+                report::warning("some usage could not be recorded");
+            }
+        };
+        tokio::join!(stop_own, stop_predecessor);
         following.inspect(tokio::task::JoinHandle::abort);
-        expiry.abort();
-        upkeep.abort();
-        serving.abort();
-        if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
-            report::warning(&error.to_string());
-        }
-        sandboxes.stop().await;
-        // The recorder ends when the last backend has gone with the connections.
-        drop((sandboxes, public, private));
-        if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
-            report::warning("some usage could not be recorded");
-        }
         Ok(())
     }
 }
@@ -299,7 +306,7 @@ async fn next_successor(
 async fn no_work(connections: &Connections, sandboxes: &Sandboxes) {
     connections.ended().await;
     while !sandboxes.is_empty() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -13,6 +13,7 @@ mod interrupts;
 mod launcher;
 mod out_file;
 mod plan;
+mod program;
 mod progress;
 #[cfg(any(feature = "plugins", feature = "server"))]
 mod question;

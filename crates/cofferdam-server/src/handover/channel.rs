@@ -15,8 +15,8 @@ use tokio::net::UnixStream;
 pub const PROTOCOL: u32 = 1;
 /// The most bytes of a message.
 const MAX_MESSAGE: usize = 16 << 10;
-/// The time for a message to be sent.
-const SEND_TIME: Duration = Duration::from_secs(10);
+/// The time to send a message.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,15 +60,17 @@ impl Channel {
     /// # Errors
     /// - `Unavailable` if the other process has ended, or does not read.
     pub async fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let body = serde_json::to_vec(message).map_err(|error| failed(error.into()))?;
-        let sent = self.0.async_io(Interest::WRITABLE, || message::send(self.0.as_fd(), &body, fds));
-        tokio::time::timeout(SEND_TIME, sent)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(failed)
+        self.try_send(message, fds).await.map_err(failed)
     }
 
-    /// Receives a message. Returns `None` if the other process has ended or says no more.
+    /// Sends a message as [`Self::send`] does, and returns the error of the system.
+    pub async fn try_send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let body = serde_json::to_vec(message)?;
+        let sent = self.0.async_io(Interest::WRITABLE, || message::send(self.0.as_fd(), &body, fds));
+        tokio::time::timeout(SEND_TIMEOUT, sent).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Receives a message. Returns `None` if the other process has ended or finished the messages.
     ///
     /// # Errors
     /// - `Unavailable` for a malformed message.
@@ -88,15 +90,21 @@ impl Channel {
         Ok(Some((message, fds.into_iter().next())))
     }
 
-    /// Says that no more messages follow. Idempotent.
+    /// Finishes the messages of this process. Idempotent.
     pub fn finish(&self) {
         // The other process may have ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
     }
+
+    /// Makes further messages of the other process fail. Those that were sent before can still be received. Idempotent.
+    pub fn refuse(&self) {
+        // The other process may have ended.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
+    }
 }
 
-fn failed(error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "hand over", "the processes of the server cannot speak to each other")
+pub(super) fn failed(error: io::Error) -> Error {
+    Error::new(ErrorKind::Unavailable, "hand over", "the processes of the server cannot exchange messages")
         .with_source(error)
 }
 

@@ -10,23 +10,20 @@ use cofferdam_contract::{Error, ErrorKind, Result, TenantId};
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
-use super::channel::{Channel, Message, PROTOCOL, ended};
-use crate::admission::{Admission, Grant};
+use super::channel::{self, Channel, Message, PROTOCOL, ended};
+use super::shared::{Failing, POLL_INTERVAL, Shared};
+use crate::admission::Grant;
 use crate::layers::quota::recover;
-use crate::listen::{Listen, ListenTls, Listener};
+use crate::listen::{FileKeeper, Listen, ListenTls, Listener};
 use crate::quota::Demand;
 use crate::report;
-use crate::snapshots::Snapshots;
-use crate::store::Store;
 
-/// The time for the offer of a predecessor.
-const OFFER_TIME: Duration = Duration::from_secs(30);
+/// The time to receive the offer of a predecessor.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most listeners of an offer.
 const MAX_LISTENERS: usize = 64;
-/// The time between two looks at the sandboxes of the predecessor.
-const LOOK: Duration = Duration::from_millis(500);
-/// The pause after a failure of the database.
-const PAUSE: Duration = Duration::from_secs(1);
+/// The time between two attempts to settle what the predecessor left.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The process that served before, which still has sandboxes.
 #[derive(Debug)]
@@ -34,7 +31,11 @@ pub struct Predecessor {
     channel: Channel,
     instance: String,
     offered: Vec<(Listener, bool)>,
+    /// The files of sockets that this process removes at its end, once the predecessor let it serve.
+    files: Vec<FileKeeper>,
     is_gone: AtomicBool,
+    /// True if the predecessor accepts no further connection.
+    is_ending: AtomicBool,
     /// Cancelled when the predecessor has ended and everything of it is settled.
     settled: CancellationToken,
 }
@@ -43,10 +44,10 @@ impl Predecessor {
     /// Receives the offer of the process at the other end of a channel.
     ///
     /// # Errors
-    /// - `Unavailable` if it ends, or speaks another version.
+    /// - `Unavailable` if it ends, or has another version of the protocol.
     pub async fn receive(channel: OwnedFd) -> Result<Self> {
         let late = || Error::new(ErrorKind::Unavailable, "hand over", "the old process offered nothing in time");
-        tokio::time::timeout(OFFER_TIME, Self::offered(channel)).await.unwrap_or_else(|_| Err(late()))
+        tokio::time::timeout(OFFER_TIMEOUT, Self::offered(channel)).await.unwrap_or_else(|_| Err(late()))
     }
 
     async fn offered(channel: OwnedFd) -> Result<Self> {
@@ -58,8 +59,10 @@ impl Predecessor {
                     offered.push((Listener::from_socket(socket, None)?, removes));
                 }
                 Some((Message::Offer { protocol: PROTOCOL, instance }, _)) => {
-                    let (is_gone, settled) = (AtomicBool::new(false), CancellationToken::new());
-                    return Ok(Self { channel, instance, offered, is_gone, settled });
+                    let (is_gone, is_ending) = (AtomicBool::new(false), AtomicBool::new(false));
+                    let settled = CancellationToken::new();
+                    let files = Vec::new();
+                    return Ok(Self { channel, instance, offered, files, is_gone, is_ending, settled });
                 }
                 Some(_) => {
                     return Err(Error::new(
@@ -89,7 +92,7 @@ impl Predecessor {
         let Some(at) = self.offered.iter().position(|(offered, _)| is_same(offered)) else { return Ok(None) };
         let tls = if let Listen::Tcp(_, tls) = listen { tls.as_ref() } else { None };
         let (listener, removes) = self.offered.remove(at);
-        prepared(listener, removes, tls).map(Some)
+        self.prepare(listener, removes, tls).map(Some)
     }
 
     /// Takes the sockets that are left: those that the predecessor did not open itself.
@@ -99,8 +102,21 @@ impl Predecessor {
     pub fn take_others(&mut self, tls: Option<&ListenTls>) -> Result<Vec<Listener>> {
         std::mem::take(&mut self.offered)
             .into_iter()
-            .map(|(listener, removes)| prepared(listener, removes, tls))
+            .map(|(listener, removes)| self.prepare(listener, removes, tls))
             .collect()
+    }
+
+    /// Loads the TLS files of an offered socket, and notes whether its file is removed at the end.
+    fn prepare(&mut self, listener: Listener, removes: bool, tls: Option<&ListenTls>) -> Result<Listener> {
+        if removes {
+            self.files.extend(listener.file());
+        }
+        let (Listener::Tcp(socket, _), Some(files)) = (&listener, tls) else { return Ok(listener) };
+        let copy = socket
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| Error::new(ErrorKind::Io, "listen", "cannot copy a descriptor").with_source(error))?;
+        Listener::from_socket(copy, Some(files))
     }
 
     /// Returns the name of the predecessor in records of sandboxes.
@@ -108,14 +124,18 @@ impl Predecessor {
         &self.instance
     }
 
-    /// Reports that this process could serve, and waits until the predecessor accepts nothing any more.
+    /// Reports that this process could serve, and waits until the predecessor accepts nothing any more. The files of the
+    /// sockets then belong to this process.
     ///
     /// # Errors
     /// - `Unavailable` if the predecessor ended or stops.
     pub(crate) async fn ready(&self) -> Result<()> {
         self.channel.send(&Message::Ready, &[]).await?;
         match self.channel.receive().await? {
-            Some((Message::Go, _)) => Ok(()),
+            Some((Message::Go, _)) => {
+                self.files.iter().for_each(FileKeeper::remove);
+                Ok(())
+            }
             _ => Err(ended("old")),
         }
     }
@@ -125,17 +145,30 @@ impl Predecessor {
         self.is_gone.load(Ordering::SeqCst)
     }
 
+    /// Returns true if the predecessor closes its sandboxes and answers no further request, or has ended.
+    pub(crate) async fn is_ending(&self) -> bool {
+        // A connection that the predecessor closed unanswered may have been sent before that.
+        self.is_gone() || (self.connect().await.is_err() && self.is_ending.load(Ordering::SeqCst))
+    }
+
     /// Opens a connection to the predecessor.
     ///
     /// # Errors
-    /// - `Unavailable` if it has ended.
+    /// - `Unavailable` if it has ended, or closes its sandboxes.
     pub(crate) async fn connect(&self) -> Result<UnixStream> {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset};
         let failed = |error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, "forward", "cannot create a pair of sockets").with_source(error)
         };
         let (own, theirs) = std::os::unix::net::UnixStream::pair().map_err(failed)?;
         own.set_nonblocking(true).map_err(failed)?;
-        self.channel.send(&Message::Connection, &[theirs.as_fd()]).await?;
+        let sent = self.channel.try_send(&Message::Connection, &[theirs.as_fd()]).await;
+        sent.map_err(|error| {
+            if matches!(error.kind(), BrokenPipe | ConnectionReset | ConnectionRefused) {
+                self.is_ending.store(true, Ordering::SeqCst);
+            }
+            channel::failed(error)
+        })?;
         UnixStream::from_std(own).map_err(failed)
     }
 
@@ -147,37 +180,15 @@ impl Predecessor {
     }
 }
 
-/// Loads the TLS files of an offered socket, and keeps or removes its file.
-fn prepared(listener: Listener, removes: bool, tls: Option<&ListenTls>) -> Result<Listener> {
-    let listener = match (listener, tls) {
-        (Listener::Tcp(socket, _), Some(files)) => {
-            let copy = socket
-                .as_fd()
-                .try_clone_to_owned()
-                .map_err(|error| Error::new(ErrorKind::Io, "listen", "cannot copy a descriptor").with_source(error))?;
-            Listener::from_socket(copy, Some(files))?
-        }
-        (listener, _) => listener,
-    };
-    if removes {
-        listener.remove_file();
-    }
-    Ok(listener)
-}
-
-/// The state that a process shares with its predecessor.
+/// The predecessor, and the state that this process shares with it.
 #[derive(Debug)]
 pub struct Followed {
     /// The predecessor.
     pub predecessor: Arc<Predecessor>,
-    /// The state that both share.
-    pub store: Store,
-    /// The name of the server in it.
+    /// The name of the server in the database.
     pub server: String,
-    /// Reservations.
-    pub admission: Arc<Admission>,
-    /// The snapshots.
-    pub snapshots: Arc<Snapshots>,
+    /// The state that both share.
+    pub shared: Shared,
 }
 
 /// The reservations of the predecessor's sandboxes, by record.
@@ -185,8 +196,8 @@ type Held = BTreeMap<String, Grant>;
 
 impl Followed {
     /// Reserves what the sandboxes of the predecessor have, counts what it has recorded, and lists its snapshots.
-    async fn look(&self, held: &mut Held) -> Result<()> {
-        let records = self.store.sandboxes(&self.server).await?;
+    async fn poll(&self, held: &mut Held) -> Result<()> {
+        let records = self.shared.store.sandboxes(&self.server).await?;
         let of_predecessor: BTreeMap<_, _> = records
             .into_iter()
             .filter(|record| record.instance == self.predecessor.instance)
@@ -196,24 +207,21 @@ impl Followed {
         for (id, record) in of_predecessor {
             let demand = Demand { memory_mib: u64::try_from(record.memory_mib).unwrap_or(0) };
             if let (false, Ok(tenant)) = (held.contains_key(&id), TenantId::new(record.tenant)) {
-                held.insert(id, self.admission.hold(&tenant, demand));
+                held.insert(id, self.shared.admission.hold(&tenant, demand));
             }
         }
-        for row in self.store.usage_of_tenants(self.admission.today()).await? {
-            self.admission.raise(&row);
-        }
-        self.snapshots.refresh().await
+        self.shared.refresh().await
     }
 
     /// Settles what the predecessor left.
     async fn settle(&self, held: &mut Held) -> Result<()> {
         let lives = |instance: &str| instance != self.predecessor.instance;
-        let left = recover(&self.store, &self.server, lives).await?;
+        let left = recover(&self.shared.store, &self.server, lives).await?;
         if left > 0 {
             report::warning(&format!("settled {left} sandboxes of the process before, which was killed"));
         }
-        self.look(held).await?;
-        self.snapshots.take_over().await
+        self.poll(held).await?;
+        self.shared.snapshots.take_over().await
     }
 
     /// Reserves what the predecessor has, waits until it accepts nothing any more, and returns the work that follows it
@@ -223,7 +231,7 @@ impl Followed {
     /// - `Unavailable` if the database fails, or if the predecessor ended or stops.
     pub async fn take_over(self) -> Result<impl Future<Output = ()> + Send> {
         let mut held = Held::new();
-        self.look(&mut held).await?;
+        self.poll(&mut held).await?;
         self.predecessor.ready().await?;
         Ok(self.follow(held))
     }
@@ -233,29 +241,16 @@ impl Followed {
         let mut failing = Failing::default();
         loop {
             tokio::select! {
-                // It says nothing more before its end.
+                // It sends no further message before its end.
                 _ = predecessor.channel.receive() => break,
-                () = tokio::time::sleep(LOOK) => failing.note(self.look(&mut held).await.err()),
+                () = tokio::time::sleep(POLL_INTERVAL) => failing.note(self.poll(&mut held).await.err()),
             }
         }
         predecessor.is_gone.store(true, Ordering::SeqCst);
         while let Err(error) = self.settle(&mut held).await {
             failing.note(Some(error));
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
         predecessor.settled.cancel();
-    }
-}
-
-/// Reports the first of several failures.
-#[derive(Default)]
-struct Failing(bool);
-
-impl Failing {
-    fn note(&mut self, error: Option<Error>) {
-        if let Some(error) = error.as_ref().filter(|_| !self.0) {
-            report::warning(&error.to_string());
-        }
-        self.0 = error.is_some();
     }
 }

@@ -1,6 +1,7 @@
 //! The side of the process that hands over.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cofferdam_contract::{Error, ErrorKind, Result};
@@ -12,7 +13,7 @@ use super::channel::{Channel, Message, PROTOCOL, ended};
 use crate::listen::{FileKeeper, Listener};
 
 /// The time for a successor to be ready: it reads its state and sets its backends up.
-const READY_TIME: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A listening socket that can be handed over.
 #[derive(Debug)]
@@ -50,12 +51,13 @@ pub struct Order {
 pub struct Control {
     orders: mpsc::Sender<Order>,
     serving: CancellationToken,
+    successor: Arc<OnceLock<Successor>>,
 }
 
 impl Control {
     pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(1);
-        (Self { orders, serving: CancellationToken::new() }, receiver)
+        (Self { orders, serving: CancellationToken::new(), successor: Arc::default() }, receiver)
     }
 
     /// Waits until the server accepts connections.
@@ -67,20 +69,35 @@ impl Control {
         self.serving.cancel();
     }
 
+    /// Keeps the channel to a successor open until all handles are dropped. The successor settles what this process left
+    /// when the channel ends, so that the program drops its last handle when it has closed everything.
+    pub(crate) fn keep(&self, successor: Successor) {
+        // A server has one successor.
+        let _ = self.successor.set(successor);
+    }
+
+    /// Returns true if the server was handed over or stops. Then it cannot be handed over any more.
+    pub fn is_closed(&self) -> bool {
+        self.orders.is_closed()
+    }
+
     /// Hands the listening sockets over to the process at the other end of a channel, and returns when it has them. The
     /// server then ends as soon as no sandbox of it is left. `before_go` is called before the other process accepts the
     /// first connection. If the handover fails, the server serves as before.
     ///
     /// # Errors
-    /// - `Conflict` while this server still has a predecessor.
+    /// - `Conflict` while this server still has a predecessor, and if it was handed over already or stops.
     /// - `Unsupported` for a server with a private socket.
-    /// - `Unavailable` if the other process ends or is not ready in time, or if this server stops.
+    /// - `Unavailable` if the other process ends or is not ready in time.
     pub async fn handoff(&self, channel: OwnedFd, before_go: impl FnOnce() + Send + 'static) -> Result<()> {
         let (done, outcome) = oneshot::channel();
         let order = Order { channel, before_go: Box::new(before_go), done };
-        let stops = || Error::new(ErrorKind::Unavailable, "hand over", "the server stops");
-        self.orders.send(order).await.map_err(|_| stops())?;
-        outcome.await.unwrap_or_else(|_| Err(stops()))
+        let closed = || {
+            Error::new(ErrorKind::Conflict, "hand over", "this process was handed over already, or stops")
+                .with_remedy("upgrade the process that has the sockets")
+        };
+        self.orders.send(order).await.map_err(|_| closed())?;
+        outcome.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 
@@ -113,7 +130,7 @@ impl Order {
             }
         };
         let late = || Error::new(ErrorKind::Unavailable, "hand over", "the new process was not ready in time");
-        match tokio::time::timeout(READY_TIME, offered).await.unwrap_or_else(|_| Err(late())) {
+        match tokio::time::timeout(READY_TIMEOUT, offered).await.unwrap_or_else(|_| Err(late())) {
             Ok(successor) => Some((successor, Ready { before_go, done })),
             Err(error) => {
                 let _ = done.send(Err(error));
@@ -154,5 +171,11 @@ impl Successor {
                 Ok(None) | Err(_) => return None,
             }
         }
+    }
+
+    /// Refuses further connections of the successor, and closes those that wait.
+    pub async fn refuse_connections(&self) {
+        self.0.refuse();
+        while self.connection().await.is_some() {}
     }
 }

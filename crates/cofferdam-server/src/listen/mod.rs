@@ -132,18 +132,11 @@ impl Listener {
         }
     }
 
-    /// Returns a switch that leaves the file of a Unix socket to another process.
+    /// Returns the switch of the file of a Unix socket.
     pub(crate) fn file(&self) -> Option<FileKeeper> {
         match self {
             Self::Socket(_, file) => Some(FileKeeper(Arc::clone(&file.is_kept))),
             Self::Shared(..) | Self::Tcp(..) => None,
-        }
-    }
-
-    /// Makes this process remove the file of a Unix socket at its end.
-    pub(crate) fn remove_file(&self) {
-        if let Some(FileKeeper(is_kept)) = self.file() {
-            is_kept.store(false, Ordering::SeqCst);
         }
     }
 
@@ -182,7 +175,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// A switch that leaves the file of a Unix socket to another process.
+/// A switch that gives the file of a Unix socket to this process or to another one.
 #[derive(Debug)]
 pub(crate) struct FileKeeper(Arc<AtomicBool>);
 
@@ -195,6 +188,11 @@ impl FileKeeper {
     /// Leaves the file to another process.
     pub fn keep(&self) {
         self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes this process remove the file at its end.
+    pub fn remove(&self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 

@@ -15,7 +15,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
-/// The time between two looks at the files.
+/// The time between two checks of the files.
 const RELOAD: Duration = Duration::from_secs(5);
 
 /// The files of a certificate, in PEM.

@@ -68,7 +68,7 @@ pub fn day_of(now: Duration) -> i64 {
     i64::try_from(now.as_secs() / DAY.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// The time after which a quota of live sandboxes is looked at again.
+/// The time after which a quota of live sandboxes is checked again.
 const LATER: Duration = Duration::from_secs(1);
 
 impl Book {

@@ -34,8 +34,12 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     };
     if matches!(peer, Peer::Successor) {
         // It has recognised, counted and recorded the caller.
-        let answer = forward::forwarded(scope, Request::from_parts(parts, body), next);
-        return within(limit, answer).await.unwrap_or_else(IntoResponse::into_response);
+        let mut request = Request::from_parts(parts, body);
+        let answer = match forward::forwarded_caller(scope, &mut request) {
+            Ok(caller) => within(limit, handle(&app, caller, request, next)).await,
+            Err(failure) => Err(failure),
+        };
+        return answer.unwrap_or_else(IntoResponse::into_response);
     }
     let endpoint = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
     let header = parts.headers.get(AUTHORIZATION).map(|value| value.to_str().unwrap_or_default().to_owned());
@@ -57,7 +61,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         }
     };
     let method = parts.method.clone();
-    let sandbox = named_sandbox(&endpoint, parts.uri.path());
+    let sandbox = forward::named_sandbox(&endpoint, parts.uri.path()).map(Text::new);
     let trace = match TraceContext::of(&parts.headers) {
         Ok(trace) => trace,
         Err(error) => return Failure::from(error).into_response(),
@@ -141,13 +145,7 @@ fn record(log: &Log, call: ApiCall) -> cofferdam_audit::Result<()> {
     log.record_network(vec![SandboxRecord::Call(Box::new(call))])
 }
 
-/// Returns the sandbox in the path of a request, as the caller named it.
-fn named_sandbox(endpoint: &str, path: &str) -> Option<Text<128>> {
-    let before = endpoint.find("{sandbox}")?;
-    path.get(before..)?.split('/').next().map(Text::new)
-}
-
-/// Says why a sandbox is not there any more, if it ended with a process of the server.
+/// Reports why a sandbox is not there any more, if it ended with a process of the server.
 async fn explained(app: &App, caller: &Caller, sandbox: &str, response: Response) -> Response {
     let Some(store) = app.services().store.as_ref().filter(|_| app.sandboxes().find(&caller.tenant, sandbox).is_err())
     else {
@@ -160,6 +158,18 @@ async fn explained(app: &App, caller: &Caller, sandbox: &str, response: Response
             Failure::from(error.with_remedy("create it again")).into_response()
         }
         _ => response,
+    }
+}
+
+/// Runs the handler of an endpoint.
+async fn handle(app: &App, caller: Caller, mut request: Request, next: Next) -> Response {
+    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let sandbox = forward::named_sandbox(endpoint, request.uri().path());
+    request.extensions_mut().insert::<Caller>(caller.clone());
+    let response = next.run(request).await;
+    match sandbox.filter(|_| response.status() == StatusCode::NOT_FOUND) {
+        Some(sandbox) => explained(app, &caller, &sandbox, response).await,
+        None => response,
     }
 }
 
@@ -190,15 +200,7 @@ async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, n
         Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
             .await
             .unwrap_or_else(IntoResponse::into_response),
-        None => {
-            let sandbox = forward::named_sandbox(&endpoint, request.uri().path());
-            request.extensions_mut().insert::<Caller>(caller.clone());
-            let response = next.run(request).await;
-            match sandbox.filter(|_| response.status() == StatusCode::NOT_FOUND) {
-                Some(sandbox) => explained(app, &caller, &sandbox, response).await,
-                None => response,
-            }
-        }
+        None => handle(app, caller, request, next).await,
     };
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),

@@ -9,8 +9,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HOST, TE, TRAILER, UPGRADE};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -64,27 +63,26 @@ impl Passed {
     }
 }
 
-/// Answers a request of the process that took over.
-pub async fn forwarded(scope: Scope, mut request: Request, next: Next) -> Response {
+/// Takes the caller of a request of the process that took over.
+pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<Caller, Failure> {
     let passed = request.headers_mut().remove(CALLER).as_ref().and_then(Passed::read);
-    let Some((caller, trace)) = passed.filter(|(caller, _)| caller.may(scope)) else {
-        return Failure::unauthorized("the request has no caller").into_response();
-    };
+    let (caller, trace) = passed
+        .filter(|(caller, _)| caller.may(scope))
+        .ok_or_else(|| Failure::unauthorized("the request has no caller"))?;
     if request.headers_mut().remove(BY_HOST).is_some() {
         request.extensions_mut().insert(ByHost);
     }
-    request.extensions_mut().insert(caller);
     if let Some(trace) = trace {
         request.extensions_mut().insert(trace);
     }
-    next.run(request).await
+    Ok(caller)
 }
 
-/// Returns the id or the name of the sandbox in the path of a request.
+/// Returns the id or the name of the sandbox in the path of a request. Invalid UTF-8 is replaced, as no sandbox has it.
 pub fn named_sandbox(endpoint: &str, path: &str) -> Option<String> {
     let before = endpoint.find("{sandbox}")?;
     let name = percent_decode_str(path.get(before..)?.split('/').next()?);
-    Some(name.decode_utf8().ok()?.into_owned())
+    Some(name.decode_utf8_lossy().into_owned())
 }
 
 /// Returns the process before this one if a request is for a sandbox that may be there.
@@ -200,7 +198,7 @@ fn ending() -> Failure {
     overloaded("forward", "the version before the upgrade, which has the sandbox, is ending", AGAIN).into()
 }
 
-/// Reads a document of the process before. Returns `None` if it has ended, or has no such object.
+/// Reads a document of the process before. Returns `None` if it closes its sandboxes, has ended, or has no such object.
 pub async fn document<T: DeserializeOwned>(
     app: &App,
     predecessor: &Predecessor,
@@ -213,11 +211,11 @@ pub async fn document<T: DeserializeOwned>(
     request.headers_mut().insert(HOST, HeaderValue::from_static("localhost"));
     let answer = match pass(app, predecessor, caller, request).await {
         Ok(answer) => answer,
-        Err(_) if predecessor.is_gone() => return Ok(None),
+        Err(_) if predecessor.is_ending().await => return Ok(None),
         Err(failure) => return Err(failure),
     };
     let status = answer.status();
-    if status == StatusCode::NOT_FOUND {
+    if matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE) {
         return Ok(None);
     }
     let body = axum::body::to_bytes(answer.into_body(), MAX_DOCUMENT).await.map_err(|_| ending())?;
@@ -249,6 +247,20 @@ mod tests {
     use super::*;
     use crate::trace::HEADER;
     use axum::http::HeaderMap;
+
+    #[test]
+    fn the_sandbox_of_a_path_is_decoded() {
+        let endpoint = "/v1/sandboxes/{sandbox}/files/{*path}";
+        for (path, expected) in [
+            ("/v1/sandboxes/box/files/a/b", "box"),
+            ("/v1/sandboxes/%62o%78/files/a", "box"),
+            ("/v1/sandboxes/a%2Fb/files/a", "a/b"),
+            ("/v1/sandboxes/%FF/files/a", "\u{fffd}"),
+        ] {
+            assert_eq!(named_sandbox(endpoint, path).as_deref(), Some(expected), "{path}");
+        }
+        assert_eq!(named_sandbox("/v1/sandboxes", "/v1/sandboxes"), None);
+    }
 
     #[test]
     fn a_caller_arrives_with_its_proof_and_trace() {

@@ -35,7 +35,7 @@ use crate::store::{SnapshotRecord, Store, now};
 const PREFIX: &str = "sn";
 /// Snapshots of all tenants that are read or written at once.
 const MAX_TURNS: usize = 4;
-/// The time after which a quota of snapshots is looked at again.
+/// The time after which a quota of snapshots is checked again.
 const LATER: Duration = Duration::from_secs(1);
 
 /// A turn, which ends when this is dropped.
@@ -145,7 +145,7 @@ impl Snapshots {
         Ok(Arc::new(this))
     }
 
-    /// Adds what another process of this server has stored.
+    /// Adds what another process of this server has stored, and removes what it has deleted.
     ///
     /// # Errors
     /// - `Unavailable` if the database fails.
@@ -153,6 +153,11 @@ impl Snapshots {
         let _changes = self.changes.lock().await;
         let records = self.store.snapshots(&self.server).await?;
         let mut table = self.table.lock();
+        let stored: BTreeSet<_> = records.iter().map(|record| record.id.as_str()).collect();
+        let deleted: Vec<_> = table.all.keys().filter(|(_, id)| !stored.contains(id.as_str())).cloned().collect();
+        for (tenant, id) in deleted {
+            table.remove(&tenant, &id);
+        }
         for record in records {
             let key = (record.tenant.clone(), record.id.clone());
             if table.writing.contains(&record.id) || table.all.contains_key(&key) {
@@ -277,18 +282,8 @@ impl Snapshots {
         let record = self.find(tenant, id_or_name)?;
         let _changes = self.changes.lock().await;
         self.store.remove_snapshot(&record.id).await?;
-        {
-            let mut table = self.table.lock();
-            if table.all.remove(&(tenant.clone(), record.id.clone())).is_none() {
-                return Ok(());
-            }
-            if let Some(name) = &record.name {
-                table.names.remove(&(tenant.clone(), name.clone()));
-            }
-            if let Some(used) = table.used.get_mut(tenant) {
-                used.snapshots = used.snapshots.saturating_sub(1);
-                used.bytes = used.bytes.saturating_sub(record.bytes);
-            }
+        if !self.table.lock().remove(tenant, &record.id) {
+            return Ok(());
         }
         let path = self.directory.join(&record.id);
         blocking(move || std::fs::remove_file(path).map_err(failed)).await
@@ -345,6 +340,19 @@ impl Table {
             self.names.insert((record.tenant.clone(), name.clone()));
         }
         self.all.insert((record.tenant.clone(), record.id.clone()), record);
+    }
+
+    /// Removes a snapshot with its name and its use of the quota. Returns false if there is none.
+    fn remove(&mut self, tenant: &TenantId, id: &str) -> bool {
+        let Some(record) = self.all.remove(&(tenant.clone(), id.to_owned())) else { return false };
+        if let Some(name) = &record.name {
+            self.names.remove(&(tenant.clone(), name.clone()));
+        }
+        if let Some(used) = self.used.get_mut(tenant) {
+            used.snapshots = used.snapshots.saturating_sub(1);
+            used.bytes = used.bytes.saturating_sub(record.bytes);
+        }
+        true
     }
 }
 
@@ -423,6 +431,7 @@ impl NewSnapshot {
             limits: serde_json::to_string(limits).unwrap_or_default(),
             parent,
         });
+        let _changes = of.changes.lock().await;
         if let Err(error) = of.store.add_snapshot(&of.server, &record).await {
             // The next start of the server removes what is left.
             let _ = std::fs::remove_file(path);
@@ -440,4 +449,34 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
         Err(Error::new(ErrorKind::Internal, "snapshot", "the work ended early").with_source(error))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::admission::QueueBounds;
+    use crate::quota::{Capacity, Quota};
+
+    #[tokio::test]
+    async fn snapshots_of_another_process_are_listed_until_they_are_deleted() {
+        let (directory, store) = crate::store::tests::fresh().await;
+        let open = async || {
+            let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
+            let path = directory.path().join("snapshots");
+            Snapshots::open(path, "test".to_owned(), store.clone(), admission, 1 << 20, true).await.unwrap()
+        };
+        let (first, second, tenant) = (open().await, open().await, TenantId::default());
+        let new = first.begin(&tenant, Some("base".to_owned())).unwrap();
+        new.writer().write_all(b"state").unwrap();
+        let record = new.finish("simulated", &Limits::default(), None).await.unwrap();
+        second.refresh().await.unwrap();
+        assert_eq!(second.find(&tenant, "base").unwrap(), record);
+        assert_eq!(second.used(&tenant), Used { snapshots: 1, bytes: 5 });
+        second.delete(&tenant, "base").await.unwrap();
+        first.refresh().await.unwrap();
+        assert_eq!((first.used(&tenant), first.list(&tenant, None, 9)), (Used::default(), Vec::new()));
+        drop(first.begin(&tenant, Some("base".to_owned())).unwrap());
+    }
 }

@@ -50,7 +50,8 @@ pub fn lead_session() -> Result<u8> {
 
 /// Returns the command of this process with another stage.
 fn own_command(stage: u8) -> Command {
-    let program = std::env::current_exe().unwrap_or_else(|_| "cofferdam".into());
+    // An upgrade of the server starts what is at this path then.
+    let program = crate::program::path().unwrap_or_else(|_| "cofferdam".into());
     let mut command = Command::new(program);
     let mut words = std::env::args_os().skip(1).peekable();
     while let Some(word) = words.next() {

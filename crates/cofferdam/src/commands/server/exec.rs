@@ -23,10 +23,10 @@ use crate::style::Tone;
 use crate::terminal::one_line;
 use crate::tty::{self, RawTerminal};
 
-/// The time to connect again after a cut, for a terminal and for other output, and the pause before each attempt.
+/// The time to connect again after a cut, for a terminal and for other output, and the time between two attempts.
 const TERMINAL_CUT_TIMEOUT: Duration = Duration::from_secs(120);
 const CUT_TIMEOUT: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(300);
+const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 /// Ctrl-], which ends the client of a terminal and leaves the command running.
 const DETACH_KEY: u8 = 0x1d;
 
@@ -213,7 +213,7 @@ impl Session<'_> {
                 return Err(cut.with_remedy(self.command_to_attach(offset)));
             }
             tokio::select! {
-                () = tokio::time::sleep(PAUSE) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
                 _ = interrupts.next() => return Ok(Followed::Detached(offset)),
             }
         }

@@ -125,6 +125,8 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     });
     let status = status.await?;
     store.close().await;
+    // A successor settles what this process left when the last handle is dropped.
+    drop(control);
     Ok(status)
 }
 

@@ -37,8 +37,8 @@ pub fn reloading() {
     notify(&[NotifyState::Reloading, NotifyState::Status("starting the new version")]);
 }
 
-/// Reports that no other process takes over.
-pub fn kept() {
+/// Reports that this process continues to serve after a failed upgrade.
+pub fn upgrade_failed() {
     notify(&[NotifyState::Ready, NotifyState::Status("serving; the last upgrade failed")]);
 }
 

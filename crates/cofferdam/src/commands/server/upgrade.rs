@@ -13,6 +13,7 @@ use tokio::signal::unix::Signal;
 use tokio::task::JoinHandle;
 
 use super::systemd;
+use crate::program;
 use crate::report::{self, Form};
 use crate::style::Tone;
 
@@ -29,9 +30,9 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the program of this process. Its path is read before another version replaces the file.
+    /// Returns the program of this process. Its path is read before another version replaces the file or a symbolic link.
     pub fn own() -> Result<Self> {
-        let path = std::env::current_exe().map_err(|error| failed("cannot find the program's own file", error))?;
+        let path = program::path().map_err(|error| failed("cannot find the program's own file", error))?;
         let words = std::env::args_os().skip(1).filter(|word| word != SUCCESSOR).collect();
         Ok(Self { path, words, directory: std::env::current_dir().ok() })
     }
@@ -55,10 +56,10 @@ impl Program {
     pub async fn at_signals(&self, mut signals: Signal, control: &Control, has_private_socket: bool) {
         let mut upgrade: Option<JoinHandle<()>> = None;
         while signals.recv().await.is_some() {
-            if has_private_socket {
-                report::remark("only a server with --listen or --socket is upgraded; this one serves on", Tone::Bad);
-            } else if upgrade.as_ref().is_none_or(JoinHandle::is_finished) {
-                upgrade = Some(tokio::spawn(self.clone().take_over(control.clone())));
+            let is_upgrading = upgrade.as_ref().is_some_and(|upgrade| !upgrade.is_finished());
+            match refusal(control, has_private_socket, is_upgrading) {
+                Some(reason) => report::remark(reason, Tone::Bad),
+                None => upgrade = Some(tokio::spawn(self.clone().take_over(control.clone()))),
             }
         }
         std::future::pending().await
@@ -73,9 +74,9 @@ impl Program {
                 report::remark(&format!("process {id} serves; this one ends with its sandboxes"), Tone::Good);
             }
             Err(error) => {
-                systemd::kept();
+                systemd::upgrade_failed();
                 report::error(&error, Form::Text);
-                report::remark("the upgrade failed, and this process serves on", Tone::Bad);
+                report::remark("the upgrade failed, and this process continues to serve", Tone::Bad);
             }
         }
     }
@@ -91,6 +92,19 @@ impl Program {
             let _ = tokio::task::spawn_blocking(move || child.wait()).await;
         }
         done.map(|()| id)
+    }
+}
+
+/// Returns the reason why a signal starts no upgrade.
+fn refusal(control: &Control, has_private_socket: bool, is_upgrading: bool) -> Option<&'static str> {
+    if has_private_socket {
+        Some("only a server with --listen or --socket is upgraded; this one continues to serve")
+    } else if is_upgrading {
+        Some("an upgrade is in progress already; this signal starts no other one")
+    } else if control.is_closed() {
+        Some("cannot upgrade: this process was upgraded already; send the signal to the new process")
+    } else {
+        None
     }
 }
 
