@@ -25,9 +25,11 @@ use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
 use crate::layers::quota::{QuotaConcern, recover};
+use crate::layers::traces::TracesConcern;
 use crate::listen::{Connections, Listener};
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
+use crate::otlp::{Exporter, OtlpConfig};
 use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::recorder::Recorder;
@@ -35,6 +37,7 @@ use crate::report;
 use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
 use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
+use crate::tracer::Tracer;
 
 /// The time between two records that the sandboxes live.
 const SEEN: Duration = Duration::from_secs(5);
@@ -78,6 +81,8 @@ pub struct ServerConfig {
     pub code: CodeConfig,
     /// The domain below which `PORT-SANDBOX` leads to a port of a sandbox.
     pub port_domain: Option<String>,
+    /// The export of spans.
+    pub otlp: Option<OtlpConfig>,
 }
 
 /// A server that does not listen yet.
@@ -149,6 +154,7 @@ impl Server {
             audit,
             mut code,
             port_domain,
+            otlp,
         } = config;
         code.audit = None;
         let admission = Admission::new(quota, capacity, queue);
@@ -161,6 +167,8 @@ impl Server {
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
         let metrics = Arc::new(Metrics::default());
+        let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
+        let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
             let quota = QuotaConcern {
                 backend: backend.clone(),
@@ -172,7 +180,7 @@ impl Server {
                 label: usage_label.clone(),
             };
             let inner = Arc::clone(&served.backend);
-            served.backend = layered(inner, backend, quota, audit.clone(), &metrics);
+            served.backend = layered(inner, backend, quota, audit.clone(), &metrics, &tracer);
         }
         drop(recorder);
         let (files, server) = (bounds.snapshot, name.clone());
@@ -190,6 +198,7 @@ impl Server {
             store: Some(store.clone()),
             snapshots: Some(Arc::clone(&snapshots)),
             predecessor: predecessor.clone(),
+            tracer,
         };
         let app = App::new(bounds.clone(), policy, code, Arc::clone(&sandboxes), gate, services, kill.clone());
         let router = router(app);
@@ -260,6 +269,9 @@ impl Server {
         if tokio::time::timeout(FLUSH_TIME, recording).await.is_err() {
             report::warning("some usage could not be recorded");
         }
+        if let Some(exporter) = exporter {
+            exporter.stop().await;
+        }
         Ok(())
     }
 }
@@ -314,13 +326,14 @@ async fn drain(connections: [&Connections; 2], limit: Duration, kill: &Cancellat
     }
 }
 
-/// Puts the layers around a backend: quota, then audit, then metrics, then the backend.
+/// Puts the layers around a backend: traces, then quota, then audit, then metrics, then the backend.
 fn layered(
     inner: Arc<dyn Backend>,
     name: &str,
     quota: QuotaConcern,
     audit: Option<Log>,
     metrics: &Arc<Metrics>,
+    tracer: &Tracer,
 ) -> Arc<dyn Backend> {
     let level = inner.level();
     let concern = MetricsConcern { backend: name.to_owned(), metrics: Arc::clone(metrics) };
@@ -329,7 +342,8 @@ fn layered(
         let concern = AuditConcern { backend: name.to_owned(), level, log };
         backend = Arc::new(Around::new(backend, Arc::new(concern)));
     }
-    Arc::new(Around::new(backend, Arc::new(quota)))
+    let traces = TracesConcern { backend: name.to_owned(), tracer: tracer.clone() };
+    Arc::new(Around::new(Arc::new(Around::new(backend, Arc::new(quota))), Arc::new(traces)))
 }
 
 /// Reads changed quotas, records that the sandboxes live, and forgets old answers. Runs until it is dropped.
@@ -391,7 +405,7 @@ mod tests {
         let log = Log::open(config).unwrap();
         let inner = Arc::new(SimulatedBackend::default());
         let metrics = Arc::new(Metrics::default());
-        let backend = layered(Arc::clone(&inner) as _, "simulated", quota, Some(log), &metrics);
+        let backend = layered(Arc::clone(&inner) as _, "simulated", quota, Some(log), &metrics, &Tracer::default());
         let report = run(&Target::new(backend, SimulatedPrograms), &Options::default()).await;
         assert!(report.is_success(), "{report}");
         let passed = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();

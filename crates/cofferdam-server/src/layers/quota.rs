@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{Error, ExecRequest, Exit, Result, Sandbox, Spec, TenantId};
+use opentelemetry::Context;
+use opentelemetry::trace::TraceContextExt;
 use parking_lot::Mutex;
 
 use super::{Concern, WeakSandbox};
@@ -169,6 +171,7 @@ impl Concern for QuotaConcern {
         // A sandbox without a limit could use everything; it counts as the least of them.
         let memory_mib = spec.limits().memory.map_or(0, |memory| memory.as_bytes().div_ceil(1 << 20));
         let grant = self.admission.sandbox(spec.tenant(), Demand { memory_mib }).await?;
+        Context::current().span().add_event("admitted", Vec::new());
         let label = self.label.as_ref().and_then(|label| spec.labels().get(label)).cloned().unwrap_or_default();
         Ok(Held {
             tenant: spec.tenant().clone(),

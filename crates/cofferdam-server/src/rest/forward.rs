@@ -14,6 +14,8 @@ use axum::response::{IntoResponse, Response};
 use cofferdam_contract::{Error, ErrorKind, TenantId};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use opentelemetry::Context;
+use opentelemetry::trace::FutureExt as _;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,10 +76,8 @@ pub async fn forwarded(scope: Scope, mut request: Request, next: Next) -> Respon
         request.extensions_mut().insert(ByHost);
     }
     request.extensions_mut().insert(caller);
-    if let Some(trace) = trace {
-        request.extensions_mut().insert(trace);
-    }
-    next.run(request).await
+    let context = trace.as_ref().map_or_else(Context::new, TraceContext::of_request);
+    next.run(request).with_context(context).await
 }
 
 /// Returns the id or the name of the sandbox in the path of a request.
@@ -154,9 +154,10 @@ async fn pass(
     protocol.map(|protocol| head.headers.insert(UPGRADE, protocol));
     // The connection is no request any more, and is counted on its own.
     let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let stream = app.stream("forward", None);
     let (app, caller, stop) = (app.clone(), caller.clone(), app.stop_token());
     tokio::spawn(async move {
-        let _held = (place, driver);
+        let _held = (place, driver, stream);
         let joined = async {
             let (ours, theirs) = tokio::try_join!(ours, theirs).ok()?;
             let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));

@@ -38,6 +38,8 @@ use axum::response::{IntoResponse, Response};
 use cofferdam_audit::Log;
 use cofferdam_code::CodeConfig;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::FutureExt as _;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -74,6 +76,7 @@ use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
+use crate::tracer::{SANDBOX, Span, Tracer};
 use idempotency::Idempotency;
 use problem::Failure;
 use slots::{Slots, TenantSlot};
@@ -100,6 +103,8 @@ pub struct Services {
     pub snapshots: Option<Arc<Snapshots>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
+    /// Spans.
+    pub tracer: Tracer,
 }
 
 struct Shared {
@@ -178,6 +183,7 @@ impl App {
                 store: None,
                 snapshots: None,
                 predecessor: None,
+                tracer: Tracer::default(),
             },
             idempotency: Idempotency::default(),
             requests,
@@ -248,6 +254,11 @@ impl App {
         })
     }
 
+    /// Starts the span of a connection that is no request any more.
+    fn stream(&self, name: &'static str, sandbox: Option<&str>) -> Span {
+        self.services().tracer.start(name, sandbox.map(|id| KeyValue::new(SANDBOX, id.to_owned())))
+    }
+
     /// Waits until the key of a caller is no longer valid. Streams end then.
     async fn key_ended(&self, caller: &Caller) {
         let mut checks = tokio::time::interval(self.bounds().stall_time / 4);
@@ -270,7 +281,7 @@ impl App {
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::spawn(work.in_current_span()).await.unwrap_or_else(|error| {
+    tokio::spawn(work.with_current_context().in_current_span()).await.unwrap_or_else(|error| {
         Err(Error::new(ErrorKind::Internal, "answer", "the work ended early").with_source(error))
     })
 }

@@ -62,6 +62,10 @@ const ROWS: &[(&str, Row)] = &[
     ),
     ("cofferdam serve --detach", Row::Here),
     ("cofferdam serve st", Row::Here),
+    (
+        "cofferdam serve --listen 127.0.0.1:8080 --otlp",
+        Row::Tested("serves until it is ended", "spans_lead_from_the_client_to_the_guest"),
+    ),
     ("cofferdam serve", Row::Tested("serves until it is ended", "a_server_is_used_from_the_command_line")),
     (
         "cofferdam keys create --tenant acme && cofferdam serve",
