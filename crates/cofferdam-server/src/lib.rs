@@ -19,6 +19,7 @@
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
 //! - The place of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
+//! - The tasks that run now: `tasks.rs`.
 //! - State that outlives the server: `store/`, one file for each table.
 //! - Endpoints: `rest/`, one file each; their documents: `rest/views.rs`; errors: `rest/problem.rs`.
 //! - The client of the command line: `client/`. The web pages: `dashboard/`.
@@ -49,6 +50,7 @@ pub mod rest;
 mod server;
 mod snapshots;
 mod store;
+mod tasks;
 mod trace;
 mod tracer;
 

@@ -37,6 +37,7 @@ use crate::report;
 use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
 use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
+use crate::tasks::Tasks;
 use crate::tracer::Tracer;
 
 /// The time between two records that the sandboxes live.
@@ -166,7 +167,7 @@ impl Server {
         admission.set_quotas(load_quotas(&store).await?);
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
-        let metrics = Arc::new(Metrics::default());
+        let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
         let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
         let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
@@ -178,6 +179,7 @@ impl Server {
                 server: name.clone(),
                 instance: instance.clone(),
                 label: usage_label.clone(),
+                tasks: Arc::clone(&tasks),
             };
             let inner = Arc::clone(&served.backend);
             served.backend = layered(inner, backend, quota, audit.clone(), &metrics, &tracer);
@@ -199,6 +201,7 @@ impl Server {
             snapshots: Some(Arc::clone(&snapshots)),
             predecessor: predecessor.clone(),
             tracer,
+            tasks: Arc::clone(&tasks),
         };
         let app = App::new(bounds.clone(), policy, code, Arc::clone(&sandboxes), gate, services, kill.clone());
         let router = router(app);
@@ -214,16 +217,16 @@ impl Server {
                     admission: Arc::clone(&admission),
                     snapshots,
                 };
-                Some(tokio::spawn(followed.take_over().await?))
+                Some(tasks.spawn("follow the process before", followed.take_over().await?))
             }
             None => None,
         };
-        let expiry = tokio::spawn(Arc::clone(&sandboxes).close_expired(tick));
-        let serving = tokio::spawn(Arc::clone(&admission).serve_waiting());
+        let expiry = tasks.spawn("close expired sandboxes", Arc::clone(&sandboxes).close_expired(tick));
+        let serving = tasks.spawn("admit waiting creates", Arc::clone(&admission).serve_waiting());
         let lost = store.clone();
-        let upkeep = tokio::spawn(keep_up(store, admission, instance.clone()));
-        let tasks: Vec<_> =
-            listeners.into_iter().map(|listener| tokio::spawn(public.clone().accept(listener))).collect();
+        let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone()));
+        let accept = |listener: Listener| tasks.spawn("accept connections", public.clone().accept(listener));
+        let accepts: Vec<_> = listeners.into_iter().map(accept).collect();
         control.is_serving();
         let successor = next_successor(&mut orders, predecessor.as_deref(), &instance, offers.as_deref(), &stop).await;
         if let (Some(_), Some(offers)) = (&successor, &offers) {
@@ -231,7 +234,7 @@ impl Server {
             accepting.cancel();
             sandboxes.refuse_further();
         }
-        for task in tasks {
+        for task in accepts {
             // A panic there is printed by the runtime.
             let _ = task.await;
         }
@@ -342,7 +345,8 @@ fn layered(
         let concern = AuditConcern { backend: name.to_owned(), level, log };
         backend = Arc::new(Around::new(backend, Arc::new(concern)));
     }
-    let traces = TracesConcern { backend: name.to_owned(), tracer: tracer.clone() };
+    let tasks = Arc::clone(&quota.tasks);
+    let traces = TracesConcern { backend: name.to_owned(), tracer: tracer.clone(), tasks };
     Arc::new(Around::new(Arc::new(Around::new(backend, Arc::new(quota))), Arc::new(traces)))
 }
 
@@ -399,6 +403,7 @@ mod tests {
             server: "test".to_owned(),
             instance: "test-1".to_owned(),
             label: None,
+            tasks: Arc::default(),
         };
         let mut config = cofferdam_audit::Config::new(directory.path().join("audit"));
         config.sync = cofferdam_audit::Sync::Never;

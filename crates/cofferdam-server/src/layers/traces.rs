@@ -1,4 +1,4 @@
-//! Traces: a span for each create and exec. A traced program finds its span in `TRACEPARENT`.
+//! Traces: a span and a task for each exec, a span for each create. A traced program finds its span in `TRACEPARENT`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::Concern;
 use super::metrics::outcome_name;
 use crate::live::CREATED;
+use crate::tasks::{Task, TaskGuard, TaskKind, Tasks};
 use crate::trace::{VARIABLE, traceparent};
 use crate::tracer::{BACKEND, EXEC, EXIT_CODE, SANDBOX, Span, TENANT, Tracer};
 
@@ -35,6 +36,8 @@ pub struct TracesConcern {
     pub backend: String,
     /// The tracer of the server.
     pub tracer: Tracer,
+    /// The tasks of the server.
+    pub tasks: Arc<Tasks>,
 }
 
 /// The traces of one sandbox.
@@ -46,9 +49,10 @@ pub struct Held {
     create: Mutex<Option<Span>>,
 }
 
-/// The span of an exec.
+/// The span and the task of an exec.
 pub struct Exec {
     span: Span,
+    _task: TaskGuard,
 }
 
 impl TracesConcern {
@@ -84,11 +88,13 @@ impl Concern for TracesConcern {
         let (started, sandbox) = (STARTED.try_with(Arc::clone).ok(), held.sandbox.as_ref());
         let id = started.as_ref().map(|started| &started.id);
         let span = self.tracer.start("exec", self.attributes(&held.tenant, sandbox, id));
+        let task = Task::new(TaskKind::Exec, &self.backend, Some(&held.tenant));
+        let task = self.tasks.add(Task { sandbox: sandbox.cloned(), exec: id.cloned(), ..task });
         if let Some(started) = &started {
             // A second exec of the same request would be a program's own.
             let _ = started.span.set(span.ids());
         }
-        Ok(Exec { span })
+        Ok(Exec { span, _task: task })
     }
 
     fn traced(&self, exec: &Exec, request: ExecRequest) -> ExecRequest {

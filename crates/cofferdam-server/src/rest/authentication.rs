@@ -21,6 +21,7 @@ use crate::caller::{Caller, Scope};
 use crate::identity::Peer;
 use crate::layers::audit::blocking;
 use crate::report;
+use crate::tasks::{Task, TaskKind, TaskState};
 use crate::trace::TraceContext;
 use crate::tracer::{Span, method_name};
 
@@ -67,6 +68,8 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     let traced = app.services().tracer.request(client.as_ref(), method_name(&method), &endpoint, &caller.tenant);
     let (context, ids) = (traced.context(), traced.ids());
     let trace = ids.is_valid().then(|| TraceContext::with_span(client, &ids));
+    let task = Task::new(TaskKind::Request, format!("{} {endpoint}", method_name(&method)), Some(&caller.tenant));
+    let task = app.services().tasks.add(Task { trace: trace.as_ref().map(|trace| trace.trace.clone()), ..task });
     let tenant = caller.tenant.as_str().to_owned();
     let [trace_id, parent, id] = trace.as_ref().map_or(["", "", ""], |at| [&at.trace, &at.parent, &at.span]);
     let span = tracing::info_span!("request", %method, endpoint, tenant, key = caller.key, trace_id, parent, id);
@@ -88,7 +91,10 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     let answer = answer(&app, scope, caller, Request::from_parts(parts, body), next).with_context(context);
     let response = within(limit, answer.instrument(span)).await.unwrap_or_else(IntoResponse::into_response);
     match call.end(response.status().as_u16()).await {
-        Ok(()) => response,
+        Ok(()) => {
+            task.set(TaskState::Answering);
+            slots::hold(response, task)
+        }
         Err(error) => Failure::from(error).into_response(),
     }
 }

@@ -154,7 +154,7 @@ async fn pass(
     protocol.map(|protocol| head.headers.insert(UPGRADE, protocol));
     // The connection is no request any more, and is counted on its own.
     let place = (app.place()?, app.tenant_place(&caller.tenant)?);
-    let stream = app.stream("forward", None);
+    let stream = app.stream("forward", caller, None);
     let (app, caller, stop) = (app.clone(), caller.clone(), app.stop_token());
     tokio::spawn(async move {
         let _held = (place, driver, stream);

@@ -24,6 +24,7 @@ mod runs;
 mod sandboxes;
 mod slots;
 mod snapshots;
+mod tasks;
 mod upload;
 mod usage;
 pub mod views;
@@ -76,6 +77,7 @@ use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
+use crate::tasks::{Task, TaskGuard, TaskKind, Tasks};
 use crate::tracer::{SANDBOX, Span, Tracer};
 use idempotency::Idempotency;
 use problem::Failure;
@@ -105,6 +107,8 @@ pub struct Services {
     pub predecessor: Option<Arc<Predecessor>>,
     /// Spans.
     pub tracer: Tracer,
+    /// The tasks that run now.
+    pub tasks: Arc<Tasks>,
 }
 
 struct Shared {
@@ -184,6 +188,7 @@ impl App {
                 snapshots: None,
                 predecessor: None,
                 tracer: Tracer::default(),
+                tasks: Arc::default(),
             },
             idempotency: Idempotency::default(),
             requests,
@@ -254,9 +259,12 @@ impl App {
         })
     }
 
-    /// Starts the span of a connection that is no request any more.
-    fn stream(&self, name: &'static str, sandbox: Option<&str>) -> Span {
-        self.services().tracer.start(name, sandbox.map(|id| KeyValue::new(SANDBOX, id.to_owned())))
+    /// Starts the span and the task of a connection that is no request any more.
+    fn stream(&self, name: &'static str, caller: &Caller, sandbox: Option<&str>) -> (Span, TaskGuard) {
+        let Services { tracer, tasks, .. } = self.services();
+        let span = tracer.start(name, sandbox.map(|id| KeyValue::new(SANDBOX, id.to_owned())));
+        let task = Task::new(TaskKind::Stream, name, Some(&caller.tenant));
+        (span, tasks.add(Task { sandbox: sandbox.map(str::to_owned), ..task }))
     }
 
     /// Waits until the key of a caller is no longer valid. Streams end then.
@@ -377,6 +385,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
         .routes(quick(Scope::Admin, routes!(usage::remove_quota)))
         .routes(quick(Scope::Admin, routes!(usage::metrics)))
+        .routes(quick(Scope::Admin, routes!(tasks::list)))
 }
 
 /// The deadline of the beginning of an answer.

@@ -1,15 +1,15 @@
-//! Spans that the server exports.
+//! Spans that the server exports, and the tasks that run now.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cofferdam_server::client::{Client, Content, Event};
-use cofferdam_server::{OtlpConfig, Scope, ServerConfig};
+use cofferdam_server::{Capacity, OtlpConfig, Scope, ServerConfig};
 use cofferdam_simulated::Step;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::collector::{Behaviour, Collector, attributes, hex};
-use crate::support::{Method, Over, Running, bounds, create, exec, get, post, process, start, start_with, steps};
+use crate::support::{Method, Over, Running, bounds, create, exec, get, post, process, send, start, start_with, steps};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -29,6 +29,16 @@ async fn run(client: &Client) -> Option<String> {
     let result = post(client, "/v1/runs", json!({ "exec": exec })).await.unwrap();
     let text = result["stdout"]["text"].as_str().unwrap().to_owned();
     text.split('\0').find_map(|variable| variable.strip_prefix("TRACEPARENT=")).map(str::to_owned)
+}
+
+/// Waits until a condition holds.
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap_or_else(|_| panic!("{what}"));
 }
 
 /// Promise (Server): A request, its create and its exec are spans of the client's trace, and the program's parent is the
@@ -185,6 +195,61 @@ async fn spans_are_sent_again_and_flushed() {
     server.stop().await;
     assert_eq!(collector.named("exec").len(), 1);
     assert!(collector.requests.load(Ordering::SeqCst) >= 3);
+}
+
+async fn tasks(client: &Client, kind: &str) -> Vec<Value> {
+    let list = get(client, "/debug/tasks").await.unwrap();
+    let all = list["tasks"].as_array().unwrap().clone();
+    all.into_iter().filter(|task| task["kind"] == kind).collect()
+}
+
+/// Promise (Server): The operator sees a running exec, a waiting create and open connections, until they end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_are_listed_until_they_end() {
+    let full = Capacity { sandboxes: Some(1), ..Capacity::default() };
+    let server = start_with(Over::Socket, bounds(), |config| config.capacity = full).await;
+    let client = server.client().traced(&traceparent("01"));
+    let sandbox = create(&client, json!({ "name": "box" })).await;
+    let step = Step::Print { stream: cofferdam_contract::OutputStream::Stdout, text: "s3cret".to_owned() };
+    let started = exec(&client, "box", &steps(vec![step, Step::SleepForever])).await.unwrap();
+    let attached = client.attach("box", &started.id, 0).await.unwrap();
+    let (waiting, asking) = (server.client(), server.client());
+    let queued = tokio::spawn(async move { post(&waiting, "/v1/sandboxes", json!({ "name": "second" })).await });
+    until("the create waits", async || !tasks(&asking, "create").await.is_empty()).await;
+
+    let execs = tasks(&client, "exec").await;
+    assert_eq!(execs.len(), 1, "{execs:?}");
+    let exec = &execs[0];
+    assert_eq!((&exec["exec"], &exec["sandbox"]), (&json!(started.id), &json!(sandbox)));
+    assert_eq!(
+        (&exec["tenant"], &exec["trace"], &exec["state"]),
+        (&json!("default"), &json!(TRACE), &json!("running"))
+    );
+    assert!(exec["age"].as_f64().unwrap() >= 0.0);
+    assert_eq!(tasks(&client, "create").await[0]["state"], "queued");
+    assert_eq!(tasks(&client, "stream").await[0]["name"], "attach");
+    let requests = tasks(&client, "request").await;
+    let routes: Vec<_> = requests.iter().filter_map(|task| task["name"].as_str()).collect();
+    assert!(routes.contains(&"POST /v1/sandboxes") && routes.contains(&"GET /debug/tasks"), "{routes:?}");
+    assert!(!tasks(&client, "background").await.is_empty());
+    let response = client.send(Method::GET, "/debug/tasks?format=text", Content::None).await.unwrap();
+    let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    assert!(text.contains(&format!("exec={}", started.id)) && !text.contains("s3cret"), "{text}");
+    let one = get(&client, "/debug/tasks?limit=1").await.unwrap();
+    assert_eq!(one["tasks"].as_array().unwrap().len(), 1);
+    assert!(one["total"].as_u64().unwrap() > 4, "{one}");
+    let others = get(&client, "/debug/tasks?tenant=other").await.unwrap();
+    assert_eq!(others["total"], 0);
+    get(&client, "/debug/tasks?limit=0").await.unwrap_err();
+
+    drop(attached);
+    send(&client, Method::DELETE, "/v1/sandboxes/box", None).await.unwrap();
+    queued.await.unwrap().unwrap();
+    for kind in ["exec", "create", "stream"] {
+        until(kind, async || tasks(&client, kind).await.is_empty()).await;
+    }
+    server.stop().await;
 }
 
 /// Promise (Server): Without an exporter, a server that gets no trace starts none.

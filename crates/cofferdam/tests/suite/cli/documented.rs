@@ -111,6 +111,7 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --backend e2b", Row::Tested("needs a key of E2B", "e2b_backend_passes_the_conformance_suite")),
     ("cofferdam run --backend remote", Row::Tested("needs a server", "a_run_uses_a_server_as_its_backend")),
     ("cofferdam run --publish ", Row::Tested("serves until it is ended", "published_ports_lead_to_the_server")),
+    ("curl --unix-socket", Row::Tested("a client of a server", "tasks_are_listed_until_they_end")),
     ("curl ", Row::Tested("a client of a server in a sandbox", "published_ports_lead_to_the_server")),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
     ("cofferdam run --level wasm", Row::WithInterpreter),
