@@ -12,13 +12,14 @@
 //!
 //! - What tenants may ask for: `policy.rs`, which is pure. Bounds: `bounds.rs`.
 //! - Quotas, rates and fair sharing: `quota/`, which is pure; `admission.rs` is its lock, `recorder.rs` its durable side.
-//! - Layers around backends for quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
+//! - Layers around backends for traces, quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
 //! - Snapshots of all tenants, their files and quotas: `snapshots/`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
-//! - The place of a request in its client's trace: `trace.rs`.
+//! - The place of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
+//! - The tasks that run now: `tasks.rs`.
 //! - State that outlives the server: `store/`, one file for each table.
 //! - Endpoints: `rest/`, one file each; their documents: `rest/views.rs`; errors: `rest/problem.rs`.
 //! - The client of the command line: `client/`. The web pages: `dashboard/`.
@@ -38,6 +39,7 @@ mod layers;
 mod listen;
 mod live;
 mod metrics;
+mod otlp;
 mod policy;
 mod quota;
 mod recorder;
@@ -48,7 +50,9 @@ pub mod rest;
 mod server;
 mod snapshots;
 mod store;
+mod tasks;
 mod trace;
+mod tracer;
 
 pub use admission::QueueBounds;
 pub use bounds::Bounds;
@@ -57,6 +61,7 @@ pub use handover::{Control, Predecessor};
 pub use identity::keys::{self, Key, NewKey};
 pub use identity::{CertificateRules, Consent, Gate, Identities, Oidc, OidcConfig, Peer, check_listener};
 pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
+pub use otlp::OtlpConfig;
 pub use policy::{Policy, ServedBackend};
 pub use quota::{Capacity, Quota};
 pub use rest::document;

@@ -38,6 +38,11 @@ struct Request {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpanOutcome {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Denial {
     reason: &'static str,
 }
@@ -64,6 +69,7 @@ pub struct Metrics {
     requests: Family<Request, Counter>,
     request_time: Histogram,
     denials: Family<Denial, Counter>,
+    spans: Family<SpanOutcome, Counter>,
     waiting: Gauge<i64, AtomicI64>,
 }
 
@@ -87,6 +93,7 @@ impl Default for Metrics {
             requests: Family::default(),
             request_time: Histogram::new(TIMES),
             denials: Family::default(),
+            spans: Family::default(),
             waiting: Gauge::default(),
         };
         registry.register("creates", "Sandboxes that were asked for, by outcome", metrics.creates.clone());
@@ -99,6 +106,7 @@ impl Default for Metrics {
         registry.register("requests", "Requests that were answered", metrics.requests.clone());
         registry.register_with_unit("request", "Time until an answer begins", seconds, metrics.request_time.clone());
         registry.register("denials", "Requests that were refused, by reason", metrics.denials.clone());
+        registry.register("spans", "Spans that were recorded, by the outcome of their export", metrics.spans.clone());
         registry.register("waiting", "Requests that wait for room", metrics.waiting.clone());
         *metrics.registry.lock() = registry;
         metrics
@@ -138,6 +146,11 @@ impl Metrics {
     /// Counts a refusal.
     pub fn denied(&self, reason: &'static str) {
         self.denials.get_or_create(&Denial { reason }).inc();
+    }
+
+    /// Counts spans that were exported, failed or dropped.
+    pub fn spans(&self, outcome: &'static str, count: u64) {
+        self.spans.get_or_create(&SpanOutcome { outcome }).inc_by(count);
     }
 
     /// Returns the document, with the number of requests that wait now.

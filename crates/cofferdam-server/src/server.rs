@@ -25,9 +25,11 @@ use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
 use crate::layers::quota::{QuotaConcern, recover};
+use crate::layers::traces::TracesConcern;
 use crate::listen::{Connections, Listener};
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
+use crate::otlp::{Exporter, OtlpConfig};
 use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::recorder::Recorder;
@@ -35,6 +37,8 @@ use crate::report;
 use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
 use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
+use crate::tasks::Tasks;
+use crate::tracer::Tracer;
 
 /// The time between two records that the sandboxes live.
 const SEEN: Duration = Duration::from_secs(5);
@@ -80,6 +84,8 @@ pub struct ServerConfig {
     pub code: CodeConfig,
     /// The domain below which `PORT-SANDBOX` leads to a port of a sandbox.
     pub port_domain: Option<String>,
+    /// The export of spans.
+    pub otlp: Option<OtlpConfig>,
 }
 
 /// A server that does not listen yet.
@@ -151,6 +157,7 @@ impl Server {
             audit,
             mut code,
             port_domain,
+            otlp,
         } = config;
         code.audit = None;
         let admission = Admission::new(quota, capacity, queue);
@@ -162,7 +169,9 @@ impl Server {
         admission.set_quotas(load_quotas(&store).await?);
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
-        let metrics = Arc::new(Metrics::default());
+        let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
+        let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
+        let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
             let quota = QuotaConcern {
                 backend: backend.clone(),
@@ -172,9 +181,10 @@ impl Server {
                 server: name.clone(),
                 instance: instance.clone(),
                 label: usage_label.clone(),
+                tasks: Arc::clone(&tasks),
             };
             let inner = Arc::clone(&served.backend);
-            served.backend = layered(inner, backend, quota, audit.clone(), &metrics);
+            served.backend = layered(inner, backend, quota, audit.clone(), &metrics, &tracer);
         }
         drop(recorder);
         let (files, server) = (bounds.snapshot, name.clone());
@@ -192,6 +202,8 @@ impl Server {
             store: Some(store.clone()),
             snapshots: Some(Arc::clone(&snapshots)),
             predecessor: predecessor.clone(),
+            tracer,
+            tasks: Arc::clone(&tasks),
         };
         let app = App::new(bounds.clone(), policy, code, Arc::clone(&sandboxes), gate, services, kill.clone());
         let router = router(app);
@@ -203,16 +215,16 @@ impl Server {
             Some(predecessor) => {
                 let predecessor = Arc::clone(predecessor);
                 let followed = Followed { predecessor, server: name, shared: shared.clone() };
-                Some(tokio::spawn(followed.take_over().await?))
+                Some(tasks.spawn("follow the process before", followed.take_over().await?))
             }
             None => None,
         };
-        let expiry = tokio::spawn(Arc::clone(&sandboxes).close_expired(tick));
-        let serving = tokio::spawn(Arc::clone(&admission).serve_waiting());
+        let expiry = tasks.spawn("close expired sandboxes", Arc::clone(&sandboxes).close_expired(tick));
+        let serving = tasks.spawn("admit waiting creates", Arc::clone(&admission).serve_waiting());
         let lost = store.clone();
-        let upkeep = tokio::spawn(keep_up(store, admission, instance.clone()));
-        let tasks: Vec<_> =
-            listeners.into_iter().map(|listener| tokio::spawn(public.clone().accept(listener))).collect();
+        let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone()));
+        let accept = |listener: Listener| tasks.spawn("accept connections", public.clone().accept(listener));
+        let accepts: Vec<_> = listeners.into_iter().map(accept).collect();
         control.is_serving();
         let successor = next_successor(&mut orders, predecessor.as_deref(), &instance, offers.as_deref(), &stop).await;
         // Further orders are refused.
@@ -222,7 +234,7 @@ impl Server {
             accepting.cancel();
             sandboxes.refuse_further();
         }
-        for task in tasks {
+        for task in accepts {
             // A panic there is printed by the runtime.
             let _ = task.await;
         }
@@ -267,6 +279,9 @@ impl Server {
         };
         tokio::join!(stop_own, stop_predecessor);
         following.inspect(tokio::task::JoinHandle::abort);
+        if let Some(exporter) = exporter {
+            exporter.stop().await;
+        }
         Ok(())
     }
 }
@@ -321,13 +336,14 @@ async fn drain(connections: [&Connections; 2], limit: Duration, kill: &Cancellat
     }
 }
 
-/// Puts the layers around a backend: quota, then audit, then metrics, then the backend.
+/// Puts the layers around a backend: traces, then quota, then audit, then metrics, then the backend.
 fn layered(
     inner: Arc<dyn Backend>,
     name: &str,
     quota: QuotaConcern,
     audit: Option<Log>,
     metrics: &Arc<Metrics>,
+    tracer: &Tracer,
 ) -> Arc<dyn Backend> {
     let level = inner.level();
     let concern = MetricsConcern { backend: name.to_owned(), metrics: Arc::clone(metrics) };
@@ -336,7 +352,9 @@ fn layered(
         let concern = AuditConcern { backend: name.to_owned(), level, log };
         backend = Arc::new(Around::new(backend, Arc::new(concern)));
     }
-    Arc::new(Around::new(backend, Arc::new(quota)))
+    let tasks = Arc::clone(&quota.tasks);
+    let traces = TracesConcern { backend: name.to_owned(), tracer: tracer.clone(), tasks };
+    Arc::new(Around::new(Arc::new(Around::new(backend, Arc::new(quota))), Arc::new(traces)))
 }
 
 /// Reads changed quotas, records that the sandboxes live, and forgets old answers. Runs until it is dropped.
@@ -392,13 +410,14 @@ mod tests {
             server: "test".to_owned(),
             instance: "test-1".to_owned(),
             label: None,
+            tasks: Arc::default(),
         };
         let mut config = cofferdam_audit::Config::new(directory.path().join("audit"));
         config.sync = cofferdam_audit::Sync::Never;
         let log = Log::open(config).unwrap();
         let inner = Arc::new(SimulatedBackend::default());
         let metrics = Arc::new(Metrics::default());
-        let backend = layered(Arc::clone(&inner) as _, "simulated", quota, Some(log), &metrics);
+        let backend = layered(Arc::clone(&inner) as _, "simulated", quota, Some(log), &metrics, &Tracer::default());
         let report = run(&Target::new(backend, SimulatedPrograms), &Options::default()).await;
         assert!(report.is_success(), "{report}");
         let passed = report.cases.iter().filter(|case| case.outcome == Outcome::Passed).count();

@@ -3,6 +3,8 @@
 use axum::http::HeaderMap;
 use cofferdam_contract::Result;
 use cofferdam_util::hex;
+use opentelemetry::Context;
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::random;
@@ -18,7 +20,7 @@ const LENGTH: usize = 55;
 pub struct TraceContext {
     /// The trace.
     pub trace: String,
-    /// The client's span.
+    /// The client's span. Empty if the trace begins here.
     pub parent: String,
     /// The span of the request.
     pub span: String,
@@ -38,11 +40,38 @@ impl TraceContext {
         Ok(Some(Self { trace: trace.to_owned(), parent: parent.to_owned(), span, flags: flags.to_owned() }))
     }
 
-    /// Returns the value for the guest, whose spans are below that of the request.
-    pub fn for_guest(&self) -> String {
-        let Self { trace, span, flags, parent: _ } = self;
-        format!("00-{trace}-{span}-{flags}")
+    /// Returns the context of a request whose span has these ids.
+    pub fn with_span(client: Option<Self>, ids: &SpanContext) -> Self {
+        Self {
+            trace: ids.trace_id().to_string(),
+            parent: client.map(|client| client.parent).unwrap_or_default(),
+            span: ids.span_id().to_string(),
+            flags: format!("{:02x}", ids.trace_flags().to_u8()),
+        }
     }
+
+    /// Returns the context of spans below the client's.
+    pub fn of_client(&self) -> Context {
+        self.below(&self.parent)
+    }
+
+    /// Returns the context of spans below that of the request.
+    pub fn of_request(&self) -> Context {
+        self.below(&self.span)
+    }
+
+    fn below(&self, span: &str) -> Context {
+        // The ids were checked when they were read. One that is invalid nevertheless is no parent.
+        let trace = TraceId::from_hex(&self.trace).unwrap_or(TraceId::INVALID);
+        let span = SpanId::from_hex(span).unwrap_or(SpanId::INVALID);
+        let flags = TraceFlags::new(u8::from_str_radix(&self.flags, 16).unwrap_or(0));
+        Context::new().with_remote_span_context(SpanContext::new(trace, span, flags, true, TraceState::default()))
+    }
+}
+
+/// Returns the value of the header, and of the variable, for spans below the one with these ids.
+pub fn traceparent(ids: &SpanContext) -> String {
+    format!("00-{}-{}-{:02x}", ids.trace_id(), ids.span_id(), ids.trace_flags().to_u8())
 }
 
 /// Returns true for a value of the header.
@@ -80,7 +109,10 @@ mod tests {
         headers.append(HEADER, HeaderValue::from_static(VALID));
         let context = TraceContext::of(&headers).unwrap().unwrap();
         assert_ne!(context.span, context.parent);
-        assert_eq!(parse(&context.for_guest()), Some((&*context.trace, &*context.span, "01")));
+        let (below, expected) = (context.of_request(), Some((&*context.trace, &*context.span, "01")));
+        assert_eq!(parse(&traceparent(below.span().span_context())), expected);
+        assert_eq!(TraceContext::with_span(Some(context.clone()), below.span().span_context()), context);
+        assert_eq!(context.of_client().span().span_context().span_id().to_string(), context.parent);
         headers.append(HEADER, HeaderValue::from_static(VALID));
         assert_eq!(TraceContext::of(&headers).unwrap(), None, "two of them");
     }

@@ -67,9 +67,7 @@ impl Client {
         let mut request = url.into_client_request().map_err(|error| {
             Error::invalid("attach", "the sandbox or exec cannot be part of an address").with_source(error)
         })?;
-        if let Some(value) = &self.authorization {
-            request.headers_mut().insert(hyper::header::AUTHORIZATION, value.clone());
-        }
+        request.headers_mut().extend(self.own_headers());
         let stream = tokio::time::timeout(super::CONNECT_TIME, self.endpoint.connect());
         let stream = stream.await.map_err(|_| self.unreachable("the server did not answer in time"))??;
         let upgraded = tokio::time::timeout(super::CONNECT_TIME, tokio_tungstenite::client_async(request, stream));

@@ -130,9 +130,7 @@ impl Client {
         if let Some(kind) = kind {
             request = request.header(CONTENT_TYPE, kind);
         }
-        let own = [(AUTHORIZATION, &self.authorization), (HeaderName::from_static(trace::HEADER), &self.trace)];
-        let own = own.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
-        for (name, value) in headers.into_iter().chain(own) {
+        for (name, value) in headers.into_iter().chain(self.own_headers()) {
             request = request.header(name, value);
         }
         let malformed = |error| Error::invalid("send request", "the request is malformed").with_source(error);
@@ -215,6 +213,12 @@ impl Client {
     ) -> Result<Option<T>> {
         let bytes = read(self.send(method, path, content).await?).await?;
         if bytes.is_empty() { Ok(None) } else { parsed(&bytes).map(Some) }
+    }
+
+    /// Returns the headers of all requests: the key, and the place in a trace.
+    fn own_headers(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+        let own = [(AUTHORIZATION, &self.authorization), (HeaderName::from_static(trace::HEADER), &self.trace)];
+        own.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)))
     }
 
     /// Returns true if the server is reached by a Unix socket, and so is on this host.

@@ -42,6 +42,18 @@ impl Drop for Held {
     }
 }
 
+/// Returns the name of an exec's outcome, of which there are few.
+pub(super) fn outcome_name(outcome: &Result<Exit>) -> &'static str {
+    match outcome {
+        Err(error) => error.kind().as_str(),
+        Ok(exit) if exit.timed_out => "timeout",
+        Ok(exit) if exit.killed_by.is_some() => "limit",
+        Ok(exit) if exit.cancelled => "cancelled",
+        Ok(exit) if exit.success() => "ok",
+        Ok(_) => "failed",
+    }
+}
+
 #[async_trait]
 impl Concern for MetricsConcern {
     type Held = Held;
@@ -67,16 +79,8 @@ impl Concern for MetricsConcern {
     }
 
     async fn ended(&self, _: &Held, exec: Instant, outcome: &Result<Exit>) {
-        let name = match outcome {
-            Err(error) => error.kind().as_str(),
-            Ok(exit) if exit.timed_out => "timeout",
-            Ok(exit) if exit.killed_by.is_some() => "limit",
-            Ok(exit) if exit.cancelled => "cancelled",
-            Ok(exit) if exit.success() => "ok",
-            Ok(_) => "failed",
-        };
         let bytes = outcome.as_ref().map_or(0, |exit| exit.usage.output_bytes);
-        self.metrics.executed(&self.backend, name, exec.elapsed(), bytes);
+        self.metrics.executed(&self.backend, outcome_name(outcome), exec.elapsed(), bytes);
     }
 
     async fn closing(&self, _: &Held, _: &dyn Sandbox) {}

@@ -1,4 +1,4 @@
-//! Layers around a backend, each for one concern: quota, audit, metrics.
+//! Layers around a backend, each for one concern: traces, quota, audit, metrics.
 //!
 //! A [`Concern`] says what happens before and after each create, exec and close. [`Around`] puts it around a backend and
 //! around each of its sandboxes, and forwards everything else.
@@ -6,6 +6,7 @@
 pub mod audit;
 pub mod metrics;
 pub mod quota;
+pub mod traces;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -33,6 +34,11 @@ pub trait Concern: Send + Sync + fmt::Debug + 'static {
 
     /// Begins an exec. May refuse it.
     async fn starting(&self, held: &Self::Held, spec: &Spec, request: &ExecRequest) -> Result<Self::Exec>;
+
+    /// Returns the request of an exec that the inner backend gets.
+    fn traced(&self, _: &Self::Exec, request: ExecRequest) -> ExecRequest {
+        request
+    }
 
     /// Ends an exec, before its exit is reported.
     async fn ended(&self, held: &Self::Held, exec: Self::Exec, outcome: &Result<Exit>);
@@ -108,6 +114,7 @@ impl<C: Concern> SandboxLayer for Layer<C> {
     async fn start(&self, inner: &dyn Sandbox, request: ExecRequest) -> Result<ExecHandle> {
         request.validate()?;
         let exec = self.concern.starting(&self.held, inner.spec(), &request).await?;
+        let request = self.concern.traced(&exec, request);
         let span = tracing::info_span!("start", sandbox = inner.id().as_str());
         match inner.start(request).instrument(span).await {
             Ok(handle) => Ok(self.watch(handle, exec)),
@@ -159,6 +166,7 @@ impl<C: Concern> Backend for Around<C> {
         let held = Arc::new(self.concern.enter(&spec).await?);
         let layer = Layer { concern: Arc::clone(&self.concern), held };
         let exec = self.concern.starting(&layer.held, &spec, &request).await?;
+        let request = self.concern.traced(&exec, request);
         match self.inner.start_one(spec, request).await {
             Ok((inner, handle)) => {
                 // The concern measures the sandbox when the command ends, so it learns of the sandbox first.

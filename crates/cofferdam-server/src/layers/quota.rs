@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{Error, ExecRequest, Exit, Result, Sandbox, Spec, TenantId};
+use opentelemetry::Context;
+use opentelemetry::trace::TraceContextExt;
 use parking_lot::Mutex;
 
 use super::{Concern, WeakSandbox};
@@ -16,6 +18,7 @@ use crate::live::CREATED;
 use crate::quota::Demand;
 use crate::recorder::{Entry, Recorder};
 use crate::store::{SandboxRecord, Store, Usage, now};
+use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
 
 /// The quota of all sandboxes of a backend.
 pub struct QuotaConcern {
@@ -33,6 +36,8 @@ pub struct QuotaConcern {
     pub instance: String,
     /// The label whose value usage is counted by.
     pub label: Option<String>,
+    /// The tasks of the server.
+    pub tasks: Arc<Tasks>,
 }
 
 impl fmt::Debug for QuotaConcern {
@@ -49,6 +54,8 @@ pub struct Held {
     memory_mib: u64,
     /// The reservation, until the sandbox has ended.
     grant: Mutex<Option<Grant>>,
+    /// The task of the create, until it has ended.
+    create: Mutex<Option<TaskGuard>>,
     sandbox: OnceLock<WeakSandbox>,
     record: OnceLock<String>,
     settled: Mutex<Settled>,
@@ -168,7 +175,12 @@ impl Concern for QuotaConcern {
     async fn enter(&self, spec: &Spec) -> Result<Held> {
         // A sandbox without a limit could use everything; it counts as the least of them.
         let memory_mib = spec.limits().memory.map_or(0, |memory| memory.as_bytes().div_ceil(1 << 20));
+        let task = Task::new(TaskKind::Create, &self.backend, Some(spec.tenant()));
+        let sandbox = CREATED.try_with(|(id, _)| id.clone()).ok();
+        let create = self.tasks.add(Task { state: TaskState::Queued, sandbox, ..task });
         let grant = self.admission.sandbox(spec.tenant(), Demand { memory_mib }).await?;
+        create.set(TaskState::Running);
+        Context::current().span().add_event("admitted", Vec::new());
         let label = self.label.as_ref().and_then(|label| spec.labels().get(label)).cloned().unwrap_or_default();
         Ok(Held {
             tenant: spec.tenant().clone(),
@@ -176,6 +188,7 @@ impl Concern for QuotaConcern {
             recorder: self.recorder.clone(),
             memory_mib,
             grant: Mutex::new(Some(grant)),
+            create: Mutex::new(Some(create)),
             sandbox: OnceLock::new(),
             record: OnceLock::new(),
             settled: Mutex::new(Settled {
@@ -188,6 +201,7 @@ impl Concern for QuotaConcern {
     }
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
+        held.create.lock().take();
         let Ok(inner) = created else {
             held.grant.lock().take();
             return Ok(());
@@ -316,6 +330,7 @@ mod tests {
             server: "test".to_owned(),
             instance: "test-1".to_owned(),
             label: None,
+            tasks: Arc::default(),
         };
         let limits = Limits { cpus: Some(Cpus::from_millis(8000)), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().unwrap();

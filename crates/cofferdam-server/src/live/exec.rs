@@ -1,5 +1,6 @@
 //! A running or ended exec of a live sandbox, which any number of clients may follow.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cofferdam_contract::{
@@ -10,6 +11,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::Mutex;
 
 use super::rings::Ring;
+use crate::layers::traces::Started;
+use crate::tracer::Span;
 
 /// The most characters of a command in a list.
 const MAX_COMMAND: usize = 200;
@@ -30,14 +33,23 @@ pub struct LiveExec {
     handle: ExecHandle,
     stdin: Mutex<Option<StdinWriter>>,
     ring: Ring,
+    trace: Arc<Started>,
 }
 
 impl LiveExec {
-    pub(super) fn new(id: String, request: &ExecRequest, handle: ExecHandle, ring: Ring) -> Self {
+    pub(super) fn new(started: Arc<Started>, request: &ExecRequest, handle: ExecHandle, ring: Ring) -> Self {
         let stdin = Mutex::new(handle.stdin());
         let (has_terminal, has_stdin) = (request.terminal().is_some(), *request.stdin() == Stdin::Stream);
         let command = summary(request.command());
-        Self { id, command, started: SystemTime::now(), has_terminal, has_stdin, handle, stdin, ring }
+        let id = started.id.clone();
+        Self { id, command, started: SystemTime::now(), has_terminal, has_stdin, handle, stdin, ring, trace: started }
+    }
+
+    /// Links the span of a client that follows the exec to that of the exec.
+    pub fn link_to(&self, span: &Span) {
+        if let Some(own) = self.trace.span.get() {
+            span.link(own);
+        }
     }
 
     /// Subscribes to the output from a byte offset.

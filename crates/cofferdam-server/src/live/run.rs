@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_contract::{
     Backend, Completed, Error, ErrorKind, ExecRequest, Posture, Result, Spec, after_close, collect,
 };
+use opentelemetry::trace::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -32,7 +33,7 @@ impl Sandboxes {
         }
         let left = CancellationToken::new();
         let _leaves = left.clone().drop_guard();
-        let done = self.closing.spawn(run(backend, spec, request, left).in_current_span());
+        let done = self.closing.spawn(run(backend, spec, request, left).with_current_context().in_current_span());
         done.await.unwrap_or_else(|error| {
             Err(Error::new(ErrorKind::Internal, "run", "the run ended early").with_source(error))
         })

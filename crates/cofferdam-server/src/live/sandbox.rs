@@ -1,7 +1,7 @@
 //! A live sandbox: a backend's sandbox with an owner, a lease and its execs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use cofferdam_code::{CodeConfig, Executor, Sessions};
@@ -14,6 +14,7 @@ use super::lease::Lease;
 use super::rings::{Ring, Rings};
 use crate::bounds::Bounds;
 use crate::ids::new_id;
+use crate::layers::traces::{STARTED, Started};
 
 /// A live sandbox.
 #[derive(Debug)]
@@ -173,8 +174,9 @@ impl LiveSandbox {
         }
         let ring = self.ring(request.output_buffer().as_bytes(), bounds)?;
         let request = request.to_builder().output_buffer(ByteSize::from_bytes(ring.bytes())).build()?;
-        let handle = self.used().start(request.clone()).await?;
-        let exec = Arc::new(LiveExec::new(new_id("ex")?, &request, handle, ring));
+        let started = Arc::new(Started { id: new_id("ex")?, span: OnceLock::new() });
+        let handle = STARTED.scope(Arc::clone(&started), self.used().start(request.clone())).await?;
+        let exec = Arc::new(LiveExec::new(started, &request, handle, ring));
         let mut execs = self.execs.lock();
         execs.push(Arc::clone(&exec));
         let ended = execs.iter().filter(|exec| exec.try_exit().is_some()).count();

@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use cofferdam_audit::{ApiCall, Log, SandboxRecord, Text, Timestamp};
 use cofferdam_contract::{Error, ErrorKind};
+use opentelemetry::trace::FutureExt as _;
 use tracing::Instrument;
 
 use super::App;
@@ -20,7 +21,9 @@ use crate::caller::{Caller, Scope};
 use crate::identity::Peer;
 use crate::layers::audit::blocking;
 use crate::report;
+use crate::tasks::{Task, TaskKind, TaskState};
 use crate::trace::TraceContext;
+use crate::tracer::{Span, method_name};
 
 /// The status in the records of a call whose client left before its answer.
 const CLIENT_LEFT: u16 = 499;
@@ -36,7 +39,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         // It has recognised, counted and recorded the caller.
         let mut request = Request::from_parts(parts, body);
         let answer = match forward::forwarded_caller(scope, &mut request) {
-            Ok(caller) => within(limit, handle(&app, caller, request, next)).await,
+            Ok((caller, context)) => within(limit, handle(&app, caller, request, next).with_context(context)).await,
             Err(failure) => Err(failure),
         };
         return answer.unwrap_or_else(IntoResponse::into_response);
@@ -62,10 +65,15 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     };
     let method = parts.method.clone();
     let sandbox = forward::named_sandbox(&endpoint, parts.uri.path()).map(Text::new);
-    let trace = match TraceContext::of(&parts.headers) {
-        Ok(trace) => trace,
+    let client = match TraceContext::of(&parts.headers) {
+        Ok(client) => client,
         Err(error) => return Failure::from(error).into_response(),
     };
+    let traced = app.services().tracer.request(client.as_ref(), method_name(&method), &endpoint, &caller.tenant);
+    let (context, ids) = (traced.context(), traced.ids());
+    let trace = ids.is_valid().then(|| TraceContext::with_span(client, &ids));
+    let task = Task::new(TaskKind::Request, format!("{} {endpoint}", method_name(&method)), Some(&caller.tenant));
+    let task = app.services().tasks.add(Task { trace: trace.as_ref().map(|trace| trace.trace.clone()), ..task });
     let tenant = caller.tenant.as_str().to_owned();
     let [trace_id, parent, id] = trace.as_ref().map_or(["", "", ""], |at| [&at.trace, &at.parent, &at.span]);
     let span = tracing::info_span!("request", %method, endpoint, tenant, key = caller.key, trace_id, parent, id);
@@ -83,11 +91,14 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         status: CLIENT_LEFT,
         duration_us: 0,
     };
-    let call = Call { app: app.clone(), begun: Instant::now(), call: Some(call) };
-    let answer = answer(&app, scope, caller, Request::from_parts(parts, body), next);
+    let call = Call { app: app.clone(), begun: Instant::now(), call: Some(call), span: Some(traced) };
+    let answer = answer(&app, scope, caller, Request::from_parts(parts, body), next).with_context(context);
     let response = within(limit, answer.instrument(span)).await.unwrap_or_else(IntoResponse::into_response);
     match call.end(response.status().as_u16()).await {
-        Ok(()) => response,
+        Ok(()) => {
+            task.set(TaskState::Answering);
+            slots::hold(response, task)
+        }
         Err(error) => Failure::from(error).into_response(),
     }
 }
@@ -106,6 +117,7 @@ struct Call {
     app: App,
     begun: Instant,
     call: Option<ApiCall>,
+    span: Option<Span>,
 }
 
 impl Call {
@@ -114,6 +126,12 @@ impl Call {
         let mut call = self.call.take()?;
         let time = self.begun.elapsed();
         self.app.services().metrics.answered(call.method.as_str(), call.endpoint.as_str(), status, time);
+        if let Some(span) = self.span.take() {
+            match status {
+                CLIENT_LEFT => span.fail("cancelled"),
+                _ => span.answered(status),
+            }
+        }
         (call.status, call.duration_us) = (status, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         Some(call)
     }

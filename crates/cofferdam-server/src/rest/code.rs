@@ -16,6 +16,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cofferdam_code::{CodeRequest, CodeResult, CodeSession, OnOutput, Place};
 use cofferdam_contract::{Capabilities, Chunk, Error, ErrorKind};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,6 +29,7 @@ use super::views::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, R
 use super::{Answer, App};
 use crate::caller::Caller;
 use crate::live::LiveSandbox;
+use crate::tracer::{LANGUAGE, SANDBOX};
 
 /// The media type of streams of events.
 const EVENTS: &str = "text/event-stream";
@@ -165,7 +168,7 @@ impl Work {
         }
         let (sender, events) = mpsc::channel(QUEUE);
         let (begun, begin) = oneshot::channel();
-        tokio::spawn(self.stream(sender, begun));
+        tokio::spawn(self.stream(sender, begun).with_current_context());
         // Code may be silent for long, so keep-alives begin before its output.
         match tokio::time::timeout(KEEP_ALIVE, begin).await {
             Ok(Ok(Some(error))) => return Err(error.into()),
@@ -178,13 +181,24 @@ impl Work {
     async fn run(self, on_output: OnOutput<'_>) -> cofferdam_contract::Result<CodeResult> {
         let Self { app, live, request, by, .. } = self;
         let _use = live.keep();
-        match by {
-            By::Kernel(kernel) => kernel.call_live(request, on_output).await,
-            By::Sandbox(place) => {
-                let kernels = live.kernels(app.code())?;
-                kernels.executor().execute_live(&place, &**live.used(), request, on_output).await
+        let language = request.language.clone();
+        let span = app.services().tracer.start("code", [KeyValue::new(SANDBOX, live.id.clone())]);
+        let call = async {
+            match by {
+                By::Kernel(kernel) => kernel.call_live(request, on_output).await,
+                By::Sandbox(place) => {
+                    let kernels = live.kernels(app.code())?;
+                    kernels.executor().execute_live(&place, &**live.used(), request, on_output).await
+                }
             }
+        };
+        let result = call.with_context(span.context()).await;
+        match &result {
+            // Now it is known to be one of the server's languages.
+            Ok(_) => span.set(LANGUAGE, language),
+            Err(error) => span.fail(error.kind().as_str()),
         }
+        result
     }
 
     /// Runs the code, and sends its events. Ends it if the client is gone, or its key is no longer valid. Reports to

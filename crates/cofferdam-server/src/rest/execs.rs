@@ -17,7 +17,6 @@ use super::sandboxes::no_content;
 use super::views::{ExecList, ExecView, Signal, SignalExec, StartExec};
 use super::{Answer, App, detached};
 use crate::caller::Caller;
-use crate::trace::TraceContext;
 
 /// Start a command.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/execs", tag = "execs", request_body = StartExec,
@@ -28,12 +27,11 @@ use crate::trace::TraceContext;
 pub async fn start(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    trace: Option<Extension<TraceContext>>,
     Path(id): Path<String>,
     Json(request): Json<StartExec>,
 ) -> Answer {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    let request = app.policy().exec(request.into_traced(trace.as_deref())?, app.bounds())?;
+    let request = app.policy().exec(request.into_request()?, app.bounds())?;
     let exec = detached(async move { live.start(request, app.bounds()).await }).await?;
     Ok((StatusCode::CREATED, axum::Json(ExecView::of(&exec))).into_response())
 }

@@ -13,6 +13,8 @@ use axum::response::Response;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use opentelemetry::Context;
+use opentelemetry::trace::FutureExt as _;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -63,8 +65,8 @@ impl Passed {
     }
 }
 
-/// Takes the caller of a request of the process that took over.
-pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<Caller, Failure> {
+/// Takes the caller of a request of the process that took over, and the context of spans below that of the request.
+pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<(Caller, Context), Failure> {
     let passed = request.headers_mut().remove(CALLER).as_ref().and_then(Passed::read);
     let (caller, trace) = passed
         .filter(|(caller, _)| caller.may(scope))
@@ -72,10 +74,8 @@ pub fn forwarded_caller(scope: Scope, request: &mut Request) -> Result<Caller, F
     if request.headers_mut().remove(BY_HOST).is_some() {
         request.extensions_mut().insert(ByHost);
     }
-    if let Some(trace) = trace {
-        request.extensions_mut().insert(trace);
-    }
-    Ok(caller)
+    let context = trace.as_ref().map_or_else(Context::new, TraceContext::of_request);
+    Ok((caller, context))
 }
 
 /// Returns the id or the name of the sandbox in the path of a request. Invalid UTF-8 is replaced, as no sandbox has it.
@@ -152,9 +152,10 @@ async fn pass(
     protocol.map(|protocol| head.headers.insert(UPGRADE, protocol));
     // The connection is no request any more, and is counted on its own.
     let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let stream = app.stream("forward", caller, None);
     let (app, caller, stop) = (app.clone(), caller.clone(), app.stop_token());
     tokio::spawn(async move {
-        let _held = (place, driver);
+        let _held = (place, driver, stream);
         let joined = async {
             let (ours, theirs) = tokio::try_join!(ours, theirs).ok()?;
             let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));

@@ -25,6 +25,7 @@ mod runs;
 mod sandboxes;
 mod slots;
 mod snapshots;
+mod tasks;
 mod upload;
 mod usage;
 pub mod views;
@@ -39,6 +40,8 @@ use axum::response::{IntoResponse, Response};
 use cofferdam_audit::Log;
 use cofferdam_code::CodeConfig;
 use cofferdam_contract::{Error, ErrorKind, TenantId};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -78,6 +81,8 @@ use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
+use crate::tasks::{Task, TaskGuard, TaskKind, Tasks};
+use crate::tracer::{SANDBOX, Span, Tracer};
 use idempotency::Idempotency;
 use problem::Failure;
 use slots::{Slots, TenantSlot};
@@ -104,6 +109,10 @@ pub struct Services {
     pub snapshots: Option<Arc<Snapshots>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
+    /// Spans.
+    pub tracer: Tracer,
+    /// The tasks that run now.
+    pub tasks: Arc<Tasks>,
 }
 
 struct Shared {
@@ -184,6 +193,8 @@ impl App {
                 store: None,
                 snapshots: None,
                 predecessor: None,
+                tracer: Tracer::default(),
+                tasks: Arc::default(),
             },
             idempotency: Idempotency::default(),
             requests,
@@ -261,6 +272,14 @@ impl App {
         })
     }
 
+    /// Starts the span and the task of a connection that is no request any more.
+    fn stream(&self, name: &'static str, caller: &Caller, sandbox: Option<&str>) -> (Span, TaskGuard) {
+        let Services { tracer, tasks, .. } = self.services();
+        let span = tracer.start(name, sandbox.map(|id| KeyValue::new(SANDBOX, id.to_owned())));
+        let task = Task::new(TaskKind::Stream, name, Some(&caller.tenant));
+        (span, tasks.add(Task { sandbox: sandbox.map(str::to_owned), ..task }))
+    }
+
     /// Waits until the key of a caller is no longer valid. Streams end then.
     async fn key_ended(&self, caller: &Caller) {
         let mut checks = tokio::time::interval(self.bounds().stall_time / 4);
@@ -283,7 +302,7 @@ impl App {
 async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::spawn(work.in_current_span()).await.unwrap_or_else(|error| {
+    tokio::spawn(work.with_current_context().in_current_span()).await.unwrap_or_else(|error| {
         Err(Error::new(ErrorKind::Internal, "answer", "the work ended early").with_source(error))
     })
 }
@@ -383,6 +402,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
         .routes(quick(Scope::Admin, routes!(usage::remove_quota)))
         .routes(quick(Scope::Admin, routes!(usage::metrics)))
+        .routes(quick(Scope::Admin, routes!(tasks::list)))
 }
 
 /// The deadline of the beginning of an answer.

@@ -84,6 +84,7 @@ documented! {
     super::usage::QuotaList = "QuotaList",
     super::usage::QuotaState = "QuotaState",
     super::usage::UsageList = "UsageList",
+    super::tasks::TaskList = "TaskList",
     super::changes::ChangesForm = "ChangesForm",
     super::sandboxes::UnkeptChanges = "UnkeptChanges",
     Quota = "Quota",

@@ -153,9 +153,10 @@ impl Forward {
             (Some(ours), Some(theirs)) => {
                 // The connection is no request any more, and is counted on its own.
                 let place = (self.app.place()?, self.app.tenant_place(&self.caller.tenant)?);
+                let stream = self.app.stream("port", &self.caller, Some(&self.live.id));
                 let (app, caller, stop) = (self.app.clone(), self.caller, self.app.stop_token());
                 tokio::spawn(async move {
-                    let _held = (place, keep, driver);
+                    let _held = (place, keep, driver, stream);
                     let joined = async {
                         let (ours, theirs) = tokio::try_join!(ours, theirs).ok()?;
                         let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
@@ -434,10 +435,11 @@ pub async fn tunnel(
     let upgrade = upgrade.map_err(|error| Failure::bad_request(error.body_text()))?;
     let connection = connect(&**live.used(), port).await?;
     let place = (app.place()?, app.tenant_place(&caller.tenant)?);
+    let stream = app.stream("port", &caller, Some(&live.id));
     let (stop, keep) = (app.stop_token(), live.keep());
     let (most, ping) = (app.bounds().stdin, app.bounds().stall_time / 4);
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(move |socket| async move {
-        let _held = (place, keep);
+        let _held = (place, keep, stream);
         tokio::select! {
             () = relay(socket, connection, ping) => {}
             () = stop.cancelled() => {}

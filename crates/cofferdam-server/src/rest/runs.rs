@@ -9,7 +9,6 @@ use super::extract::Json;
 use super::problem::Failure;
 use super::views::{RunResult, StartRun};
 use crate::caller::Caller;
-use crate::trace::TraceContext;
 
 /// The most bytes of output of a run, which is held in memory.
 const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(8);
@@ -22,7 +21,6 @@ const MAX_OUTPUT: ByteSize = ByteSize::from_mebibytes(8);
 pub async fn run(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    trace: Option<Extension<TraceContext>>,
     Json(request): Json<StartRun>,
 ) -> Result<axum::Json<RunResult>, Failure> {
     let StartRun { sandbox, exec } = request;
@@ -39,7 +37,7 @@ pub async fn run(
     if sandbox.name.is_some() || sandbox.idle.is_some() || sandbox.life.is_some() {
         return Err(Error::invalid("run", "the sandbox of a run has no name, idle time or life time").into());
     }
-    let request = app.policy().exec(exec.into_traced(trace.as_deref())?, app.bounds())?;
+    let request = app.policy().exec(exec.into_request()?, app.bounds())?;
     if *request.stdin() == Stdin::Stream || request.terminal().is_some() {
         return Err(Error::invalid("run", "a run has neither a stream of input nor a terminal")
             .with_remedy("create a sandbox and start an exec in it")

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use cofferdam_contract::{Error, ErrorKind};
+use opentelemetry::trace::FutureExt as _;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -61,6 +62,7 @@ pub(super) async fn created(
                 let _ = app.sandboxes().delete(&live.tenant, &live.id, Unkept::Report).await;
             }
         }
+        .with_current_context()
         .in_current_span(),
     );
     let live = made.await.map_err(|_| Error::new(ErrorKind::Internal, "create", "the create ended early"))??;

@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::live::{LiveExec, LiveSandbox};
-use crate::trace::{TraceContext, VARIABLE};
 
 mod changes;
 mod code;
@@ -267,12 +266,6 @@ impl StartExec {
     /// # Errors
     /// - `InvalidInput` for a malformed request.
     pub fn into_request(self) -> Result<ExecRequest> {
-        self.into_traced(None)
-    }
-
-    /// Returns the contract's request like [`Self::into_request`]. Its program finds its place in a trace in
-    /// `TRACEPARENT`, unless the request says something else.
-    pub(crate) fn into_traced(self, trace: Option<&TraceContext>) -> Result<ExecRequest> {
         let Self { argv, shell, script, env, working_dir, stdin, terminal, timeout, max_output, output_buffer } = self;
         let command = match (argv, shell, script) {
             (Some(argv), None, None) => Command::Argv(argv),
@@ -288,9 +281,6 @@ impl StartExec {
                 Some(value) => builder.env(name, value),
                 None => builder.unset_env(name),
             };
-        }
-        if let Some(trace) = trace.filter(|_| env.iter().all(|(name, _)| name != VARIABLE)) {
-            builder = builder.env(VARIABLE, trace.for_guest());
         }
         if let Some(size) = terminal {
             builder = builder.terminal(size);

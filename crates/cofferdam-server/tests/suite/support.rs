@@ -117,6 +117,7 @@ pub async fn start_on(
         audit: Some(audit(directory.path())),
         code: cofferdam_code::CodeConfig::default(),
         port_domain: Some("ports.example".to_owned()),
+        otlp: None,
     };
     change(&mut config);
     let server = Server::new(config).unwrap();

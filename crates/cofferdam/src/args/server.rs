@@ -113,6 +113,15 @@ pub struct HttpArgs {
     #[arg(long, value_name = "KEY", help_heading = "Quotas")]
     pub usage_label: Option<String>,
 
+    /// Export traces to the OpenTelemetry collector at this URL by OTLP over HTTP [default: OTEL_EXPORTER_OTLP_ENDPOINT,
+    /// else none]
+    #[arg(long, value_name = "URL", help_heading = "Traces")]
+    pub otlp: Option<String>,
+
+    /// Record this part of the traces that begin here, from 0 to 1 [default: OTEL_TRACES_SAMPLER_ARG, else 1]
+    #[arg(long, value_name = "RATIO", help_heading = "Traces")]
+    pub trace_sample: Option<f64>,
+
     /// Examine the settings and this host, and end
     #[arg(long, conflicts_with = "detach")]
     pub check: bool,

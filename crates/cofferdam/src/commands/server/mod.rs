@@ -16,6 +16,7 @@ mod state;
 mod stats;
 pub mod stored;
 mod systemd;
+mod traces;
 mod trees;
 mod upgrade;
 mod watch;

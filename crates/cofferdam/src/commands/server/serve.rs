@@ -10,15 +10,15 @@ use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry
 use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
     Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, Identities, Listen, ListenTls, Listener,
-    Oidc, OidcConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig, SnapshotArchive,
-    Store, TlsFiles, WorkspaceArchive, check_listener,
+    Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig,
+    SnapshotArchive, Store, TlsFiles, WorkspaceArchive, check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::upgrade::{self, Program};
-use super::{open_in, state, systemd};
+use super::{open_in, state, systemd, traces};
 use crate::args::{ClientCertificatesUse, HttpArgs, ServeArgs};
 use crate::commands::review;
 use crate::commands::run::no_signals;
@@ -57,15 +57,15 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     for listener in &listeners {
         check_listener(&listener.listen()?, consent, &store, &identities).await?;
     }
-    let quota = quota(args)?;
+    let (quota, otlp) = (quota(args)?, traces::config(args)?);
     if args.check {
         return check(&plan.args, &plan.settings, &listens, &identities).await;
     }
     let claimed = if is_private { Some(plan.claim()?) } else { None };
     let _locked = state::lock(&directory, args.successor).await?;
     let prepared = plan.backend()?;
-    let server =
-        server(&plan, &prepared, store.clone(), directory.join("snapshots"), quota, identities)?.after(predecessor);
+    let snapshots = directory.join("snapshots");
+    let server = server(&plan, &prepared, store.clone(), snapshots, quota, identities, otlp)?.after(predecessor);
     let interrupts = Interrupts::listen().map_err(no_signals)?;
     let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
     for listen in &listens {
@@ -137,6 +137,7 @@ fn server(
     snapshots: PathBuf,
     quota: Quota,
     identities: Identities,
+    otlp: Option<OtlpConfig>,
 ) -> Result<Server> {
     let (args, settings) = (&plan.args.http, &plan.settings);
     let audit = plan.file.audit.as_ref().map(|audit| cofferdam_audit::Log::open(audit.log())).transpose();
@@ -166,6 +167,7 @@ fn server(
         audit,
         code: settings.code.clone(),
         port_domain: args.port_domain.clone(),
+        otlp,
     })
 }
 

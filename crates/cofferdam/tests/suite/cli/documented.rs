@@ -62,6 +62,10 @@ const ROWS: &[(&str, Row)] = &[
     ),
     ("cofferdam serve --detach", Row::Here),
     ("cofferdam serve st", Row::Here),
+    (
+        "cofferdam serve --listen 127.0.0.1:8080 --otlp",
+        Row::Tested("serves until it is ended", "spans_lead_from_the_client_to_the_guest"),
+    ),
     ("cofferdam serve", Row::Tested("serves until it is ended", "a_server_is_used_from_the_command_line")),
     (
         "cofferdam keys create --tenant acme && cofferdam serve",
@@ -107,6 +111,7 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam run --backend e2b", Row::Tested("needs a key of E2B", "e2b_backend_passes_the_conformance_suite")),
     ("cofferdam run --backend remote", Row::Tested("needs a server", "a_run_uses_a_server_as_its_backend")),
     ("cofferdam run --publish ", Row::Tested("serves until it is ended", "published_ports_lead_to_the_server")),
+    ("curl --unix-socket", Row::Tested("a client of a server", "tasks_are_listed_until_they_end")),
     ("curl ", Row::Tested("a client of a server in a sandbox", "published_ports_lead_to_the_server")),
     ("cofferdam run --level wasm -- prog.wasm", Row::Here),
     ("cofferdam run --level wasm", Row::WithInterpreter),
