@@ -49,6 +49,7 @@ mod server;
 mod snapshots;
 mod store;
 mod trace;
+mod turns;
 
 pub use admission::QueueBounds;
 pub use bounds::Bounds;
