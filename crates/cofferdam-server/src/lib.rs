@@ -15,7 +15,7 @@
 //! - Layers around backends for quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
-//! - Snapshots of all tenants, their files and quotas: `snapshots/`.
+//! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
 //! - The place of a request in its client's trace: `trace.rs`.
@@ -50,6 +50,7 @@ mod snapshots;
 mod store;
 mod trace;
 mod turns;
+mod volumes;
 
 pub use admission::QueueBounds;
 pub use bounds::Bounds;
@@ -64,3 +65,4 @@ pub use rest::document;
 pub use server::{Server, ServerConfig};
 pub use snapshots::{SnapshotArchive, WorkspaceArchive};
 pub use store::{Database, KeyRecord, Store, Usage, UsageRow};
+pub use volumes::VolumesConfig;

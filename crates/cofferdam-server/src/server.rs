@@ -35,6 +35,7 @@ use crate::report;
 use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
 use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
+use crate::volumes::{Volumes, VolumesConfig};
 
 /// The time between two records that the sandboxes live.
 const SEEN: Duration = Duration::from_secs(5);
@@ -62,6 +63,8 @@ pub struct ServerConfig {
     /// The directory in which the changes of copy-on-write workspaces are kept, private to the server's user. Without one,
     /// the policy must refuse such workspaces.
     pub changes: Option<std::path::PathBuf>,
+    /// The volumes of tenants.
+    pub volumes: VolumesConfig,
     /// The name of this server in a database that several servers share.
     pub name: String,
     /// The quota of tenants that have none of their own.
@@ -96,6 +99,7 @@ impl Server {
     ///
     /// # Errors
     /// - `InvalidInput` if the default backend is not one of the backends, or for a malformed quota.
+    /// - `Denied` if other users can change the directory of volumes.
     pub fn new(config: ServerConfig) -> Result<Self> {
         let Policy { backends, default_backend, .. } = &config.policy;
         if !backends.contains_key(default_backend) {
@@ -106,7 +110,7 @@ impl Server {
         }
         config.quota.check()?;
         let (control, orders) = Control::new();
-        let sandboxes = Arc::new(Sandboxes::new(config.changes.clone()));
+        let sandboxes = Arc::new(Sandboxes::new(config.changes.clone(), Volumes::open(config.volumes.clone())?));
         Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, control, orders })
     }
 
@@ -141,6 +145,7 @@ impl Server {
             store,
             snapshots,
             changes: _,
+            volumes: _,
             name,
             quota,
             capacity,

@@ -110,6 +110,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-contract",
             "cofferdam-linux",
             "cofferdam-util",
+            "cofferdam-volume",
         ],
         &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
     ),

@@ -27,6 +27,7 @@ mod snapshots;
 mod upload;
 mod usage;
 pub mod views;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -74,6 +75,7 @@ use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
+use crate::volumes::Volumes;
 use idempotency::Idempotency;
 use problem::Failure;
 use slots::{Slots, TenantSlot};
@@ -223,6 +225,11 @@ impl App {
         self.0.services.snapshots.as_ref().ok_or_else(|| missing().into())
     }
 
+    /// Returns the volumes of all tenants.
+    fn volumes(&self) -> Result<&Arc<Volumes>, Failure> {
+        Ok(self.sandboxes().volumes()?)
+    }
+
     /// Returns the process before this one, if it still has sandboxes.
     fn predecessor(&self) -> Option<&Arc<Predecessor>> {
         self.0.services.predecessor.as_ref().filter(|predecessor| !predecessor.is_gone())
@@ -331,6 +338,10 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::download)))
         .routes(slow(Scope::SnapshotsWrite, routes!(snapshots::upload)))
         .routes(quick(Scope::SnapshotsWrite, routes!(snapshots::delete)))
+        .routes(slow(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
+        .routes(quick(Scope::VolumesRead, routes!(volumes::list)))
+        .routes(quick(Scope::VolumesRead, routes!(volumes::get)))
+        .routes(slow(Scope::VolumesWrite, routes!(volumes::delete)))
         .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(execs::start))))
         .routes(quick(Scope::ExecsRead, routes!(execs::list)))
         .routes(quick(Scope::ExecsRead, routes!(execs::get)))

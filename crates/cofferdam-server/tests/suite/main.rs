@@ -22,3 +22,4 @@ mod runs;
 mod sandboxes;
 mod snapshots;
 mod support;
+mod volumes;

@@ -11,7 +11,7 @@ use cofferdam_server::client::{Client, Content};
 use cofferdam_server::rest::views::{ExecView, SandboxDetails, StartExec};
 use cofferdam_server::{
     Bounds, Capacity, Database, Gate, Identities, Listen, Listener, NewKey, Policy, QueueBounds, Quota, Scope,
-    ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, WorkspaceArchive, keys,
+    ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, keys,
 };
 use cofferdam_simulated::{Program, SimulatedBackend, Step};
 use serde_json::{Value, json};
@@ -109,6 +109,7 @@ pub async fn start_on(
         store: store.clone(),
         snapshots: directory.path().join("snapshots"),
         changes: Some(directory.path().join("changes")),
+        volumes: VolumesConfig { directory: directory.path().join("volumes"), before_use: || {} },
         name: "test".to_owned(),
         quota: Quota::default(),
         capacity: Capacity::default(),

@@ -1,6 +1,6 @@
 //! `cofferdam serve` in a build that serves HTTP.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
     Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, Identities, Listen, ListenTls, Listener,
     Oidc, OidcConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig, SnapshotArchive,
-    Store, TlsFiles, WorkspaceArchive, check_listener,
+    Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -64,8 +64,7 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     let claimed = if is_private { Some(plan.claim()?) } else { None };
     let _locked = state::lock(&directory, args.successor).await?;
     let prepared = plan.backend()?;
-    let server =
-        server(&plan, &prepared, store.clone(), directory.join("snapshots"), quota, identities)?.after(predecessor);
+    let server = server(&plan, &prepared, store.clone(), &directory, quota, identities)?.after(predecessor);
     let interrupts = Interrupts::listen().map_err(no_signals)?;
     let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
     for listen in &listens {
@@ -132,7 +131,7 @@ fn server(
     plan: &Plan,
     prepared: &Arc<PreparedBackend>,
     store: Store,
-    snapshots: PathBuf,
+    directory: &Path,
     quota: Quota,
     identities: Identities,
 ) -> Result<Server> {
@@ -154,7 +153,8 @@ fn server(
             identities,
         },
         store,
-        snapshots,
+        snapshots: directory.join("snapshots"),
+        volumes: VolumesConfig { directory: directory.join("volumes"), before_use: release_abandoned },
         changes: Some(review::store_directory()),
         name: args.state.server_name.clone().unwrap_or_else(host_name),
         quota,
@@ -165,6 +165,12 @@ fn server(
         code: settings.code.clone(),
         port_domain: args.port_domain.clone(),
     })
+}
+
+/// Detaches volumes that killed processes left mounted.
+fn release_abandoned() {
+    #[cfg(feature = "container")]
+    cofferdam::volumes::release_abandoned();
 }
 
 fn host_name() -> String {
