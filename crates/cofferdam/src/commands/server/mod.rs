@@ -17,6 +17,7 @@ pub mod stored;
 mod systemd;
 mod trees;
 mod upgrade;
+pub mod volumes;
 mod watch;
 
 use std::io::Read;
