@@ -123,7 +123,7 @@ impl Volumes {
     /// # Errors
     /// - `Io` if the directory cannot be read.
     pub async fn used(&self, tenant: &TenantId) -> Result<Used> {
-        self.in_store(tenant, |store| used_of(store)).await.map(Option::unwrap_or_default)
+        self.in_store(tenant, used_of).await.map(Option::unwrap_or_default)
     }
 
     /// Adds a tenant's volumes to the spec of a sandbox, and locks them. The caller keeps the result while the sandbox
