@@ -16,6 +16,7 @@
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
 //! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
+//! - Images of the host, which the program lists: `images.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
 //! - The place of a request in its client's trace: `trace.rs`.
@@ -34,6 +35,7 @@ mod dashboard;
 mod handover;
 mod identity;
 mod ids;
+mod images;
 mod layers;
 mod listen;
 mod live;
@@ -58,6 +60,7 @@ pub use caller::{Caller, Proof, Scope};
 pub use handover::{Control, Predecessor};
 pub use identity::keys::{self, Key, NewKey};
 pub use identity::{CertificateRules, Consent, Gate, Identities, Oidc, OidcConfig, Peer, check_listener};
+pub use images::{HostImage, HostImages};
 pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
 pub use policy::{Policy, ServedBackend};
 pub use quota::{Capacity, Quota};

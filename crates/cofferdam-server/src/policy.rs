@@ -110,10 +110,7 @@ impl Policy {
         }
         let volumes = mounted(caller, volumes, &*served.backend)?;
         if let Some(reference) = image {
-            if !self.images {
-                return Err(denied("this server does not let tenants choose an image")
-                    .with_remedy("the operator can start it with --allow-images"));
-            }
+            self.check_images()?;
             spec = spec.root(RootFs::Image { reference });
         }
         let text: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -148,6 +145,18 @@ impl Policy {
         let HostDirectory { path, id } = directory;
         let spec = id.into_iter().fold(spec, |spec, id| spec.directory(&path, id));
         Ok(spec.workspace(Workspace::CopyOnWrite { path }))
+    }
+
+    /// Checks that tenants may choose an image.
+    ///
+    /// # Errors
+    /// - `Denied` if they may not.
+    pub fn check_images(&self) -> Result<()> {
+        match self.images {
+            true => Ok(()),
+            false => Err(denied("this server does not let tenants choose an image")
+                .with_remedy("the operator can start it with --allow-images")),
+        }
     }
 
     /// Returns the size of a new volume in bytes, `None` for one without a limit.

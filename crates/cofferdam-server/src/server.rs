@@ -21,6 +21,7 @@ use crate::bounds::Bounds;
 use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Successor, keep_files, offers};
 use crate::identity::Gate;
 use crate::ids::new_id;
+use crate::images::HostImages;
 use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
@@ -63,6 +64,8 @@ pub struct ServerConfig {
     /// The directory in which the changes of copy-on-write workspaces are kept, private to the server's user. Without one,
     /// the policy must refuse such workspaces.
     pub changes: Option<std::path::PathBuf>,
+    /// The images of the host. `None` lists none.
+    pub images: Option<Arc<dyn HostImages>>,
     /// The volumes of tenants.
     pub volumes: VolumesConfig,
     /// The name of this server in a database that several servers share.
@@ -145,6 +148,7 @@ impl Server {
             store,
             snapshots,
             changes: _,
+            images,
             volumes: _,
             name,
             quota,
@@ -194,6 +198,7 @@ impl Server {
             audit,
             store: Some(store.clone()),
             snapshots: Some(Arc::clone(&snapshots)),
+            images,
             predecessor: predecessor.clone(),
         };
         let app = App::new(bounds.clone(), policy, code, Arc::clone(&sandboxes), gate, services, kill.clone());

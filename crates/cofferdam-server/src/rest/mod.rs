@@ -13,6 +13,7 @@ mod extract;
 mod files;
 mod forward;
 mod idempotency;
+mod images;
 mod meta;
 mod openapi;
 mod output;
@@ -69,6 +70,7 @@ use crate::caller::{Caller, Scope};
 use crate::dashboard;
 use crate::handover::Predecessor;
 use crate::identity::Gate;
+use crate::images::HostImages;
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
@@ -100,6 +102,8 @@ pub struct Services {
     pub store: Option<Store>,
     /// The snapshots of all tenants.
     pub snapshots: Option<Arc<Snapshots>>,
+    /// The images of the host.
+    pub images: Option<Arc<dyn HostImages>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
 }
@@ -179,6 +183,7 @@ impl App {
                 audit: None,
                 store: None,
                 snapshots: None,
+                images: None,
                 predecessor: None,
             },
             idempotency: Idempotency::default(),
@@ -322,6 +327,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(meta::version))
         .routes(routes!(meta::openapi))
         .routes(quick(Scope::SandboxesRead, routes!(meta::backends)))
+        .routes(quick(Scope::SandboxesRead, routes!(images::list)))
         .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::list)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::get)))

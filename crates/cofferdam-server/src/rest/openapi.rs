@@ -62,6 +62,7 @@ documented! {
     views::FileStat = "FileStat",
     views::ForkSandbox = "ForkSandbox",
     views::Health = "Health",
+    views::ImageList = "ImageList",
     views::KernelList = "KernelList",
     views::KernelView = "KernelView",
     views::OpenKernel = "OpenKernel",

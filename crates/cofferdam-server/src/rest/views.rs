@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::images::HostImage;
 use crate::live::{LiveExec, LiveSandbox};
 use crate::trace::{TraceContext, VARIABLE};
 
@@ -436,6 +437,13 @@ pub struct BackendView {
 pub struct BackendList {
     /// The backends.
     pub backends: Vec<BackendView>,
+}
+
+/// The images of the host.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ImageList {
+    /// The images.
+    pub images: Vec<HostImage>,
 }
 
 /// The state of the server.

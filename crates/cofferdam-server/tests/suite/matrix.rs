@@ -184,7 +184,11 @@ async fn every_endpoint_refuses_strangers() {
     let issuer = Issuer::start(place.path(), &[&key]).await;
     let listen = listen(place.path(), &authority, None, false);
     let identities = Identities { oidc: Some(issuer.known()), certificates: rules() };
-    let server = start_on(place, &listen, bounds(), |config| config.gate.identities = identities).await;
+    let server = start_on(place, &listen, bounds(), |config| {
+        config.gate.identities = identities;
+        config.policy.images = true;
+    })
+    .await;
     let world = World { server: &server, issuer: &issuer, key: &key, authority: &authority };
     let (owner, _) = server.keyed("owner", Scope::ALL).await;
     let sandbox = create(&owner, json!({ "name": "box" })).await;
@@ -196,7 +200,7 @@ async fn every_endpoint_refuses_strangers() {
     let by_name = Named { sandbox: "box", exec: &own, snapshot: "base", volume: "data" };
     let missing = Named { sandbox: "sb-none", exec: &own, snapshot: "sn-none", volume: "none" };
     let all = endpoints();
-    assert!(all.len() >= 42, "{}", all.len());
+    assert!(all.len() >= 43, "{}", all.len());
     let mut seen = BTreeSet::new();
     for endpoint in &all {
         let Some(scope) = endpoint.scope else {

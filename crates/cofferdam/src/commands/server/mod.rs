@@ -5,6 +5,8 @@ mod code;
 mod copy;
 mod diff;
 mod exec;
+#[cfg(feature = "images")]
+mod images;
 mod keys;
 mod live;
 #[cfg(feature = "vm")]

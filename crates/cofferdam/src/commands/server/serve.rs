@@ -9,9 +9,9 @@ use cofferdam::resident::Http;
 use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry};
 use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
-    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, Identities, Listen, ListenTls, Listener,
-    Oidc, OidcConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig, SnapshotArchive,
-    Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
+    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, HostImages, Identities, Listen, ListenTls,
+    Listener, Oidc, OidcConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig,
+    SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -154,6 +154,7 @@ fn server(
         },
         store,
         snapshots: directory.join("snapshots"),
+        images: images(settings),
         volumes: VolumesConfig { directory: directory.join("volumes"), before_use: release_abandoned },
         changes: Some(review::store_directory()),
         name: args.state.server_name.clone().unwrap_or_else(host_name),
@@ -165,6 +166,19 @@ fn server(
         code: settings.code.clone(),
         port_domain: args.port_domain.clone(),
     })
+}
+
+/// Returns the images of the host, in a build with an image store.
+fn images(settings: &Settings) -> Option<Arc<dyn HostImages>> {
+    #[cfg(feature = "images")]
+    {
+        Some(Arc::new(super::images::StoredImages::new(settings)))
+    }
+    #[cfg(not(feature = "images"))]
+    {
+        let _ = settings;
+        None
+    }
 }
 
 /// Detaches volumes that killed processes left mounted.
