@@ -21,6 +21,8 @@ pub struct Bounds {
     pub file: u64,
     /// Bytes of the file of a snapshot.
     pub snapshot: u64,
+    /// Bytes of a volume.
+    pub volume: ByteSize,
     /// Bytes of input in one request or message.
     pub stdin: usize,
     /// Bytes of output that an exec keeps for readers that come back.
@@ -68,6 +70,7 @@ impl Default for Bounds {
             json: 2 << 20,
             file: 1 << 30,
             snapshot: 64 << 30,
+            volume: ByteSize::from_mebibytes(64 << 10),
             stdin: 1 << 20,
             replay: ByteSize::from_mebibytes(1),
             replay_of_sandbox: ByteSize::from_mebibytes(16),

@@ -47,6 +47,10 @@ scopes! {
     SnapshotsRead = "snapshots:read",
     /// Take, upload and delete snapshots.
     SnapshotsWrite = "snapshots:write",
+    /// List volumes, and mount them read-only.
+    VolumesRead = "volumes:read",
+    /// Create and delete volumes, and mount them.
+    VolumesWrite = "volumes:write",
     /// Connect to ports of sandboxes.
     Ports = "ports",
     /// Run one command in a sandbox of its own.

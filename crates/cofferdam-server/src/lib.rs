@@ -15,7 +15,8 @@
 //! - Layers around backends for traces, quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
-//! - Snapshots of all tenants, their files and quotas: `snapshots/`.
+//! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
+//! - Images of the host, which the program lists: `images.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
 //! - The place of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
@@ -35,6 +36,7 @@ mod dashboard;
 mod handover;
 mod identity;
 mod ids;
+mod images;
 mod layers;
 mod listen;
 mod live;
@@ -53,6 +55,8 @@ mod store;
 mod tasks;
 mod trace;
 mod tracer;
+mod turns;
+mod volumes;
 
 pub use admission::QueueBounds;
 pub use bounds::Bounds;
@@ -60,6 +64,7 @@ pub use caller::{Caller, Proof, Scope};
 pub use handover::{Control, Predecessor};
 pub use identity::keys::{self, Key, NewKey};
 pub use identity::{CertificateRules, Consent, Gate, Identities, Oidc, OidcConfig, Peer, check_listener};
+pub use images::{HostImage, HostImages};
 pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
 pub use otlp::OtlpConfig;
 pub use policy::{Policy, ServedBackend};
@@ -68,3 +73,4 @@ pub use rest::document;
 pub use server::{Server, ServerConfig};
 pub use snapshots::{SnapshotArchive, WorkspaceArchive};
 pub use store::{Database, KeyRecord, Store, Usage, UsageRow};
+pub use volumes::VolumesConfig;

@@ -1,8 +1,9 @@
 //! The policy for tenants: turns a request for a sandbox into a spec, and refuses what only the operator
 //! may decide. Pure.
 //!
-//! A tenant names no file of the host (the server's own user may show a directory, copy-on-write), weakens no protection, sets no attribute of a backend, and reaches only public
-//! host names if the operator allows network policies at all.
+//! A tenant names no file of the host (the server's own user may show a directory, copy-on-write), mounts only its own
+//! volumes, weakens no protection, sets no attribute of a backend, and reaches only public host names if the operator
+//! allows network policies at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,19 +12,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cofferdam_contract::{
-    Access, Backend, Capabilities, Capability, Error, ErrorKind, ExecRequest, Limits, NetworkPolicy, NetworkRules,
-    Protection, Result, RootFs, Spec, SpecBuilder, Workspace,
+    Access, Backend, ByteSize, Capabilities, Capability, Error, ErrorKind, ExecRequest, Limits, MAX_MOUNTS,
+    NetworkPolicy, NetworkRules, Protection, Result, RootFs, Spec, SpecBuilder, Workspace,
 };
+use cofferdam_volume::sandbox::VolumeMount;
 use serde_json::Value;
 
 use crate::bounds::Bounds;
-use crate::caller::Caller;
+use crate::caller::{Caller, Scope};
 use crate::live::NewSandbox;
-use crate::rest::views::{CreateSandbox, HostDirectory};
+use crate::rest::views::{CreateSandbox, CreateVolume, HostDirectory, MountVolume};
 use crate::snapshots::SnapshotArchive;
 
 /// The most bytes of all labels of a sandbox, of which lists have many.
 const MAX_LABELS: usize = 16 << 10;
+/// The size of a volume whose creator sets none.
+const DEFAULT_VOLUME: ByteSize = ByteSize::from_mebibytes(1024);
 
 /// A backend with the attributes of its sandboxes.
 #[derive(Debug, Clone)]
@@ -84,6 +88,7 @@ impl Policy {
             idle,
             life,
             snapshot,
+            volumes,
         } = request;
         let served = self.select(backend.as_deref(), level)?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -99,11 +104,13 @@ impl Policy {
             }
             spec = self.over(caller, directory, spec)?;
         }
+        if snapshot.is_some() && !volumes.is_empty() {
+            let message = "a sandbox from a snapshot has no volumes: their files have changed since";
+            return Err(Error::invalid("create", message).with_remedy("leave snapshot or volumes out"));
+        }
+        let volumes = mounted(caller, volumes, &*served.backend)?;
         if let Some(reference) = image {
-            if !self.images {
-                return Err(denied("this server does not let tenants choose an image")
-                    .with_remedy("the operator can start it with --allow-images"));
-            }
+            self.check_images()?;
             spec = spec.root(RootFs::Image { reference });
         }
         let text: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -122,7 +129,7 @@ impl Policy {
         let (life, idle) = times(life, idle, bounds)?;
         Ok((
             Arc::clone(&served.backend),
-            NewSandbox { spec: spec.build()?, name, life, idle, snapshot: None, parent: None },
+            NewSandbox { spec: spec.build()?, name, life, idle, snapshot: None, parent: None, volumes },
         ))
     }
 
@@ -138,6 +145,37 @@ impl Policy {
         let HostDirectory { path, id } = directory;
         let spec = id.into_iter().fold(spec, |spec, id| spec.directory(&path, id));
         Ok(spec.workspace(Workspace::CopyOnWrite { path }))
+    }
+
+    /// Checks that tenants may choose an image.
+    ///
+    /// # Errors
+    /// - `Denied` if they may not.
+    pub fn check_images(&self) -> Result<()> {
+        match self.images {
+            true => Ok(()),
+            false => Err(denied("this server does not let tenants choose an image")
+                .with_remedy("the operator can start it with --allow-images")),
+        }
+    }
+
+    /// Returns the size of a new volume in bytes, `None` for one without a limit.
+    ///
+    /// # Errors
+    /// - `Denied` for a size beyond the server's bound, and for a volume without a limit of another caller than the
+    ///   server's own user.
+    pub fn volume(&self, caller: &Caller, request: &CreateVolume, bounds: &Bounds) -> Result<Option<u64>> {
+        let CreateVolume { name: _, size, unlimited } = request;
+        match (size, unlimited) {
+            (Some(_), true) => Err(Error::invalid("volume", "a volume without a limit has no size")),
+            (None, true) if caller.is_operator => Ok(None),
+            (None, true) => Err(denied("a volume without a limit is for the server's own user, on its socket")
+                .with_remedy("give the volume a size")),
+            (Some(size), false) if *size > bounds.volume => {
+                Err(denied(format!("the size of a volume is at most {} on this server", bounds.volume)))
+            }
+            (size, false) => Ok(Some(size.unwrap_or(DEFAULT_VOLUME).as_bytes())),
+        }
     }
 
     /// Returns the features of a backend that a caller can use.
@@ -257,6 +295,28 @@ impl Policy {
         let replay = request.output_buffer().min(bounds.replay);
         request.to_builder().output_buffer(replay).build()
     }
+}
+
+/// Returns the mounts of a tenant's volumes.
+fn mounted(caller: &Caller, volumes: Vec<MountVolume>, backend: &dyn Backend) -> Result<Vec<VolumeMount>> {
+    if volumes.is_empty() {
+        return Ok(Vec::new());
+    }
+    if volumes.len() > MAX_MOUNTS {
+        return Err(Error::invalid("create", format!("a sandbox may have at most {MAX_MOUNTS} volumes")));
+    }
+    let capabilities = backend.capabilities();
+    if ![Capability::Mounts, Capability::DiskMounts].iter().any(|it| capabilities.contains(it)) {
+        let message = format!("the backend '{}' mounts no volumes", backend.name());
+        return Err(
+            Error::unsupported("create", message).with_remedy("use a backend of level process, container or vm")
+        );
+    }
+    let needs = |volume: &MountVolume| if volume.read_only { Scope::VolumesRead } else { Scope::VolumesWrite };
+    if let Some(scope) = volumes.iter().map(needs).find(|scope| !caller.may(*scope)) {
+        return Err(denied(format!("the key lacks the scope {scope}")));
+    }
+    volumes.into_iter().map(MountVolume::into_mount).collect()
 }
 
 /// Returns true for an address, such as `127.0.0.1:80` or `[::1]`, and for what resolvers may take as one.

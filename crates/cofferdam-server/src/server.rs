@@ -21,6 +21,7 @@ use crate::bounds::Bounds;
 use crate::handover::{Control, Followed, Offer, Order, Predecessor, Ready, Shared, Successor, keep_files, offers};
 use crate::identity::Gate;
 use crate::ids::new_id;
+use crate::images::HostImages;
 use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
@@ -39,6 +40,7 @@ use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
 use crate::tasks::Tasks;
 use crate::tracer::Tracer;
+use crate::volumes::{Volumes, VolumesConfig};
 
 /// The time between two records that the sandboxes live.
 const SEEN: Duration = Duration::from_secs(5);
@@ -68,6 +70,10 @@ pub struct ServerConfig {
     /// The directory in which the changes of copy-on-write workspaces are kept, private to the server's user. Without one,
     /// the policy must refuse such workspaces.
     pub changes: Option<std::path::PathBuf>,
+    /// The images of the host. `None` lists none.
+    pub images: Option<Arc<dyn HostImages>>,
+    /// The volumes of tenants.
+    pub volumes: VolumesConfig,
     /// The name of this server in a database that several servers share.
     pub name: String,
     /// The quota of tenants that have none of their own.
@@ -104,6 +110,7 @@ impl Server {
     ///
     /// # Errors
     /// - `InvalidInput` if the default backend is not one of the backends, or for a malformed quota.
+    /// - `Denied` if other users can change the directory of volumes.
     pub fn new(config: ServerConfig) -> Result<Self> {
         let Policy { backends, default_backend, .. } = &config.policy;
         if !backends.contains_key(default_backend) {
@@ -114,7 +121,7 @@ impl Server {
         }
         config.quota.check()?;
         let (control, orders) = Control::new();
-        let sandboxes = Arc::new(Sandboxes::new(config.changes.clone()));
+        let sandboxes = Arc::new(Sandboxes::new(config.changes.clone(), Volumes::open(config.volumes.clone())?));
         Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, control, orders })
     }
 
@@ -149,6 +156,8 @@ impl Server {
             store,
             snapshots,
             changes: _,
+            images,
+            volumes: _,
             name,
             quota,
             capacity,
@@ -201,6 +210,7 @@ impl Server {
             audit,
             store: Some(store.clone()),
             snapshots: Some(Arc::clone(&snapshots)),
+            images,
             predecessor: predecessor.clone(),
             tracer,
             tasks: Arc::clone(&tasks),

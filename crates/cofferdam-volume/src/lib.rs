@@ -26,6 +26,7 @@
 //! - Export: `export.rs`, with the sources `disk.rs` and `directory.rs`. Import: `import.rs`, `unpack.rs`.
 //! - The hostile file system as a trusted one: `rebuild.rs`.
 //! - Removal of any tree: `remove.rs`.
+//! - Volumes as mounts of sandboxes: `sandbox.rs`.
 #![forbid(unsafe_code)]
 
 mod bounds;
@@ -43,6 +44,8 @@ mod pending;
 mod rebuild;
 mod record;
 mod remove;
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
 mod store;
 mod unpack;
 mod usage;

@@ -124,6 +124,16 @@ impl Store {
         Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
     }
 
+    /// Returns the sizes of all volumes, in the order of names, `None` for those without a limit and damaged ones.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn sizes(&self) -> Result<Vec<Option<u64>>> {
+        let size = |name: Name| self.find(&name).ok().and_then(|found| found.record.size);
+        Ok(self.names()?.into_iter().map(size).collect())
+    }
+
     /// Returns the properties of all volumes, in the order of names, each with the error if it is damaged.
     ///
     /// # Errors

@@ -78,6 +78,8 @@ pub use snapshot::{InspectArgs, RestoreArgs, SaveArgs};
 pub use snapshots::StoredCommand;
 #[cfg(any(feature = "server", feature = "vm"))]
 pub use snapshots::{SnapshotArgs, SnapshotCommand};
+#[cfg(feature = "server")]
+pub use volume::VolumeServerArgs;
 pub use volume::{
     CreateVolumeArgs, ExportVolumeArgs, ImportVolumeArgs, InspectVolumeArgs, ListVolumesArgs, RemoveVolumesArgs,
     VolumeArgs, VolumeCommand,

@@ -26,7 +26,7 @@ const LAYERS: &[Layer] = &[
     layer("cofferdam-archive", &["cofferdam-util"], &[]),
     layer("cofferdam-audit", &["cofferdam-linux", "cofferdam-util"], &[]),
     layer("cofferdam-changes", &["cofferdam-contract", "cofferdam-linux", "cofferdam-util"], &[]),
-    layer("cofferdam-volume", &["cofferdam-linux", "cofferdam-tree", "cofferdam-util"], &[]),
+    layer("cofferdam-volume", &["cofferdam-contract", "cofferdam-linux", "cofferdam-tree", "cofferdam-util"], &[]),
     layer("cofferdam-conformance", &["cofferdam-contract"], &["cofferdam-simulated"]),
     layer("cofferdam-egress", &["cofferdam-contract"], &[]),
     layer(
@@ -110,6 +110,7 @@ const LAYERS: &[Layer] = &[
             "cofferdam-contract",
             "cofferdam-linux",
             "cofferdam-util",
+            "cofferdam-volume",
         ],
         &["cofferdam-conformance", "cofferdam-process", "cofferdam-simulated"],
     ),

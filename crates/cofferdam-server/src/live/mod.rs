@@ -10,6 +10,7 @@ mod lease;
 mod rings;
 mod run;
 mod sandbox;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cofferdam_changes::sandbox::KeptChanges;
-use cofferdam_contract::{Backend, Error, ErrorKind, Level, Result, Sandbox, Snapshot, Spec, TenantId};
+use cofferdam_contract::{Backend, Error, ErrorKind, Result, Sandbox, Snapshot, Spec, TenantId};
+use cofferdam_volume::sandbox::VolumeMount;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -28,7 +30,8 @@ pub use exec::LiveExec;
 pub use sandbox::{LiveSandbox, Use};
 
 use crate::ids::new_id;
-use sandbox::Identity;
+use crate::volumes::Volumes;
+use sandbox::{Identity, Origin};
 
 /// The most bytes of a sandbox's name.
 const MAX_NAME: usize = 64;
@@ -55,6 +58,8 @@ pub struct NewSandbox {
     pub snapshot: Option<Snapshot>,
     /// The id of that snapshot.
     pub parent: Option<String>,
+    /// The volumes of the tenant that it has.
+    pub volumes: Vec<VolumeMount>,
 }
 
 /// The settings of a copy of a sandbox.
@@ -73,6 +78,7 @@ pub struct NewFork {
 pub struct Sandboxes {
     /// The store of the changes of sandboxes that end.
     changes: Option<PathBuf>,
+    volumes: Option<Arc<Volumes>>,
     table: Mutex<Table>,
     closing: TaskTracker,
     /// True if no create begins any more.
@@ -90,8 +96,17 @@ struct Table {
 
 impl Sandboxes {
     /// Creates an empty table. `changes` is the directory in which changes of copy-on-write workspaces are kept.
-    pub fn new(changes: Option<PathBuf>) -> Self {
-        Self { changes, ..Self::default() }
+    pub fn new(changes: Option<PathBuf>, volumes: Arc<Volumes>) -> Self {
+        Self { changes, volumes: Some(volumes), ..Self::default() }
+    }
+
+    /// Returns the volumes of all tenants.
+    ///
+    /// # Errors
+    /// - `Unavailable` if the server has none.
+    pub fn volumes(&self) -> Result<&Arc<Volumes>> {
+        let missing = || Error::new(ErrorKind::Unavailable, "volume", "the server has no volumes");
+        self.volumes.as_ref().ok_or_else(missing)
     }
 
     /// Creates a sandbox.
@@ -101,12 +116,13 @@ impl Sandboxes {
     /// - `Unavailable` if the server stops.
     /// - The errors of [`Backend::create`].
     pub async fn create(self: &Arc<Self>, backend: &Arc<dyn Backend>, new: NewSandbox) -> Result<Arc<LiveSandbox>> {
-        let NewSandbox { spec, name, life, idle, snapshot, parent } = new;
-        let (tenant, from) = (spec.tenant().clone(), (backend.name().to_owned(), backend.level(), parent));
+        let NewSandbox { spec, name, life, idle, snapshot, parent, volumes } = new;
+        let (tenant, level) = (spec.tenant().clone(), backend.level());
+        let from = Origin { backend: backend.name().to_owned(), level, parent, volumes: volumes.clone() };
         let made = async {
             match snapshot {
                 Some(snapshot) => backend.restore(snapshot, spec).await,
-                None => backend.create(spec).await,
+                None => self.with_volumes(spec, volumes, level, async |spec| backend.create(spec).await).await,
             }
         };
         self.add(tenant, from, NewFork { name, life, idle }, made).await
@@ -120,14 +136,15 @@ impl Sandboxes {
     pub async fn fork(self: &Arc<Self>, tenant: &TenantId, id_or_name: &str, new: NewFork) -> Result<Arc<LiveSandbox>> {
         let live = self.find(tenant, id_or_name)?;
         let _use = live.keep();
-        let from = (live.backend.clone(), live.level, Some(live.id.clone()));
+        let (backend, level, volumes) = (live.backend.clone(), live.level, live.volumes.clone());
+        let from = Origin { backend, level, parent: Some(live.id.clone()), volumes };
         self.add(tenant.clone(), from, new, live.used().fork()).await
     }
 
     async fn add(
         self: &Arc<Self>,
         tenant: TenantId,
-        (backend, level, parent): (String, Level, Option<String>),
+        from: Origin,
         new: NewFork,
         made: impl Future<Output = Result<Arc<dyn Sandbox>>>,
     ) -> Result<Arc<LiveSandbox>> {
@@ -139,7 +156,7 @@ impl Sandboxes {
         let name = name.map(|name| NameHold::take(self, &tenant, name, &id)).transpose()?;
         let name_text = name.as_ref().map(|hold| hold.key.1.clone());
         let sandbox = CREATED.scope((id.clone(), name_text.clone()), made).await?;
-        let identity = Identity { id: id.clone(), tenant: tenant.clone(), name: name_text, backend, level, parent };
+        let identity = Identity { id: id.clone(), tenant: tenant.clone(), name: name_text, from };
         let live = Arc::new(LiveSandbox::new(identity, sandbox, life, idle));
         self.table.lock().live.insert((tenant, id), Arc::clone(&live));
         if let Some(mut hold) = name {
@@ -374,6 +391,7 @@ mod tests {
             idle: hour,
             snapshot: None,
             parent: None,
+            volumes: Vec::new(),
         };
         let first = sandboxes.create(&backend, new()).await.unwrap();
         assert!(sandboxes.remove(&first));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cofferdam_contract::{
     Backend, Completed, Error, ErrorKind, ExecRequest, Posture, Result, Spec, after_close, collect,
 };
+use cofferdam_volume::sandbox::VolumeMount;
 use opentelemetry::trace::FutureExt as _;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -23,9 +24,10 @@ impl Sandboxes {
     /// - `Unavailable` if the server stops.
     /// - The errors of [`Backend::run`].
     pub async fn run(
-        &self,
+        self: &Arc<Self>,
         backend: Arc<dyn Backend>,
         spec: Spec,
+        volumes: Vec<VolumeMount>,
         request: ExecRequest,
     ) -> Result<(Completed, Posture)> {
         if self.is_stopping() {
@@ -33,7 +35,8 @@ impl Sandboxes {
         }
         let left = CancellationToken::new();
         let _leaves = left.clone().drop_guard();
-        let done = self.closing.spawn(run(backend, spec, request, left).with_current_context().in_current_span());
+        let run = run(Arc::clone(self), backend, (spec, volumes), request, left);
+        let done = self.closing.spawn(run.with_current_context().in_current_span());
         done.await.unwrap_or_else(|error| {
             Err(Error::new(ErrorKind::Internal, "run", "the run ended early").with_source(error))
         })
@@ -41,13 +44,15 @@ impl Sandboxes {
 }
 
 async fn run(
+    all: Arc<Sandboxes>,
     backend: Arc<dyn Backend>,
-    spec: Spec,
+    (spec, volumes): (Spec, Vec<VolumeMount>),
     request: ExecRequest,
     left: CancellationToken,
 ) -> Result<(Completed, Posture)> {
     let request = request.to_builder().output_buffer(request.max_output()).build()?;
-    let (sandbox, handle) = backend.start_one(spec, request).await?;
+    let started = async |spec| backend.start_one(spec, request).await;
+    let (sandbox, handle) = all.with_volumes(spec, volumes, backend.level(), started).await?;
     let completed = tokio::select! {
         completed = collect(&handle) => completed,
         () = left.cancelled() => {

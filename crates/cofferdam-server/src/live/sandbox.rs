@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use cofferdam_code::{CodeConfig, Executor, Sessions};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, Result, Sandbox, TenantId};
+use cofferdam_volume::sandbox::VolumeMount;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -31,6 +32,8 @@ pub struct LiveSandbox {
     pub created: SystemTime,
     /// The id of the snapshot or sandbox that it was created from.
     pub parent: Option<String>,
+    /// The volumes of the tenant that it has.
+    pub volumes: Vec<VolumeMount>,
     name: Mutex<Option<String>>,
     sandbox: Arc<dyn Sandbox>,
     lease: Mutex<Lease>,
@@ -48,15 +51,22 @@ pub(super) struct Identity {
     pub(super) id: String,
     pub(super) tenant: TenantId,
     pub(super) name: Option<String>,
+    pub(super) from: Origin,
+}
+
+/// The origin of a new sandbox.
+pub(super) struct Origin {
     pub(super) backend: String,
     pub(super) level: Level,
     pub(super) parent: Option<String>,
+    pub(super) volumes: Vec<VolumeMount>,
 }
 
 impl LiveSandbox {
     pub(super) fn new(identity: Identity, sandbox: Arc<dyn Sandbox>, life: Duration, idle: Duration) -> Self {
         let now = Instant::now();
-        let Identity { id, tenant, name, backend, level, parent } = identity;
+        let Identity { id, tenant, name, from } = identity;
+        let Origin { backend, level, parent, volumes } = from;
         Self {
             id,
             tenant,
@@ -65,6 +75,7 @@ impl LiveSandbox {
             level,
             created: SystemTime::now(),
             parent,
+            volumes,
             sandbox,
             lease: Mutex::new(Lease { ends: now + life, idle, used: now }),
             paused: AtomicBool::new(false),

@@ -35,6 +35,10 @@ pub struct Quota {
     pub snapshots: Option<u32>,
     /// Bytes of all snapshots together.
     pub snapshot_bytes: Option<ByteSize>,
+    /// Volumes at once.
+    pub volumes: Option<u32>,
+    /// Bytes of all volumes together, by their sizes.
+    pub volume_bytes: Option<ByteSize>,
     /// CPU seconds of a day (UTC).
     pub cpu_seconds_per_day: Option<u64>,
     /// Memory in GiB times seconds of a day (UTC), by the limits of sandboxes.
@@ -56,6 +60,8 @@ impl Default for Quota {
             memory: None,
             snapshots: None,
             snapshot_bytes: None,
+            volumes: None,
+            volume_bytes: None,
             cpu_seconds_per_day: None,
             memory_gib_seconds_per_day: None,
             egress_per_day: None,

@@ -14,6 +14,7 @@ mod extract;
 mod files;
 mod forward;
 mod idempotency;
+mod images;
 mod meta;
 mod openapi;
 mod output;
@@ -29,6 +30,7 @@ mod tasks;
 mod upload;
 mod usage;
 pub mod views;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -75,6 +77,7 @@ use crate::caller::{Caller, Scope};
 use crate::dashboard;
 use crate::handover::Predecessor;
 use crate::identity::Gate;
+use crate::images::HostImages;
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
@@ -83,6 +86,7 @@ use crate::snapshots::Snapshots;
 use crate::store::Store;
 use crate::tasks::{Task, TaskGuard, TaskKind, Tasks};
 use crate::tracer::{SANDBOX, Span, Tracer};
+use crate::volumes::Volumes;
 use idempotency::Idempotency;
 use problem::Failure;
 use slots::{Slots, TenantSlot};
@@ -107,6 +111,8 @@ pub struct Services {
     pub store: Option<Store>,
     /// The snapshots of all tenants.
     pub snapshots: Option<Arc<Snapshots>>,
+    /// The images of the host.
+    pub images: Option<Arc<dyn HostImages>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
     /// Spans.
@@ -192,6 +198,7 @@ impl App {
                 audit: None,
                 store: None,
                 snapshots: None,
+                images: None,
                 predecessor: None,
                 tracer: Tracer::default(),
                 tasks: Arc::default(),
@@ -239,6 +246,11 @@ impl App {
     fn snapshots(&self) -> Result<&Arc<Snapshots>, Failure> {
         let missing = || Error::new(ErrorKind::Unavailable, "open snapshots", "the server has no snapshots");
         self.0.services.snapshots.as_ref().ok_or_else(|| missing().into())
+    }
+
+    /// Returns the volumes of all tenants.
+    fn volumes(&self) -> Result<&Arc<Volumes>, Failure> {
+        Ok(self.sandboxes().volumes()?)
     }
 
     /// Returns the process before this one, if it still has sandboxes.
@@ -347,6 +359,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(meta::version))
         .routes(routes!(meta::openapi))
         .routes(quick(Scope::SandboxesRead, routes!(meta::backends)))
+        .routes(quick(Scope::SandboxesRead, routes!(images::list)))
         .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::list)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::get)))
@@ -363,6 +376,10 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::download)))
         .routes(slow(Scope::SnapshotsWrite, routes!(snapshots::upload)))
         .routes(quick(Scope::SnapshotsWrite, routes!(snapshots::delete)))
+        .routes(slow(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
+        .routes(quick(Scope::VolumesRead, routes!(volumes::list)))
+        .routes(quick(Scope::VolumesRead, routes!(volumes::get)))
+        .routes(slow(Scope::VolumesWrite, routes!(volumes::delete)))
         .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(execs::start))))
         .routes(quick(Scope::ExecsRead, routes!(execs::list)))
         .routes(quick(Scope::ExecsRead, routes!(execs::get)))

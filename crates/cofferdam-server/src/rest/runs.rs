@@ -49,6 +49,6 @@ pub async fn run(
             .into());
     }
     let (backend, new) = app.policy().sandbox(&caller, sandbox, app.bounds())?;
-    let (completed, posture) = app.sandboxes().run(backend, new.spec, request).await?;
+    let (completed, posture) = app.sandboxes().run(backend, new.spec, new.volumes, request).await?;
     Ok(axum::Json(RunResult::new(completed, posture)))
 }

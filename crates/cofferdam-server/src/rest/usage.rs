@@ -71,6 +71,10 @@ pub struct QuotaState {
     pub snapshots: u32,
     /// Their size in bytes.
     pub snapshot_bytes: u64,
+    /// Volumes.
+    pub volumes: u32,
+    /// Their sizes in bytes.
+    pub volume_bytes: u64,
     /// The usage of today (UTC).
     pub today: Usage,
 }
@@ -131,11 +135,19 @@ fn csv(rows: &[UsageRow]) -> String {
 
 /// Describe the tenant's quota and what it has of it.
 #[utoipa::path(get, path = "/v1/quota", tag = "usage", responses((status = 200, body = QuotaState)))]
-pub async fn quota(State(app): State<App>, Extension(caller): Extension<Caller>) -> axum::Json<QuotaState> {
+pub async fn quota(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+) -> Result<axum::Json<QuotaState>, Failure> {
     let (quota, sandboxes, memory_mib, today) = app.services().admission.state_of(&caller.tenant);
     let used = app.snapshots().map(|snapshots| snapshots.used(&caller.tenant)).unwrap_or_default();
     let (snapshots, snapshot_bytes) = (used.snapshots, used.bytes);
-    axum::Json(QuotaState { quota, sandboxes, memory_mib, snapshots, snapshot_bytes, today })
+    let used = match app.volumes() {
+        Ok(volumes) => volumes.used(&caller.tenant).await?,
+        Err(_) => Default::default(),
+    };
+    let (volumes, volume_bytes) = (used.volumes, used.bytes);
+    Ok(axum::Json(QuotaState { quota, sandboxes, memory_mib, snapshots, snapshot_bytes, volumes, volume_bytes, today }))
 }
 
 /// List the quotas of tenants that differ from the default.

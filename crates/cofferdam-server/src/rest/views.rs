@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::images::HostImage;
 use crate::live::{LiveExec, LiveSandbox};
 
 mod changes;
@@ -23,12 +24,14 @@ mod code;
 mod files;
 mod runs;
 mod snapshots;
+mod volumes;
 
 pub use changes::{ChangesReport, DeletedSandbox, HostDirectory};
 pub use code::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
 pub use files::{Copied, FileEvent, MoveFile};
 pub use runs::{OutputView, RunResult, StartRun};
 pub use snapshots::{ForkSandbox, SnapshotList, SnapshotView, TakeSnapshot};
+pub use volumes::{CreateVolume, MountVolume, VolumeList, VolumeView};
 
 /// A new sandbox.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
@@ -52,6 +55,9 @@ pub struct CreateSandbox {
     /// A directory of the server's host as a copy-on-write workspace, for the server's own user over the private socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace: Option<HostDirectory>,
+    /// Volumes of the tenant, at paths of the sandbox.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<MountVolume>,
     /// True makes the workspace read-only for code. Files can be written by this API only.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
@@ -146,6 +152,9 @@ pub struct SandboxDetails {
     /// The directory of the server's host that a copy-on-write workspace shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workspace: Option<PathBuf>,
+    /// The volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<MountVolume>,
     /// The resource limits.
     pub limits: Limits,
     /// The network policy.
@@ -420,6 +429,13 @@ pub struct BackendList {
     pub backends: Vec<BackendView>,
 }
 
+/// The images of the host.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct ImageList {
+    /// The images.
+    pub images: Vec<HostImage>,
+}
+
 /// The state of the server.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Health {
@@ -516,6 +532,7 @@ impl SandboxDetails {
                 Workspace::CopyOnWrite { path } => Some(path.clone()),
                 _ => None,
             },
+            volumes: live.volumes.iter().map(MountVolume::of).collect(),
             limits: inner.spec().limits().clone(),
             network: inner.spec().network().clone(),
             posture: inner.posture().clone(),

@@ -19,7 +19,6 @@ use std::time::Duration;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result, Snapshot, TenantId};
 use cofferdam_util::{private, sha256};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 pub use archive::{SnapshotArchive, WorkspaceArchive};
 use file::{Writing, failed};
@@ -30,20 +29,12 @@ use crate::live::check_name;
 use crate::refusal::exhausted;
 use crate::report;
 use crate::store::{SnapshotRecord, Store, now};
+use crate::turns::{Turn, Turns, blocking};
 
 /// The start of every id.
 const PREFIX: &str = "sn";
-/// Snapshots of all tenants that are read or written at once.
-const MAX_TURNS: usize = 4;
 /// The time after which a quota of snapshots is checked again.
 const LATER: Duration = Duration::from_secs(1);
-
-/// A turn, which ends when this is dropped.
-#[derive(Debug)]
-pub struct Turn<'a> {
-    _own: Option<OwnedSemaphorePermit>,
-    _all: Option<SemaphorePermit<'a>>,
-}
 
 /// The snapshots of all tenants.
 #[derive(Debug)]
@@ -53,9 +44,7 @@ pub struct Snapshots {
     store: Store,
     admission: Arc<Admission>,
     max_bytes: u64,
-    turns: Semaphore,
-    /// The turn of each tenant that has one or waits for it.
-    tenants: Mutex<BTreeMap<TenantId, Arc<Semaphore>>>,
+    turns: Turns,
     table: Mutex<Table>,
     /// Held while the table follows the database.
     changes: tokio::sync::Mutex<()>,
@@ -135,9 +124,8 @@ impl Snapshots {
             )
             .with_context("directory", directory.display().to_string()));
         }
-        let (turns, table) = (Semaphore::new(MAX_TURNS), Mutex::default());
-        let (tenants, changes) = (Mutex::default(), tokio::sync::Mutex::default());
-        let this = Self { directory, server, store, admission, max_bytes, turns, tenants, table, changes };
+        let (turns, table, changes) = (Turns::default(), Mutex::default(), tokio::sync::Mutex::default());
+        let this = Self { directory, server, store, admission, max_bytes, turns, table, changes };
         match is_shared {
             true => this.refresh().await?,
             false => this.take_over().await?,
@@ -295,17 +283,9 @@ impl Snapshots {
         blocking(move || File::open(path).map_err(failed)).await
     }
 
-    /// Waits for the turn of work that reads or writes a snapshot, and needs a sandbox of the server's own for that. A
-    /// tenant has one turn at once, however much waits, so that others get theirs.
+    /// Waits for the turn of work that reads or writes a snapshot, and needs a sandbox of the server's own for that.
     pub async fn turn(&self, tenant: &TenantId) -> Turn<'_> {
-        let own = {
-            let mut tenants = self.tenants.lock();
-            tenants.retain(|_, turn| Arc::strong_count(turn) > 1);
-            Arc::clone(tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))))
-        };
-        // The semaphores are never closed.
-        let own = own.acquire_owned().await.ok();
-        Turn { _own: own, _all: self.turns.acquire().await.ok() }
+        self.turns.take(tenant).await
     }
 
     /// Reads a snapshot, after a comparison of its file with its hash.
@@ -442,13 +422,6 @@ impl NewSnapshot {
         reserved.is_kept = true;
         Ok(record)
     }
-}
-
-/// Runs work with files on a thread that may block.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(Error::new(ErrorKind::Internal, "snapshot", "the work ended early").with_source(error))
-    })
 }
 
 #[cfg(test)]

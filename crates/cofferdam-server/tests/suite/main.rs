@@ -25,3 +25,4 @@ mod sandboxes;
 mod snapshots;
 mod support;
 mod traces;
+mod volumes;

@@ -1,6 +1,7 @@
 //! Every endpoint of the OpenAPI document, called by callers that must not use it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cofferdam_server::{CertificateRules, Identities, Scope, TlsFiles};
 use cofferdam_simulated::Step;
@@ -42,10 +43,17 @@ fn body(path: &str, method: &str) -> Vec<u8> {
         ("POST", "runs") => json!({ "exec": steps(vec![Step::Exit(0)]) }).to_string(),
         // The end of an archive without files.
         ("POST", "snapshots") => "\0".repeat(1024),
+        ("POST", "volumes") => json!({ "name": new_name(), "size": "16M" }).to_string(),
         ("POST" | "PUT", _) => "{}".to_owned(),
         _ => String::new(),
     };
     text.into_bytes()
+}
+
+/// Returns a name that no other object has.
+fn new_name() -> String {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    format!("n{}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The objects that a request names.
@@ -53,6 +61,7 @@ struct Named<'a> {
     sandbox: &'a str,
     exec: &'a str,
     snapshot: &'a str,
+    volume: &'a str,
 }
 
 /// The kind of a proof of identity.
@@ -142,6 +151,7 @@ fn rules() -> CertificateRules {
 /// Returns the status of the answer.
 async fn call(server: &Running, endpoint: &Endpoint, named: &Named<'_>, proof: &Proof) -> u16 {
     let path = endpoint.path.replace("{sandbox}", named.sandbox).replace("{snapshot}", named.snapshot);
+    let path = path.replace("{volume}", named.volume);
     let path = path
         .replace("{exec}", named.exec)
         .replace("{tenant}", "someone")
@@ -175,18 +185,23 @@ async fn every_endpoint_refuses_strangers() {
     let issuer = Issuer::start(place.path(), &[&key]).await;
     let listen = listen(place.path(), &authority, None, false);
     let identities = Identities { oidc: Some(issuer.known()), certificates: rules() };
-    let server = start_on(place, &listen, bounds(), |config| config.gate.identities = identities).await;
+    let server = start_on(place, &listen, bounds(), |config| {
+        config.gate.identities = identities;
+        config.policy.images = true;
+    })
+    .await;
     let world = World { server: &server, issuer: &issuer, key: &key, authority: &authority };
     let (owner, _) = server.keyed("owner", Scope::ALL).await;
     let sandbox = create(&owner, json!({ "name": "box" })).await;
     let own = exec(&owner, &sandbox, &steps(vec![Step::SleepForever])).await.unwrap().id;
     let path = "/v1/sandboxes/box/snapshot";
     let taken = crate::support::post(&owner, path, json!({ "name": "base" })).await.unwrap();
-    let owned = Named { sandbox: &sandbox, exec: &own, snapshot: taken["id"].as_str().unwrap() };
-    let by_name = Named { sandbox: "box", exec: &own, snapshot: "base" };
-    let missing = Named { sandbox: "sb-none", exec: &own, snapshot: "sn-none" };
+    crate::support::post(&owner, "/v1/volumes", json!({ "name": "data", "size": "16M" })).await.unwrap();
+    let owned = Named { sandbox: &sandbox, exec: &own, snapshot: taken["id"].as_str().unwrap(), volume: "data" };
+    let by_name = Named { sandbox: "box", exec: &own, snapshot: "base", volume: "data" };
+    let missing = Named { sandbox: "sb-none", exec: &own, snapshot: "sn-none", volume: "none" };
     let all = endpoints();
-    assert!(all.len() >= 38, "{}", all.len());
+    assert!(all.len() >= 43, "{}", all.len());
     let mut seen = BTreeSet::new();
     for endpoint in &all {
         let Some(scope) = endpoint.scope else {
@@ -202,7 +217,7 @@ async fn every_endpoint_refuses_strangers() {
             assert_eq!(call(&server, endpoint, &owned, &without).await, 403, "{shown}");
             // The certificates of the authority share their files.
             let stranger = world.proof(kind, "stranger", Scope::ALL).await;
-            let names_object = endpoint.path.contains("{sandbox}") || endpoint.path.contains("{snapshot}");
+            let names_object = ["{sandbox}", "{snapshot}", "{volume}"].iter().any(|it| endpoint.path.contains(it));
             for named in [&owned, &by_name].into_iter().filter(|_| names_object) {
                 let status = call(&server, endpoint, named, &stranger).await;
                 assert_eq!(status, 404, "{shown} {}", named.sandbox);
@@ -218,6 +233,7 @@ async fn every_endpoint_refuses_strangers() {
     }
     assert_eq!(seen, Scope::ALL.iter().copied().collect(), "every scope has an endpoint");
     assert!(crate::support::get(&owner, "/v1/snapshots/base").await.is_ok(), "nothing of it had an effect");
+    assert!(crate::support::get(&owner, "/v1/volumes/data").await.is_ok(), "nothing of it had an effect");
     assert!(crate::support::get(&owner, "/v1/sandboxes/box").await.is_ok(), "nothing of it had an effect");
     let path = format!("/v1/sandboxes/box/execs/{own}");
     assert_eq!(crate::support::get(&owner, &path).await.unwrap()["state"], "running");

@@ -4,7 +4,7 @@ use cofferdam_contract::ErrorKind;
 use cofferdam_server::rest::views::{SandboxDetails, SandboxList, SandboxState};
 use serde_json::json;
 
-use crate::support::{Method, Over, bounds, create, get, post, send, start};
+use crate::support::{Method, Over, bounds, create, get, post, send, start, start_with};
 
 /// Promise (Server): A sandbox is created, found by id and name, listed in pages, extended, paused and closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,5 +171,17 @@ async fn a_repeated_create_gets_the_first_answer() {
     assert_eq!(ask("c", r#"{"nonsense":1}"#).await.0, 400);
     assert_eq!(ask("c", "{}").await.0, 201, "a failed request frees its key");
     assert_eq!(server.simulated.living().len(), 3);
+    server.stop().await;
+}
+
+/// Promise (Server): A tenant sees the images of the host only if the operator lets tenants choose one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_are_listed_if_tenants_may_choose_one() {
+    let server = start(Over::Tcp, bounds()).await;
+    assert_eq!(get(&server.client(), "/v1/images").await.unwrap_err().kind(), ErrorKind::Denied);
+    server.stop().await;
+    let server = start_with(Over::Tcp, bounds(), |config| config.policy.images = true).await;
+    let listed = get(&server.client(), "/v1/images").await.unwrap();
+    assert_eq!(listed["images"], json!([{ "names": ["base:1"], "digest": "sha256:0", "size": 7 }]));
     server.stop().await;
 }

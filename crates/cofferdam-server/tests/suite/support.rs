@@ -10,8 +10,9 @@ use cofferdam_process::{ProcessBackend, ProcessConfig};
 use cofferdam_server::client::{Client, Content};
 use cofferdam_server::rest::views::{ExecView, SandboxDetails, StartExec};
 use cofferdam_server::{
-    Bounds, Capacity, Database, Gate, Identities, Listen, Listener, NewKey, Policy, QueueBounds, Quota, Scope,
-    ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, WorkspaceArchive, keys,
+    Bounds, Capacity, Database, Gate, HostImage, HostImages, Identities, Listen, Listener, NewKey, Policy, QueueBounds,
+    Quota, Scope, ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig,
+    WorkspaceArchive, keys,
 };
 use cofferdam_simulated::{Program, SimulatedBackend, Step};
 use serde_json::{Value, json};
@@ -47,6 +48,17 @@ pub fn bounds() -> Bounds {
 /// Starts a server with the simulated backend as its default, and the process backend.
 pub async fn start(over: Over, bounds: Bounds) -> Running {
     start_with(over, bounds, |_| {}).await
+}
+
+/// A host with one image.
+#[derive(Debug)]
+struct OneImage;
+
+#[async_trait::async_trait]
+impl HostImages for OneImage {
+    async fn images(&self) -> Result<Vec<HostImage>> {
+        Ok(vec![HostImage { names: vec!["base:1".to_owned()], digest: "sha256:0".to_owned(), size: 7 }])
+    }
 }
 
 fn audit(directory: &std::path::Path) -> cofferdam_audit::Log {
@@ -109,6 +121,8 @@ pub async fn start_on(
         store: store.clone(),
         snapshots: directory.path().join("snapshots"),
         changes: Some(directory.path().join("changes")),
+        images: Some(Arc::new(OneImage)),
+        volumes: VolumesConfig { directory: directory.path().join("volumes"), before_use: || {} },
         name: "test".to_owned(),
         quota: Quota::default(),
         capacity: Capacity::default(),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use cofferdam::volumes::VolumeMount;
 use cofferdam::{Level, NetworkPolicy, SandboxPath, TenantId, parse_duration};
 
 use crate::values::{parse_env, parse_label, parse_network};
@@ -292,6 +293,9 @@ pub struct CreateArgs {
     /// directory]
     #[arg(long, value_name = "DIR", conflicts_with_all = ["snapshot", "read_only"])]
     pub workspace: Option<String>,
+    /// Mount a volume of the server; as its only writer, or with `:ro` as one of its readers
+    #[arg(long, value_name = "NAME:GUEST[:ro]", conflicts_with = "snapshot")]
+    pub volume: Vec<VolumeMount>,
     /// Make the workspace read-only for code
     #[arg(long)]
     pub read_only: bool,

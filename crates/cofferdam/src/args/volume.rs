@@ -7,6 +7,9 @@ use cofferdam::ByteSize;
 use cofferdam::configuration::{Bound, parse_bound};
 use cofferdam_volume::Name;
 
+#[cfg(feature = "server")]
+use super::ClientArgs;
+
 const VOLUME_HELP: &str = "\
 Examples:
   cofferdam volume create cache --size 2G
@@ -46,6 +49,20 @@ pub enum VolumeCommand {
     Import(ImportVolumeArgs),
 }
 
+/// The server whose volumes are used instead of those of this host.
+#[cfg(feature = "server")]
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server")]
+pub struct VolumeServerArgs {
+    /// Use the volumes of a server, which `cofferdam create --volume` mounts, instead of those of this host; implied by the
+    /// other options of this group
+    #[arg(long)]
+    pub on_server: bool,
+
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
 fn parse_name(text: &str) -> Result<Name, String> {
     text.parse().map_err(|error: cofferdam_volume::VolumeError| error.to_string())
 }
@@ -64,6 +81,10 @@ pub struct CreateVolumeArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub on: VolumeServerArgs,
 }
 
 /// `cofferdam volume ls`.
@@ -72,6 +93,10 @@ pub struct ListVolumesArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub on: VolumeServerArgs,
 }
 
 /// `cofferdam volume inspect`.
@@ -84,6 +109,10 @@ pub struct InspectVolumeArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub on: VolumeServerArgs,
 }
 
 /// `cofferdam volume rm`.
@@ -92,6 +121,10 @@ pub struct RemoveVolumesArgs {
     /// The volumes
     #[arg(value_name = "NAME", required = true, value_parser = parse_name)]
     pub names: Vec<Name>,
+
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub on: VolumeServerArgs,
 }
 
 /// `cofferdam volume export`.

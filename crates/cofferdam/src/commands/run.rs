@@ -11,7 +11,7 @@ use cofferdam::code::{
 };
 use cofferdam::publish::Published;
 use cofferdam::registry::{self, BackendInfo, ForkedLauncher, ImageStep, Setup};
-use cofferdam::volumes::Volumes;
+use cofferdam::volumes::{self, Volumes};
 use cofferdam::{Backend, Error, ErrorKind, ExecHandle, ExecRequest, Exit, Result, Sandbox, Stdin, Workspace};
 use serde_json::{Value, json};
 
@@ -140,7 +140,8 @@ fn volumes(args: &RunArgs, backend: &BackendInfo, plan: &mut Plan) -> Result<Opt
     if args.volumes.volume.is_empty() {
         return Ok(None);
     }
-    let volumes = Volumes::open(&volume::store()?, &args.volumes.volume, backend.level, "cofferdam run")?;
+    let volumes = Volumes::open(&volume::store()?, &args.volumes.volume, backend.level, "cofferdam run")
+        .map_err(volumes::failed)?;
     plan.spec = volumes.add_to(plan.spec.to_builder()).build()?;
     Ok(Some(volumes))
 }

@@ -30,6 +30,10 @@ const STREAM: &str = "-";
 
 /// Runs the command.
 pub fn main(args: &VolumeArgs) -> u8 {
+    #[cfg(feature = "server")]
+    if let Some(status) = super::server::volumes::main(&args.command) {
+        return status;
+    }
     let (done, is_json) = match &args.command {
         VolumeCommand::Create(args) => (create(args), args.json),
         VolumeCommand::Ls(args) => (list(args), args.json),

@@ -179,6 +179,51 @@ fn snapshots_are_taken_moved_and_restored() {
     assert_eq!(server.stop(), Some(0));
 }
 
+/// Promise (Server): A volume of a server is created, mounted, listed and deleted from the command line, and is no volume
+/// of this host.
+#[test]
+fn volumes_of_a_server_are_used() {
+    let server = Server::start(&["--disk", "none"]);
+    let made = json(&server.ask(&["volume", "create", "data", "--size", "none", "--on-server", "--json"]));
+    assert_eq!((&made["name"], &made["size"]), (&"data".into(), &serde_json::Value::Null));
+    server.ask(&["create", "--name", "a", "--volume", "data:/data"]);
+    server.ask(&["exec", "a", "--", "sh", "-c", "echo kept > /data/x"]);
+    let (code, _, stderr) = outcome(&mut server.client(&["volume", "rm", "data", "--server", &server.url]));
+    assert!(code == 125 && stderr.contains("the volume is in use by a sandbox"), "{stderr}");
+    server.ask(&["rm", "a"]);
+    server.ask(&["create", "--name", "b", "--volume", "data:/data:ro"]);
+    assert_eq!(server.ask(&["exec", "b", "--", "cat", "/data/x"]), "kept\n");
+    let listed = server.ask(&["volume", "ls", "--on-server"]);
+    assert!(listed.starts_with("data ") && listed.trim_end().ends_with("in use"), "{listed}");
+    assert_eq!(server.ask(&["volume", "ls"]), "", "the host's own volumes are others");
+    server.ask(&["rm", "b"]);
+    assert_eq!(json(&server.ask(&["volume", "inspect", "data", "--on-server", "--json"]))["in_use"], false);
+    server.ask(&["volume", "rm", "data", "--on-server"]);
+    assert_eq!(json(&server.ask(&["volume", "ls", "--on-server", "--json"]))["volumes"], serde_json::json!([]));
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// Promise (Server): A server lists the images of its user's store if clients may choose one.
+#[cfg(feature = "images")]
+#[test]
+fn images_of_the_host_are_listed() {
+    let state = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(state.path().join("root/etc")).unwrap();
+    let imported = outcome(program(state.path()).args(["image", "import", "root", "my/root"]));
+    assert_eq!(imported.0, 0, "{}", imported.2);
+    let stored = json(&outcome(program(state.path()).args(["image", "ls", "--json"])).1);
+    let server = Server::start_in(state, &["--allow-images"]);
+    let listed = server.get("/v1/images");
+    assert_eq!(listed["images"].as_array().unwrap().len(), 1, "{listed}");
+    for key in ["names", "digest", "size"] {
+        assert_eq!(listed["images"][0][key], stored["images"][0][key], "{key}");
+    }
+    assert_eq!(server.stop(), Some(0));
+    let server = Server::start(&[]);
+    assert_eq!(server.get("/v1/images")["kind"], "denied");
+    assert_eq!(server.stop(), Some(0));
+}
+
 /// Promise (Server): A local address leads to a port of a sandbox until its command ends.
 #[test]
 fn a_port_is_forwarded() {

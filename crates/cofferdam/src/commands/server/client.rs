@@ -3,7 +3,9 @@
 use cofferdam::{Limits, Result};
 use cofferdam_server::client::Client;
 use cofferdam_server::client::Method;
-use cofferdam_server::rest::views::{CreateSandbox, HostDirectory, SandboxList, SandboxState, SandboxView};
+use cofferdam_server::rest::views::{
+    CreateSandbox, HostDirectory, MountVolume, SandboxList, SandboxState, SandboxView,
+};
 use serde_json::{Value, json};
 
 use super::{connect, diff};
@@ -58,6 +60,7 @@ fn request(args: CreateArgs) -> Result<CreateSandbox> {
         image: args.image,
         snapshot: args.snapshot,
         workspace: workspace.map(|(path, id)| HostDirectory { path, id: Some(id) }),
+        volumes: args.volume.iter().map(MountVolume::of).collect(),
         read_only: args.read_only,
         limits,
         network: args.net.unwrap_or_default(),

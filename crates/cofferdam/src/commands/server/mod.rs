@@ -6,6 +6,8 @@ mod code;
 mod copy;
 mod diff;
 mod exec;
+#[cfg(feature = "images")]
+mod images;
 mod keys;
 mod live;
 #[cfg(feature = "vm")]
@@ -19,6 +21,7 @@ mod systemd;
 mod traces;
 mod trees;
 mod upgrade;
+pub mod volumes;
 mod watch;
 
 use std::io::Read;

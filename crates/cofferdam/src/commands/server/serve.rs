@@ -1,6 +1,6 @@
 //! `cofferdam serve` in a build that serves HTTP.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use cofferdam::resident::Http;
 use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry};
 use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
-    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, Identities, Listen, ListenTls, Listener,
-    Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server, ServerConfig,
-    SnapshotArchive, Store, TlsFiles, WorkspaceArchive, check_listener,
+    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, HostImages, Identities, Listen, ListenTls,
+    Listener, Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server,
+    ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -64,8 +64,7 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     let claimed = if is_private { Some(plan.claim()?) } else { None };
     let _locked = state::lock(&directory, args.successor).await?;
     let prepared = plan.backend()?;
-    let snapshots = directory.join("snapshots");
-    let server = server(&plan, &prepared, store.clone(), snapshots, quota, identities, otlp)?.after(predecessor);
+    let server = server(&plan, &prepared, store.clone(), &directory, quota, identities, otlp)?.after(predecessor);
     let interrupts = Interrupts::listen().map_err(no_signals)?;
     let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
     for listen in &listens {
@@ -134,7 +133,7 @@ fn server(
     plan: &Plan,
     prepared: &Arc<PreparedBackend>,
     store: Store,
-    snapshots: PathBuf,
+    directory: &Path,
     quota: Quota,
     identities: Identities,
     otlp: Option<OtlpConfig>,
@@ -157,7 +156,9 @@ fn server(
             identities,
         },
         store,
-        snapshots,
+        snapshots: directory.join("snapshots"),
+        images: images(settings),
+        volumes: VolumesConfig { directory: directory.join("volumes"), before_use: release_abandoned },
         changes: Some(review::store_directory()),
         name: args.state.server_name.clone().unwrap_or_else(host_name),
         quota,
@@ -169,6 +170,25 @@ fn server(
         port_domain: args.port_domain.clone(),
         otlp,
     })
+}
+
+/// Returns the images of the host, in a build with an image store.
+fn images(settings: &Settings) -> Option<Arc<dyn HostImages>> {
+    #[cfg(feature = "images")]
+    {
+        Some(Arc::new(super::images::StoredImages::new(settings)))
+    }
+    #[cfg(not(feature = "images"))]
+    {
+        let _ = settings;
+        None
+    }
+}
+
+/// Detaches volumes that killed processes left mounted.
+fn release_abandoned() {
+    #[cfg(feature = "container")]
+    cofferdam::volumes::release_abandoned();
 }
 
 fn host_name() -> String {

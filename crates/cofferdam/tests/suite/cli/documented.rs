@@ -79,6 +79,7 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam code", Row::Tested("needs a server", "code_and_kernels_run")),
     ("cofferdam kernel", Row::Tested("needs a server", "code_and_kernels_run")),
     ("source <(cofferdam completions", Row::Tested("changes the shell", "names_are_completed_by_the_shell")),
+    ("cofferdam create --volume", Row::Tested("needs a server", "volumes_of_a_server_are_used")),
     ("cofferdam create", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam attach", Row::Tested("needs a server", "a_cut_connection_is_made_again")),
     ("cofferdam fork", Row::Tested("needs a server", "snapshots_are_taken_moved_and_restored")),
@@ -99,6 +100,8 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam changes ls", Row::Here),
     ("cofferdam changes prune", Row::Here),
     ("cofferdam changes ", Row::Tested("needs an id", "changes_are_kept_shown_applied_and_discarded")),
+    ("cofferdam volume ls --on-server", Row::Tested("needs a server", "volumes_of_a_server_are_used")),
+    ("cofferdam volume create data --on-server", Row::Tested("needs a server", "volumes_of_a_server_are_used")),
     ("cofferdam volume ls", Row::Here),
     (
         "cofferdam run --volume ",
