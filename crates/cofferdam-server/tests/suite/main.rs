@@ -9,6 +9,7 @@ mod code;
 mod dashboard;
 mod execs;
 mod files;
+mod hostile;
 mod identity;
 mod issuer;
 mod lifecycle;
