@@ -57,6 +57,7 @@ cargo xtask bench vm [--quick] [--docker]     compare VMs with plain QEMU and do
 cargo xtask bench code [--quick] [--docker] [--vm]  compare each isolation level with the bare interpreter
 cargo xtask bench net [--quick]               compare the network of sandboxes with a direct one
 cargo xtask bench plugins [--quick]           compare plugins with bare pipes and gRPC
+cargo xtask bench server [--quick]            compare a server under load with the library
 cargo xtask bench workspace [--quick]         compare copy-on-write workspaces with empty ones and with bare programs
 cargo xtask bench NAME --help                 print the options of a benchmark
 cargo xtask fuzz TARGET [--seconds N] [--seed S] [--cases N]

@@ -9,6 +9,7 @@
 //! - Rounds and their order: `rounds.rs`. Targets: `target.rs`.
 #![forbid(unsafe_code)]
 
+mod census;
 mod code;
 mod container;
 mod host;
@@ -24,6 +25,7 @@ mod program;
 mod results;
 mod rounds;
 mod sample;
+mod server;
 mod spawn;
 mod target;
 mod trend;
@@ -51,5 +53,6 @@ fn main() -> Result<()> {
         Benchmark::Net(net) => net::run(&net, &options.out),
         Benchmark::Workspace(workspace) => workspace::run(&workspace, &options.out),
         Benchmark::Plugins(plugins) => plugins::run(&plugins, &options.out),
+        Benchmark::Server(server) => server::run(&server, &options.out),
     }
 }

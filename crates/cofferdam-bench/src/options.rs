@@ -46,6 +46,8 @@ pub enum Benchmark {
     Net(NetOptions),
     /// Measure plugins through the host, compared with bare pipes and gRPC.
     Plugins(PluginsOptions),
+    /// Measure the server under load, compared with the library, with queued requests and with idle sandboxes.
+    Server(ServerOptions),
     /// Measure copy-on-write workspaces, compared with an empty workspace and with bare programs.
     Workspace(WorkspaceOptions),
 }
@@ -217,6 +219,26 @@ pub struct PluginsOptions {
     pub serve: Option<PathBuf>,
 }
 
+/// Options of `server`.
+#[derive(Debug, Args)]
+pub struct ServerOptions {
+    /// Run fewer requests, queue fewer and hold fewer idle sandboxes, within a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Number of requests for each number of clients [default: 8000, with `--quick` 512].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..))]
+    pub n: Option<u64>,
+    /// Number of requests that wait for room at once [default: 10000, with `--quick` 400].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(MIN_RUNS..=16_000))]
+    pub queued: Option<u64>,
+    /// Number of idle sandboxes held at once [default: 1000, with `--quick` 50].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub idle: Option<u64>,
+    /// Program to start as the server [default: the one beside this program].
+    #[arg(long, value_name = "FILE")]
+    pub command_line: Option<PathBuf>,
+}
+
 /// Options of `workspace`.
 #[derive(Debug, Args)]
 pub struct WorkspaceOptions {
@@ -265,8 +287,13 @@ mod tests {
             panic!("not plugins")
         };
         assert_eq!((plugins.quick, plugins.idle, plugins.serve), (true, Some(20), None));
+        let Benchmark::Server(server) = parse("server --quick --queued 50 --idle 5").unwrap().benchmark else {
+            panic!("not server")
+        };
+        assert_eq!((server.quick, server.n, server.queued, server.idle), (true, None, Some(50), Some(5)));
         for line in [
             "plugins --idle 0",
+            "server --queued 100000",
             "code --lang lisp",
             "vm --n 1",
             "vm --clones 0",

@@ -59,6 +59,15 @@ pub struct Bounds {
     pub handover_time: Duration,
 }
 
+impl Bounds {
+    /// Sets the requests that are answered at once. The bounds of one tenant and of connections keep their ratio to them.
+    #[must_use]
+    pub fn with_requests(self, requests: u32) -> Self {
+        let requests = requests as usize;
+        Self { connections: requests * 2, requests, requests_of_tenant: requests / 4, ..self }
+    }
+}
+
 impl Default for Bounds {
     fn default() -> Self {
         Self {
@@ -89,5 +98,17 @@ impl Default for Bounds {
             drain_time: Duration::from_secs(10),
             handover_time: Duration::from_secs(60 * 60),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bounds_of_requests_keep_their_ratio() {
+        assert_eq!(Bounds::default().with_requests(2048), Bounds::default());
+        let more = Bounds::default().with_requests(16_384);
+        assert_eq!((more.connections, more.requests, more.requests_of_tenant), (32_768, 16_384, 4096));
     }
 }

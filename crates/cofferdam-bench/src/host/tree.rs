@@ -28,7 +28,12 @@ pub fn launchers() -> Vec<u32> {
 
 /// Returns all descendants of this process.
 pub fn descendants() -> Vec<u32> {
-    below(&parents(), std::process::id())
+    descendants_of(std::process::id())
+}
+
+/// Returns all descendants of a process.
+pub fn descendants_of(pid: u32) -> Vec<u32> {
+    below(&parents(), pid)
 }
 
 fn below(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {

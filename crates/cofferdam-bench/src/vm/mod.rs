@@ -1,7 +1,6 @@
 //! Times of VMs: boot, restore and exec, and the memory of snapshots and idle clones. Compared with the same kernel in
 //! plain QEMU up to the prompt of a shell, and with `docker run`, in one run.
 
-mod census;
 mod clones;
 pub mod docker;
 mod field;
@@ -16,11 +15,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::census::{self, Census};
 use crate::host::{facts, together};
 use crate::options::VmOptions;
 use crate::program;
 use crate::results::{self, File};
-use census::Census;
 use field::Field;
 use report::Report;
 

@@ -14,7 +14,6 @@ use cofferdam_contract::{Error, ErrorKind, TenantId};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use opentelemetry::Context;
-use opentelemetry::trace::FutureExt as _;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

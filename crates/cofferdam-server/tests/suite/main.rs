@@ -11,6 +11,7 @@ mod collector;
 mod dashboard;
 mod execs;
 mod files;
+mod hostile;
 mod identity;
 mod issuer;
 mod lifecycle;

@@ -110,6 +110,10 @@ pub struct HttpArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Quotas")]
     pub queue_time: Option<Duration>,
 
+    /// Answer at most this many requests at once, and a quarter of them for one tenant [default: 2048]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..), help_heading = "Quotas")]
+    pub max_requests: Option<u32>,
+
     /// Count usage by the value of this label, too
     #[arg(long, value_name = "KEY", help_heading = "Quotas")]
     pub usage_label: Option<String>,

@@ -249,7 +249,10 @@ fn passed(args: &HttpArgs, predecessor: Option<&mut Predecessor>) -> Result<(Vec
 }
 
 fn bounds(args: &HttpArgs, drain_time: Duration) -> Bounds {
-    let base = Bounds::default();
+    let base = match args.max_requests {
+        Some(requests) => Bounds::default().with_requests(requests),
+        None => Bounds::default(),
+    };
     Bounds {
         default_idle: args.idle.unwrap_or(base.default_idle),
         default_life: args.life.unwrap_or(base.default_life),

@@ -8,25 +8,35 @@ use crate::host::{groups, mounts, tree};
 /// Maximum wait for objects to disappear.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One value for each name. `None` if this user may not read it.
+/// The objects of a process and its descendants: one value for each name. `None` if this user may not read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Census([(&'static str, Option<usize>); 4]);
+pub struct Census {
+    pid: u32,
+    counts: [(&'static str, Option<usize>); 4],
+}
 
 impl Census {
-    /// Counts the current objects.
+    /// Counts the current objects of this process.
     pub fn now() -> Self {
-        let own = std::process::id();
-        Self([
-            ("processes", Some(tree::descendants().len())),
-            ("open descriptors", tree::descriptors(&[own])),
-            ("mounts", Some(mounts::count(own))),
-            ("control groups", Some(groups::of_launchers(&[own]).len())),
-        ])
+        Self::of(std::process::id())
+    }
+
+    /// Counts the current objects of a process.
+    pub fn of(pid: u32) -> Self {
+        let below = tree::descendants_of(pid);
+        let all: Vec<u32> = below.iter().copied().chain([pid]).collect();
+        let counts = [
+            ("processes", Some(below.len())),
+            ("open descriptors", tree::descriptors(&[pid])),
+            ("mounts", Some(mounts::count(pid))),
+            ("control groups", Some(groups::of_launchers(&all).len())),
+        ];
+        Self { pid, counts }
     }
 
     /// Returns a text for each count that is higher than before.
     fn since(&self, before: &Self) -> Vec<String> {
-        let pairs = self.0.iter().zip(&before.0).filter(|((_, now), (_, before))| now > before);
+        let pairs = self.counts.iter().zip(&before.counts).filter(|((_, now), (_, before))| now > before);
         pairs.map(|((name, now), (_, before))| difference(name, *now, *before)).collect()
     }
 }
@@ -41,7 +51,7 @@ fn difference(name: &str, now: Option<usize>, before: Option<usize>) -> String {
 pub async fn left(before: &Census) -> Vec<String> {
     let deadline = Instant::now() + CLEANUP_TIMEOUT;
     loop {
-        let left = Census::now().since(before);
+        let left = Census::of(before.pid).since(before);
         if left.is_empty() || Instant::now() >= deadline {
             return left;
         }
@@ -54,12 +64,13 @@ mod tests {
     use super::*;
 
     fn census(processes: usize, descriptors: Option<usize>) -> Census {
-        Census([
+        let counts = [
             ("processes", Some(processes)),
             ("open descriptors", descriptors),
             ("mounts", Some(9)),
             ("control groups", Some(0)),
-        ])
+        ];
+        Census { pid: 1, counts }
     }
 
     #[test]
