@@ -10,7 +10,7 @@
 //!
 //! # Where to look
 //!
-//! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`, `calls.rs`.
+//! - The format of a line, and what its hash covers: `line.rs`. The records: `record.rs`, `calls.rs`, `fields.rs`.
 //! - Writing: `writer/mod.rs`. Verification: `verify.rs`. Access to files: `files.rs`.
 //!
 //! # Example
@@ -57,6 +57,7 @@ mod artifact;
 mod calls;
 mod config;
 mod error;
+mod fields;
 mod files;
 mod hash;
 mod head;
