@@ -4,7 +4,7 @@ use cofferdam_contract::{Error, Result, TenantId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
-use sqlx::{Row, query};
+use sqlx::{Connection as _, Row, query};
 
 use super::{Store, failed};
 
@@ -97,25 +97,35 @@ impl Store {
                 egress_bytes = u.egress_bytes + excluded.egress_bytes,
                 output_bytes = u.output_bytes + excluded.output_bytes";
         let write = async {
-            let mut transaction = self.pool.begin().await?;
-            for UsageRow { tenant, day, label, usage } in rows {
-                query(upsert)
-                    .bind(tenant)
-                    .bind(day)
-                    .bind(label)
-                    .bind(usage.sandboxes)
-                    .bind(usage.execs)
-                    .bind(usage.cpu_us)
-                    .bind(usage.memory_mib_ms)
-                    .bind(usage.egress_bytes)
-                    .bind(usage.output_bytes)
-                    .execute(&mut *transaction)
-                    .await?;
+            let mut connection = self.pool.acquire().await?;
+            let written = async {
+                let mut transaction = connection.begin().await?;
+                for UsageRow { tenant, day, label, usage } in rows {
+                    query(upsert)
+                        .bind(tenant)
+                        .bind(day)
+                        .bind(label)
+                        .bind(usage.sandboxes)
+                        .bind(usage.execs)
+                        .bind(usage.cpu_us)
+                        .bind(usage.memory_mib_ms)
+                        .bind(usage.egress_bytes)
+                        .bind(usage.output_bytes)
+                        .execute(&mut *transaction)
+                        .await?;
+                }
+                for id in ended {
+                    query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(&mut *transaction).await?;
+                }
+                transaction.commit().await
+            };
+            let written = written.await;
+            if written.is_err() {
+                // SQLite ends a transaction itself when the disk is full. The driver does not notice, and would keep the
+                // next transaction of this connection open, with the lock of writers.
+                let _ = connection.close().await;
             }
-            for id in ended {
-                query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(&mut *transaction).await?;
-            }
-            transaction.commit().await
+            written
         };
         write.await.map_err(|error| failed("record usage", error))
     }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// The user that runs the server if the test runs as root, which PostgreSQL refuses.
 const USER: u32 = 65534;
 
@@ -14,8 +16,9 @@ const USER: u32 = 65534;
 pub struct Postgres {
     /// The URL of its database.
     pub url: String,
-    server: Child,
-    _directory: tempfile::TempDir,
+    program: PathBuf,
+    server: Option<Child>,
+    directory: tempfile::TempDir,
 }
 
 /// Finds a program in the `PATH`, or where Debian has those of PostgreSQL.
@@ -36,42 +39,62 @@ impl Postgres {
         let directory = tempfile::tempdir().expect("a directory");
         let place = directory.path();
         std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o777)).expect("permissions");
-        let run = |program: &Path| {
-            let mut command = Command::new(program);
-            if rustix::process::geteuid().is_root() {
-                command.uid(USER).gid(USER);
-            }
-            command.current_dir(place).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            command
-        };
         let data = place.join("data");
-        let made = run(&initdb).args(["-U", "test", "-A", "trust", "-N", "-D"]).arg(&data).status().expect("initdb");
-        if !made.success() {
+        let made = command(&initdb, place).args(["-U", "test", "-A", "trust", "-N", "-D"]).arg(&data).status();
+        if !made.expect("initdb").success() {
             // A user without a name, such as that of some tests, cannot own a database.
             println!("SKIP PostgreSQL: initdb fails for this user");
             return None;
         }
-        let mut server = run(&postgres);
-        server.arg("-D").arg(&data).args(["-c", "listen_addresses=", "-k"]).arg(place);
-        let server = server.spawn().expect("postgres");
         let url = format!("postgres://test@{}/postgres", place.to_str().expect("a path").replace('/', "%2F"));
-        let started = Self { url, server, _directory: directory };
-        let socket = started._directory.path().join(".s.PGSQL.5432");
+        let mut created = Self { url, program: postgres, server: None, directory };
+        created.run();
+        Some(created)
+    }
+
+    /// Starts the server, also after it was stopped, and waits until it listens.
+    pub fn run(&mut self) {
+        let place = self.directory.path();
         for _ in 0..600 {
-            if UnixStream::connect(&socket).is_ok() {
-                return Some(started);
+            // The first start after a kill fails while processes of the killed server live.
+            let has_ended = match &mut self.server {
+                Some(server) => server.try_wait().expect("postgres").is_some(),
+                None => true,
+            };
+            if has_ended {
+                let mut server = command(&self.program, place);
+                server.arg("-D").arg(place.join("data")).args(["-c", "listen_addresses=", "-k"]).arg(place);
+                self.server = Some(server.spawn().expect("postgres"));
+            } else if UnixStream::connect(place.join(".s.PGSQL.5432")).is_ok() {
+                return;
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         panic!("postgres does not listen");
     }
+
+    /// Sends a signal to the server and waits until it has ended.
+    pub fn stop(&mut self, signal: Signal) {
+        if let Some(mut server) = self.server.take() {
+            let _ = kill_process(Pid::from_child(&server), signal);
+            let _ = server.wait();
+        }
+    }
+}
+
+/// Returns a command in a directory, by a user that PostgreSQL accepts.
+fn command(program: &Path, place: &Path) -> Command {
+    let mut command = Command::new(program);
+    if rustix::process::geteuid().is_root() {
+        command.uid(USER).gid(USER);
+    }
+    command.current_dir(place).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
         // SIGINT is a fast shutdown: it ends the processes that the server has started.
-        let _ =
-            rustix::process::kill_process(rustix::process::Pid::from_child(&self.server), rustix::process::Signal::INT);
-        let _ = self.server.wait();
+        self.stop(Signal::INT);
     }
 }

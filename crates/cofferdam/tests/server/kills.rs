@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use super::{Server, json, outcome, postgres, program};
+use super::{Server, database_file, json, outcome, postgres, program};
 
 /// The moments of the kills, after the begin of the work.
 const MOMENTS: [u64; 7] = [40, 90, 170, 260, 400, 650, 1500];
@@ -152,7 +152,7 @@ impl Acknowledged {
 }
 
 /// Returns the processes below a process, with the times of their starts.
-fn descendants(of: i32) -> Vec<(i32, String)> {
+pub fn descendants(of: i32) -> Vec<(i32, String)> {
     let all: Vec<_> =
         std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| stat(entry.path().as_path())).collect();
     let (mut found, mut parents) = (Vec::new(), BTreeSet::from([of]));
@@ -243,11 +243,8 @@ fn nothing_acknowledged_is_lost_by_kills() {
 /// Promise (Server): The same holds for a server whose state is in PostgreSQL.
 #[test]
 fn nothing_acknowledged_is_lost_by_kills_on_postgresql() {
-    use std::os::unix::fs::PermissionsExt;
     let Some(database) = postgres::Postgres::start() else { return };
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("url");
-    std::fs::write(&file, &database.url).unwrap();
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let file = database_file(directory.path(), &database.url);
     kill_at_all_moments(&["--database-file", file.to_str().unwrap()]);
 }

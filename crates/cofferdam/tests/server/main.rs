@@ -4,6 +4,7 @@
 #[path = "../../../cofferdam-server/tests/suite/postgres.rs"]
 mod postgres;
 
+mod faults;
 mod identity;
 mod kills;
 mod live;
@@ -12,7 +13,7 @@ mod work;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -133,6 +134,15 @@ fn program(directory: &Path) -> Command {
     command.env("XDG_STATE_HOME", directory).env("XDG_RUNTIME_DIR", directory).env("HOME", directory);
     command.current_dir(directory);
     command
+}
+
+/// Writes the URL of a database to a file for `--database-file`.
+fn database_file(directory: &Path, url: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let file = directory.join("url");
+    std::fs::write(&file, url).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    file
 }
 
 /// Promise (Server): A sandbox on a server is created, used, listed and closed from the command line.
@@ -262,12 +272,9 @@ fn a_killed_server_loses_no_reported_usage() {
 /// Promise (Server): The same holds for a server whose state is in PostgreSQL.
 #[test]
 fn a_killed_server_on_postgresql_loses_no_reported_usage() {
-    use std::os::unix::fs::PermissionsExt;
     let Some(database) = postgres::Postgres::start() else { return };
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("url");
-    std::fs::write(&file, &database.url).unwrap();
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let file = database_file(directory.path(), &database.url);
     kill_often(&["--database-file", file.to_str().unwrap()]);
 }
 
