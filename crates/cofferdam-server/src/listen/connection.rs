@@ -29,7 +29,7 @@ use crate::rest::ports::route_by_host;
 use cofferdam_util::stall::Stalling;
 
 /// The pause after a failed accept, such as without a free descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// The most bytes, and the time, that a client may send after the negotiation of TLS failed.
 const LINGER_BYTES: u64 = 64 << 10;
 const LINGER_TIME: Duration = Duration::from_secs(1);

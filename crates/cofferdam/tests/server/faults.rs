@@ -180,6 +180,8 @@ fn exhausted_descriptors_stop_no_server() {
     // Connections to the database may have been added.
     until("descriptors are left", || descriptors() < before + SPARE / 2);
     until("processes are left", || processes() <= below);
+    // Connections that waited to be accepted may take descriptors once more.
+    until("no exec starts again", || outcome(&mut server.client(&["exec", "box", "--", "true"])).0 == 0);
     assert_eq!(server.ask(&["exec", "box", "--", "echo", "there"]), "there\n");
     assert_eq!(send(&mut open, "POST /v1/runs", RUN).0, 200);
     assert_eq!(names(&server), ["box"]);

@@ -197,6 +197,7 @@ const ROWS: &[(&str, Row)] = &[
         ),
     ),
     ("cofferdam mcp --http", Row::Tested("serves until it is ended", "the_commands_of_the_page_on_mcp_serve")),
+    ("cofferdam audit query --server", Row::Tested("needs a server", "the_audit_log_of_a_server_is_searched")),
     (
         "cofferdam audit verify /var/log",
         Row::Tested("names a log and a hash of an example", "runs_are_logged_and_the_log_is_verified"),
