@@ -394,7 +394,8 @@ pub trait Sandbox: Send + Sync + fmt::Debug {
     /// - The directory above `to` must exist.
     ///
     /// # Errors
-    /// - `Conflict` if what is at `to` cannot be replaced, or if `to` is in another file system, such as a mount.
+    /// - `Conflict` if what is at `to` cannot be replaced, if `to` is in another file system, such as a mount, or for a
+    ///   directory of the original in a copy-on-write workspace, which has to be copied.
     /// - `InvalidInput` for the workspace itself, and for a directory that would be moved into itself.
     /// - `Denied` in a host directory that is mounted read-only.
     /// - `Unsupported` unless [`Capability::Files`] is declared.

@@ -161,7 +161,11 @@ async fn create(client: Client, spec: Spec, request: NewSandbox) -> Result<Arc<d
 /// Returns the sandbox of a VM, if the VM is as the spec demands.
 async fn set_up(client: Client, spec: Spec, created: CreatedSandbox) -> Result<E2bSandbox> {
     check_agent(&created.envd_version)?;
-    let agent = client.agent(&created.sandbox_id, created.token.as_deref(), created.domain.as_deref())?;
+    let Some(token) = created.token.as_deref().filter(|token| !token.is_empty()) else {
+        return Err(Error::unsupported("create", "E2B gave no token for the agent, so programs could command it")
+            .with_remedy("use E2B with secured access, its default"));
+    };
+    let agent = client.agent(&created.sandbox_id, Some(token), created.domain.as_deref())?;
     let read_only = spec.workspace().access() == Access::ReadOnly;
     let mut core = Core::new(client, created.sandbox_id, agent, read_only);
     let (probed, detail) = measure(&core).await?;

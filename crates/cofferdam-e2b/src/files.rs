@@ -105,6 +105,7 @@ pub(crate) async fn put(core: &Arc<Core>, path: &SandboxPath, entry: NewEntry) -
             replace(core, ("put", path), &real, contents, (mode & COPIED_MODE, Some(modified))).await
         }
         NewEntry::Directory { mode } => {
+            let mode = if core.read_only { mode & !WRITING } else { mode };
             let mode = format!("{:o}", mode & COPIED_MODE);
             run(core, "put", path, &["directory", &inside, &mode], MAX_PATH).await.map(|_| 0)
         }

@@ -277,8 +277,11 @@ impl Server {
             expiry.abort();
             upkeep.abort();
             serving.abort();
-            if let Err(error) = lost.lose_sandboxes(&instance, now(), STOPPED).await {
-                report::warning(&error.to_string());
+            let lose = lost.lose_sandboxes(&instance, now(), STOPPED);
+            match tokio::time::timeout(FLUSH_TIMEOUT, lose).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => report::warning(&error.to_string()),
+                Err(_) => report::warning("the database does not answer"),
             }
             sandboxes.stop().await;
             // The recorder ends when the last backend has gone with the connections.
@@ -313,8 +316,8 @@ async fn next_successor(
                 order.refuse(Error::unsupported("hand over", message).with_remedy("use --listen or --socket"));
                 continue;
             };
-            if predecessor.is_some_and(|predecessor| !predecessor.is_gone()) {
-                let message = "the process before this one still has sandboxes";
+            if predecessor.is_some_and(|predecessor| !predecessor.is_settled()) {
+                let message = "the process before this one still has sandboxes, or is being settled";
                 order.refuse(Error::new(ErrorKind::Conflict, "hand over", message).with_remedy("try again later"));
             } else if let Some(successor) = order.offer(instance, offers).await {
                 return successor;

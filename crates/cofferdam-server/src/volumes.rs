@@ -19,8 +19,8 @@ use crate::turns::{Turns, blocking};
 
 /// The purpose that the store records for the users of a volume.
 const PURPOSE: &str = "cofferdam serve";
-/// The time after which a quota of volumes is looked at again.
-const LATER: Duration = Duration::from_secs(1);
+/// The interval after which a client may retry.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The settings of volumes.
 #[derive(Debug, Clone)]
@@ -36,6 +36,8 @@ pub struct VolumesConfig {
 pub struct Volumes {
     config: VolumesConfig,
     turns: Turns,
+    /// The turns of sandboxes, which may wait for a file system that is created again.
+    attaches: Turns,
 }
 
 /// The volumes of a tenant.
@@ -63,7 +65,7 @@ impl Volumes {
             return Err(Error::new(ErrorKind::Denied, "serve", message)
                 .with_context("directory", directory.display().to_string()));
         }
-        Ok(Arc::new(Self { config, turns: Turns::default() }))
+        Ok(Arc::new(Self { config, turns: Turns::default(), attaches: Turns::default() }))
     }
 
     /// Creates a volume with a size in bytes, or without a limit.
@@ -73,7 +75,7 @@ impl Volumes {
     /// - `ResourceExhausted` if the tenant's quota is used up.
     pub async fn create(&self, tenant: &TenantId, name: Name, size: Option<u64>, quota: &Quota) -> Result<Volume> {
         // The sizes on the disk are the reservations, so creates of one tenant take turns.
-        let _turn = self.turns.take(tenant).await;
+        let _turn = self.turns.take(tenant).await?;
         let (path, quota) = (self.path(tenant), *quota);
         blocking(move || {
             let store = Store::open(&path).map_err(refused)?;
@@ -115,6 +117,7 @@ impl Volumes {
     /// # Errors
     /// - `NotFound` as in [`Self::find`], `Conflict` while a sandbox uses it.
     pub async fn delete(&self, tenant: &TenantId, name: Name) -> Result<()> {
+        let _turn = self.turns.take(tenant).await?;
         self.in_store(tenant, move |store| store.remove(&name).map_err(refused)).await?.ok_or_else(missing)
     }
 
@@ -132,16 +135,18 @@ impl Volumes {
     /// # Errors
     /// - `NotFound` as in [`Self::find`], `Conflict` while another sandbox uses one.
     pub async fn attach(&self, spec: &Spec, wanted: Vec<VolumeMount>, level: Level) -> Result<Attached> {
-        // A file system that was a disk of a VM is created anew, which may take long.
-        let _turn = self.turns.take(spec.tenant()).await;
+        // A file system that was a disk of a VM is created again, which may take long.
+        let _turn = self.attaches.take(spec.tenant()).await?;
         let before_use = self.config.before_use;
         let opened = self.in_store(spec.tenant(), move |store| {
             before_use();
             OpenVolumes::open(store, &wanted, level, PURPOSE).map_err(refused)
         });
-        let volumes = opened.await?.ok_or_else(missing)?;
-        let spec = volumes.add_to(spec.to_builder()).build()?;
-        Ok(Attached { spec, volumes })
+        let volumes = opened.await?.ok_or_else(missing)?.with_errors(refused);
+        match volumes.add_to(spec.to_builder()).build() {
+            Ok(spec) => Ok(Attached { spec, volumes }),
+            Err(error) => Err(error.with_failed_close(volumes.release().await)),
+        }
     }
 
     /// Works with the store of a tenant, if it has one.
@@ -204,7 +209,7 @@ fn check_quota(quota: &Quota, used: Used, size: Option<u64>) -> Result<()> {
 }
 
 fn used_up(quota: &'static str) -> Error {
-    exhausted("volume", format!("the tenant's quota '{quota}' is used up"), LATER)
+    exhausted("volume", format!("the tenant's quota '{quota}' is used up"), RETRY_INTERVAL)
         .with_context("quota", quota)
         .with_remedy("delete a volume")
 }
@@ -225,6 +230,18 @@ pub fn refused(error: VolumeError) -> Error {
             .with_retry(Retry::MayHelp)
             .with_remedy("close the sandbox; only readers (read_only) share a volume"),
         VolumeError::TooMany { .. } => used_up("volumes"),
+        VolumeError::Unclean { .. } => {
+            Error::new(ErrorKind::Conflict, "volume", "the volume's file system was not closed by its last writer")
+                .with_remedy("use it once without read_only, which writes its journal")
+        }
+        VolumeError::Damaged { .. } => {
+            Error::new(ErrorKind::Io, "volume", "the volume is damaged").with_remedy("delete it, or read it in a VM")
+        }
+        VolumeError::DoesNotFit { .. } => {
+            let message = "the files of the volume, which a VM wrote, do not fit into it without their hard links";
+            Error::new(ErrorKind::ResourceExhausted, "volume", message)
+                .with_remedy("use it in a VM, and copy its files to a larger volume")
+        }
         VolumeError::InvalidName { .. } | VolumeError::InvalidSize { .. } => {
             Error::invalid("volume", error.to_string())
         }

@@ -56,11 +56,12 @@ impl FromStr for VolumeMount {
 pub struct Volumes {
     mounts: Vec<(Mount, Option<DirectoryId>)>,
     open: Mutex<Vec<OpenVolume>>,
+    to_error: fn(VolumeError) -> Error,
 }
 
 impl Volumes {
     /// Locks volumes for a sandbox of an isolation level. `purpose` is shown to other users of the volumes. Blocks while
-    /// a file system that was a disk of a VM is created anew.
+    /// a file system that was a disk of a VM is created again.
     ///
     /// # Errors
     /// Those of [`Store::open_volume`].
@@ -70,25 +71,48 @@ impl Volumes {
         level: Level,
         purpose: &str,
     ) -> std::result::Result<Self, VolumeError> {
-        let volumes = Self { mounts: Vec::new(), open: Mutex::default() };
-        wanted.iter().try_fold(volumes, |mut volumes, wanted| {
-            let VolumeMount { name, target, access } = wanted;
-            let (volume_access, mount_access) = match access {
-                Access::ReadOnly => (VolumeAccess::ReadOnly, MountAccess::ReadOnly),
-                Access::ReadWrite => (VolumeAccess::ReadWrite, MountAccess::ReadWrite),
-            };
-            let through = if level == Level::Vm { Through::Disk } else { Through::Mount };
-            let opened = store.open_volume(name, &Request { access: volume_access, through, purpose })?;
-            let (source, path) = match opened.contents() {
-                Contents::Directory(path) => (MountSource::HostPath { path: path.clone(), access: mount_access }, path),
-                Contents::Disk(path) => (MountSource::Disk { path: path.clone(), access: *access }, path),
-            };
-            let found = path.symlink_metadata().map_err(io("inspect", path))?;
-            let id = found.is_dir().then(|| DirectoryId { device: found.dev(), inode: found.ino() });
-            volumes.mounts.push((Mount { target: target.clone(), source }, id));
-            volumes.open.get_mut().push(opened);
-            Ok(volumes)
-        })
+        let mut volumes = Self { mounts: Vec::new(), open: Mutex::default(), to_error: failed };
+        for wanted in wanted {
+            if let Err(error) = volumes.open_one(store, wanted, level, purpose) {
+                // A disk that no VM has written to is none again. The first error counts.
+                for opened in volumes.open.into_inner() {
+                    let _ = opened.close();
+                }
+                return Err(error);
+            }
+        }
+        Ok(volumes)
+    }
+
+    fn open_one(
+        &mut self,
+        store: &Store,
+        wanted: &VolumeMount,
+        level: Level,
+        purpose: &str,
+    ) -> std::result::Result<(), VolumeError> {
+        let VolumeMount { name, target, access } = wanted;
+        let (volume_access, mount_access) = match access {
+            Access::ReadOnly => (VolumeAccess::ReadOnly, MountAccess::ReadOnly),
+            Access::ReadWrite => (VolumeAccess::ReadWrite, MountAccess::ReadWrite),
+        };
+        let through = if level == Level::Vm { Through::Disk } else { Through::Mount };
+        let opened = store.open_volume(name, &Request { access: volume_access, through, purpose })?;
+        let (source, path) = match opened.contents() {
+            Contents::Directory(path) => (MountSource::HostPath { path: path.clone(), access: mount_access }, path),
+            Contents::Disk(path) => (MountSource::Disk { path: path.clone(), access: *access }, path),
+        };
+        let found = path.symlink_metadata().map_err(io("inspect", path))?;
+        let id = found.is_dir().then(|| DirectoryId { device: found.dev(), inode: found.ino() });
+        self.open.get_mut().push(opened);
+        self.mounts.push((Mount { target: target.clone(), source }, id));
+        Ok(())
+    }
+
+    /// Converts the errors of a release by this function instead of [`failed`].
+    #[must_use]
+    pub fn with_errors(self, to_error: fn(VolumeError) -> Error) -> Self {
+        Self { to_error, ..self }
     }
 
     /// Adds the mounts to a spec.
@@ -120,7 +144,7 @@ impl Volumes {
             closed.into_iter().collect::<std::result::Result<(), VolumeError>>()
         });
         let ended = |error| Error::new(ErrorKind::Internal, "volume", "a volume was not closed").with_source(error);
-        closing.await.map_err(ended)?.map_err(failed)
+        closing.await.map_err(ended)?.map_err(self.to_error)
     }
 }
 

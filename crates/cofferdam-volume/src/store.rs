@@ -23,7 +23,7 @@ use cofferdam_tree::ext4::{self, Writable};
 use cofferdam_util::private;
 use rustix::fs::{Dir, OFlags};
 
-use crate::bounds::MAX_NAMES;
+use crate::bounds::{MAX_NAMES, MAX_VOLUMES};
 use crate::error::{Result, VolumeError, io};
 use crate::holders::{self, Holder};
 use crate::lock::{self, Kind};
@@ -241,6 +241,9 @@ impl Store {
     pub(crate) fn check_new(&self, name: &Name, size: Option<u64>) -> Result<()> {
         size.map_or(Ok(()), record::check_size)?;
         match self.volume_directory(name) {
+            Err(VolumeError::NotFound { .. }) if self.names()?.len() >= MAX_VOLUMES => {
+                Err(VolumeError::TooMany { max: MAX_VOLUMES })
+            }
             Err(VolumeError::NotFound { .. }) => Ok(()),
             Ok(_) => Err(VolumeError::Exists { name: name.to_string() }),
             Err(error) => Err(error),

@@ -145,6 +145,11 @@ impl Predecessor {
         self.is_gone.load(Ordering::SeqCst)
     }
 
+    /// Returns true if the predecessor has ended and everything of it is settled.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.is_cancelled()
+    }
+
     /// Returns true if the predecessor closes its sandboxes and answers no further request, or has ended.
     pub(crate) async fn is_ending(&self) -> bool {
         // A connection that the predecessor closed unanswered may have been sent before that.

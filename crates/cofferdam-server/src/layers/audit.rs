@@ -13,6 +13,7 @@ use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Exit, Level, Re
 
 use super::Concern;
 use crate::ids::new_id;
+use crate::live::CREATED;
 use crate::report;
 
 /// The audit of all sandboxes of a backend.
@@ -137,7 +138,9 @@ impl Concern for AuditConcern {
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         if let Ok(sandbox) = created {
             let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
-            let _ = held.sandbox.set((sandbox.id().as_str().to_owned(), posture));
+            // Clients know a sandbox of the server by the server's id.
+            let id = CREATED.try_with(|(id, _)| id.clone()).unwrap_or_else(|_| sandbox.id().as_str().to_owned());
+            let _ = held.sandbox.set((id, posture));
         }
         Ok(())
     }
@@ -160,7 +163,8 @@ impl Concern for AuditConcern {
                 truncated: exit.truncated,
                 failed: None,
             },
-            Err(error) => AuditedExit { failed: Some(Text::new(error.to_string())), ..AuditedExit::default() },
+            // The tenant can read this line. The source and the context of an error may name files of the host.
+            Err(error) => AuditedExit { failed: Some(Text::new(error.message())), ..AuditedExit::default() },
         };
         let mut record = unknown(audited, exec.begun.elapsed(), held.sandbox.get());
         if let Ok(exit) = outcome {

@@ -302,9 +302,7 @@ pub async fn recover(store: &Store, server: &str, lives: impl Fn(&str) -> bool) 
         let millis = i64::try_from(lived.as_millis()).unwrap_or(i64::MAX);
         let usage = Usage { sandboxes: 1, memory_mib_ms: record.memory_mib.saturating_mul(millis), ..Usage::default() };
         let tenant = TenantId::new(record.tenant.clone())?;
-        let mut entry = Entry::usage(&tenant, &record.label, usage);
-        entry.ended = Some(record.id);
-        store.settle(&[entry.row], &entry.ended.into_iter().collect::<Vec<_>>()).await?;
+        store.settle_lost(&Entry::usage(&tenant, &record.label, usage).row, &record.id).await?;
     }
     Ok(count)
 }

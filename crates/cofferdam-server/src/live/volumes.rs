@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use cofferdam_contract::{Level, Result, Sandbox, Spec};
+use cofferdam_contract::{Error, Level, Result, Sandbox, Spec};
 use cofferdam_volume::sandbox::VolumeMount;
 
 use super::Sandboxes;
 use crate::report;
 
-/// The result of a create, which has a sandbox.
+/// The result of a create, with its sandbox.
 pub(super) trait Created {
     /// Replaces the sandbox.
     fn map_sandbox(self, map: impl FnOnce(Arc<dyn Sandbox>) -> Arc<dyn Sandbox>) -> Self;
@@ -24,6 +24,19 @@ impl<T> Created for (Arc<dyn Sandbox>, T) {
     fn map_sandbox(self, map: impl FnOnce(Arc<dyn Sandbox>) -> Arc<dyn Sandbox>) -> Self {
         (map(self.0), self.1)
     }
+}
+
+/// Returns an error without the paths of the server's volumes, which its source has.
+fn without_paths(error: Error) -> Error {
+    if error.context().all(|(key, _)| key != "path") {
+        return error;
+    }
+    let plain = Error::new(error.kind(), "create", error.message()).with_fault(error.fault()).with_retry(error.retry());
+    let plain = match error.remedy() {
+        Some(remedy) => plain.with_remedy(remedy),
+        None => plain,
+    };
+    plain.with_source(error)
 }
 
 impl Sandboxes {
@@ -49,7 +62,7 @@ impl Sandboxes {
                     // It names files of the host.
                     report::warning(&failed.to_string());
                 }
-                Err(error)
+                Err(without_paths(error))
             }
         }
     }

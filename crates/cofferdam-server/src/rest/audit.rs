@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::IntoParams;
 
-use super::App;
 use super::extract::Query;
 use super::pages::PageSize;
 use super::problem::Failure;
-use crate::caller::Caller;
+use super::{App, detached};
+use crate::caller::{Caller, Scope};
 use crate::layers::audit::blocking;
 
 /// The lines to find. A line must meet all conditions.
@@ -115,26 +115,37 @@ pub async fn own(
     if query.tenant.is_some() {
         return Err(Failure::bad_request("only /v1/admin/audit has the parameter tenant"));
     }
-    found(&app, Some(&caller.tenant), &query).await
+    found(&app, &caller, Some(&caller.tenant), &query).await
 }
 
 /// Search the audit log for lines of all tenants.
 #[utoipa::path(get, path = "/v1/admin/audit", tag = "admin",
     params(AuditQuery, ("tenant" = Option<String>, Query, description = "Select lines of this tenant")),
     responses((status = 200, body = AuditPage)))]
-pub async fn all(State(app): State<App>, Query(query): Query<AuditQuery>) -> Result<axum::Json<AuditPage>, Failure> {
+pub async fn all(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<AuditQuery>,
+) -> Result<axum::Json<AuditPage>, Failure> {
     let tenant = query.tenant.as_ref().map(TenantId::new).transpose()?;
-    found(&app, tenant.as_ref(), &query).await
+    found(&app, &caller, tenant.as_ref(), &query).await
 }
 
-async fn found(app: &App, tenant: Option<&TenantId>, query: &AuditQuery) -> Result<axum::Json<AuditPage>, Failure> {
+/// Finds lines of a tenant, or as the operator those of all.
+async fn found(
+    app: &App,
+    caller: &Caller,
+    tenant: Option<&TenantId>,
+    query: &AuditQuery,
+) -> Result<axum::Json<AuditPage>, Failure> {
+    let is_operator = caller.may(Scope::Admin) && tenant != Some(&caller.tenant);
     let log = log(app)?;
     let (filter, part, limit) = (query.filter(tenant)?, query.part()?, PageSize::of(query.limit)?.get());
-    let place = app.audit_place().await;
-    let page = blocking(move || {
-        // A search goes on when its client has left.
-        let _place = place;
-        log.page(&filter, part, limit)
+    let (app, caller) = (app.clone(), caller.tenant.clone());
+    // A search continues after its client has left, and so does its turn.
+    let page = detached(async move {
+        let _turn = app.audit_turns(is_operator).take(&caller).await?;
+        blocking(move || log.page(&filter, part, limit)).await
     });
     let page = page.await?;
     let (after, before) = match page.next {
@@ -158,12 +169,14 @@ fn line(entry: &Entry) -> Result<AuditLine, Error> {
 ///
 /// Reads the whole log. The report is that of `cofferdam audit verify --json`.
 #[utoipa::path(get, path = "/v1/admin/audit/verify", tag = "admin", responses((status = 200, body = Value)))]
-pub async fn verify(State(app): State<App>) -> Result<axum::Json<Report>, Failure> {
+pub async fn verify(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+) -> Result<axum::Json<Report>, Failure> {
     let log = log(&app)?;
-    let place = app.audit_place().await;
-    let report = blocking(move || {
-        let _place = place;
-        log.verify()
+    let report = detached(async move {
+        let _turn = app.audit_turns(true).take(&caller.tenant).await?;
+        blocking(move || log.verify()).await
     });
     Ok(axum::Json(report.await?))
 }

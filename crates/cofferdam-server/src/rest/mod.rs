@@ -66,8 +66,8 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 
 /// The time after which answers are forgotten, in seconds.
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
-/// The searches and verifications of the audit log at once. Further ones wait.
-const AUDIT_READERS: usize = 2;
+/// The searches of the audit log at once: those of tenants, and those and the verifications of operators.
+const AUDIT_TURNS: [usize; 2] = [2, 1];
 /// The paths of requests that are answered by a full server too.
 const UNCOUNTED: [&str; 2] = ["/v1/health", "/v1/ready"];
 
@@ -86,6 +86,7 @@ use crate::snapshots::Snapshots;
 use crate::store::Store;
 use crate::tasks::{Task, TaskGuard, TaskKind, Tasks};
 use crate::tracer::{SANDBOX, Span, Tracer};
+use crate::turns::Turns;
 use crate::volumes::Volumes;
 use idempotency::Idempotency;
 use problem::Failure;
@@ -131,7 +132,7 @@ struct Shared {
     idempotency: Idempotency,
     requests: Arc<Semaphore>,
     slots: Arc<Slots>,
-    audit_readers: Arc<Semaphore>,
+    audit_turns: [Turns; 2],
     document: String,
     stop: CancellationToken,
 }
@@ -161,7 +162,7 @@ impl App {
             idempotency,
             requests,
             slots,
-            audit_readers: Arc::new(Semaphore::new(AUDIT_READERS)),
+            audit_turns: AUDIT_TURNS.map(Turns::new),
             document,
             stop,
         }))
@@ -206,7 +207,7 @@ impl App {
             idempotency: Idempotency::default(),
             requests,
             slots: Arc::new(Slots::new(0)),
-            audit_readers: Arc::new(Semaphore::new(0)),
+            audit_turns: AUDIT_TURNS.map(Turns::new),
             document: String::new(),
             stop: CancellationToken::new(),
         }))
@@ -270,10 +271,9 @@ impl App {
         })
     }
 
-    /// Waits until the audit log may be read.
-    async fn audit_place(&self) -> Option<OwnedSemaphorePermit> {
-        // The semaphore is never closed.
-        Arc::clone(&self.0.audit_readers).acquire_owned().await.ok()
+    /// Returns the turns of searches of the audit log, of tenants or of operators.
+    fn audit_turns(&self, of_operators: bool) -> &Turns {
+        &self.0.audit_turns[usize::from(of_operators)]
     }
 
     /// Takes the place of a request of a tenant, if the tenant has one left.

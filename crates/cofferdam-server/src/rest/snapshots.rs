@@ -53,7 +53,7 @@ pub async fn take(
     let snapshots = Arc::clone(app.snapshots()?);
     let new = snapshots.begin(&caller.tenant, request.name)?;
     let record = detached(async move {
-        let _turn = snapshots.turn(&caller.tenant).await;
+        let _turn = snapshots.turn(&caller.tenant).await?;
         let _use = live.keep();
         let limits = live.inner().spec().limits().clone();
         let snapshot = live.used().snapshot().await?;
@@ -200,7 +200,7 @@ pub async fn upload(
     watch.outcome(receive(upload, &new).await)?;
     let limits = policy.max_limits.clone();
     let record = detached(async move {
-        let _turn = snapshots.turn(&caller.tenant).await;
+        let _turn = snapshots.turn(&caller.tenant).await?;
         let file = new.written().await?;
         archive.load(file, &caller.tenant, &limits).await?;
         new.finish(&backend, &limits, None).await

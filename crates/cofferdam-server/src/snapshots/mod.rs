@@ -284,7 +284,10 @@ impl Snapshots {
     }
 
     /// Waits for the turn of work that reads or writes a snapshot, and needs a sandbox of the server's own for that.
-    pub async fn turn(&self, tenant: &TenantId) -> Turn<'_> {
+    ///
+    /// # Errors
+    /// - Those of [`Turns::take`].
+    pub async fn turn(&self, tenant: &TenantId) -> Result<Turn<'_>> {
         self.turns.take(tenant).await
     }
 
@@ -299,7 +302,7 @@ impl Snapshots {
         archive: &dyn SnapshotArchive,
         most: &Limits,
     ) -> Result<Snapshot> {
-        let _turn = self.turn(&record.tenant).await;
+        let _turn = self.turn(&record.tenant).await?;
         let (path, expected) = (self.directory.join(&record.id), record.sha256.clone());
         let file = blocking(move || {
             let found = sha256::of_reader(File::open(&path).map_err(failed)?).map_err(failed)?;

@@ -4,7 +4,7 @@ use cofferdam_contract::{Error, Result, TenantId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
-use sqlx::{Connection as _, Row, query};
+use sqlx::{AnyConnection, Connection as _, Row, query};
 
 use super::{Store, failed};
 
@@ -86,44 +86,81 @@ impl UsageRow {
     }
 }
 
+/// Adds the usage of a row.
+async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()> {
+    let upsert = "INSERT INTO usage_of_day AS u (tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms,
+            egress_bytes, output_bytes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+        ON CONFLICT (tenant, day, label) DO UPDATE SET sandboxes = u.sandboxes + excluded.sandboxes,
+            execs = u.execs + excluded.execs, cpu_us = u.cpu_us + excluded.cpu_us,
+            memory_mib_ms = u.memory_mib_ms + excluded.memory_mib_ms,
+            egress_bytes = u.egress_bytes + excluded.egress_bytes,
+            output_bytes = u.output_bytes + excluded.output_bytes";
+    let UsageRow { tenant, day, label, usage } = row;
+    query(upsert)
+        .bind(tenant)
+        .bind(day)
+        .bind(label)
+        .bind(usage.sandboxes)
+        .bind(usage.execs)
+        .bind(usage.cpu_us)
+        .bind(usage.memory_mib_ms)
+        .bind(usage.egress_bytes)
+        .bind(usage.output_bytes)
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+/// Removes the record of a sandbox. Returns false if there is none.
+async fn remove_sandbox(connection: &mut AnyConnection, id: &str) -> sqlx::Result<bool> {
+    let removed = query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(connection).await?;
+    Ok(removed.rows_affected() > 0)
+}
+
 impl Store {
     /// Adds usage and removes the records of sandboxes that ended with it, in one transaction.
+    ///
+    /// # Errors
+    /// - `Unavailable` if the database fails.
     pub async fn settle(&self, rows: &[UsageRow], ended: &[String]) -> Result<()> {
-        let upsert = "INSERT INTO usage_of_day AS u (tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms,
-                egress_bytes, output_bytes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-            ON CONFLICT (tenant, day, label) DO UPDATE SET sandboxes = u.sandboxes + excluded.sandboxes,
-                execs = u.execs + excluded.execs, cpu_us = u.cpu_us + excluded.cpu_us,
-                memory_mib_ms = u.memory_mib_ms + excluded.memory_mib_ms,
-                egress_bytes = u.egress_bytes + excluded.egress_bytes,
-                output_bytes = u.output_bytes + excluded.output_bytes";
+        self.write_usage(async |transaction| {
+            for row in rows {
+                add(transaction, row).await?;
+            }
+            for id in ended {
+                remove_sandbox(transaction, id).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Removes the record of a sandbox whose server was killed and adds its usage, in one transaction. Does nothing if
+    /// another process has done that.
+    ///
+    /// # Errors
+    /// - `Unavailable` if the database fails.
+    pub async fn settle_lost(&self, row: &UsageRow, id: &str) -> Result<()> {
+        self.write_usage(async |transaction| match remove_sandbox(transaction, id).await? {
+            true => add(transaction, row).await,
+            false => Ok(()),
+        })
+        .await
+    }
+
+    async fn write_usage(&self, work: impl AsyncFnOnce(&mut AnyConnection) -> sqlx::Result<()>) -> Result<()> {
         let write = async {
             let mut connection = self.pool.acquire().await?;
             let written = async {
                 let mut transaction = connection.begin().await?;
-                for UsageRow { tenant, day, label, usage } in rows {
-                    query(upsert)
-                        .bind(tenant)
-                        .bind(day)
-                        .bind(label)
-                        .bind(usage.sandboxes)
-                        .bind(usage.execs)
-                        .bind(usage.cpu_us)
-                        .bind(usage.memory_mib_ms)
-                        .bind(usage.egress_bytes)
-                        .bind(usage.output_bytes)
-                        .execute(&mut *transaction)
-                        .await?;
-                }
-                for id in ended {
-                    query("DELETE FROM sandboxes WHERE id = $1").bind(id).execute(&mut *transaction).await?;
-                }
+                work(&mut transaction).await?;
                 transaction.commit().await
             };
             let written = written.await;
             if written.is_err() {
                 // SQLite ends a transaction itself when the disk is full. The driver does not notice, and would keep the
                 // next transaction of this connection open, with the lock of writers.
-                let _ = connection.close().await;
+                connection.close_on_drop();
             }
             written
         };

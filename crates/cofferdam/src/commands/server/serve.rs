@@ -28,6 +28,9 @@ use crate::report;
 use crate::settings::Settings;
 use crate::style::Tone;
 
+/// The time to close the database.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Serves until a signal or a client requests the end.
 pub async fn serve(plan: Plan) -> Result<u8> {
     let args = &plan.args.http;
@@ -123,7 +126,8 @@ pub async fn serve(plan: Plan) -> Result<u8> {
         }
     });
     let status = status.await?;
-    store.close().await;
+    // A database that does not answer must not keep the process.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, store.close()).await;
     // A successor settles what this process left when the last handle is dropped.
     drop(control);
     Ok(status)

@@ -97,7 +97,10 @@ impl Program {
 
 /// Returns the reason why a signal starts no upgrade.
 fn refusal(control: &Control, has_private_socket: bool, is_upgrading: bool) -> Option<&'static str> {
-    if has_private_socket {
+    if std::process::id() == 1 {
+        // The kernel ends all processes of the namespace with this one.
+        Some("process 1 of a container is not upgraded; start a container of the new version instead")
+    } else if has_private_socket {
         Some("only a server with --listen or --socket is upgraded; this one continues to serve")
     } else if is_upgrading {
         Some("an upgrade is in progress already; this signal starts no other one")
