@@ -109,6 +109,7 @@ list)
 	;;
 rename)
 	resolve "${1%/*}"
+	[ ! -e "$real" ] || [ -d "$real" ] || refuse $conflict 'a file is on the way'
 	source=$real/${1##*/}
 	[ -e "$source" ] || [ -L "$source" ] || refuse $missing 'it does not exist'
 	resolve "${2%/*}"

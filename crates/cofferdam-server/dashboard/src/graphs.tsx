@@ -1,11 +1,11 @@
-// CPU, memory, processes and storage of a sandbox over time. The API reports usage now; the page keeps the past.
+// CPU, memory, processes, storage and network of a sandbox over time. The API reports usage now; the page keeps the past.
 
 import { useEffect, useRef, useState } from 'preact/hooks'
 import uPlot from 'uplot'
 
 import { get, sandboxPath } from './api'
 import { bytes } from './format'
-import type { Usage } from './types'
+import type { NetworkUsage, Usage } from './types'
 import { Failure, Loading, usePolled } from './ui'
 
 const REFRESH = 1000
@@ -15,6 +15,7 @@ const POINTS = 600
 interface Point {
   time: number
   usage: Usage
+  network?: NetworkUsage
 }
 
 type Series = (number | null)[]
@@ -35,6 +36,14 @@ const COUNTS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000]
 /** The least time that the graphs show, in seconds. */
 const SPAN = 60
 
+/** Returns the bytes of each second between two points, of a sandbox with a network. */
+function rate(point: Point, before: Point | undefined, key: 'sent_bytes' | 'received_bytes'): number | null {
+  if (!before || !point.network || !before.network) return null
+  return Math.max(0, (point.network[key] - before.network[key]) / Math.max(point.time - before.time, 0.001))
+}
+
+const perSecond = (value: number) => `${bytes(Math.round(value))}/s`
+
 const GRAPHS: GraphKind[] = [
   {
     title: 'CPU',
@@ -51,14 +60,18 @@ const GRAPHS: GraphKind[] = [
   { title: 'Memory', color: 1, value: ({ usage }) => usage.memory_bytes, text: bytes, least: 1024, steps: POWERS },
   { title: 'Processes', color: 2, value: ({ usage }) => usage.processes, text: (value) => String(Math.round(value)), least: 4, steps: COUNTS },
   { title: 'Storage', color: 3, value: ({ usage }) => usage.disk_bytes, text: bytes, least: 1024, steps: POWERS },
+  { title: 'Sent', color: 0, value: (point, before) => rate(point, before, 'sent_bytes'), text: perSecond, least: 1024, steps: POWERS },
+  { title: 'Received', color: 1, value: (point, before) => rate(point, before, 'received_bytes'), text: perSecond, least: 1024, steps: POWERS },
 ]
+/** The graphs of a sandbox with a network. */
+const NETWORK = ['Sent', 'Received']
 
 export function GraphsPanel({ id }: { id: string }) {
   const points = useRef<Point[]>([])
   const loaded = usePolled(
     async (signal) => {
-      const { usage } = await get<{ usage: Usage }>(sandboxPath(id, '/stats'), signal)
-      points.current = [...points.current, { time: Date.now() / 1000, usage }].slice(-POINTS)
+      const stats = await get<{ usage: Usage; network?: NetworkUsage }>(sandboxPath(id, '/stats'), signal)
+      points.current = [...points.current, { time: Date.now() / 1000, ...stats }].slice(-POINTS)
       return points.current
     },
     REFRESH,
@@ -66,16 +79,17 @@ export function GraphsPanel({ id }: { id: string }) {
   )
   if (!loaded.value) return loaded.error ? <Failure error={loaded.error} /> : <Loading />
   const kept = loaded.value
+  const isNetworked = kept.some((point) => point.network)
   return (
     <>
       <Failure error={loaded.error} />
       <div class="graphs">
-        {GRAPHS.map((kind) => {
+        {GRAPHS.filter((kind) => isNetworked || !NETWORK.includes(kind.title)).map((kind) => {
           const series = kept.map((point, i) => kind.value(point, kept[i - 1]))
           return <Graph key={kind.title} kind={kind} times={kept.map((point) => point.time)} series={series} />
         })}
       </div>
-      <p class="hint">The graphs begin when this view is opened. Network traffic is counted by day, in Usage.</p>
+      <p class="hint">The graphs begin when this view is opened.</p>
     </>
   )
 }

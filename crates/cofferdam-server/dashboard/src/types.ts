@@ -67,6 +67,11 @@ export interface Usage {
   disk_bytes: number | null
 }
 
+export interface NetworkUsage {
+  sent_bytes: number
+  received_bytes: number
+}
+
 export interface Entry {
   name: string
   kind: string

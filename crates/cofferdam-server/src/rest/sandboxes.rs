@@ -245,7 +245,9 @@ pub async fn stats(
     Path(id): Path<String>,
 ) -> Result<axum::Json<StatsView>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    Ok(axum::Json(StatsView { usage: live.inner().usage().await?, limits: live.inner().spec().limits().clone() }))
+    let sandbox = live.inner();
+    let (usage, network) = (sandbox.usage().await?, sandbox.network_usage());
+    Ok(axum::Json(StatsView { usage, network, limits: sandbox.spec().limits().clone() }))
 }
 
 /// Turns an answer without content into a response.

@@ -9,7 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cofferdam_contract::{
     ByteSize, Capability, Command, DirEntry, EntryKind, EnvDelta, Error, ExecRequest, Exit, Level, Limits,
-    NetworkPolicy, Posture, Result, SandboxPath, SandboxUsage, Script, Stdin, TerminalSize, Workspace,
+    NetworkPolicy, NetworkUsage, Posture, Result, SandboxPath, SandboxUsage, Script, Stdin, TerminalSize, Workspace,
     serde_optional_duration,
 };
 use schemars::JsonSchema;
@@ -457,6 +457,9 @@ pub struct Version {
 pub struct StatsView {
     /// The usage now.
     pub usage: SandboxUsage,
+    /// The use of the network since the create, if the sandbox has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkUsage>,
     /// The resource limits.
     pub limits: Limits,
 }

@@ -139,6 +139,9 @@ async fn a_run_pays_for_its_network() {
         assert!(tokio::time::Instant::now() < deadline, "{row}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let sandbox = crate::support::create(&acme, json!({})).await;
+    let stats = get(&acme, &format!("/v1/sandboxes/{sandbox}/stats")).await.unwrap();
+    assert_eq!((&stats["network"]["sent_bytes"], &stats["network"]["received_bytes"]), (&json!(BYTES), &json!(BYTES)));
     server.stop().await;
 }
 

@@ -103,14 +103,14 @@ fn percent(before: &Sample, stats: &StatsView, at: Instant) -> Option<f64> {
 }
 
 fn described(sample: &Sample) -> Value {
-    json!({ "id": sample.sandbox.id, "name": sample.sandbox.name, "usage": sample.stats.usage,
+    json!({ "id": sample.sandbox.id, "name": sample.sandbox.name, "usage": sample.stats.usage, "network": sample.stats.network,
         "limits": sample.stats.limits, "cpu_percent": sample.cpu_percent })
 }
 
 fn table(samples: &BTreeMap<String, Sample>) -> String {
     let mut table = format!(
-        "{:<46}  {:<16}  {:>7}  {:>9}  {:>24}  {:>9}  {:>24}\n",
-        "ID", "NAME", "CPU %", "CPU TIME", "MEMORY / LIMIT", "PIDS", "DISK / LIMIT"
+        "{:<46}  {:<16}  {:>7}  {:>9}  {:>24}  {:>9}  {:>24}  {:>20}\n",
+        "ID", "NAME", "CPU %", "CPU TIME", "MEMORY / LIMIT", "PIDS", "DISK / LIMIT", "NET SENT / RECEIVED"
     );
     for Sample { sandbox, stats, cpu_percent, .. } in samples.values() {
         let (usage, limits) = (&stats.usage, &stats.limits);
@@ -119,7 +119,7 @@ fn table(samples: &BTreeMap<String, Sample>) -> String {
             format!("{used} / {}", limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string()))
         };
         let row = format!(
-            "{:<46}  {:<16}  {:>7}  {:>9}  {:>24}  {:>9}  {:>24}",
+            "{:<46}  {:<16}  {:>7}  {:>9}  {:>24}  {:>9}  {:>24}  {:>20}",
             sandbox.id,
             sandbox.name.as_deref().unwrap_or("-"),
             shown(cpu_percent.map(|percent| format!("{percent:.1}"))),
@@ -127,6 +127,10 @@ fn table(samples: &BTreeMap<String, Sample>) -> String {
             of(usage.memory_bytes, limits.memory),
             shown(usage.processes),
             of(usage.disk_bytes, limits.disk),
+            shown(stats.network.map(|network| {
+                let size = ByteSize::from_bytes;
+                format!("{} / {}", size(network.sent_bytes), size(network.received_bytes))
+            })),
         );
         table.push_str(&format!("{}\n", one_line(row.trim_end())));
     }

@@ -63,7 +63,7 @@ impl Parts {
                 },
                 "access": "read-write",
                 "limits": { "wall_time": 9.0 },
-                "guest": { "version": 8, "last": 0, "execs": [] }
+                "guest": { "version": 9, "last": 0, "execs": [] }
             },
             "root": "00".repeat(32)
         });
