@@ -216,7 +216,7 @@ struct Backlog {
 }
 
 impl Backlog {
-    /// Takes a place in the queue, if there is one.
+    /// Takes a permit of the queue, if there is one.
     fn take(&self) -> bool {
         let more = |waiting: usize| (waiting < MAX_WAITING).then_some(waiting + 1);
         let taken = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
@@ -226,7 +226,7 @@ impl Backlog {
         taken
     }
 
-    /// Releases the places of exported spans. Reports the first of several failures.
+    /// Releases the permits of exported spans. Reports the first of several failures.
     fn exported(&self, count: usize, result: &OTelSdkResult) {
         self.waiting.fetch_sub(count, Ordering::Relaxed);
         self.metrics.spans(if result.is_ok() { "exported" } else { "failed" }, count as u64);

@@ -94,7 +94,7 @@ struct Live {
     tasks: BTreeMap<u64, Task>,
 }
 
-/// A place in the list, until it is dropped.
+/// An entry of the list, until it is dropped.
 #[derive(Debug)]
 pub struct TaskGuard {
     of: Arc<Tasks>,

@@ -87,7 +87,7 @@ impl Span {
         }
     }
 
-    /// Marks the span as failed for a reason of few values.
+    /// Marks the span as failed with an error type of low cardinality.
     pub fn fail(&self, reason: impl Into<opentelemetry::Value>) {
         self.set(ERROR, reason);
         self.0.span().set_status(Status::error(""));

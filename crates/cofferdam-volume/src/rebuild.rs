@@ -1,4 +1,4 @@
-//! The file system that a guest may have written directly, created anew from its files.
+//! The file system that a guest may have written directly, recreated from its files.
 //!
 //! Only the files are kept: names, contents, modes, times and symbolic links. The kernel that mounts the result parses
 //! nothing that a guest wrote.
@@ -13,7 +13,7 @@ use crate::{files, import};
 /// Replaces the file system of a volume. The caller has the volume's exclusive lock.
 pub(crate) fn rebuild(store: &Store, name: &Name, found: &Found, size: u64) -> Result<()> {
     let pending = Pending::new(store)?;
-    let failed = |error: std::io::Error| io("create the file system anew in", store.path())(error);
+    let failed = |error: std::io::Error| io("recreate the file system in", store.path())(error);
     let (reader, writer) = std::io::pipe().map_err(failed)?;
     // The files of the volume fit into it, and holes take no space.
     let bounds = Bounds { max_bytes: size.saturating_mul(16), ..Bounds::default() };

@@ -13,7 +13,7 @@ const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 const SERVICE_NAME: &str = "OTEL_SERVICE_NAME";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 const DISABLED: &str = "OTEL_SDK_DISABLED";
-/// The protocol that is spoken.
+/// The supported protocol.
 const BINARY: &str = "http/protobuf";
 
 /// Returns the export of traces that the options or the environment request.
