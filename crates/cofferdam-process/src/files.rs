@@ -291,13 +291,6 @@ fn entry(dir: &OwnedFd, name: &std::ffi::CStr, stat: &rustix::fs::Stat) -> DirEn
     DirEntry { name, kind, size, mode: stat.st_mode & 0o7777, modified: stat.st_mtime, target }
 }
 
-/// Returns true if something is mounted at a name.
-fn is_mount(dir: &OwnedFd, name: &OsStr) -> bool {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    let found = rustix::fs::statx(dir, name, flags, rustix::fs::StatxFlags::empty());
-    found.is_ok_and(|found| found.stx_attributes.contains(rustix::fs::StatxAttributes::MOUNT_ROOT))
-}
-
 /// Renames a file, a link, or a directory.
 pub async fn rename(root: WorkspaceRoot, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
     if from.is_workspace() || to.is_workspace() {
@@ -312,14 +305,6 @@ pub async fn rename(root: WorkspaceRoot, from: &SandboxPath, to: &SandboxPath) -
         };
         let name = |path: &SandboxPath| Path::new(path.as_str()).file_name().unwrap_or_default().to_owned();
         let (old, new) = (above(&from)?, above(&to)?);
-        // The kernel protects mounts of the own namespace only, and would detach those of the sandbox.
-        for (dir, path) in [(&old, &from), (&new, &to)] {
-            if is_mount(dir, &name(path)) {
-                return Err(
-                    Error::new(ErrorKind::Conflict, "rename", "it is a mount").with_context("path", path.to_string())
-                );
-            }
-        }
         rustix::fs::renameat(&old, name(&from), &new, name(&to)).map_err(|error| {
             let refused = |kind, message| Error::new(kind, "rename", message).with_context("path", to.to_string());
             match error {
@@ -353,11 +338,6 @@ pub async fn remove(root: WorkspaceRoot, path: &SandboxPath) -> Result<()> {
         let fail = |error: io::Error| failed("remove", &path, error);
         let dir = beneath::open(root.dir.as_fd(), parent, OPEN_DIR, Mode::empty()).map_err(fail)?;
         let name = target.file_name().unwrap_or_default();
-        if is_mount(&dir, name) {
-            return Err(
-                Error::new(ErrorKind::Conflict, "remove", "it is a mount").with_context("path", path.to_string())
-            );
-        }
         match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
             Err(Errno::ISDIR) => remove_tree(&dir, name).map_err(fail),
             other => other.map_err(|error| fail(error.into())),
@@ -394,9 +374,6 @@ fn remove_tree(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
 }
 
 fn flatten(top: &OwnedFd, name: &std::ffi::CStr, moved: &mut u64) -> io::Result<()> {
-    if is_mount(top, OsStr::from_bytes(name.to_bytes())) {
-        return Err(Errno::BUSY.into());
-    }
     let dir = match rustix::fs::openat(top, name, OPEN_DIR | OFlags::NOFOLLOW, Mode::empty()) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
         other => other?,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Connection, DirEntry, Error, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent, NetworkPolicy,
-    NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
-    WatchEvents, WatchOptions, WorkspaceChanges,
+    Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, Mount, NetworkDenial, NetworkEvent,
+    NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
+    Spec, WatchEvents, WatchOptions, WorkspaceChanges,
 };
 use cofferdam_linux::cgroup::Stats;
 
@@ -60,6 +60,21 @@ impl ProcessSandbox {
         let dir = self.core.workspace.try_clone();
         let dir = dir.map_err(|error| error::os(operation, "cannot open the workspace", error))?;
         Ok(files::WorkspaceRoot { dir, owner: self.core.owner })
+    }
+
+    /// Refuses a path at or above a mount. The kernel protects only mounts of this process, and would detach the
+    /// sandbox's.
+    fn check_no_mount(&self, operation: &'static str, path: &SandboxPath) -> Result<()> {
+        let inside = path.inside();
+        let holds = |mount: &Mount| {
+            let below = mount.target.as_str().strip_prefix(inside.as_str());
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        match self.spec.mounts().iter().any(holds) {
+            true => Err(Error::new(ErrorKind::Conflict, operation, "something is mounted there")
+                .with_context("path", path.to_string())),
+            false => Ok(()),
+        }
     }
 }
 
@@ -136,12 +151,15 @@ impl Sandbox for ProcessSandbox {
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {
         let root = self.workspace_root("rename")?;
         self.spec.workspace().check_change("rename")?;
+        self.check_no_mount("rename", from)?;
+        self.check_no_mount("rename", to)?;
         files::rename(root, from, to).await
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<()> {
         let root = self.workspace_root("remove")?;
         self.spec.workspace().check_change("remove")?;
+        self.check_no_mount("remove", path)?;
         files::remove(root, path).await
     }
 

@@ -171,6 +171,8 @@ cases! {
     /// Promise (Limits): A mounted tmpfs stores at most its size.
     "mounts/tmpfs" "E4" [Mounts] mounts::tmpfs;
     "mounts/nested" "K4" [Mounts] mounts::nested;
+    /// Promise (Files): A rename does not detach a mount below the workspace.
+    "mounts/in-the-workspace" "K4" [Mounts] mounts::in_the_workspace;
     /// Promise (Files): What a guest stores on a mounted disk survives its sandbox, and is at most what fits on it.
     "mounts/disk" "K4" [DiskMounts] mounts::disk;
     /// Promise (Files): A guest gets no disk that is missing, a directory, or without a file system.

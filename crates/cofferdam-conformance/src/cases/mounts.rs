@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::limits::stored;
 use crate::GuestProgram as P;
-use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, expect_error, text};
+use crate::case::{Context, Outcome, Stop, Verdict, check, check_eq, expect_error, path, text};
 
 const MIB: u64 = 1 << 20;
 
@@ -147,6 +147,21 @@ pub(super) async fn nested(cx: Context) -> Verdict {
     check_eq!(text(&cx.exec_ok(&sandbox, program).await?.stdout), "by the host", "what the guest read");
     check!(cx.exec(&sandbox, write("/mounted/new", "x")).await?.exit.code != 0, "the outer mount was written");
     check_eq!(std::fs::read_dir(directory.path().join("inner"))?.count(), 0, "entries of the host's directory");
+    Ok(())
+}
+
+pub(super) async fn in_the_workspace(cx: Context) -> Verdict {
+    let size = ByteSize::from_bytes(MIB);
+    let spec = cx.spec().mount(mount("/workspace/cache", MountSource::Tmpfs { size })?).build()?;
+    let sandbox = cx.sandbox_of(spec).await?;
+    cx.exec_ok(&sandbox, write("/workspace/cache/kept", "kept")).await?;
+    cx.exec_ok(&sandbox, P::MakeDirectory { path: "empty".into() }).await?;
+    let (empty, cache) = (path("empty")?, path("cache")?);
+    let conflict = [ErrorKind::Conflict];
+    expect_error(sandbox.rename(&empty, &cache).await, &conflict, "replacing a mount")?;
+    expect_error(sandbox.rename(&cache, &path("new")?).await, &conflict, "renaming a mount")?;
+    let read = cx.exec_ok(&sandbox, read("/workspace/cache/kept")).await?;
+    check_eq!(text(&read.stdout), "kept", "what the guest read in the mount");
     Ok(())
 }
 
