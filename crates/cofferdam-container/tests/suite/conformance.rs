@@ -71,7 +71,7 @@ async fn conformance_suite_passes_on_podman() {
 
 /// Runs the suite with gVisor, which does not count processes, so that a weaker limit is accepted.
 ///
-/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for seven cases that the test names.
+/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for eight cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance_suite_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("conformance_suite_passes_on_docker_with_gvisor").await {
