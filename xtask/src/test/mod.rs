@@ -70,6 +70,7 @@ const ONCE: &[&str] = &[
     "cofferdam-conformance ",
     "cofferdam-container test ",
     "cofferdam-contract ",
+    "cofferdam-e2b ",
     "cofferdam-engine ",
     "cofferdam-fuzz ",
     "cofferdam-image lib ",

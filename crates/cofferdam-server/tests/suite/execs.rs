@@ -183,7 +183,13 @@ async fn the_kept_outputs_of_a_sandbox_are_bounded_together() {
     let client = server.client();
     create(&client, json!({ "name": "a" })).await;
     let print = Step::PrintRepeated { text: "x".repeat(1000), total: 200 << 10 };
-    let first = exec(&client, "a", &steps(vec![print, Step::SleepForever])).await.unwrap();
+    let printed = Step::MakeDirectory { path: "printed".into() };
+    let first = exec(&client, "a", &steps(vec![print, printed, Step::SleepForever])).await.unwrap();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while get(&client, "/v1/sandboxes/a/files/stat?path=printed").await.is_err() {
+        assert!(tokio::time::Instant::now() < deadline, "nothing is printed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let refused = exec(&client, "a", &steps(vec![Step::Exit(0)])).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
     let path = format!("/v1/sandboxes/a/execs/{}", first.id);

@@ -217,8 +217,16 @@ async fn a_hostile_server_in_a_sandbox_is_bounded() {
         let answer = raw(&server, &request).await;
         assert!(answer.starts_with("HTTP/1.1 502"), "{path}: {}", &answer[..answer.len().min(300)]);
     }
-    let short = client.send(Method::GET, "/v1/sandboxes/web/ports/8000/short", Content::None).await.unwrap();
-    assert!(short.into_body().collect().await.is_err(), "an answer that ends early is no complete one");
+    // Its end may arrive before its head is sent.
+    let short = client.send(Method::GET, "/v1/sandboxes/web/ports/8000/short", Content::None).await;
+    let is_complete = match short {
+        Ok(short) => short.into_body().collect().await.is_ok(),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            false
+        }
+    };
+    assert!(!is_complete, "an answer that ends early is no complete one");
     let fine = client.send(Method::GET, "/v1/sandboxes/web/ports/8000/fine", Content::None).await.unwrap();
     assert_eq!(fine.into_body().collect().await.unwrap().to_bytes(), "ok");
     for path in ["/v1/sandboxes/web/ports/0/", "/v1/sandboxes/web/ports/70000/", "/v1/sandboxes/web/tcp/8000"] {
