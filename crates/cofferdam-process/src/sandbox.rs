@@ -70,7 +70,8 @@ impl ProcessSandbox {
             let below = mount.target.as_str().strip_prefix(inside.as_str());
             below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        match self.spec.mounts().iter().any(holds) {
+        // The workspace itself is refused for another reason.
+        match !path.is_workspace() && self.spec.mounts().iter().any(holds) {
             true => Err(Error::new(ErrorKind::Conflict, operation, "something is mounted there")
                 .with_context("path", path.to_string())),
             false => Ok(()),

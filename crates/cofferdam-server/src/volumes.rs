@@ -135,6 +135,11 @@ impl Volumes {
     /// # Errors
     /// - `NotFound` as in [`Self::find`], `Conflict` while another sandbox uses one.
     pub async fn attach(&self, spec: &Spec, wanted: Vec<VolumeMount>, level: Level) -> Result<Attached> {
+        let mut names: Vec<_> = wanted.iter().map(|mount| &mount.name).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid("volume", "a volume is named twice").with_remedy("mount it at one path"));
+        }
         // A file system that was a disk of a VM is created again, which may take long.
         let _turn = self.attaches.take(spec.tenant()).await?;
         let before_use = self.config.before_use;

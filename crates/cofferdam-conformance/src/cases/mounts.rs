@@ -161,6 +161,8 @@ pub(super) async fn in_the_workspace(cx: Context) -> Verdict {
     let refused = [ErrorKind::Conflict, ErrorKind::Denied];
     expect_error(sandbox.rename(&empty, &cache).await, &refused, "replacing a mount")?;
     expect_error(sandbox.rename(&cache, &path("new")?).await, &refused, "renaming a mount")?;
+    let invalid = [ErrorKind::InvalidInput];
+    expect_error(sandbox.rename(&path("")?, &path("new")?).await, &invalid, "renaming the workspace with a mount")?;
     let read = cx.exec_ok(&sandbox, read("/workspace/cache/kept")).await?;
     check_eq!(text(&read.stdout), "kept", "what the guest read in the mount");
     Ok(())

@@ -142,9 +142,9 @@ async fn a_failed_create_releases_its_volumes() {
     post(&client, "/v1/volumes", json!({ "name": "data", "unlimited": true })).await.unwrap();
     let two = json!([{ "volume": "data", "path": "/a" }, { "volume": "none", "path": "/b" }]);
     let same = json!([{ "volume": "data", "path": "/a" }, { "volume": "data", "path": "/b" }]);
-    for volumes in [two, same] {
+    for (volumes, kind) in [(two, ErrorKind::NotFound), (same, ErrorKind::InvalidInput)] {
         let body = json!({ "backend": "process", "volumes": volumes });
-        assert!(post(&client, "/v1/sandboxes", body).await.is_err());
+        assert_eq!(post(&client, "/v1/sandboxes", body).await.unwrap_err().kind(), kind);
         assert_eq!(get(&client, "/v1/volumes/data").await.unwrap()["in_use"], json!(false));
     }
     delete(&client, "/v1/volumes/data").await.unwrap();
