@@ -52,6 +52,7 @@ async fn the_simulated_backend_passes() {
             "mounts/file",
             "mounts/tmpfs",
             "mounts/nested",
+            "mounts/in-the-workspace",
             "mounts/disk",
             "mounts/disk-missing-or-special",
             "mounts/missing-or-special",
