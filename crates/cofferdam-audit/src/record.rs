@@ -422,7 +422,7 @@ pub struct Network {
     /// The reason of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Text<512>>,
-    /// `displaced` at the end of a connection whose place another sandbox took.
+    /// `displaced` at the end of a connection whose place another sandbox took, `unreachable` if the server could not be reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Text<16>>,
     /// Bytes that the guest sent on the connection so far.

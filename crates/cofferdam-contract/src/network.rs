@@ -108,7 +108,7 @@ pub struct NetworkEvent {
     /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `displaced` at the end of a connection whose place another sandbox took.
+    /// `displaced` at the end of a connection whose place another sandbox took, `unreachable` if the server could not be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// Bytes that the guest sent on the connection so far.

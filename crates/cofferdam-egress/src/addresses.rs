@@ -26,6 +26,14 @@ const NOT_PUBLIC: [(Ipv4Addr, u32); 16] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// IPv6 blocks that a translator maps to IPv4, with the length of their prefixes: NAT64 and 6to4. A network may use its
+/// own prefix for NAT64, which cannot be distinguished from other addresses.
+const TRANSLATED: [(Ipv6Addr, u8); 3] = [
+    (Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96),
+    (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48),
+    (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16),
+];
+
 /// Addresses of metadata services: of most clouds, Azure, Alibaba, and AWS by IPv6.
 const METADATA: [IpAddr; 4] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
@@ -52,21 +60,25 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !NOT_PUBLIC.into_iter().any(is_in)
 }
 
-/// Returns true if an IPv6 address is known to be public: global unicast without its special blocks, and addresses that
-/// embed a public IPv4 address. IPv4-mapped addresses are not public, and the sockets here do not accept them.
+/// Returns true if an IPv6 address is known to be public: global unicast without its special blocks. IPv4-mapped
+/// addresses are not public, and the sockets here do not accept them.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     match segments {
-        // NAT64. A network may use its own prefix for it, which cannot be distinguished from other addresses.
-        [0x64, 0xff9b, 0, 0, 0, 0, _, _] => is_public_v4(embedded(segments[6], segments[7])),
-        // 6to4.
-        [0x2002, high, low, ..] if !is_public_v4(embedded(high, low)) => false,
+        // The translator decides where these lead.
+        _ if is_translated(address, 128) => false,
         // ISATAP.
         [_, _, _, _, 0 | 0x200, 0x5efe, high, low] if !is_public_v4(embedded(high, low)) => false,
         // Protocol assignments, including Teredo; both documentation blocks.
         [0x2001, 0..0x200, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..0x1000, ..] => false,
         [first, ..] => first >> 13 == 1,
     }
+}
+
+/// Returns true if all addresses with this prefix are those of NAT64 or 6to4.
+pub fn is_translated(address: Ipv6Addr, bits: u8) -> bool {
+    let is_in = |(block, own): (Ipv6Addr, u8)| bits >= own && (block.to_bits() ^ address.to_bits()) >> (128 - own) == 0;
+    TRANSLATED.into_iter().any(is_in)
 }
 
 fn embedded(high: u16, low: u16) -> Ipv4Addr {
@@ -167,7 +179,9 @@ mod tests {
             "64:ff9b::127.0.0.1",
             "64:ff9b::169.254.169.254",
             "64:ff9b::10.0.0.1",
+            "64:ff9b::8.8.8.8",
             "64:ff9b:1::8.8.8.8",
+            "64:ff9b:1:ffff::1",
             "100::1",
             "2001::1",
             "2001:0:808:808::1",
@@ -179,6 +193,7 @@ mod tests {
             "2002:a00:1::1",
             "2002:a9fe:a9fe::1",
             "2002:c0a8:1::",
+            "2002:808:808::1",
             "3fff::1",
             "3fff:fff::1",
             "5f00::1",
@@ -216,10 +231,8 @@ mod tests {
             "198.17.255.255",
             "198.20.0.0",
             "223.255.255.255",
-            "64:ff9b::8.8.8.8",
             "2001:200::1",
             "2001:4860:4860::8888",
-            "2002:808:808::1",
             "2606:4700::1111",
             "2000::1",
             "3ffe::1",
@@ -255,21 +268,25 @@ mod tests {
             let (high, low) = ((bits >> 16) as u16, bits as u16);
             let [a, b, c, d, e] = tail;
             let public = is_public(Ipv4Addr::from_bits(bits).into());
-            for form in [[0x64, 0xff9b, 0, 0, 0, 0, high, low], [0x2002, high, low, a, b, c, d, e]] {
-                let isatap = form[5] == 0x5efe;
-                let shown = is_public(Ipv6Addr::from(form).into());
-                prop_assert!(shown == public || (isatap && !shown), "{:x?}", form);
-            }
-            for form in [[0, 0, 0, 0, 0, 0xffff, high, low], [0, 0, 0, 0, 0, 0, high, low], [0, 0, 0, 0, 0xffff, 0, high, low]] {
+            let isatap = [0x2600, a, b, c, 0x200, 0x5efe, high, low];
+            prop_assert_eq!(is_public(Ipv6Addr::from(isatap).into()), public, "{:x?}", isatap);
+            for form in [
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low],
+                [0x64, 0xff9b, 1, a, b, c, high, low],
+                [0x2002, high, low, a, b, c, d, e],
+                [0, 0, 0, 0, 0, 0xffff, high, low],
+                [0, 0, 0, 0, 0, 0, high, low],
+                [0, 0, 0, 0, 0xffff, 0, high, low],
+            ] {
                 prop_assert!(!is_public(Ipv6Addr::from(form).into()), "{:x?}", form);
             }
         }
 
         #[test]
-        fn only_global_unicast_and_nat64_are_public(segments in any::<[u16; 8]>()) {
+        fn only_global_unicast_is_public(segments in any::<[u16; 8]>()) {
             let address = Ipv6Addr::from(segments);
             if is_public(address.into()) {
-                prop_assert!(segments[0] >> 13 == 1 || segments[..2] == [0x64, 0xff9b]);
+                prop_assert!(segments[0] >> 13 == 1 && segments[0] != 0x2002);
             }
         }
     }

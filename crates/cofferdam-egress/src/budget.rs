@@ -1,7 +1,9 @@
 //! Budgets and rates of a rule.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use cofferdam_contract::{Error, NetworkRule, Result};
@@ -18,7 +20,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub struct Budget {
     limits: Limits,
     requests: AtomicU64,
-    bytes: AtomicU64,
+    /// The bytes that are used. Connections of the rule take turns while they pass bytes.
+    bytes: Mutex<u64>,
     /// The times of the requests of the last minute.
     last: Mutex<VecDeque<Instant>>,
     /// The time until which the bytes so far take at the rule's rate.
@@ -49,8 +52,14 @@ impl Budget {
 
     /// Creates a budget of which nothing is used.
     pub fn new(rule: &NetworkRule) -> Self {
-        let (requests, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { limits: Limits::of(rule), requests, bytes, last: Mutex::default(), due: Mutex::default() }
+        let requests = AtomicU64::new(0);
+        Self {
+            limits: Limits::of(rule),
+            requests,
+            bytes: Mutex::default(),
+            last: Mutex::default(),
+            due: Mutex::default(),
+        }
     }
 
     /// Returns true if both have the same limits.
@@ -65,7 +74,7 @@ impl Budget {
 
     /// Counts a request, or a connection. Refuses it if the budget does not have it.
     pub fn request(&self, now: Instant) -> std::result::Result<(), Refusal> {
-        if self.limits.bytes.is_some_and(|most| self.bytes.load(Ordering::Relaxed) >= most) {
+        if self.limits.bytes.is_some_and(|most| *self.bytes.lock() >= most) {
             return Err(Refusal::UsedUp);
         }
         if let Some(rate) = self.limits.per_minute {
@@ -95,18 +104,41 @@ impl Budget {
         self.limits.bytes.is_some() || self.limits.per_second.is_some()
     }
 
-    /// Counts bytes. Returns the time to wait before the next ones. Refuses bytes beyond the budget.
-    pub fn charge(&self, bytes: u64, now: Instant) -> std::result::Result<Option<Duration>, Refusal> {
-        let total = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+    /// Counts bytes that were read before their rule was known. Refuses all of them if the budget does not have them.
+    pub fn charge(&self, bytes: u64, now: Instant) -> std::result::Result<(), Refusal> {
+        let mut used = self.bytes.lock();
+        let total = used.saturating_add(bytes);
         if self.limits.bytes.is_some_and(|most| total > most) {
             return Err(Refusal::UsedUp);
         }
-        let Some(rate) = self.limits.per_second else { return Ok(None) };
-        let time = Duration::from_secs_f64(bytes as f64 / rate as f64);
-        let mut due = self.due.lock();
-        let until = due.map_or(now, |due| due.max(now)) + time;
-        *due = Some(until);
-        Ok(Some(until.saturating_duration_since(now)).filter(|wait| !wait.is_zero()))
+        *used = total;
+        self.delay(bytes, now);
+        Ok(())
+    }
+
+    /// Passes bytes by a read or write, and counts them. `pass` gets the maximum number, and returns the number that
+    /// passed. No other connection passes bytes of a limited budget meanwhile, so that all together never exceed it.
+    pub fn pass(&self, now: Instant, pass: impl FnOnce(usize) -> Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        let passed = match self.limits.bytes {
+            None => ready!(pass(usize::MAX))?,
+            Some(most) => {
+                let mut used = self.bytes.lock();
+                let left = usize::try_from(most.saturating_sub(*used)).unwrap_or(usize::MAX);
+                let passed = ready!(pass(left))?;
+                *used = used.saturating_add(passed as u64);
+                passed
+            }
+        };
+        self.delay(passed as u64, now);
+        Poll::Ready(Ok(passed))
+    }
+
+    /// Delays the next bytes by the time that these take at the rule's rate.
+    fn delay(&self, bytes: u64, now: Instant) {
+        if let Some(rate) = self.limits.per_second {
+            let mut due = self.due.lock();
+            *due = Some(due.map_or(now, |due| due.max(now)) + Duration::from_secs_f64(bytes as f64 / rate as f64));
+        }
     }
 }
 
@@ -144,9 +176,33 @@ mod tests {
         assert_eq!(budget.request(now + 59 * second), Err(Refusal::TooFast));
         assert_eq!(budget.request(now + 60 * second), Ok(()));
         assert_eq!(budget.request(now + 200 * second), Err(Refusal::UsedUp));
-        assert_eq!(budget.charge(50, now), Ok(Some(5 * second)));
-        assert_eq!(budget.charge(50, now + second), Ok(Some(9 * second)));
+        assert_eq!((budget.charge(50, now), budget.wait(now)), (Ok(()), Some(5 * second)));
+        assert_eq!(budget.charge(51, now), Err(Refusal::UsedUp), "bytes are refused as a whole");
+        assert_eq!(budget.charge(50, now + second), Ok(()));
+        assert_eq!(budget.wait(now + second), Some(9 * second));
         assert_eq!(budget.charge(1, now + 20 * second), Err(Refusal::UsedUp));
         assert_eq!(Budget::new(&rule).request(now), Ok(()));
+    }
+
+    /// A read or write gets the bytes that are left, and those that it does not pass stay in the budget.
+    #[test]
+    fn bytes_that_do_not_pass_stay_in_the_budget() {
+        let rule = NetworkRule { max_bytes: Some(ByteSize::from_bytes(100)), ..NetworkRule::default() };
+        let (budget, now) = (Budget::new(&rule), Instant::now());
+        for (left, passed) in [
+            (100, Poll::Ready(Ok(40))),
+            (60, Poll::Pending),
+            (60, Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))),
+            (60, Poll::Ready(Ok(60))),
+            (0, Poll::Ready(Ok(0))),
+        ] {
+            let _ = budget.pass(now, |most| {
+                assert_eq!(most, left);
+                passed
+            });
+        }
+        assert_eq!(budget.request(now), Err(Refusal::UsedUp));
+        let unlimited = Budget::new(&NetworkRule::default());
+        assert!(unlimited.pass(now, |most| Poll::Ready(Ok(most))).is_ready());
     }
 }

@@ -117,6 +117,8 @@ pub struct Flow {
     refused: Mutex<Option<String>>,
     /// True if the connection ends because another sandbox took its place.
     displaced: Arc<AtomicBool>,
+    /// True if the rules allow the server, and there is no connection to it.
+    unreachable: AtomicBool,
     /// Bytes that no rule was charged for yet.
     uncharged: AtomicU64,
     requests: AtomicU64,
@@ -144,6 +146,7 @@ impl Flow {
             current: Mutex::default(),
             refused: Mutex::default(),
             displaced,
+            unreachable: AtomicBool::new(false),
             uncharged: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -161,20 +164,18 @@ impl Flow {
         let decided = self.decide(&rules, &content);
         let alike = decided.as_ref().is_ok_and(|rule| self.is_charged_alike(rule));
         let counted = decided.and_then(|rule| rule.budget.request(Instant::now()).map(|()| rule));
-        let result = match counted {
+        match counted {
             Ok(_) if !alike => Err("requests of a rule that limits bytes need a connection of their own".to_owned()),
-            Ok(rule) => {
-                *self.current.lock() = Some((content.clone(), Arc::clone(&rule)));
-                let bytes = self.uncharged.swap(0, Ordering::Relaxed);
-                rule.budget
-                    .charge(bytes, Instant::now())
-                    .map(drop)
-                    .map_err(|refusal| refusal.to_string())
-                    .map(|()| rule)
-            }
+            Ok(rule) => match rule.budget.charge(self.uncharged.load(Ordering::Relaxed), Instant::now()) {
+                Ok(()) => {
+                    self.uncharged.store(0, Ordering::Relaxed);
+                    *self.current.lock() = Some((content, rule));
+                    Ok(())
+                }
+                Err(refusal) => Err(refusal.to_string()),
+            },
             Err(refusal) => Err(self.explained(refusal, &content)),
-        };
-        result.map(drop)
+        }
     }
 
     /// Decides about contents by these rules. A name that leads to an address which is not public needs a rule for that
@@ -255,7 +256,17 @@ impl Flow {
     /// Notes that the connection is refused.
     pub fn deny(&self, why: impl std::fmt::Display) {
         self.judge.denials.note(format_args!("the connection to {}:{}", self.host, self.port), &why);
+        self.set_refused(why);
+    }
+
+    /// Notes that the connection is refused, for its event only.
+    pub fn set_refused(&self, why: impl std::fmt::Display) {
         *self.refused.lock() = Some(why.to_string());
+    }
+
+    /// Notes that the server cannot be reached.
+    pub fn set_unreachable(&self) {
+        self.unreachable.store(true, Ordering::Relaxed);
     }
 
     /// Notes that the connection is refused before its contents are known. Returns the reason.
@@ -343,15 +354,24 @@ impl Flow {
         }
     }
 
-    /// Counts bytes. Returns the time to wait before the next ones.
-    fn charge(&self, bytes: usize) -> Result<Option<Duration>, Refusal> {
-        match &*self.current.lock() {
-            Some((_, rule)) => rule.budget.charge(bytes as u64, Instant::now()),
+    /// Passes bytes by a read or write of the client's side, and counts them. `pass` gets the maximum that the budget of
+    /// the rule has left.
+    fn pass(&self, pass: impl FnOnce(usize) -> Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        let rule = self.current.lock().as_ref().map(|(_, rule)| Arc::clone(rule));
+        match rule {
+            Some(rule) => rule.budget.pass(Instant::now(), pass),
             None => {
-                self.uncharged.fetch_add(bytes as u64, Ordering::Relaxed);
-                Ok(None)
+                let passed = ready!(pass(usize::MAX))?;
+                self.uncharged.fetch_add(passed as u64, Ordering::Relaxed);
+                Poll::Ready(Ok(passed))
             }
         }
+    }
+
+    /// Notes that the budget of the rule has no further byte for the connection. Returns the error that ends it.
+    fn used_up(&self) -> io::Error {
+        self.deny(Refusal::UsedUp);
+        io::Error::other("the budget is used up")
     }
 }
 
@@ -360,7 +380,11 @@ impl Drop for Flow {
         let current = self.current.lock().take();
         let (content, rule) = current.map_or((Content::Any, None), |(content, rule)| (content, Some(rule)));
         let (rule, reason) = (rule.map(|rule| rule.text.clone()), self.refused.lock().take());
-        let ended = self.displaced.load(Ordering::Relaxed).then(|| "displaced".to_owned());
+        let ended = match (self.displaced.load(Ordering::Relaxed), self.unreachable.load(Ordering::Relaxed)) {
+            (true, _) => Some("displaced".to_owned()),
+            (false, true) => Some("unreachable".to_owned()),
+            (false, false) => None,
+        };
         let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ended, ..self.event(&content) };
         let _ = self.judge.events.send(event);
     }
@@ -403,38 +427,57 @@ impl<S> Metered<S> {
         }
         Poll::Ready(())
     }
+}
 
-    fn count(&mut self, bytes: usize) -> io::Result<()> {
-        match self.flow.charge(bytes) {
-            Ok(_) => {}
-            Err(refusal) => {
-                self.flow.deny(refusal);
-                return Err(io::Error::other("the budget is used up"));
-            }
-        }
-        Ok(())
+/// Reads at most this number of bytes. Returns the number that was read. Fails if the maximum is 0 and there is a byte.
+fn poll_read_at_most<S: AsyncRead + Unpin>(
+    (inner, flow): (&mut S, &Flow),
+    cx: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+    most: usize,
+) -> Poll<io::Result<usize>> {
+    let mut inner = Pin::new(inner);
+    if most >= buffer.remaining() {
+        let before = buffer.filled().len();
+        ready!(inner.poll_read(cx, buffer))?;
+        return Poll::Ready(Ok(buffer.filled().len() - before));
     }
+    if most == 0 {
+        // The end of the stream is not beyond the budget.
+        let mut byte = [0];
+        let mut probe = ReadBuf::new(&mut byte);
+        ready!(inner.as_mut().poll_read(cx, &mut probe))?;
+        return Poll::Ready(if probe.filled().is_empty() { Ok(0) } else { Err(flow.used_up()) });
+    }
+    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+    ready!(inner.poll_read(cx, &mut part))?;
+    let read = part.filled().len();
+    buffer.advance(read);
+    Poll::Ready(Ok(read))
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_pause(cx));
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
-        let bytes = buffer.filled().len() - before;
-        self.flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.flow.judge.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        Poll::Ready(self.count(bytes))
+        let Self { inner, flow, .. } = &mut *self;
+        let bytes = ready!(flow.pass(|most| poll_read_at_most((inner, flow), cx, buffer, most)))?;
+        flow.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        flow.judge.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.poll_pause(cx));
-        let bytes = ready!(Pin::new(&mut self.inner).poll_write(cx, data))?;
-        self.flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.flow.judge.received.fetch_add(bytes as u64, Ordering::Relaxed);
-        Poll::Ready(self.count(bytes).map(|()| bytes))
+        let Self { inner, flow, .. } = &mut *self;
+        let bytes = ready!(flow.pass(|most| match most {
+            0 if !data.is_empty() => Poll::Ready(Err(flow.used_up())),
+            _ => Pin::new(inner).poll_write(cx, &data[..data.len().min(most)]),
+        }))?;
+        flow.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        flow.judge.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(bytes))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

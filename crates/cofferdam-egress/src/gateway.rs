@@ -13,13 +13,14 @@ use std::time::Duration;
 use cofferdam_contract::{Connection, NetworkDenial, NetworkEvent, NetworkSecret, NetworkUsage};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Access;
 use crate::addresses::is_exhausted;
+use crate::begin::{Begun, FIRST_TIMEOUT, recognise};
 use crate::flow::{Flow, Judge, Metered, copy};
 use crate::inspect::Inspected;
 use crate::intercept::{self, Interception};
@@ -29,22 +30,20 @@ use crate::proxy::{self, Wanted};
 use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
 use crate::share::{Permit, Share};
-use crate::sniff::{MAX_FIRST, Protocol, is_unchecked_answer, protocol};
+use crate::sniff::{Protocol, is_unchecked_answer};
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{PROXY_PORT, RESOLVER, dns, http};
 
 /// The maximum of connections to the resolver at once.
 const MAX_DNS_CONNECTIONS: usize = 8;
-/// Time in which a client must complete what it has begun: its first message, or a query. And the reads that it may
-/// take: each parses everything again.
-const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
-const MAX_READS: usize = 64;
 /// Time for the first byte of a connection, from the client or the server. A connection that is silent for longer ends.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time to wait if no connection can be accepted, for example because descriptors are exhausted.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// The reason if this process has no descriptor for a connection.
 const EXHAUSTED: &str = "this process has no free descriptor; raise its limit of open files (ulimit -n)";
+/// The reason if a connection is closed because of the number of others.
+const TOO_MANY: &str = "too many are open";
 /// Ports on which only this protocol is spoken.
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
@@ -119,7 +118,7 @@ impl Gateway {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(permit) = self.shared.permit(to.port()) else { return };
+        let Some(permit) = self.shared.permit(to) else { return };
         let displaced = permit.displaced();
         let serving = async {
             match to.port() {
@@ -215,8 +214,8 @@ async fn accept_into(connections: &mut JoinSet<()>, listener: &TcpListener, shar
             }
         };
         while connections.try_join_next().is_some() {}
-        if let Some(permit) = shared.permit(port) {
-            let Ok(to) = client.local_addr() else { continue };
+        let Ok(to) = client.local_addr() else { continue };
+        if let Some(permit) = shared.permit(to) {
             let _ = client.set_nodelay(true);
             keep_alive(&client);
             let shared = Arc::clone(shared);
@@ -296,7 +295,7 @@ where
         Ok(server) => server,
         Err(Failure::Denied(refusal)) => return flow.deny(refusal),
         Err(Failure::Exhausted) => return flow.deny(EXHAUSTED),
-        Err(Failure::Unreachable) => return,
+        Err(Failure::Unreachable) => return flow.set_unreachable(),
     };
     *flow.address.lock() = server.peer_addr().ok().map(|address| address.ip());
     let Destination::Name(target, port) = destination else {
@@ -362,59 +361,6 @@ where
     }
 }
 
-/// The begin of a connection.
-enum Begun {
-    /// The client sent a first message of this protocol.
-    Client(Protocol),
-    /// The server sent first: another protocol than those that are checked.
-    Server,
-    /// The client did not complete its first message.
-    Incomplete,
-    /// A side closed the connection before anything was sent.
-    Closed,
-}
-
-/// Reads the client's first bytes until they show the protocol, or the server's if it sends first.
-async fn recognise(
-    client: &mut (impl AsyncRead + Unpin),
-    server: &TcpStream,
-    first: &mut Vec<u8>,
-    greeting: &mut Vec<u8>,
-) -> Begun {
-    loop {
-        tokio::select! {
-            biased;
-            read = client.read_buf(first) => match read {
-                Ok(1..) => break,
-                _ => return Begun::Closed,
-            },
-            _ = server.readable() => match server.try_read_buf(greeting) {
-                Ok(1..) => return Begun::Server,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                _ => return Begun::Closed,
-            },
-        }
-    }
-    let complete = async {
-        for _ in 0..MAX_READS {
-            if let Some(protocol) = protocol(first) {
-                return Begun::Client(protocol);
-            }
-            if first.len() > MAX_FIRST {
-                return Begun::Incomplete;
-            }
-            match client.read_buf(first).await {
-                Ok(1..) => {}
-                // The client sends no more. A text without an end of its line is no request.
-                Ok(0) if first[0].is_ascii_graphic() => return Begun::Client(Protocol::Other),
-                _ => return Begun::Incomplete,
-            }
-        }
-        Begun::Incomplete
-    };
-    timeout(FIRST_TIMEOUT, complete).await.unwrap_or(Begun::Incomplete)
-}
-
 fn is_same_name(asked: &str, name: &str) -> bool {
     asked.strip_suffix('.').unwrap_or(asked).eq_ignore_ascii_case(name)
 }
@@ -457,13 +403,25 @@ impl Shared {
         Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port, Arc::default())
     }
 
-    /// Returns the permit of one more connection. Returns `None`, and notes it, if there are too many.
-    fn permit(&self, port: u16) -> Option<Permit> {
+    /// Returns the permit of one more connection to an address. Returns `None`, and reports it, if there are too many.
+    fn permit(&self, to: SocketAddr) -> Option<Permit> {
         let permit = self.connections.open();
         if permit.is_none() {
-            self.judge.denials.note(format_args!("further connections to port {port}"), "too many are open");
+            self.judge.denials.note(format_args!("further connections to port {}", to.port()), TOO_MANY);
+            let name = self.name(to.ip());
+            let literal = name.is_none().then_some(to.ip());
+            let host = name.unwrap_or_else(|| to.ip().to_string());
+            Flow::new(&self.judge, host, literal, to.port(), Arc::default()).set_refused(TOO_MANY);
         }
         permit
+    }
+
+    /// Returns the name that an address of the sandbox stands for.
+    fn name(&self, address: IpAddr) -> Option<String> {
+        match address {
+            IpAddr::V4(address) => self.names.lock().name(address).map(str::to_owned),
+            IpAddr::V6(_) => None,
+        }
     }
 
     /// Serves a connection until it ends or another sandbox needs its place.
@@ -476,17 +434,15 @@ impl Shared {
     /// Returns the destination of a connection by its local address. Returns the name or address and the reason if the
     /// rules do not allow it.
     fn destination(&self, to: SocketAddr) -> Result<Destination, (String, Refusal)> {
-        let name = match to.ip() {
-            IpAddr::V4(address) => self.names.lock().name(address).map(str::to_owned),
-            IpAddr::V6(_) => None,
-        };
-        let Some(name) = name else {
-            return match self.judge.rules().connect([], to) {
-                Ok(_) => Ok(Destination::Address(to)),
-                Err(refusal) => Err((to.ip().to_string(), refusal)),
-            };
-        };
-        self.named(name, to.port())
+        if let Some(name) = self.name(to.ip()) {
+            return self.named(name, to.port());
+        }
+        match self.judge.rules().connect([], to) {
+            // A rule for such a range is about names that lead there. Any IPv4 address has a form in it.
+            Ok(_) if to.ip().is_ipv6() => Err((to.ip().to_string(), Refusal::NotLookedUp)),
+            Ok(_) => Ok(Destination::Address(to)),
+            Err(refusal) => Err((to.ip().to_string(), refusal)),
+        }
     }
 
     /// Returns the destination of a connection to a name.

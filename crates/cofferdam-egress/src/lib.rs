@@ -16,6 +16,8 @@ mod access;
 mod addresses;
 #[cfg(feature = "gateway")]
 mod authority;
+#[cfg(feature = "gateway")]
+mod begin;
 #[cfg_attr(not(feature = "gateway"), expect(dead_code, reason = "only the gateway counts"))]
 mod budget;
 #[cfg(feature = "gateway")]
@@ -39,6 +41,7 @@ mod inspect;
 mod intercept;
 #[cfg(feature = "gateway")]
 mod key_store;
+mod literal;
 #[cfg(feature = "gateway")]
 mod names;
 #[cfg(feature = "gateway")]
@@ -72,6 +75,7 @@ pub use gateway::{Gateway, Sockets};
 pub use host::{PRESETS, is_not_single_host};
 #[cfg(feature = "gateway")]
 pub use intercept::Interception;
+pub use literal::decide_literal;
 #[cfg(feature = "gateway")]
 pub use pace::Pace;
 #[cfg(feature = "gateway")]

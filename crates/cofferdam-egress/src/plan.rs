@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use cofferdam_contract::{Error, NetworkPolicy, Result};
 
+use crate::addresses::is_translated;
 use crate::{NETWORK, Rules};
 
 /// The maximum of ports and of addresses of a policy. Each is a socket or a setting of the kernel.
@@ -28,7 +29,7 @@ pub struct Plan {
     pub rules: Rules,
     /// The ports, in ascending order.
     pub ports: Vec<u16>,
-    /// The addresses and ranges, each with the length of its prefix.
+    /// The addresses and ranges that programs connect to, each with the length of its prefix.
     pub addresses: Vec<(Ipv4Addr, u8)>,
 }
 
@@ -60,6 +61,8 @@ impl Plan {
         let mut addresses = Vec::new();
         for (address, bits) in rules.addresses() {
             match address {
+                // Names lead there. No program connects to such an address.
+                IpAddr::V6(address) if is_translated(address, bits) => {}
                 _ if reach == Reach::Names => {
                     return refused(
                         format!("the {backend} backend reaches names of a network policy only, not {address}"),
@@ -179,6 +182,13 @@ mod tests {
         assert_eq!((plan.ports, plan.addresses), (vec![80, 443, 5432], vec![(Ipv4Addr::new(10, 0, 0, 7), 32)]));
         assert!(of(&hosts, Reach::Names).is_err());
         assert_eq!(of(&hosts[..3], Reach::Names).unwrap().unwrap().ports, [80, 443]);
+        // A range of translated addresses is about the addresses of names.
+        let hosts = ["a.example:443", "[64:ff9b::/96]:443", "[64:ff9b:1:7::/64]:443"];
+        for reach in [Reach::Addresses, Reach::Names] {
+            let plan = of(&hosts, reach).unwrap().unwrap();
+            assert_eq!((plan.ports, plan.addresses), (vec![443], Vec::new()));
+        }
+        assert!(of(&["[64:ff9b::/64]:443"], Reach::Addresses).is_err());
         assert!(Plan::of(&NetworkPolicy::None, "test", Reach::Names).unwrap().is_none());
     }
 }

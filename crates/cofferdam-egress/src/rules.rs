@@ -16,6 +16,8 @@ const MAX_HOSTS: usize = 1024;
 const MAX_LISTED: usize = 64;
 /// The maximum length of a prefix of paths.
 const MAX_PATH: usize = 1024;
+/// The maximum length of methods and paths in the text of a rule.
+const MAX_TEXT: usize = 100;
 /// The ports that are served while a policy is learned.
 pub const LEARNED_PORTS: [u16; 14] = [21, 22, 80, 443, 1433, 3306, 5000, 5432, 6379, 8000, 8080, 8443, 9418, 27017];
 
@@ -30,7 +32,8 @@ pub struct Rules {
 /// A rule of a policy.
 #[derive(Debug)]
 pub struct Rule {
-    /// The host and port as the policy has them.
+    /// The host and port as the policy has them, and the methods and paths, such as `a.example:443 GET /simple/`. The end
+    /// of long lists is left out.
     pub text: String,
     host: Host,
     /// The allowed port. `None` allows every port.
@@ -131,7 +134,7 @@ pub enum Refusal {
     UsedUp,
     /// The requests of this minute are used up.
     TooFast,
-    /// An allowed name resolves to the address, which is not public.
+    /// The address is not public, and no rule names it: a name resolves to it, or it is one that ranges do not include.
     NotPublic,
     /// The policy is being learned, and refuses everything.
     Learning,
@@ -150,7 +153,7 @@ impl fmt::Display for Refusal {
             Self::AmbiguousPath => "servers may read this path as another one",
             Self::UsedUp => "the budget of its rule is used up",
             Self::TooFast => "its rule allows fewer requests a minute",
-            Self::NotPublic => "a name in the policy resolves to it, but the address is not public",
+            Self::NotPublic => "the address is not public, and no rule names it",
             Self::Learning => "the policy is being learned",
         })
     }
@@ -365,7 +368,7 @@ impl Rule {
 
     fn new(rule: &NetworkRule, (host, port): HostAndPort) -> Self {
         Self {
-            text: rule.host.clone(),
+            text: text(rule),
             host,
             port,
             protocol: rule.protocol,
@@ -443,6 +446,21 @@ impl Rule {
             false => Err(Refusal::OtherPath),
         }
     }
+}
+
+/// Returns the text of a rule, for records and explanations.
+fn text(rule: &NetworkRule) -> String {
+    let mut text = rule.host.clone();
+    let max = text.len() + MAX_TEXT;
+    for list in [&rule.methods, &rule.paths].into_iter().filter(|list| !list.is_empty()) {
+        text.push(' ');
+        text.push_str(&list.join(","));
+    }
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+        text.push('…');
+    }
+    text
 }
 
 /// Returns a path without percent-encoding of plain characters, for comparison. Returns `None` for a path that servers

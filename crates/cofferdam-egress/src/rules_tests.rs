@@ -24,7 +24,7 @@ fn verdict(hosts: &[&str], name: &str, resolved: &[&str], to: &str) -> std::resu
 
 #[test]
 fn verdicts() {
-    use Allowed::{Elsewhere, Listed, Localhost};
+    use Allowed::{Elsewhere, InRange, Listed, Localhost};
     use Refusal::{InvalidName, NotListed, NotLookedUp, NotPublic, OtherPort};
     for (hosts, name, resolved, to, expected) in [
         (&["a.example"][..], "a.example", &["8.8.8.8"][..], "8.8.8.8:443", Ok(Elsewhere)),
@@ -55,6 +55,12 @@ fn verdicts() {
         (&["a.example"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Err(NotPublic)),
         (&["a.example"], "a.example", &["::1"], "[::1]:80", Err(NotPublic)),
         (&["a.example"], "a.example", &["64:ff9b::7f00:1"], "[64:ff9b::7f00:1]:80", Err(NotPublic)),
+        (&["a.example"], "a.example", &["64:ff9b::808:808"], "[64:ff9b::808:808]:80", Err(NotPublic)),
+        (&["a.example"], "a.example", &["64:ff9b:1::808:808"], "[64:ff9b:1::808:808]:80", Err(NotPublic)),
+        (&["a.example"], "a.example", &["2002:808:808::1"], "[2002:808:808::1]:80", Err(NotPublic)),
+        (&["a.example", "[64:ff9b::/96]:80"], "a.example", &["64:ff9b::808:808"], "[64:ff9b::808:808]:80", Ok(InRange)),
+        (&["a.example", "[64:ff9b::/96]:81"], "a.example", &["64:ff9b::1"], "[64:ff9b::1]:80", Err(NotPublic)),
+        (&["a.example", "2002:808:808::1"], "a.example", &["2002:808:808::1"], "[2002:808:808::1]:80", Ok(Listed)),
         (&["a.example"], "a.example", &["::ffff:127.0.0.1"], "[::ffff:127.0.0.1]:80", Err(NotPublic)),
         (&["a.example", "127.0.0.1:80"], "a.example", &["127.0.0.1"], "127.0.0.1:81", Err(NotPublic)),
         (&["a.example", "10.1.2.3"], "a.example", &["10.1.2.3"], "10.1.2.3:80", Ok(Listed)),
@@ -220,13 +226,14 @@ fn requests_are_decided_by_protocol_method_and_path() {
             {"host":"any.example:443"}, {"host":"seen.example:443","protocol":"https"}, {"host":"10.0.0.0/8:5432"}]"#,
     )
     .unwrap();
+    const API: &str = "api.example:443 GET,HEAD /v1,/open/";
     let request =
         |secure, method: &str, path: &str| Content::Request { secure, method: method.into(), path: path.into() };
     for (name, port, content, expected) in [
-        ("api.example", 443, request(true, "GET", "/v1"), Ok("api.example:443")),
-        ("api.example", 443, request(true, "HEAD", "/v1/x"), Ok("api.example:443")),
-        ("api.example", 443, request(true, "GET", "/%761/x"), Ok("api.example:443")),
-        ("api.example", 443, request(true, "GET", "/open/x"), Ok("api.example:443")),
+        ("api.example", 443, request(true, "GET", "/v1"), Ok(API)),
+        ("api.example", 443, request(true, "HEAD", "/v1/x"), Ok(API)),
+        ("api.example", 443, request(true, "GET", "/%761/x"), Ok(API)),
+        ("api.example", 443, request(true, "GET", "/open/x"), Ok(API)),
         ("api.example", 443, request(true, "GET", "/v10"), Err(OtherPath)),
         ("api.example", 443, request(true, "GET", "/open"), Err(OtherPath)),
         ("api.example", 443, request(true, "GET", "/"), Err(OtherPath)),
@@ -274,6 +281,24 @@ fn requests_are_decided_by_protocol_method_and_path() {
         assert_eq!(rules.decide(Server::Address(address), port, &Content::Any).is_ok(), allowed, "{address}");
         assert_eq!(rules.connect([], (address, port).into()).is_ok(), allowed, "{address}");
     }
+}
+
+/// The text of a rule tells it apart from other rules of its host.
+#[test]
+fn the_text_of_a_rule_has_its_methods_and_paths() {
+    let text = |rule: &str| detailed(&format!("[{rule}]")).unwrap().rules[0].text.clone();
+    for (rule, expected) in [
+        (r#"{"host":"a:443"}"#, "a:443"),
+        (r#"{"host":"a:443","methods":["GET"],"paths":["/simple/"]}"#, "a:443 GET /simple/"),
+        (r#"{"host":"a:443","methods":["GET","HEAD"]}"#, "a:443 GET,HEAD"),
+        (r#"{"host":"a:443","paths":["/x","/y/"]}"#, "a:443 /x,/y/"),
+    ] {
+        assert_eq!(text(rule), expected);
+    }
+    let long = text(&format!(r#"{{"host":"a:443","methods":["GET"],"paths":["/{}"]}}"#, "ü".repeat(200)));
+    assert!(long.starts_with("a:443 GET /üü") && long.ends_with("ü…") && long.len() < 110, "{long}");
+    let preset = detailed(r#"[{"host":"@python-packages","paths":["/simple/"]}]"#).unwrap();
+    assert_eq!(preset.rules[0].text, "pypi.org:443 /simple/");
 }
 
 #[test]

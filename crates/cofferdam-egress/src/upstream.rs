@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::addresses::{find_own, is_exhausted};
+use crate::literal::decide_literal;
 use crate::rules::{Allowed, Refusal, Rules, Target};
 
 /// Time to look up a name, and to connect to one of its addresses.
@@ -73,12 +74,9 @@ impl Upstream {
         Err(Failure::Unreachable)
     }
 
-    /// Connects to an address that the guest named itself. No range of the rules includes an address of this host.
+    /// Connects to an address that the guest named itself, if the rules allow it.
     pub async fn connect_literal(&self, to: SocketAddr, rules: &Rules) -> Result<TcpStream, Failure> {
-        match rules.connect([], to) {
-            Ok(Allowed::InRange) if find_own(to.ip()).map_err(|_| Failure::Exhausted)? => {
-                Err(Failure::Denied(Refusal::NotPublic))
-            }
+        match decide_literal(rules, to).map_err(|_| Failure::Exhausted)? {
             Ok(_) => self.to(to.ip(), to.port()).await,
             Err(refusal) => Err(Failure::Denied(refusal)),
         }

@@ -11,7 +11,7 @@ use crate::values::parse_network;
 const MAX_POLICY_BYTES: u64 = 1 << 20;
 
 /// The network policy of a sandbox.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sandbox")]
 pub struct NetworkArgs {
     /// Allow no network (`none`), or connections to these hosts only: NAME:PORT, *.DOMAIN:PORT, ADDRESS:PORT,
@@ -91,6 +91,11 @@ pub struct ExplainArgs {
     #[arg(value_name = "HOST[:PORT]|URL")]
     pub server: String,
 
+    /// Read this configuration file instead of the user's own
+    // The global option: this command gets its value here.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     #[command(flatten)]
     pub network: NetworkArgs,
 
@@ -106,6 +111,21 @@ pub struct ExplainArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_configuration_file_can_be_named_anywhere() {
+        use crate::args::{Command, parse};
+        for line in [
+            "cofferdam --config c.toml net explain a.example",
+            "cofferdam net --config c.toml explain a.example",
+            "cofferdam net explain --config c.toml a.example",
+        ] {
+            let raw: Vec<_> = line.split(' ').map(Into::into).collect();
+            let cli = parse(&raw).expect(line);
+            let Command::Net(NetArgs { command: NetCommand::Explain(args) }) = cli.command else { panic!("{line}") };
+            assert_eq!((args.config, cli.config), (Some("c.toml".into()), Some("c.toml".into())), "{line}");
+        }
+    }
 
     #[test]
     fn a_policy_file_has_rules_and_secrets() {

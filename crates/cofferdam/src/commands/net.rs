@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use cofferdam::{Error, NetworkPolicy, Result};
-use cofferdam_egress::{Content, Query, Rules, Server};
+use cofferdam::registry::{BackendInfo, CONTAINER_BACKEND, DEFAULT_BACKEND, MACHINE_BACKEND};
+use cofferdam::{Error, ErrorKind, NetworkPolicy, Result};
+use cofferdam_egress::{Content, Plan, Query, Reach, Refusal, Rules, Server, decide_literal};
 use serde_json::{Value, json};
 
-use crate::args::{ExplainArgs, NetArgs, NetCommand};
+use crate::args::{ExplainArgs, NetArgs, NetCommand, RunArgs, SandboxArgs};
 use crate::report::{self, Form, document, print, printed};
+use crate::settings::{Environment, Settings};
 
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
@@ -32,9 +34,9 @@ struct Verdict {
 
 fn explain(args: &ExplainArgs) -> Result<u8> {
     let asked = Asked::read(&args.server)?;
-    let policy = args.network.policy().unwrap_or(&NetworkPolicy::None);
-    let rules = Rules::of(policy)?.unwrap_or_default();
-    let verdicts = asked.verdicts(&rules, &args.method);
+    let settings = settings(args)?;
+    let rules = Rules::of(&settings.network)?.unwrap_or_default();
+    let verdicts = asked.verdicts(&rules, settings.backend, &args.method)?;
     let allowed = verdicts.iter().any(|verdict| verdict.decided.is_ok());
     let status = if allowed { 0 } else { 1 };
     if args.json {
@@ -56,6 +58,14 @@ fn explain(args: &ExplainArgs) -> Result<u8> {
         };
     }
     Ok(printed(print(&text), status))
+}
+
+/// Returns the settings of a run with the same options.
+fn settings(args: &ExplainArgs) -> Result<Settings> {
+    let variable = |name: &str| std::env::var_os(name);
+    let file = crate::config::load(args.config.clone(), variable)?;
+    let sandbox = SandboxArgs { network: args.network.clone(), ..SandboxArgs::default() };
+    Settings::resolve(&RunArgs { sandbox, ..RunArgs::default() }, &Environment::read(variable)?, &file)
 }
 
 /// The server of a question.
@@ -96,14 +106,14 @@ impl Asked {
         Ok(Self { host: host.to_owned(), port, request })
     }
 
-    fn verdicts(&self, rules: &Rules, method: &str) -> Vec<Verdict> {
+    fn verdicts(&self, rules: &Rules, backend: &BackendInfo, method: &str) -> Result<Vec<Verdict>> {
         let refused = |what: String, why: String| Verdict { what, decided: Err(why) };
         let name = match rules.lookup(&self.host) {
             Ok(Query::Name(target)) => target.name.clone(),
             Ok(Query::Address(_)) => self.host.clone(),
             Err(refusal) => {
                 let what = if self.host.parse::<IpAddr>().is_ok() { "the address" } else { "the look-up of" };
-                return vec![refused(format!("{what} {}", self.host), refusal.to_string())];
+                return Ok(vec![refused(format!("{what} {}", self.host), refusal.to_string())]);
             }
         };
         let server = name.parse().map_or(Server::Name(&name), Server::Address);
@@ -114,6 +124,7 @@ impl Asked {
         };
         let mut verdicts = Vec::new();
         for port in ports {
+            let refused = refusal(rules, server, port, backend)?;
             for content in self.contents(method, port) {
                 let what = match &content {
                     Content::Any => format!("{name}:{port}, other protocols"),
@@ -127,15 +138,16 @@ impl Asked {
                     // A question about a host is about what can be spoken there.
                     Some(_) if self.request.is_none() => continue,
                     Some(why) => Err(why.to_owned()),
-                    None => match rules.decide(server, port, &content) {
-                        Ok(rule) => Ok(rule.text.clone()),
-                        Err(refusal) => Err(refusal.to_string()),
+                    None => match (&refused, rules.decide(server, port, &content)) {
+                        (Some(why), Ok(_)) => Err(why.clone()),
+                        (_, Ok(rule)) => Ok(rule.text.clone()),
+                        (_, Err(refusal)) => Err(refusal.to_string()),
                     },
                 };
                 verdicts.push(Verdict { what, decided });
             }
         }
-        verdicts
+        Ok(verdicts)
     }
 
     /// Returns the contents to decide about. The gateway expects HTTP on port 80, and TLS on port 443.
@@ -148,6 +160,36 @@ impl Asked {
             (None, HTTPS) => vec![Content::Tls, request(true, "/")],
             (None, _) => vec![Content::Tls, request(true, "/"), request(false, "/"), Content::Any],
         }
+    }
+}
+
+/// Returns the reason for which the gateway refuses a server, whatever the contents of the connection are.
+fn refusal(rules: &Rules, server: Server<'_>, port: u16, backend: &BackendInfo) -> Result<Option<String>> {
+    let out_of_reach = out_of_reach(server, port, backend);
+    let Server::Address(address) = server else { return Ok(out_of_reach) };
+    let decided = decide_literal(rules, SocketAddr::new(address, port)).map_err(|error| {
+        Error::new(ErrorKind::Io, "explain", "cannot find the addresses of this host").with_source(error)
+    })?;
+    Ok(out_of_reach.or(decided.err().map(|refusal| refusal.to_string())))
+}
+
+/// Returns the reason for which no policy of the backend reaches a server.
+fn out_of_reach(server: Server<'_>, port: u16, backend: &BackendInfo) -> Option<String> {
+    let reach = match backend.name {
+        DEFAULT_BACKEND => Reach::Addresses,
+        CONTAINER_BACKEND | MACHINE_BACKEND => Reach::Names,
+        // Its sandboxes have no gateway.
+        _ => return None,
+    };
+    let host = match server {
+        Server::Name(name) => format!("{name}:{port}"),
+        Server::Address(address) => SocketAddr::new(address, port).to_string(),
+    };
+    match (Plan::of(&NetworkPolicy::Allow { hosts: vec![host] }, backend.name, reach), server) {
+        (Err(error), _) => Some(error.message().to_owned()),
+        // A policy can have the address for names only.
+        (Ok(Some(plan)), Server::Address(_)) if plan.addresses.is_empty() => Some(Refusal::NotLookedUp.to_string()),
+        (Ok(_), _) => None,
     }
 }
 

@@ -241,7 +241,7 @@ fn the_log_has_each_connection_and_request() {
         let x = find(&|line| line["path"] == "/x");
         assert_eq!(
             (&x["method"], &x["rule"], &x["protocol"]),
-            (&"GET".into(), &"api.example:443".into(), &"https".into())
+            (&"GET".into(), &"api.example:443 GET".into(), &"https".into())
         );
         let y = find(&|line| line["path"] == "/y");
         assert!(y["rule"].is_null() && y["reason"].as_str().is_some_and(|why| why.contains("method")), "{y}");
@@ -264,7 +264,11 @@ fn net_explain_names_the_deciding_rule() {
         outcome(command.args(["net", "explain", "--net-policy"]).arg(&policy).args(words))
     };
     for (words, expected, text) in [
-        (&["https://a.example/v1/x"][..], 0, "GET https://a.example:443/v1/x: allowed by the rule *.example:443\n"),
+        (
+            &["https://a.example/v1/x"][..],
+            0,
+            "GET https://a.example:443/v1/x: allowed by the rule *.example:443 GET /v1\n",
+        ),
         (&["https://a.example/v1", "--method", "PUT"], 1, "refused: the policy does not allow this method\n"),
         (&["https://a.example/v1/%2e%2e/x"], 1, "refused: servers may read this path as another one\n"),
         (
@@ -285,8 +289,42 @@ fn net_explain_names_the_deciding_rule() {
     let document: Value = serde_json::from_str(&stdout).expect("JSON");
     assert_eq!(
         (status, &document["allowed"], &document["verdicts"][0]["rule"]),
-        (0, &true.into(), &"*.example:443".into())
+        (0, &true.into(), &"*.example:443 GET /v1".into())
     );
+}
+
+/// `net explain` has the policy of the configuration file as `run` does, and refuses what the gateway refuses.
+#[test]
+fn net_explain_agrees_with_run() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = directory.path().join("config.toml");
+    let rules = "[[network.allow]]\nhost = \"a.example:443\"\nmethods = [\"GET\"]\npaths = [\"/simple/\"]\n\
+                 [[network.allow]]\nhost = \"a.example:443\"\nmethods = [\"POST\"]\n";
+    std::fs::write(&config, rules).expect("a configuration");
+    let url = "https://a.example/simple/x";
+    for (words, expected, text) in [
+        (&[url][..], 0, "allowed by the rule a.example:443 GET /simple/\n"),
+        (&[url, "--method", "POST"], 0, "allowed by the rule a.example:443 POST\n"),
+        (&[url, "--net", "b.example:443"], 1, "the look-up of a.example: refused: the policy does not list it\n"),
+        (&[url, "--net", "none"], 1, "the look-up of a.example: refused: the policy does not list it\n"),
+        // Services of clouds, the sandbox itself, and addresses that it does not have.
+        (&["169.254.169.254:80", "--net", "169.254.0.0/16:80"], 1, "refused: the address is not public"),
+        (&["169.254.169.254:80", "--net", "169.254.169.254:80"], 0, "allowed by the rule 169.254.169.254:80\n"),
+        (&["169.254.7.7:80", "--net", "169.254.0.0/16:80"], 0, "allowed by the rule 169.254.0.0/16:80\n"),
+        (&["localhost:80", "--net", "localhost:80"], 1, "refused: localhost is the sandbox itself"),
+        (&["127.0.0.1:80", "--net", "127.0.0.0/8:80"], 1, "refused: loopback addresses are the sandbox itself"),
+        (&["[fd00::1]:80", "--net", "[fd00::1]:80"], 1, "reaches no IPv6 addresses"),
+        (&["[64:ff9b::1]:80", "--net", "[64:ff9b::/96]:80"], 1, "refused: no name in the policy resolved to it\n"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+        let command = command.args(["net", "explain", "--config"]).arg(&config).args(words);
+        let (status, stdout, stderr) = outcome(command.env_remove("SANDBOX_TYPE"));
+        assert!(status == expected && stdout.contains(text), "{words:?}: {status} {stdout} {stderr}");
+    }
+    let missing = directory.path().join("missing.toml");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
+    let (status, stdout, _) = outcome(command.arg("--config").arg(missing).args(["net", "explain", url]));
+    assert_eq!((status, stdout.as_str()), (125, ""), "a file that is named must exist");
 }
 
 /// Promise (Network): A program of Java trusts the gateway where it intercepts TLS.
