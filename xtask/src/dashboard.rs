@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::Result as Outcome;
 
-use crate::clients::{self, Pinned};
+use crate::tools::{self, Pinned};
 use crate::repository::Repository;
 use crate::test;
 
@@ -32,24 +32,12 @@ pub fn run(repository: &Repository, check: bool) -> Outcome<()> {
     result.map_err(anyhow::Error::msg)
 }
 
-/// Installs the packages below `cache`, unless they exist. Returns their directory. If that fails, prints that the tests
-/// are skipped.
-pub fn prepare(repository: &Repository, cache: &Path) -> Option<PathBuf> {
-    match install(repository, cache) {
-        Ok(directory) => Some(directory),
-        Err(why) => {
-            println!("SKIP the dashboard in a browser (cofferdam-server, suite dashboard::), and its build: {why}");
-            None
-        }
-    }
-}
-
-/// Does the same as [`prepare`], but returns the reason of a failure.
+/// Installs the packages below `cache`, unless they exist. Returns their directory, or the reason of a failure.
 pub fn install(repository: &Repository, cache: &Path) -> Result<PathBuf, String> {
     let pins = &repository.root().join(SOURCES);
     let files = &["package.json", "package-lock.json"];
     let pinned = Pinned { pins, files, needs: &["npm", "node"], name: "dashboard" };
-    pinned.install(cache, |directory| clients::npm(directory, "install the packages of the dashboard"))
+    pinned.install(cache, |directory| tools::npm(directory, "install the packages of the dashboard"))
 }
 
 /// Builds the bundle and compares it with the checked-in one.
@@ -94,11 +82,11 @@ fn build(repository: &Repository, packages: &Path, out: &Path) -> Result<(), Str
         node.arg(program).current_dir(&copy);
         node
     };
-    clients::carry_out(
+    tools::carry_out(
         "check the types of the dashboard",
         node("../node_modules/typescript/bin/tsc").args(["-p", "."]),
     )?;
-    clients::carry_out("build the dashboard", node("build.mjs").arg(out))
+    tools::carry_out("build the dashboard", node("build.mjs").arg(out))
 }
 
 /// Compares the bundle as a test, if the packages are installed.

@@ -13,22 +13,20 @@ mod bench;
 mod build_time;
 mod census;
 mod check;
-mod clients;
 mod command;
 mod dashboard;
 mod dist;
 mod docs;
-mod e2b;
 mod engines;
 mod fuzz;
 mod nodes;
 mod packages;
-mod peers;
 mod place;
 mod repository;
 mod spec;
 mod test;
 mod tidy;
+mod tools;
 mod wasi;
 
 use std::process::ExitCode;
@@ -42,7 +40,7 @@ cargo xtask test [FILTER]                     run all tests; as root also as an 
 cargo xtask test --fast                       run unit tests, process sandboxes and the command line, as this user
 cargo xtask build-time [--default]            measure a first build and its slowest crates
 cargo xtask engines COMMAND [ARGS]...         start container engines, run a command that uses them, stop them
-cargo xtask clients                           install the clients, Nodes and libraries of the tests, for manual tests
+cargo xtask tools                             install the clients, libraries and checkers of the tests, for manual tests
 cargo xtask check                             run fmt, clippy, tidy, docs, test, doc and deny
 cargo xtask dist [--binary PATH] [--out DIR]  build the program and its packages, or package an existing program
 cargo xtask tidy                              check project rules that no other tool checks
@@ -82,7 +80,7 @@ fn run(words: &[&str]) -> Result<()> {
         ["test"] => test::run(&repository, None),
         ["test", "--fast"] => test::run_fast(&repository),
         ["build-time", options @ ..] => build_time::run(&repository, options),
-        ["clients"] => clients::run(&repository),
+        ["tools"] => tools::run(&repository),
         ["test", filter] if !filter.starts_with('-') => test::run(&repository, Some(filter)),
         ["engines", program, arguments @ ..] => engines::run(program, arguments),
         ["check"] => check::run(&repository),

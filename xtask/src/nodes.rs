@@ -5,10 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::clients::{self, Pinned};
+use crate::tools::{self, Pinned};
 
-/// The environment variable through which tests find the roots.
-pub const VARIABLE: &str = "COFFERDAM_TEST_NODES";
 /// The oldest version, a usual one, and the newest.
 const NODES: [&str; 3] = ["node-oldest", "node-usual", "node-newest"];
 /// Mount points of a sandbox, besides the copied directories.
@@ -16,23 +14,11 @@ const PLACES: [&str; 5] = ["dev", "etc", "proc", "tmp", "workspace"];
 /// Programs of a root besides Node. Container engines and results from read-only workspaces need them.
 const PROGRAMS: [&str; 2] = ["/bin/sh", "/bin/cat"];
 
-/// Creates the roots below `cache`, unless they exist. Returns their directory. If that fails, prints that their tests
-/// are skipped.
-pub fn prepare(pins: &Path, cache: &Path) -> Option<PathBuf> {
-    match install(pins, cache) {
-        Ok(directory) => Some(directory),
-        Err(why) => {
-            println!("SKIP Nodes with type stripping (cofferdam-code and cofferdam, TypeScript): {why}");
-            None
-        }
-    }
-}
-
-/// Does the same as [`prepare`], but returns the reason of a failure.
+/// Creates the roots below `cache`, unless they exist. Returns their directory, or the reason of a failure.
 pub fn install(pins: &Path, cache: &Path) -> Result<PathBuf, String> {
     let pinned = Pinned { pins, files: &["package.json", "package-lock.json"], needs: &["npm", "ldd"], name: "nodes" };
     let directory = pinned.install(cache, |directory| {
-        clients::npm(directory, "install the Nodes")?;
+        tools::npm(directory, "install the Nodes")?;
         NODES.iter().try_for_each(|name| root(directory, name))
     })?;
     Ok(directory.join("roots"))

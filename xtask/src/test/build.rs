@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::repository::Repository;
+use crate::tools::Installed;
 
 /// The feature of the command line with everything in it.
 pub const FULL: &str = "cofferdam/full";
@@ -31,21 +32,18 @@ pub struct Built {
     pub binaries: Vec<(String, PathBuf)>,
     /// The target directory.
     pub target: PathBuf,
-    /// The directory of the independent MCP clients, if they are installed.
-    pub clients: Option<PathBuf>,
-    /// The directory of E2B's SDKs, if they are installed.
-    pub e2b: Option<PathBuf>,
-    /// The directory of roots with Nodes, if they are installed.
-    pub nodes: Option<PathBuf>,
-    /// The directory of the libraries for plugins without an SDK, if they are installed.
-    pub peers: Option<PathBuf>,
-    /// The directory of the packages of the dashboard, if they are installed.
-    pub dashboard: Option<PathBuf>,
+    /// The tools of tests that are installed.
+    pub tools: Vec<Installed>,
     /// The directory of the interpreters for WebAssembly, if they are installed.
     pub wasm: Option<PathBuf>,
 }
 
 impl Built {
+    /// Returns the directory of a tool.
+    pub fn tool(&self, variable: &str) -> Option<&Path> {
+        self.tools.iter().find(|tool| tool.variable == variable).map(|tool| tool.directory.as_path())
+    }
+
     /// Returns the path of `cofferdam`.
     pub fn program(&self) -> Option<&Path> {
         self.binaries.iter().find(|(name, _)| name == "cofferdam").map(|(_, path)| path.as_path())
@@ -93,11 +91,7 @@ pub fn build(sources: &Repository, target: Option<PathBuf>) -> Result<Built> {
         binaries: messages.iter().filter_map(binary).collect(),
         programs,
         target,
-        clients: None,
-        e2b: None,
-        nodes: None,
-        peers: None,
-        dashboard: None,
+        tools: Vec::new(),
         wasm: None,
     })
 }

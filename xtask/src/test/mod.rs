@@ -24,16 +24,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
-use crate::clients;
 use crate::command::{is_root, step, wait_until};
 use crate::dashboard;
 use crate::dist;
-use crate::e2b;
 use crate::engines::Engines;
-use crate::nodes;
 use crate::packages;
-use crate::peers;
 use crate::repository::Repository;
+use crate::tools;
 use build::{Built, Program};
 use installs::Installs;
 pub use outcome::Outcome;
@@ -105,11 +102,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
     if let Some(cofferdam) = built.program() {
         engines.make_base_image(cofferdam, &built.target.join("cache"));
     }
-    built.clients = clients::prepare(&sources.root().join("xtask/clients"), &built.target.join("cache"));
-    built.nodes = nodes::prepare(&sources.root().join("xtask/nodes"), &built.target.join("cache"));
-    built.peers = peers::prepare(&sources.root().join("xtask/peers"), &built.target.join("cache"));
-    built.dashboard = dashboard::prepare(&sources, &built.target.join("cache"));
-    built.e2b = e2b::prepare(&sources.root().join("xtask/e2b"), &built.target.join("cache"));
+    built.tools = tools::prepare(&sources, &built.target.join("cache"));
     built.wasm =
         built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
     let installs = Installs::prepare(&sources, &built, filter);
@@ -133,7 +126,7 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         if user.is_current() {
             total.add(doc_tests(&sources, target.clone(), filter)?);
             total.add(sdk::run(&sources, &built, filter)?);
-            total.add(dashboard::test(&sources, built.dashboard.as_deref(), filter));
+            total.add(dashboard::test(&sources, built.tool(dashboard::VARIABLE), filter));
         }
         total.add(installs.run(user)?);
         totals.push((user.name(), total));
@@ -261,20 +254,8 @@ fn program_command(
     if std::env::var_os(TIMES).is_some() {
         command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
     }
-    if let Some(clients) = &built.clients {
-        command.env(clients::VARIABLE, clients);
-    }
-    if let Some(nodes) = &built.nodes {
-        command.env(nodes::VARIABLE, nodes);
-    }
-    if let Some(peers) = &built.peers {
-        command.env(peers::VARIABLE, peers);
-    }
-    if let Some(packages) = &built.dashboard {
-        command.env(dashboard::VARIABLE, packages);
-    }
-    if let Some(e2b) = &built.e2b {
-        command.env(e2b::VARIABLE, e2b);
+    for tool in built.tools.iter().filter(|tool| tool.is_shared || user.is_current()) {
+        command.env(tool.variable, &tool.directory);
     }
     // The cache belongs to the current user.
     if let Some(wasm) = built.wasm.as_ref().filter(|_| user.is_current()) {

@@ -1,6 +1,13 @@
-use std::collections::BTreeSet;
+//! The OpenAPI document, and the answers of a server compared with it.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use cofferdam_server::Scope;
 use serde_json::Value;
+
+use crate::support::{Over, bounds, start_with};
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 
@@ -39,4 +46,40 @@ fn collect(value: &Value, into: &mut BTreeSet<String>) {
         Value::Array(items) => items.iter().for_each(|value| collect(value, into)),
         _ => {}
     }
+}
+
+/// The time for schemathesis to make up requests, in seconds.
+const FUZZING: &str = "40";
+/// The most bytes of its output that are printed.
+const MAX_PRINTED: usize = 16 << 10;
+
+/// Promise (Server): Schemathesis finds no server error, and no answer that the OpenAPI document does not describe.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_are_those_of_the_document() {
+    let Some(tools) = std::env::var_os("COFFERDAM_TEST_SCHEMATHESIS").map(PathBuf::from) else {
+        println!("SKIP answers_are_those_of_the_document: cargo xtask test installs schemathesis");
+        return;
+    };
+    let server = start_with(Over::Tcp, bounds(), |config| config.policy.images = true).await;
+    let key = server.key("acme", Scope::ALL).await;
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(tools.join("python/bin/schemathesis"));
+    command
+        .args(["run", COMMITTED, "--url", &server.url, "--header", &format!("Authorization: Bearer {key}")])
+        // These are streams, bodies of a guest's own server, or archives, for which it makes up no data.
+        .args(["--exclude-path-regex", "/(attach|tcp|ports|output|watch|archive)"])
+        .args(["--checks", "not_a_server_error,status_code_conformance,content_type_conformance"])
+        .args(["--checks", "response_headers_conformance,response_schema_conformance"])
+        .args(["--phases", "coverage,fuzzing", "--max-time", FUZZING, "--generation-deterministic", "--no-shrink"])
+        .current_dir(home.path())
+        .env("HOME", home.path())
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().expect("schemathesis starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let shown: String = text.chars().take(MAX_PRINTED).collect();
+    assert!(output.status.success(), "{shown}\n{}", String::from_utf8_lossy(&output.stderr));
+    let cases = text.lines().find_map(|line| line.trim().split_once(" generated, ")?.0.parse::<u32>().ok());
+    assert!(cases.is_some_and(|cases| cases > 500), "{shown}");
+    server.stop().await;
 }
