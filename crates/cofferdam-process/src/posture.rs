@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use cofferdam_contract::{
-    Access, ByteSize, Limits, MountSource, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec,
-    Workspace,
+    Access, ByteSize, Limits, MountSource, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, RootFs,
+    Spec, Workspace,
 };
 use cofferdam_linux::cgroup::{Stats, socket_share};
 use cofferdam_linux::probe::TRIED_CALLS;
@@ -129,6 +129,17 @@ fn describe_host_paths(shown: &[PathBuf], hidden: &[PathBuf]) -> String {
     }
 }
 
+/// Describes what a sandbox does not keep of the files of an image.
+fn describe_image(measured: &Measured<'_>) -> String {
+    let owner = if measured.facts.privileged { "user 65534" } else { "the sandbox's user" };
+    match measured.spec.root() {
+        RootFs::Image { .. } => {
+            format!("; all files of the image belong to {owner}, without their own owners, set-id bits and devices")
+        }
+        RootFs::Default | RootFs::Directory { .. } => String::new(),
+    }
+}
+
 fn describe_mounts(measured: &Measured<'_>) -> String {
     match (measured.evidence.mounts, measured.spec.mounts().len()) {
         (0, 0) => String::new(),
@@ -145,7 +156,11 @@ fn isolation(measured: &Measured<'_>) -> Vec<PostureItem> {
         measured.probes.root_read_only && visible.is_empty(),
         if visible.is_empty() {
             let (shown, hidden) = (&measured.facts.shown, &measured.facts.hidden);
-            format!("read-only tmpfs root; writes to /, /usr and /etc refused; {}", describe_host_paths(shown, hidden))
+            format!(
+                "read-only tmpfs root; writes to /, /usr and /etc refused; {}{}",
+                describe_host_paths(shown, hidden),
+                describe_image(measured)
+            )
         } else {
             format!("visible inside: {}", visible.join(", "))
         },

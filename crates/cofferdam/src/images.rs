@@ -1,10 +1,10 @@
 //! Images of the image store for runs: whether there is one, its pull, and its entrypoint.
 
 use cofferdam::registry::{self, ImageSettings, PullPolicy};
-use cofferdam::{Error, Result};
+use cofferdam::{Error, Level, Result};
 
 use crate::args::RunArgs;
-use crate::settings::Settings;
+use crate::settings::{Environment, Settings};
 
 /// Returns true if the image store has an image, or may pull it.
 pub fn is_available(name: &str, pull: Option<PullPolicy>, settings: &ImageSettings) -> bool {
@@ -31,10 +31,15 @@ pub fn pull_missing(args: &RunArgs, settings: &Settings) -> Result<()> {
     }
 }
 
-/// Adds what an image needs without a container engine to the error of a run that found no engine.
+/// Adds what an image needs without a container engine to the error of a run that found no engine. A run that needs an
+/// engine in any case gets no such advice.
 pub fn with_hint(args: &RunArgs, error: Error) -> Error {
+    let is_named = |environment: Environment| environment.backend.is_some();
+    let needs_engine = args.backend.is_some()
+        || args.level.is_some_and(|level| level > Level::Process)
+        || Environment::read(|name| std::env::var_os(name)).is_ok_and(is_named);
     match &args.sandbox.image {
-        Some(name) if cfg!(feature = "images") && args.backend.is_none() && error.operation() == "connect" => error
+        Some(name) if !needs_engine && error.operation() == "connect" && store::lacks(name) => error
             .with_context("image store", "has no such image, so that a container engine was looked for")
             .with_remedy(format!("pull it, and no engine is needed: `cofferdam image pull {name}`, or --pull missing")),
         _ => error,
@@ -71,6 +76,15 @@ mod store {
         store.is_some_and(|store| store.contains(name).unwrap_or(false))
     }
 
+    /// Returns true if it is certain that the store has no such image.
+    pub fn lacks(name: &str) -> bool {
+        match stored::existing(&ImageSettings::default()) {
+            Ok(Some(store)) => store.contains(name).is_ok_and(|has| !has),
+            Ok(None) => true,
+            Err(_) => false,
+        }
+    }
+
     pub fn pull_missing(name: &str, settings: &ImageSettings) -> Result<()> {
         if has(name, settings) {
             return Ok(());
@@ -103,6 +117,10 @@ mod store {
     use cofferdam::{Error, Result};
 
     pub fn has(_: &str, _: &ImageSettings) -> bool {
+        false
+    }
+
+    pub fn lacks(_: &str) -> bool {
         false
     }
 

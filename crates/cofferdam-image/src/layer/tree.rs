@@ -19,8 +19,9 @@ use rustix::fs::{
     statat, symlinkat,
 };
 use rustix::io::Errno;
-use tar::EntryType;
+use tar::{EntryType, Header};
 
+use super::dropped::Dropped;
 #[cfg(feature = "disk")]
 use super::remove::clear;
 use super::remove::{count, kind_of, remove};
@@ -72,6 +73,7 @@ pub(crate) struct Tree {
     last: Option<(Vec<OsString>, Rc<OwnedFd>, PathBuf)>,
     /// True if the layer hides everything below.
     is_opaque: bool,
+    dropped: Dropped,
     piece: Vec<u8>,
 }
 
@@ -116,6 +118,7 @@ impl Tree {
             modes: Modes::new(),
             last: None,
             is_opaque: false,
+            dropped: Dropped::default(),
             piece: vec![0; PIECE],
         })
     }
@@ -129,6 +132,11 @@ impl Tree {
     /// Returns true if the layer hides all files of the layers below. Overlayfs has no mark for this.
     pub(crate) fn is_opaque(&self) -> bool {
         self.is_opaque
+    }
+
+    /// Returns what was not kept of the layer so far.
+    pub(crate) fn dropped(&self) -> Dropped {
+        self.dropped
     }
 
     #[cfg(feature = "disk")]
@@ -180,9 +188,11 @@ impl Tree {
             kind,
             EntryType::Regular | EntryType::Continuous | EntryType::Directory | EntryType::Symlink | EntryType::Link
         ) {
+            self.dropped.special += u64::from(is_special(kind));
             return Ok(());
         }
-        if has_sparse_map(&mut entry).map_err(bad_layer)? {
+        let records = Records::read(&mut entry).map_err(bad_layer)?;
+        if records.sparse_map {
             return Err(bad("the tar cannot be read: it has a sparse file; pack it without --sparse"));
         }
         let path = parts(&entry.path().map_err(bad_layer)?)?;
@@ -199,6 +209,7 @@ impl Tree {
                 _ => Ok(()),
             };
         }
+        self.note_dropped(kind, entry.header(), mode, &records);
         let (parent, real) = self.directory(parents)?;
         let target = real.join(name);
         check_depth(&target)?;
@@ -234,6 +245,17 @@ impl Tree {
             }
         }
         Ok(())
+    }
+
+    /// Counts what is not kept of a file. A hard link is another name of a file that was counted.
+    fn note_dropped(&mut self, kind: EntryType, header: &Header, mode: u32, records: &Records) {
+        if kind == EntryType::Link {
+            return;
+        }
+        let is_others = |id: io::Result<u64>| id.is_ok_and(|id| id != 0);
+        self.dropped.owners += u64::from(is_others(header.uid()) || is_others(header.gid()));
+        self.dropped.set_id += u64::from(kind != EntryType::Symlink && mode & 0o6000 != 0);
+        self.dropped.attributes += u64::from(records.attributes);
     }
 
     /// Creates the mark of overlayfs for a whiteout.
@@ -424,15 +446,29 @@ fn copy(from: &mut impl Read, into: &File, size: u64, piece: &mut [u8]) -> io::R
     Ok(())
 }
 
-/// Returns true if extended records describe a sparse file, whose contents are not what they seem to be.
-fn has_sparse_map(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<bool> {
-    let Some(records) = entry.pax_extensions()? else { return Ok(false) };
-    for record in records {
-        if record?.key_bytes().starts_with(b"GNU.sparse.") {
-            return Ok(true);
+fn is_special(kind: EntryType) -> bool {
+    kind.is_character_special() || kind.is_block_special() || kind.is_fifo()
+}
+
+/// What the extended records of an entry describe.
+struct Records {
+    /// A sparse file, whose contents are not what they seem to be.
+    sparse_map: bool,
+    /// Extended attributes, such as capabilities.
+    attributes: bool,
+}
+
+impl Records {
+    fn read(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Self> {
+        let mut found = Self { sparse_map: false, attributes: false };
+        for record in entry.pax_extensions()?.into_iter().flatten() {
+            let record = record?;
+            let key = record.key_bytes();
+            found.sparse_map |= key.starts_with(b"GNU.sparse.");
+            found.attributes |= key.starts_with(b"SCHILY.xattr.") || key.starts_with(b"LIBARCHIVE.xattr.");
         }
+        Ok(found)
     }
-    Ok(false)
 }
 
 /// Returns the name that a whiteout hides, if it is one.

@@ -256,13 +256,14 @@ impl<'a> Session<'a> {
         if found != contents.digits() {
             return Err(wrong_digest(contents).into());
         }
-        let opaque = tree.is_opaque();
+        let (opaque, dropped) = (tree.is_opaque(), Some(tree.dropped()));
         let needs = tree.finish(Default::default())?;
         let record = LayerRecord {
             bytes: needs.block_bytes(),
             entries: needs.inodes,
             tar: max_tar.saturating_sub(left),
             opaque,
+            dropped,
         };
         let path = temporary.path.join(LAYER_RECORD);
         let text = serde_json::to_vec(&record).map_err(std_io::Error::from).map_err(io("write", &path))?;

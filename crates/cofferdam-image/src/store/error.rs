@@ -10,6 +10,9 @@ use crate::layer::LayerError;
 /// Result with [`StoreError`].
 pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
 
+/// Part of the reason if a registry uses a certificate of an authority, such as a self-signed one, as its own.
+const SELF_SIGNED: &str = "CaUsedAsEndEntity";
+
 /// An error of the image store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -165,6 +168,11 @@ impl StoreError {
             }
             Self::Layer(_) | Self::InvalidReference { .. } | Self::Registry { .. } => return None,
             Self::Credentials { remedy, .. } => remedy,
+            Self::Unreachable { what, .. } if what.contains(SELF_SIGNED) => {
+                "its certificate is one of an authority, which cannot be that of a server: create an authority and a \
+                 certificate that it signs (docs/images.md has the commands), let the registry use that, and put the \
+                 authority's certificate into /etc/docker/certs.d/REGISTRY/ca.crt"
+            }
             Self::Unreachable { .. } => {
                 "check its name and the network; put the certificate of its authority into \
                  /etc/docker/certs.d/REGISTRY/ca.crt"

@@ -70,7 +70,7 @@ impl ImageStore {
         let documents = (text.len() + manifest_text.len()) as u64;
         let record = ImageRecord { manifest, config, settings: settings.clone(), layers, documents, stored: now() };
         session.commit(&record, std::slice::from_ref(&name))?;
-        Ok(Added { manifest: record.manifest, names: vec![name] })
+        Ok(Added { dropped: self.dropped(&record.layers), manifest: record.manifest, names: vec![name] })
     }
 }
 

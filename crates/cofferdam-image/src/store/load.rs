@@ -49,8 +49,8 @@ impl ImageStore {
         let session = self.session(0)?;
         let mut added = Vec::new();
         for (image, names) in images.iter().zip(named) {
-            let manifest = add(&session, &files, image, &names, progress)?;
-            added.push(Added { manifest, names });
+            let record = add(&session, &files, image, &names, progress)?;
+            added.push(Added { dropped: self.dropped(&record.layers), manifest: record.manifest, names });
         }
         Ok(added)
     }
@@ -76,7 +76,7 @@ fn add(
     image: &Description,
     names: &[Reference],
     progress: &mut dyn FnMut(Progress),
-) -> Result<Sha> {
+) -> Result<ImageRecord> {
     let settings = ImageConfig::parse(&image.config)?;
     let mut layers = Vec::new();
     let mut types = Vec::new();
@@ -95,7 +95,7 @@ fn add(
     let documents = (text.len() + image.config.len()) as u64;
     let record = ImageRecord { manifest, config, settings, layers, documents, stored: now() };
     session.commit(&record, names)?;
-    Ok(record.manifest)
+    Ok(record)
 }
 
 /// Unpacks all layers of an image whose files are in the store.

@@ -14,8 +14,8 @@ use super::files::{BLOBS, Files, IMAGES, Kind, LAYERS, Lock, NAMES, Temporary, o
 use super::record::{ImageRecord, LayerRecord, NameRecord, time};
 use super::resolve::try_lock;
 use super::{ImageConfig, ImageStore, LayerInfo, Reference};
-use crate::layer::LayerError;
 use crate::layer::stream::Sha;
+use crate::layer::{Dropped, LayerError};
 
 /// An image in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Inspected {
     pub settings: ImageConfig,
     /// Its layers, the lowest first.
     pub layers: Vec<LayerInfo>,
+    /// Counts of what was not kept of its files. `None` if an earlier build unpacked a layer and did not count.
+    pub dropped: Option<Dropped>,
 }
 
 /// The images that [`ImageStore::prune`] removes.
@@ -96,7 +98,19 @@ impl ImageStore {
         let record: ImageRecord = read_record(&path)?.ok_or_else(missing)?;
         let names = self.names()?.remove(&digest).unwrap_or_default();
         let listed = self.listed(&path, &record, names)?;
-        Ok(Inspected { listed, config: record.config, settings: record.settings, layers: record.layers })
+        let dropped = self.dropped(&record.layers);
+        Ok(Inspected { listed, config: record.config, settings: record.settings, layers: record.layers, dropped })
+    }
+
+    /// Returns the counts of what was not kept of these layers, or `None` if a layer has none.
+    pub(super) fn dropped(&self, layers: &[LayerInfo]) -> Option<Dropped> {
+        let mut all = Dropped::default();
+        for layer in layers {
+            let path = self.files.layer(&layer.contents).join(LAYER_RECORD);
+            let record: LayerRecord = read_record(&path).ok().flatten()?;
+            all.add(record.dropped?);
+        }
+        Some(all)
     }
 
     /// Returns the space that the store takes, in bytes.

@@ -46,8 +46,8 @@ mod save;
 
 use std::path::{Path, PathBuf};
 
-pub use crate::layer::LayerError;
 pub use crate::layer::stream::Sha;
+pub use crate::layer::{Dropped, LayerError};
 pub use error::StoreError;
 pub use manage::{Inspected, Listed, PruneOptions, Removed};
 pub use record::{ImageConfig, LayerInfo};
@@ -108,6 +108,8 @@ pub struct Added {
     pub manifest: Sha,
     /// Its names.
     pub names: Vec<Reference>,
+    /// Counts of what was not kept of its files. `None` if an earlier build unpacked a layer and did not count.
+    pub dropped: Option<Dropped>,
 }
 
 /// A store of images that several processes may use.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::layer::stream::Sha;
-use crate::layer::{Result, bad};
+use crate::layer::{Dropped, Result, bad};
 
 /// Settings of an image for the programs that run in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,9 @@ pub(super) struct LayerRecord {
     pub(super) tar: u64,
     /// True if it hides all layers below, for which overlayfs has no mark.
     pub(super) opaque: bool,
+    /// What was not kept of its files. Records of earlier builds lack it.
+    #[serde(default)]
+    pub(super) dropped: Option<Dropped>,
 }
 
 pub(super) fn seconds(time: SystemTime) -> u64 {

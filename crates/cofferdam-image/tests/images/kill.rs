@@ -113,25 +113,44 @@ fn a_killed_process_leaves_an_image_or_none() {
 /// Promise (Images): On a full disk nothing of an image is left, and the images before it stay.
 #[test]
 fn a_full_disk_leaves_nothing_behind() {
+    let large = Layout::new();
+    let digest = large.image(&serde_json::json!({}), &[larger_than_disk()]);
+    large.index(&[(&digest, "docker.io/library/large:1")]);
+    fill_disk("a_full_disk_leaves_nothing_behind", "load", &large.path().display().to_string());
+}
+
+/// Promise (Images): The same holds for a pull, whether the disk is full during the download or while the image is
+/// unpacked.
+#[test]
+fn a_full_disk_during_a_pull_leaves_nothing_behind() {
+    let test = "a_full_disk_during_a_pull_leaves_nothing_behind";
+    let Some(server) = Server::start(test, false) else { return };
+    pushed(&server, "large", &[larger_than_disk()]);
+    fill_disk(test, "pull", &server.name("large:1"));
+}
+
+fn larger_than_disk() -> Packed {
+    (layer(&[(FILE, "f", "", 0o644, &noise(3 << 20))]), gzip)
+}
+
+/// Adds a small image and a large one to a store on a small file system, and checks what is left.
+fn fill_disk(test: &str, action: &str, image: &str) {
     let temp = tempfile::tempdir().unwrap();
     let small = layout(&[(layer(&[(FILE, "f", "", 0o644, b"x")]), gzip)]);
-    let large = Layout::new();
-    let digest = large.image(&serde_json::json!({}), &[(layer(&[(FILE, "f", "", 0o644, &noise(3 << 20))]), gzip)]);
-    large.index(&[(&digest, "docker.io/library/large:1")]);
     let root = temp.path().join("disk");
     fs::create_dir(&root).unwrap();
     let exe = std::env::current_exe().unwrap();
-    let run = |action: &str, image: &Path| {
-        format!("{ACTION}={action} {IMAGE}={} {} --exact kill::child --nocapture", image.display(), exe.display())
+    let run = |action: &str, image: &str| {
+        format!("{ACTION}={action} {IMAGE}={image} {} --exact kill::child --nocapture", exe.display())
     };
     for megabytes in [1, 4, 5] {
         let script = format!(
             "mount -t tmpfs -o size={megabytes}m,mode=700 none {0}; export {STORE}={0}/images; {1} >{2}/small 2>&1; \
              {3} >{2}/large 2>&1 && exit 9; ls {0}/images/work; ls {0}/images/names | wc -l; ls {0}/images/layers | wc -l",
             root.display(),
-            run("load", small.path()),
+            run("load", &small.path().display().to_string()),
             temp.path().display(),
-            run("load", large.path()),
+            run(action, image),
         );
         let output = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
@@ -139,7 +158,7 @@ fn a_full_disk_leaves_nothing_behind() {
             .unwrap();
         let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if error.contains("unshare") {
-            println!("SKIP a_full_disk_leaves_nothing_behind: {error}");
+            println!("SKIP {test}: {error}");
             return;
         }
         let log = fs::read_to_string(temp.path().join("large")).unwrap();

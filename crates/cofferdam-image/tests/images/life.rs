@@ -332,3 +332,43 @@ fn leftovers_of_killed_processes_are_removed_and_those_of_living_ones_are_not() 
         ["blob-living"]
     );
 }
+
+/// Promise (Images): The store counts the files of an image of which it does not keep everything.
+#[test]
+fn what_is_not_kept_of_an_image_is_counted() {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut add = |kind: tar::EntryType, name: &str, mode: u32, (user, group): (u64, u64)| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(user);
+        header.set_gid(group);
+        header.set_size(0);
+        if name == "capable" {
+            tar.append_pax_extensions([("SCHILY.xattr.security.capability", &b"x"[..])]).unwrap();
+        }
+        tar.append_data(&mut header, name, &b""[..]).unwrap();
+    };
+    add(FILE, "plain", 0o644, (0, 0));
+    add(FILE, "theirs", 0o644, (1000, 1000));
+    add(DIRECTORY, "mail", 0o2775, (0, 8));
+    add(FILE, "su", 0o4755, (0, 0));
+    add(FILE, "capable", 0o755, (0, 0));
+    add(FILE, ".wh.gone", 0o644, (1000, 1000));
+    add(tar::EntryType::Char, "null", 0o666, (0, 0));
+    add(tar::EntryType::Fifo, "fifo", 0o666, (0, 0));
+    let below = tar.into_inner().unwrap();
+    let above = layer(&[(FILE, "tool", "", 0o6755, b"x")]);
+    let place = Place::new();
+    let from = layout(&[(below.clone(), gzip), (above, gzip)]);
+    let added = place.store.load(from.path(), None, &mut |_| ()).unwrap();
+    let dropped = added[0].dropped.unwrap();
+    assert_eq!((dropped.owners, dropped.set_id, dropped.attributes, dropped.special), (2, 3, 1, 2));
+    assert_eq!(place.store.inspect("test:1").unwrap().dropped, Some(dropped));
+    // A layer that an earlier build unpacked has no counts.
+    let record = place.root().join("layers").join(Sha::of(&below).digits()).join("layer.json");
+    let mut text: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    text.as_object_mut().unwrap().remove("dropped").unwrap();
+    fs::write(&record, text.to_string()).unwrap();
+    assert_eq!(place.store.inspect("test:1").unwrap().dropped, None);
+}

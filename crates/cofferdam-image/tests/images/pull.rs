@@ -31,6 +31,7 @@ fn a_private_image_is_pulled_over_tls_with_credentials() {
     let untrusted = RegistryOptions { certificates: Vec::new(), ..server.options() };
     let error = pull(&untrusted).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }) && error.to_string().contains("certificate"), "{error}");
+    assert!(error.remedy().unwrap().contains("put the certificate of its authority into"), "{error}");
     let without = RegistryOptions { credentials: Vec::new(), ..server.options() };
     assert!(matches!(pull(&without), Err(StoreError::AccessDenied { has_credentials: false, .. })));
     let wrong = RegistryOptions { credentials: vec![server.login("wrong password")], ..server.options() };
@@ -59,6 +60,21 @@ fn a_private_image_is_pulled_over_tls_with_credentials() {
     }
     let secret = format!("{:?}", server.options());
     assert!(!secret.contains(PASSWORD));
+}
+
+/// A certificate of an authority is no certificate of a server, even if it is trusted.
+#[test]
+fn a_self_signed_certificate_is_refused_with_the_way_to_a_right_one() {
+    let test = "a_self_signed_certificate_is_refused_with_the_way_to_a_right_one";
+    let Some(server) = Server::start_self_signed(test) else { return };
+    let place = Place::new();
+    for certificates in [Vec::new(), server.options().certificates] {
+        let options = RegistryOptions { certificates, ..server.options() };
+        let error = place.store.pull(&name(&server.name("team/tool:1")), &options, &mut |_| ()).unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+        let remedy = error.remedy().unwrap();
+        assert!(remedy.contains("create an authority and a certificate that it signs"), "{error}: {remedy}");
+    }
 }
 
 #[test]

@@ -38,6 +38,15 @@ impl Drop for Server {
 impl Server {
     /// Starts a registry. Prints that the test is skipped if the host has none.
     pub fn start(test: &str, has_tls: bool) -> Option<Self> {
+        Self::start_with(test, has_tls.then(certificates))
+    }
+
+    /// Starts a registry whose certificate is that of its authority.
+    pub fn start_self_signed(test: &str) -> Option<Self> {
+        Self::start_with(test, Some(self_signed()))
+    }
+
+    fn start_with(test: &str, certificates: Option<Certificates>) -> Option<Self> {
         if !Path::new("/usr/bin/docker-registry").exists() {
             println!("SKIP {test}: docker-registry is not installed");
             return None;
@@ -51,8 +60,7 @@ impl Server {
             "log": {"level": "error", "accesslog": {"disabled": true}},
             "storage": {"filesystem": {"rootdirectory": path("storage")}},
         });
-        let authority = has_tls.then(|| {
-            let (authority, certificate, key) = certificates();
+        let authority = certificates.map(|(authority, certificate, key)| {
             fs::write(path("cert.pem"), certificate).unwrap();
             fs::write(path("key.pem"), key).unwrap();
             fs::write(path("htpasswd"), HTPASSWD).unwrap();
@@ -176,8 +184,10 @@ pub fn pushed(server: &Server, repository: &str, layers: &[Packed]) -> String {
     digest
 }
 
-/// Returns an authority's certificate, and a server's certificate and key.
-fn certificates() -> (Vec<u8>, String, String) {
+/// An authority's certificate, and a server's certificate and key.
+type Certificates = (Vec<u8>, String, String);
+
+fn certificates() -> Certificates {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -185,6 +195,15 @@ fn certificates() -> (Vec<u8>, String, String) {
     let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
     let certificate = params.signed_by(&key, &authority).unwrap();
     (authority.pem().into_bytes(), certificate.pem(), key.serialize_pem())
+}
+
+/// Returns one certificate for the authority and the server.
+fn self_signed() -> Certificates {
+    let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap().pem();
+    (certificate.clone().into_bytes(), certificate, key.serialize_pem())
 }
 
 mod base64_of {

@@ -184,11 +184,16 @@ fn show(added: &[Added], verb: &str, form: Form) -> Output {
                     // Writing to a string cannot fail.
                     let _ = writeln!(text, "{verb} {name}; use it: cofferdam run --image {name} ...");
                 }
+                if let Some(dropped) = added.dropped.filter(|dropped| verb != "created" && !dropped.is_empty()) {
+                    report::remark(&format!("not kept of its files: {dropped}"), Tone::Warning);
+                }
             }
             Output::Text(text)
         }
         _ => {
-            let images = added.iter().map(|added| json!({"names": names(added), "digest": added.manifest.to_string()}));
+            let images = added.iter().map(|added| {
+                json!({"names": names(added), "digest": added.manifest.to_string(), "dropped": added.dropped})
+            });
             Output::Document(json!({"images": images.collect::<Vec<_>>()}))
         }
     }
@@ -253,6 +258,7 @@ fn inspected(image: &Inspected, form: Form) -> Output {
         |layer| json!({"digest": layer.blob.to_string(), "contents": layer.contents.to_string(), "size": layer.size}),
     );
     whole["layers"] = layers.collect();
+    whole["dropped"] = json!(image.dropped);
     if form != Form::Text {
         return Output::Document(whole);
     }
@@ -273,6 +279,9 @@ fn inspected(image: &Inspected, form: Form) -> Output {
     }
     for (name, value) in &settings.labels {
         row("label", &format!("{name}={value}"));
+    }
+    if let Some(dropped) = image.dropped.filter(|dropped| !dropped.is_empty()) {
+        row("not kept", &dropped.to_string());
     }
     for layer in &image.layers {
         row("layer", &format!("{}  {}", layer.contents, ByteSize::from_bytes(layer.size)));

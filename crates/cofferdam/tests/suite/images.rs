@@ -87,6 +87,7 @@ async fn shell(backend: &Arc<dyn Backend>, spec: Spec, script: &str) -> String {
     let (done, posture) = backend.run(spec, request).await.expect("run");
     let root = posture.get(Protection::RootFilesystem).expect("a row");
     assert_eq!(root.state, cofferdam::ProtectionState::Enforced, "{root:?}");
+    assert!(root.mechanism.contains("; all files of the image belong to "), "{root:?}");
     assert_eq!(done.exit.code, 0, "{:?}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout.to_vec()).expect("text")
 }

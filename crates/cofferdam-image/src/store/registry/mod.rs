@@ -112,7 +112,8 @@ impl ImageStore {
         let documents = (remote.manifest.len() + remote.config.len()) as u64;
         let record = ImageRecord { manifest, config, settings, layers, documents, stored: now() };
         session.commit(&record, std::slice::from_ref(reference))?;
-        Ok(Added { manifest: record.manifest, names: vec![reference.clone()] })
+        let dropped = self.dropped(&record.layers);
+        Ok(Added { manifest: record.manifest, names: vec![reference.clone()], dropped })
     }
 }
 

@@ -29,6 +29,31 @@ fn a_missing_engine_is_explained() {
 }
 
 #[test]
+fn a_missing_engine_is_blamed_on_the_image_store_only_if_that_lacks_the_image() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir_all(directory.path().join("root/own")).expect("a directory inside");
+    let state = directory.path().join("state");
+    let mut import = cofferdam();
+    import.args(["image", "import"]).arg(directory.path().join("root")).arg("stored:1").env("XDG_STATE_HOME", &state);
+    let (code, _, stderr) = outcome(&mut import);
+    assert_eq!(code, 0, "{stderr}");
+    for (words, backend, is_hinted) in [
+        (&["--image", "other:1"][..], "", true),
+        (&["--image", "other:1"], "docker", false),
+        (&["--level", "container", "--image", "other:1"], "", false),
+        (&["--level", "container", "--image", "stored:1"], "", false),
+        (&["--backend", "docker", "--image", "stored:1"], "", false),
+    ] {
+        let mut command = run(words);
+        command.args(["--", "true"]).env("XDG_STATE_HOME", &state).env("SANDBOX_TYPE", backend);
+        let (code, _, stderr) = outcome(command.env("DOCKER_HOST", "unix:///nowhere/docker.sock"));
+        assert!(code == 125 && stderr.contains("/nowhere/docker.sock"), "{words:?}: {code} {stderr}");
+        assert_eq!(stderr.contains("image store: has no such image"), is_hinted, "{words:?} {backend}: {stderr}");
+        assert_eq!(stderr.contains("no engine is needed"), is_hinted, "{words:?} {backend}: {stderr}");
+    }
+}
+
+#[test]
 fn no_engine_is_asked_when_another_backend_runs() {
     let (code, stdout, stderr) = outcome(
         run(["--backend", "simulated", "--", "sim", "print", "x"]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"),
