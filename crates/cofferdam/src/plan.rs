@@ -1,6 +1,7 @@
 //! Conversion of arguments and settings into a spec and a request. Reads FILE or standard input; starts nothing.
 
 mod mounts;
+mod own;
 
 use std::env::VarError;
 use std::io::{IsTerminal, Read};
@@ -18,7 +19,6 @@ use cofferdam_linux::named::{Directory, UntrustedLink};
 
 use crate::args::RunArgs;
 use crate::images;
-use crate::resident;
 use crate::settings::{Settings, names_module};
 use cofferdam::code::{CodeRequest, Contents, MODULE, Secret, Secrets};
 
@@ -110,11 +110,16 @@ fn workspace(text: &str) -> Result<HostWorkspace> {
         Some((named, "cow")) => (named, WorkspaceMode::CopyOnWrite),
         _ => (text, WorkspaceMode::CopyOnWrite),
     };
-    Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named))?, mode })
+    let access = match mode {
+        WorkspaceMode::ReadWrite => Access::ReadWrite,
+        WorkspaceMode::ReadOnly | WorkspaceMode::CopyOnWrite => Access::ReadOnly,
+    };
+    Ok(HostWorkspace { named: named.into(), opened: directory("--workspace", Path::new(named), access)?, mode })
 }
 
-/// Opens a directory that an option names. Later changes of the path do not change the opened directory.
-fn directory(option: &str, named: &Path) -> Result<Directory> {
+/// Opens a directory that an option names, for this access to the host's files. Later changes of the path do not change
+/// the opened directory.
+fn directory(option: &str, named: &Path, access: Access) -> Result<Directory> {
     let shown = named.display().to_string();
     let bad = |why: String| {
         Error::invalid("run", format!("{option} '{shown}' {why}")).with_remedy("use a directory that exists")
@@ -125,15 +130,7 @@ fn directory(option: &str, named: &Path) -> Result<Directory> {
         None if error.kind() == std::io::ErrorKind::NotADirectory => bad("is not a directory".to_owned()),
         None => bad(format!("cannot be used: {}", reason(&error))),
     })?;
-    let server = resident::candidates().directory();
-    if shows(opened.path(), &server.canonicalize().unwrap_or(server), option == "--root") {
-        return Err(Error::new(
-            ErrorKind::Denied,
-            "run",
-            format!("{option} '{shown}' contains the directory of Cofferdam's server"),
-        )
-        .with_remedy("use a directory without it, or stop the server"));
-    }
+    own::check(option, &shown, opened.path(), access)?;
     Ok(opened)
 }
 
@@ -160,13 +157,6 @@ fn recorded(opened: Directory) -> (PathBuf, DirectoryId) {
     (path, DirectoryId { device, inode })
 }
 
-/// Returns true if a sandbox that mounts `path` could reach the server's directory, and so impersonate the server.
-fn shows(path: &Path, server: &Path, as_root: bool) -> bool {
-    // A sandbox mounts its own directories over these.
-    let covered = |below: &Path| as_root && ["run", "tmp"].iter().any(|mounted| below.starts_with(mounted));
-    path.starts_with(server) || (server.is_dir() && server.strip_prefix(path).is_ok_and(|below| !covered(below)))
-}
-
 fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -> Result<Spec> {
     let mut builder = Spec::builder().limits(settings.limits.clone()).tenant(settings.tenant.clone());
     if let Some(HostWorkspace { opened, mode, .. }) = workspace {
@@ -178,7 +168,7 @@ fn spec(args: &RunArgs, settings: &Settings, workspace: Option<HostWorkspace>) -
         });
     }
     if let Some(root) = &args.sandbox.root {
-        let (path, id) = recorded(directory("--root", root)?);
+        let (path, id) = recorded(directory("--root", root, Access::ReadOnly)?);
         builder = builder.directory(&path, id).root(RootFs::Directory { path });
     }
     if let Some(reference) = &args.sandbox.image {

@@ -4,19 +4,18 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use cofferdam::{
-    ByteSize, DirectoryId, Error, ErrorKind, Mount, MountAccess, MountSource, MountTarget, Result, SpecBuilder,
+    Access, ByteSize, DirectoryId, Error, ErrorKind, Mount, MountAccess, MountSource, MountTarget, Result, SpecBuilder,
 };
 use cofferdam_linux::named::{NamedPath, UntrustedLink};
 
-use super::{reason, shows};
+use super::{own, reason};
 use crate::args::MountArgs;
-use crate::resident;
 
 /// Adds the mounts of the options to a spec.
 pub fn add(mut builder: SpecBuilder, args: &MountArgs) -> Result<SpecBuilder> {
     for text in &args.mount {
         let (named, target, access) = split(text)?;
-        let (path, id) = host_path(named)?;
+        let (path, id) = host_path(named, access)?;
         let source = MountSource::HostPath { path: path.clone(), access };
         builder = builder.directory(path, id).mount(Mount { target, source });
     }
@@ -52,7 +51,7 @@ fn split(text: &str) -> Result<(&str, MountTarget, MountAccess)> {
 
 /// Opens a host path. Returns the path without links, and the identity of the file. The file stays open until this
 /// process exits, so that no other file gets its inode number.
-fn host_path(named: &str) -> Result<(PathBuf, DirectoryId)> {
+fn host_path(named: &str, access: MountAccess) -> Result<(PathBuf, DirectoryId)> {
     let bad = |why: String| {
         Error::invalid("run", format!("--mount '{named}' {why}")).with_remedy("use a directory or file that exists")
     };
@@ -64,29 +63,13 @@ fn host_path(named: &str) -> Result<(PathBuf, DirectoryId)> {
     let opened = NamedPath::open(Path::new(named)).map_err(failed)?;
     let (path, id) =
         (opened.path().to_owned(), DirectoryId { device: opened.stat().st_dev, inode: opened.stat().st_ino });
-    let server = resident::candidates().directory();
-    let server = server.canonicalize().unwrap_or(server);
-    if shows(&path, &server, false) || own_directories().any(|own| path.starts_with(own)) {
-        return Err(Error::new(
-            ErrorKind::Denied,
-            "run",
-            format!("--mount '{named}' is a directory of Cofferdam's own, or contains its server's"),
-        )
-        .with_remedy("copy what the sandbox needs to another directory"));
-    }
+    let to_host = match access {
+        MountAccess::ReadWrite => Access::ReadWrite,
+        MountAccess::ReadOnly | MountAccess::CopyOnWrite => Access::ReadOnly,
+    };
+    own::check("--mount", named, &path, to_host)?;
     std::mem::forget(OwnedFd::from(opened));
     Ok((path, id))
-}
-
-/// Returns the directories in which Cofferdam keeps change sets, images, plugins and volumes.
-fn own_directories() -> impl Iterator<Item = PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = set("HOME");
-    let pairs = [("XDG_STATE_HOME", ".local/state"), ("XDG_CACHE_HOME", ".cache"), ("XDG_DATA_HOME", ".local/share")];
-    let bases =
-        pairs.into_iter().flat_map(move |(name, below)| [set(name), home.as_ref().map(|home| home.join(below))]);
-    let own = bases.flatten().map(|base| base.join("cofferdam"));
-    own.chain([PathBuf::from("/var/lib/cofferdam")]).map(|path| path.canonicalize().unwrap_or(path))
 }
 
 #[cfg(test)]

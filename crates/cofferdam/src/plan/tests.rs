@@ -153,25 +153,3 @@ fn options_reach_the_spec_and_the_request() {
     assert_eq!(plan.request.stdin(), &Stdin::Stream);
     assert_eq!(plan.request.output_buffer(), MAX_BUFFER);
 }
-
-#[test]
-fn the_directory_of_the_server_is_in_no_sandbox() {
-    let temp = tempfile::tempdir().unwrap();
-    let server = temp.path().join("run/cofferdam");
-    let at = |name: &str| temp.path().join(name);
-    assert!(!shows(&at(""), &server, false), "there is none");
-    assert!(shows(&server, &server, false));
-    std::fs::create_dir_all(&server).unwrap();
-    for (path, as_root, expected) in [
-        ("run/cofferdam", false, true),
-        ("run/cofferdam/below", false, true),
-        ("run", false, true),
-        ("", false, true),
-        ("run", true, true),
-        ("", true, false),
-        ("run/cofferdam-project", false, false),
-        ("project", false, false),
-    ] {
-        assert_eq!(shows(&at(path), &server, as_root), expected, "{path} {as_root}");
-    }
-}

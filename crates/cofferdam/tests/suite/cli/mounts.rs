@@ -125,6 +125,89 @@ fn what_is_no_plain_file_or_directory_of_the_user_is_refused() {
     }
 }
 
+/// Promise (Files): Code in a sandbox cannot write to the directories of Cofferdam's own, whatever contains them.
+#[test]
+fn what_contains_a_directory_of_cofferdams_own_is_not_writable() {
+    let host = directory();
+    fs::create_dir_all(host.path().join(".local/state/cofferdam/changes")).expect("created");
+    fs::create_dir(host.path().join("project")).expect("created");
+    let home = host.path().display();
+    let refusal = |option: &str, value: &str| {
+        let mut command = run(&host, &["--disk", "none", option, value], "echo evil > evil");
+        let (status, _, stderr) = outcome(command.env("HOME", host.path()));
+        assert!(status == 125 && stderr.lines().count() <= 3, "{option} {value}: {status} {stderr}");
+        stderr
+    };
+    for (option, value) in [
+        ("--workspace", format!("{home}:rw")),
+        ("--workspace", format!("{home}/.local:rw")),
+        ("--mount", format!("{home}:/x:rw")),
+        ("--mount", format!("{home}/project/../.local/state:/x:rw")),
+    ] {
+        let stderr = refusal(option, &value);
+        let own = "/.local/state/cofferdam', a directory of Cofferdam's own";
+        assert!(stderr.contains("cannot be writable: it contains '") && stderr.contains(own), "{stderr}");
+        assert!(stderr.contains("  try: use a directory below it, or mount it with :ro or :cow"), "{stderr}");
+    }
+    for mode in ["", ":ro", ":rw", ":cow"] {
+        let stderr = refusal("--workspace", &format!("{home}/.local/state/cofferdam/changes{mode}"));
+        assert!(stderr.contains("is in '") && stderr.contains("a directory of Cofferdam's own"), "{mode}: {stderr}");
+    }
+    for value in [format!("{home}:ro"), format!("{home}/project:rw")] {
+        let mut command = run(&host, &["--disk", "none", "--workspace", &value], "true");
+        let (status, _, stderr) = outcome(command.env("HOME", host.path()));
+        assert_eq!(status, 0, "{value}: {stderr}");
+    }
+    assert_eq!(fs::read_dir(host.path().join(".local/state/cofferdam/changes")).expect("there").count(), 0);
+}
+
+/// Promise (Files): A bind mount is no way to the directories of Cofferdam's own.
+#[test]
+fn own_directories_are_refused_through_bind_mounts() {
+    let host = directory();
+    for name in ["disk/state/cofferdam/changes/1", "state", "bound"] {
+        fs::create_dir_all(host.path().join(name)).expect("created");
+    }
+    let program = env!("CARGO_BIN_EXE_cofferdam");
+    let script = format!(
+        "mount --bind disk/state state && mount --bind disk/state/cofferdam/changes/1 bound || exit 9
+         {program} run --disk none --mount ./disk:/x:rw -- true; echo $?
+         {program} run --mount ./bound:/x:ro -- true; echo $?"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]).current_dir(host.path());
+    command.env("HOME", host.path());
+    let (status, stdout, stderr) = outcome(command.env("XDG_STATE_HOME", host.path().join("state")));
+    if stderr.contains("unshare") || status == 9 {
+        println!("SKIP own_directories_are_refused_through_bind_mounts: {stderr}");
+        return;
+    }
+    assert_eq!(stdout, "125\n125\n", "{stderr}");
+    assert_eq!(stderr.matches("a directory of Cofferdam's own").count(), 2, "{stderr}");
+}
+
+/// Promise (Files): A user without a home keeps changes in the directory for temporary files. They are as safe there.
+#[test]
+fn changes_of_a_user_without_a_home_are_not_mounted() {
+    if rustix::process::geteuid().is_root() {
+        println!("SKIP changes_of_a_user_without_a_home_are_not_mounted: root has a directory of its own");
+        return;
+    }
+    let host = directory();
+    let name = format!("cofferdam-changes-{}", rustix::process::geteuid().as_raw());
+    fs::create_dir(host.path().join(&name)).expect("created");
+    for (options, message) in [
+        (["--mount", &format!("{name}:/x")], "is in '"),
+        (["--mount", ".:/x:rw"], "it contains '"),
+        (["--workspace", ".:rw"], "it contains '"),
+    ] {
+        let mut command = run(&host, &[options[0], options[1], "--disk", "none"], "true");
+        command.env("TMPDIR", host.path());
+        let (status, _, stderr) = outcome(&mut command);
+        assert!(status == 125 && stderr.contains(message) && stderr.contains(&name), "{options:?}: {status} {stderr}");
+    }
+}
+
 #[test]
 fn mounts_and_a_copy_on_write_workspace_work_together() {
     let host = directory();
