@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cofferdam_contract::{Access, Backend, Limits, RootFs, Sandbox, Spec, Workspace};
+use cofferdam_contract::{Access, Backend, Limits, RootFs, Spec, Workspace};
 use cofferdam_process::ProcessBackend;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -20,6 +20,7 @@ use crate::host::facts::{self, Facts};
 use crate::options::WorkspaceOptions;
 use crate::ours;
 use crate::results::{self, File};
+use crate::rounds::Orders;
 use crate::sample::{Sample, hundredths};
 use crate::target::{Bound, Row, json_of, render};
 use crate::vm::docker::Docker;
@@ -41,9 +42,123 @@ pub fn run(options: &WorkspaceOptions, out: &Path) -> Result<()> {
 }
 
 /// The times of each contestant.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Report {
     rows: Vec<(&'static str, Vec<Duration>)>,
+}
+
+/// A contestant: what is measured once in a round.
+#[derive(Debug, Clone, Copy)]
+enum Turn {
+    DockerRun,
+    ImageRun,
+    CreatePrivate,
+    CreateSmall,
+    CreateLarge,
+    CreateImage,
+    UnpackByTar,
+    UnpackByStore,
+    CaptureSmall,
+    CaptureLarge,
+    ReadBare,
+    ReadInside,
+    WriteBare,
+    WriteInside,
+}
+
+/// Runs of an image, which need Docker.
+const RUNS: [Turn; 2] = [Turn::DockerRun, Turn::ImageRun];
+const CREATES: [Turn; 4] = [Turn::CreatePrivate, Turn::CreateSmall, Turn::CreateLarge, Turn::CreateImage];
+/// Contestants that use the disk, and take part in fewer rounds.
+const DISK: [Turn; 8] = [
+    Turn::UnpackByTar,
+    Turn::UnpackByStore,
+    Turn::CaptureSmall,
+    Turn::CaptureLarge,
+    Turn::ReadBare,
+    Turn::ReadInside,
+    Turn::WriteBare,
+    Turn::WriteInside,
+];
+
+impl Turn {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DockerRun => "docker run of an image",
+            Self::ImageRun => "run of an image",
+            Self::CreatePrivate => "create, empty workspace",
+            Self::CreateSmall => "create, one file",
+            Self::CreateLarge => "create, large directory",
+            Self::CreateImage => "create, image",
+            Self::UnpackByTar => "unpack, tar -x",
+            Self::UnpackByStore => "unpack, image store",
+            Self::CaptureSmall => "10 changes, one file",
+            Self::CaptureLarge => "10 changes, large directory",
+            Self::ReadBare => "read, bare",
+            Self::ReadInside => "read, sandbox",
+            Self::WriteBare => "write, bare",
+            Self::WriteInside => "write, sandbox",
+        }
+    }
+}
+
+/// What the contestants use.
+struct Field {
+    backend: Arc<ProcessBackend>,
+    docker: Option<Docker>,
+    image: Spec,
+    layer: layers::Layer,
+    /// A directory with one file, and one with many.
+    small: PathBuf,
+    large: PathBuf,
+    /// Directories with a large file, one for each contestant.
+    outside: PathBuf,
+    inside: PathBuf,
+    /// The script that writes a large file.
+    write: String,
+}
+
+impl Field {
+    async fn time(&self, turn: Turn) -> Result<Duration> {
+        let copied = |path: &PathBuf| spec(Workspace::CopyOnWrite { path: path.clone() });
+        match turn {
+            Turn::DockerRun => {
+                let docker = self.docker.as_ref().context("Docker is not prepared")?;
+                let start = Instant::now();
+                docker.run().await.map_err(anyhow::Error::msg)?;
+                Ok(start.elapsed())
+            }
+            Turn::ImageRun => ran(&self.backend, self.image.clone()).await,
+            Turn::CreatePrivate => created(&self.backend, spec(Workspace::default())?).await,
+            Turn::CreateSmall => created(&self.backend, copied(&self.small)?).await,
+            Turn::CreateLarge => created(&self.backend, copied(&self.large)?).await,
+            Turn::CreateImage => created(&self.backend, self.image.clone()).await,
+            Turn::UnpackByTar => self.layer.by_tar(),
+            Turn::UnpackByStore => self.layer.by_store(),
+            Turn::CaptureSmall => captured(&self.backend, copied(&self.small)?).await,
+            Turn::CaptureLarge => captured(&self.backend, copied(&self.large)?).await,
+            Turn::ReadBare => bare(&self.outside, READ),
+            Turn::ReadInside => inside(&self.backend, copied(&self.inside)?, READ).await,
+            Turn::WriteBare => bare(&self.outside, &self.write),
+            Turn::WriteInside => {
+                let workspace = Workspace::HostDir { path: self.inside.clone(), access: Access::ReadWrite };
+                inside(&self.backend, spec(workspace)?, &self.write).await
+            }
+        }
+    }
+
+    /// Runs each contestant once in a round, in a changing order, and keeps the times.
+    async fn measure(&self, turns: &[Turn], rounds: usize, report: &mut Report) -> Result<()> {
+        report.rows.extend(turns.iter().map(|turn| (turn.name(), Vec::new())));
+        let mut orders = Orders::new(turns.len());
+        for _ in 0..rounds {
+            for index in orders.next() {
+                let time = self.time(turns[index]).await?;
+                report.add(turns[index].name(), time);
+            }
+        }
+        Ok(())
+    }
 }
 
 async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) -> Result<Report> {
@@ -52,10 +167,14 @@ async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) ->
     let place = directory.path().canonicalize()?;
     let large = tree(&place, files).context("cannot create the large directory")?;
     let small = tree(&place.join("small"), 1)?;
-    let bulk = place.join("bulk");
-    fs::create_dir(&bulk)?;
     let data = format!("head -c {megabytes}M /dev/urandom > large");
-    bare(&bulk, &data)?;
+    let with_large_file = |name: &str| -> Result<PathBuf> {
+        let path = place.join(name);
+        fs::create_dir(&path)?;
+        bare(&path, &data)?;
+        Ok(path)
+    };
+    let (outside, inside) = (with_large_file("outside")?, with_large_file("inside")?);
     let packed = place.join("layer");
     fs::create_dir(&packed)?;
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.exists());
@@ -63,52 +182,22 @@ async fn measure(options: &WorkspaceOptions, rounds: usize, megabytes: usize) ->
     let write = format!("dd if=/dev/zero of=written bs=1M count={megabytes} conv=fsync status=none");
     let (images, image) = layer.stored()?;
     let backend = ours::backend_with(images).await?;
-    let with_image = Spec::builder().root(RootFs::Image { reference: image.to_owned() }).build()?;
-    let mut report = Report::default();
-    match (busybox, options.docker || options.host.is_some()) {
+    let image = Spec::builder().root(RootFs::Image { reference: image.to_owned() }).build()?;
+    let docker = match (busybox, options.docker || options.host.is_some()) {
         (Some(busybox), true) => {
             let docker = Docker::prepare(options.host.as_deref(), busybox, &packed).await;
-            let docker = docker.map_err(anyhow::Error::msg).context("docker run")?;
-            for _ in 0..rounds.div_ceil(5) {
-                let start = Instant::now();
-                docker.run().await.map_err(anyhow::Error::msg)?;
-                report.add("docker run of an image", start.elapsed());
-                report.add("run of an image", ran(&backend, with_image.clone()).await?);
-            }
+            Some(docker.map_err(anyhow::Error::msg).context("docker run")?)
         }
         (None, true) => bail!("docker run needs a static program: apt-get install busybox-static"),
-        (_, false) => {}
+        (_, false) => None,
+    };
+    let field = Field { backend, docker, image, layer, small, large, outside, inside, write };
+    let mut report = Report { rows: Vec::new() };
+    if field.docker.is_some() {
+        field.measure(&RUNS, rounds.div_ceil(5), &mut report).await?;
     }
-    for _ in 0..rounds {
-        for (name, spec) in [
-            ("create, empty workspace", spec(Workspace::default())?),
-            ("create, one file", spec(Workspace::CopyOnWrite { path: small.clone() })?),
-            ("create, large directory", spec(Workspace::CopyOnWrite { path: large.clone() })?),
-            ("create, image", with_image.clone()),
-        ] {
-            let start = Instant::now();
-            let sandbox = backend.create(spec).await?;
-            report.add(name, start.elapsed());
-            sandbox.close().await?;
-        }
-    }
-    for _ in 0..rounds.div_ceil(10) {
-        report.add("unpack, tar -x", layer.by_tar()?);
-        report.add("unpack, image store", layer.by_store()?);
-        for (name, path) in [("10 changes, one file", &small), ("10 changes, large directory", &large)] {
-            let sandbox = backend.create(spec(Workspace::CopyOnWrite { path: path.clone() })?).await?;
-            report.add(name, captured(&sandbox).await?);
-            sandbox.close().await?;
-        }
-        for (name, workspace, script) in [
-            ("read, sandbox", Workspace::CopyOnWrite { path: bulk.clone() }, READ),
-            ("write, sandbox", Workspace::HostDir { path: bulk.clone(), access: Access::ReadWrite }, &*write),
-        ] {
-            let bare_name = if script == READ { "read, bare" } else { "write, bare" };
-            report.add(bare_name, bare(&bulk, script)?);
-            report.add(name, inside(&backend, workspace, script).await?);
-        }
-    }
+    field.measure(&CREATES, rounds, &mut report).await?;
+    field.measure(&DISK, rounds.div_ceil(10), &mut report).await?;
     Ok(report)
 }
 
@@ -134,14 +223,26 @@ fn spec(workspace: Workspace) -> Result<Spec> {
     Ok(Spec::builder().limits(limits).workspace(workspace).build()?)
 }
 
+/// Measures the creation of a sandbox.
+async fn created(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
+    let start = Instant::now();
+    let sandbox = backend.create(spec).await?;
+    let time = start.elapsed();
+    sandbox.close().await?;
+    Ok(time)
+}
+
 /// Measures the capture of ten changes.
-async fn captured(sandbox: &Arc<dyn Sandbox>) -> Result<Duration> {
+async fn captured(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
+    let sandbox = backend.create(spec).await?;
     ours::check(&sandbox.exec(ours::request(&["sh", "-c", CHANGES])?).await?, "")?;
     let start = Instant::now();
     let mut layer = Vec::new();
     sandbox.changes().await?.layer.read_to_end(&mut layer).await?;
+    let time = start.elapsed();
     ensure!(layer.len() > 10 << 10, "the changes are missing");
-    Ok(start.elapsed())
+    sandbox.close().await?;
+    Ok(time)
 }
 
 /// Measures a sandbox that runs one program.
@@ -154,8 +255,9 @@ async fn ran(backend: &ProcessBackend, spec: Spec) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-async fn inside(backend: &ProcessBackend, workspace: Workspace, script: &str) -> Result<Duration> {
-    let sandbox = backend.create(spec(workspace)?).await?;
+/// Measures a script in a sandbox, without its creation.
+async fn inside(backend: &ProcessBackend, spec: Spec, script: &str) -> Result<Duration> {
+    let sandbox = backend.create(spec).await?;
     let start = Instant::now();
     let completed = sandbox.exec(ours::request(&["sh", "-c", script])?).await?;
     let time = start.elapsed();
@@ -230,5 +332,21 @@ impl Report {
             json!({"name": name, "median_us": median, "times": Sample::new(times.clone()).json()})
         });
         json!({"host": facts.json(), "rows": rows.collect::<Vec<_>>(), "targets": json_of(&self.targets())})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_contestant_has_a_row_and_every_target_is_measured() {
+        let turns = [&RUNS[..], &CREATES, &DISK].concat();
+        let mut report = Report { rows: Vec::new() };
+        for turn in &turns {
+            report.add(turn.name(), Duration::from_millis(1));
+        }
+        assert_eq!(report.rows.len(), turns.len());
+        assert!(report.targets().iter().all(|row| row.measured.is_some()));
     }
 }
