@@ -15,11 +15,11 @@ import tempfile
 import time
 
 COMMANDS = [
-    "cofferdam run --lang python --code 'print(6 * 7)'",
-    "cofferdam run -- sh -c 'id -u; uname -n; ls /home'",
+    "cofferdam run --workspace . --diff --save-changes fix.tar -- sed -i s/Helo/Hello/ greet.py",
+    "cat greet.py",
+    "cofferdam changes apply fix.tar",
     "cofferdam run --memory 64M --lang python --code 'b\"x\" * (200 << 20)'",
     "cofferdam run --timeout 1s -- sleep 60",
-    "cofferdam run --workspace project:ro -- rm notes.txt",
     "cofferdam doctor --backend process | grep -E 'seccomp|landlock|capab|network'",
 ]
 
@@ -70,7 +70,7 @@ def session(binary):
     with tempfile.TemporaryDirectory() as home:
         project = pathlib.Path(home, "project")
         project.mkdir()
-        (project / "notes.txt").write_text("notes\n")
+        (project / "greet.py").write_text('print("Helo, Ada")\n')
         environment = {
             "HOME": home,
             "LANG": "C.UTF-8",
@@ -78,10 +78,10 @@ def session(binary):
             "PATH": f"{binary.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
         for command in COMMANDS:
-            lines, took = record(command, home, environment)
+            lines, took = record(command, project, environment)
             rows.append((now, True, command))
             now += TYPING_SECONDS
-            rows += [(now + at, False, part) for at, line in lines for part in wrapped(line)]
+            rows += [(now + at, False, part) for at, line in lines for part in wrapped(line.replace(home, "~"))]
             now += took + PAUSE_SECONDS
         private = [home, str(binary.parent), str(pathlib.Path.home())]
     for _, is_command, text in rows:

@@ -66,6 +66,12 @@ const ROWS: &[(&str, Row)] = &[
         "cofferdam serve --listen 127.0.0.1:8080 --otlp",
         Row::Tested("serves until it is ended", "spans_lead_from_the_client_to_the_guest"),
     ),
+    (
+        "cofferdam serve --listen 127.0.0.1:8080 --plugin",
+        Row::Tested("serves until it is ended", "tenants_call_the_plugins_of_a_server"),
+    ),
+    ("cofferdam plugins list --server", Row::Tested("needs a server", "tenants_call_the_plugins_of_a_server")),
+    ("cofferdam plugins call hello hello", Row::Tested("needs a server", "tenants_call_the_plugins_of_a_server")),
     ("cofferdam serve", Row::Tested("serves until it is ended", "a_server_is_used_from_the_command_line")),
     (
         "cofferdam keys create --tenant acme && cofferdam serve",
@@ -98,6 +104,7 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam cp", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam rm", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam changes ls", Row::Here),
+    ("cofferdam changes apply fix.tar", Row::Here),
     ("cofferdam changes prune", Row::Here),
     ("cofferdam changes ", Row::Tested("needs an id", "changes_are_kept_shown_applied_and_discarded")),
     ("cofferdam volume ls --on-server", Row::Tested("needs a server", "volumes_of_a_server_are_used")),
@@ -285,6 +292,7 @@ fn home() -> tempfile::TempDir {
     };
     let primes = std::fs::read(repository().join("examples/primes.py")).expect("the example");
     write("examples/primes.py", &primes);
+    write("greet.py", b"print(\"Helo, Ada\")\n");
     for name in ["script.py", "x.py"] {
         write(name, b"import sys\nprint('ran', sys.argv[1:])\n");
     }
@@ -301,9 +309,11 @@ fn home() -> tempfile::TempDir {
 }
 
 /// Runs a command. Returns `None` if this host lacks its requirements.
-fn run_shown(command: &str, how: Row, home: &Path) -> Option<(i32, String, String)> {
+///
+/// `state` is outside of the home, because a directory that contains it is never mounted writable.
+fn run_shown(command: &str, how: Row, home: &Path, state: &Path) -> Option<(i32, String, String)> {
     let mut shell = shell(command, home);
-    shell.env("XDG_RUNTIME_DIR", home);
+    shell.env("XDG_RUNTIME_DIR", home).env("XDG_STATE_HOME", state);
     match how {
         Row::Tested(..) | Row::Untested(_) => return None,
         Row::Here | Row::Fails(_) => {}
@@ -335,7 +345,7 @@ fn every_documented_command_works_as_written() {
     let mut done = BTreeSet::new();
     let mut failed = Vec::new();
     for Block { page, commands } in pages().into_iter().chain(helps()) {
-        let home = home();
+        let (home, state) = (home(), tempfile::tempdir().expect("a directory"));
         let server = commands.iter().any(|command| command.starts_with("cofferdam serve --detach"));
         if commands.iter().any(|command| command.starts_with("cofferdam audit")) {
             // The log exists after the first run.
@@ -350,7 +360,7 @@ fn every_documented_command_works_as_written() {
                 continue;
             }
             let row = row(&command);
-            let Some((status, stdout, stderr)) = run_shown(&command, row, home.path()) else { continue };
+            let Some((status, stdout, stderr)) = run_shown(&command, row, home.path(), state.path()) else { continue };
             let is_shown = match row {
                 Row::Fails(statuses) => statuses.contains(&status),
                 _ => status == 0,
