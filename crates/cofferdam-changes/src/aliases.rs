@@ -102,7 +102,7 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// Returns the real path of an opened file.
-fn place(file: BorrowedFd<'_>) -> Option<PathBuf> {
+pub(crate) fn place(file: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 

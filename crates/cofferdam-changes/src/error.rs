@@ -37,6 +37,27 @@ pub enum ChangesError {
         /// The printable path of the workspace.
         workspace: String,
     },
+    /// Another process applies changes to the workspace.
+    #[error(
+        "cannot apply changes to '{path}': another process has had the lock of the directory for {seconds} s; wait until \
+         it has ended, and try again"
+    )]
+    Busy {
+        /// The printable path of the workspace.
+        path: String,
+        /// The time for which the lock was waited for, in seconds.
+        seconds: u64,
+    },
+    /// A file that is to be discarded is not a change set.
+    #[error(
+        "cannot discard '{path}': it is not a change set, or is damaged ({reason}); remove the file itself instead"
+    )]
+    NotAChangeSet {
+        /// The printable path of the file.
+        path: String,
+        /// The violated rule.
+        reason: String,
+    },
     /// No stored change set has this id.
     #[error("no change set has the id '{id}': list the stored change sets for their ids")]
     NotFound {

@@ -45,10 +45,11 @@
 //! - Capture: `capture.rs`; marks of overlayfs: `overlay.rs`.
 //! - Review: `resolve.rs` compares with the workspace, `diff.rs` compares lines, `render.rs` prints, `document.rs` has
 //!   the form as data, `text.rs` makes guest bytes printable.
-//! - Application: `apply/mod.rs`; what is refused: `apply/refuse.rs`. Guarded files: the table in `guarded.rs`; links of the host to them:
-//!   `aliases.rs`. Conflicts: `conflict.rs`.
+//! - Application: `apply/mod.rs`; what is refused: `apply/refuse.rs`. Guarded files: the table in `guarded.rs`; links
+//!   of the host to them: `aliases.rs`. Conflicts: `conflict.rs`. One application at a time: `apply/lock.rs`; what a
+//!   killed one left: `apply/leftovers.rs`.
 //! - Copies between the host and sandboxes, and copy-on-write workspaces of backends without overlays: `sandbox/`.
-//! - Stored change sets: `store.rs`; those of sandboxes that end: `sandbox/keep.rs`.
+//! - Stored change sets: `store.rs`; files elsewhere: `saved.rs`; those of sandboxes that end: `sandbox/keep.rs`.
 //! - Access to the workspace, beneath descriptors and never through links: `tree.rs`.
 #![forbid(unsafe_code)]
 
@@ -75,12 +76,14 @@ mod render;
 mod resolve;
 #[cfg(feature = "sandbox")]
 pub mod sandbox;
+mod saved;
 mod store;
 pub mod text;
 mod tree;
 
 pub use apply::{
-    Applied, ApplyOptions, Existing, NEW_SUFFIX, Refusal, Refused, Workspace, apply, conflicts, is_applied,
+    Applied, ApplyOptions, Effect, Existing, NEW_SUFFIX, Refusal, Refused, Workspace, apply, conflicts, effect,
+    is_applied,
 };
 pub use bounds::{Bounds, MAX_BYTES, MAX_DEPTH, MAX_ENTRIES, MAX_NAME, MAX_PATH};
 pub use capture::{MAX_SKIPPED, SkipReason, Skipped, Summary, capture_comparison, capture_overlay};
@@ -97,4 +100,5 @@ pub use overlay::Marks;
 pub use read::{ChangeSet, Content};
 pub use render::{Color, RenderOptions, Stat, render};
 pub use resolve::resolve;
+pub use saved::{SavedFile, open_saved};
 pub use store::{Id, Kept, KeptContents, MAX_STORE_AGE, MAX_STORE_BYTES, Store, StoreLimits};

@@ -15,6 +15,7 @@ use crate::bounds::{Bounds, MAX_NAMES};
 use crate::change::{Change, Node};
 use crate::error::{ChangesError, Result, malformed};
 use crate::fingerprint::{Base, FileKind};
+use crate::glob::Globs;
 use crate::header::Header;
 use crate::names;
 
@@ -24,6 +25,7 @@ pub struct ChangeSet {
     header: Header,
     changes: Vec<Change>,
     cleared: Vec<PathBuf>,
+    selected: Globs,
     file: File,
 }
 
@@ -44,7 +46,18 @@ impl ChangeSet {
         }
         parser.check_parents()?;
         let changes = parser.changes.into_iter().map(|(path, (node, base))| Change::new(path, node, base)).collect();
-        Ok(Self { header, changes, cleared: parser.cleared.into_keys().collect(), file })
+        Ok(Self { header, changes, cleared: parser.cleared.into_keys().collect(), selected: Globs::default(), file })
+    }
+
+    /// Restricts reviews and applications to paths that match. All do, if there is no pattern.
+    #[must_use]
+    pub fn select(self, selected: Globs) -> Self {
+        Self { selected, ..self }
+    }
+
+    /// Returns true if a path is a part of reviews and applications.
+    pub(crate) fn is_selected(&self, path: &Path) -> bool {
+        self.selected.is_empty() || self.selected.matches(path)
     }
 
     /// Returns the properties of the change set.

@@ -15,6 +15,7 @@ use crate::change::{Change, Kind, Node};
 use crate::error::{Result, io};
 use crate::fingerprint::{Base, FileKind, Fingerprint, Subtree};
 use crate::read::ChangeSet;
+use crate::render::{is_half_of_rename, renamed};
 use crate::tree;
 
 /// Maximum of bytes that are read to find changes of permissions alone, and again to find renamed files.
@@ -22,7 +23,7 @@ const MAX_COMPARED: u64 = 256 << 20;
 /// Maximum number of deleted files that are compared with new ones.
 const MAX_RENAMED: usize = 10_000;
 
-/// Returns all changes, compared with the workspace as it is now, in the order of paths.
+/// Returns all selected changes, compared with the workspace as it is now, in the order of paths.
 ///
 /// Cleared directories become deletions. A change of permissions alone and a renamed file get kinds of their own.
 ///
@@ -41,7 +42,18 @@ pub fn resolve(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Change>
     Ok(changes)
 }
 
-/// Returns all changes, with deletions in place of cleared directories.
+/// Returns the number of changed files in a review: a renamed file is one. Without the workspace, each change is one.
+pub(crate) fn count(set: &ChangeSet, directory: Option<BorrowedFd<'_>>) -> usize {
+    let compared = directory.and_then(|directory| {
+        let mut changes = expand(set, directory).ok()?;
+        rename(set, directory, &mut changes).ok()?;
+        let renamed = renamed(&changes);
+        Some(changes.iter().filter(|change| !is_half_of_rename(change, &renamed)).count())
+    });
+    compared.unwrap_or(set.changes().len() + set.cleared().len())
+}
+
+/// Returns all selected changes, with deletions in place of cleared directories.
 pub(crate) fn expand(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Change>> {
     let changes: BTreeMap<PathBuf, Change> =
         set.changes().iter().map(|change| (change.path.clone(), change.clone())).collect();
@@ -51,7 +63,7 @@ pub(crate) fn expand(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<C
             clear.directory(found.as_fd(), path)?;
         }
     }
-    Ok(clear.changes.into_values().collect())
+    Ok(clear.changes.into_values().filter(|change| set.is_selected(&change.path)).collect())
 }
 
 struct Clear<'a> {

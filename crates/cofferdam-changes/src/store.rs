@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use crate::bounds::Bounds;
 use crate::error::{ChangesError, Result, io};
 use crate::read::ChangeSet;
-use crate::{text, tree};
+use crate::{resolve, text, tree};
 
 const LOCK: &str = ".lock";
 const TEMPORARY: &str = ".tmp-";
@@ -111,8 +111,20 @@ pub struct Kept {
 pub struct KeptContents {
     /// Path of the workspace on the host.
     pub workspace: PathBuf,
-    /// Number of changed files.
+    /// Number of changed files, as in a review: a renamed file is one.
     pub changes: usize,
+}
+
+impl KeptContents {
+    /// Describes a change set. Without its workspace, renamed files are not found, and count twice.
+    #[must_use]
+    pub fn of(set: &ChangeSet) -> Self {
+        let workspace = set.header().workspace.clone();
+        let directory = named::Directory::open(&workspace).ok();
+        let directory = directory.filter(|directory| set.header().is_of(directory.as_fd()).unwrap_or(false));
+        let changes = resolve::count(set, directory.as_ref().map(AsFd::as_fd));
+        Self { workspace, changes }
+    }
 }
 
 /// A store of change sets that several processes may use.
@@ -175,10 +187,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<Kept>> {
         let mut kept = Vec::new();
         for (id, time, bytes) in self.files()? {
-            let contents = self.read(&id).ok().map(|set| KeptContents {
-                workspace: set.header().workspace.clone(),
-                changes: set.changes().len() + set.cleared().len(),
-            });
+            let contents = self.read(&id).ok().map(|set| KeptContents::of(&set));
             kept.push(Kept { id, time, bytes, contents });
         }
         Ok(kept)
@@ -252,7 +261,12 @@ impl Store {
         tree::names(self.directory.as_fd(), MAX_FILES).map_err(io("read", &self.path))
     }
 
-    fn find(&self, id: &str) -> Result<Id> {
+    /// Returns the identifier of a stored change set by a prefix that no other has.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangesError::NotFound`], [`ChangesError::Ambiguous`], and those of the operating system.
+    pub fn find(&self, id: &str) -> Result<Id> {
         let shown = || text::name(id.as_bytes());
         if !is_prefix(id) {
             return Err(ChangesError::NotFound { id: shown() });

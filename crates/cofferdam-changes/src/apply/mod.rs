@@ -6,7 +6,14 @@
 //!
 //! So a rename never loses its file, and a directory is writable until its contents are complete. Each step works on
 //! the opened parent directory, which is found beneath the workspace without following links.
+//!
+//! A killed process leaves each path as it was or as it should be, and a second application completes the first. What
+//! the first left under temporary names is removed by the next application that writes to the same directory.
 
+mod directory;
+mod effect;
+mod leftovers;
+mod lock;
 mod place;
 mod refuse;
 mod remove;
@@ -16,18 +23,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, Stat};
-use rustix::io::Errno;
 
-use crate::aliases::Aliases;
+use self::lock::{LOCK_TIMEOUT, Lock, Sharing};
+use self::place::Temporary;
+use crate::aliases::{self, Aliases};
 use crate::change::{Change, Kind, Node};
 use crate::conflict::{self, Cause, Conflict};
 use crate::error::{ChangesError, Result, io};
-use crate::fingerprint::Fingerprint;
+use crate::fingerprint::{FileKind, Fingerprint};
 use crate::glob::Globs;
 use crate::read::ChangeSet;
 use crate::tree::{self, Spot};
 use crate::{resolve, text};
 
+pub use effect::{Effect, effect};
 pub use place::NEW_SUFFIX;
 pub(crate) use refuse::guard;
 pub use refuse::{Refusal, Refused};
@@ -82,20 +91,26 @@ pub struct Applied {
 
 /// Applies a change set to the workspace. A second application has no further effect.
 ///
+/// One application at a time writes to a workspace. Others wait for it, up to a minute. Applications that replace
+/// existing files are not in the way of each other.
+///
 /// # Errors
 ///
-/// [`ChangesError::WrongDirectory`], and those of the operating system before the first change. A later error is in
+/// [`ChangesError::WrongDirectory`], [`ChangesError::Busy`], and those of the operating system before the first change. A later error is in
 /// [`Applied::failed`].
 pub fn apply(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions) -> Result<Applied> {
     if options.workspace == Workspace::Recorded && !set.header().is_of(directory)? {
         return Err(ChangesError::WrongDirectory { workspace: text::path(&set.header().workspace) });
     }
+    let lock = if options.dry_run { None } else { Some(lock(set, directory, options)?) };
     let changes = resolve::expand(set, directory)?;
     let owner = rustix::fs::fstat(directory).map_err(io("inspect", &set.header().workspace))?;
     let mut session = Session {
         set,
         directory,
         options,
+        lock,
+        swept: HashSet::new(),
         owner,
         aliases: Aliases::find(directory),
         report: Applied::default(),
@@ -105,6 +120,19 @@ pub fn apply(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions)
     };
     session.run(&changes);
     Ok(session.report)
+}
+
+/// Waits until no other application writes to the workspace.
+fn lock(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions) -> Result<Lock> {
+    let sharing = match options.existing {
+        Existing::Keep => Sharing::Exclusive,
+        Existing::Replace => Sharing::Shared,
+    };
+    let path = || aliases::place(directory).unwrap_or_else(|| set.header().workspace.clone());
+    match Lock::wait(directory, sharing, LOCK_TIMEOUT).map_err(|error| io("lock", &path())(error))? {
+        Some(lock) => Ok(lock),
+        None => Err(ChangesError::Busy { path: text::path(&path()), seconds: LOCK_TIMEOUT.as_secs() }),
+    }
 }
 
 /// Returns the conflicts of a change set with the workspace as it is now.
@@ -126,20 +154,7 @@ pub fn conflicts(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Confl
 /// Those of the operating system.
 pub fn is_applied(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<bool> {
     for change in resolve::expand(set, directory)? {
-        let spot = tree::locate(directory, &change.path).map_err(io("open", &change.path))?;
-        let now = spot.as_ref().map(Spot::stat).transpose().map_err(io("inspect", &change.path))?.flatten();
-        let is_done = match (&change.node, &spot, &now) {
-            (None, _, now) => now.is_none(),
-            (Some(Node::Directory { mode }), _, Some(now)) => {
-                let is_equal = change.base.is_none() || (now.st_mode ^ mode) & 0o777 == 0;
-                tree::kind(now) == FileType::Directory && is_equal
-            }
-            (Some(node), Some(spot), Some(now)) => {
-                place::is_same(set, node, spot, now).map_err(io("compare", &change.path))?
-            }
-            (Some(_), ..) => false,
-        };
-        if !is_done {
+        if effect::effect_of(set, directory, &change)? != Effect::None {
             return Ok(false);
         }
     }
@@ -155,6 +170,14 @@ fn replacing(change: &Change, now: &Stat) -> Option<Cause> {
     (!allowed).then_some(Cause::Appeared)
 }
 
+/// Returns true if a directory is new, and has the permissions that it has until its contents are complete.
+fn is_unfinished(change: &Change, now: &Stat, mode: u32) -> bool {
+    let is_new = change.base.as_ref().is_none_or(|base| base.fingerprint.kind != FileKind::Directory);
+    let differs = mode & 0o700 != 0o700;
+    let is_directory = tree::kind(now) == FileType::Directory;
+    is_new && differs && is_directory && now.st_mode & 0o777 == mode & 0o777 | 0o700
+}
+
 /// Result of one change.
 enum Outcome {
     Applied,
@@ -166,6 +189,10 @@ struct Session<'a> {
     set: &'a ChangeSet,
     directory: BorrowedFd<'a>,
     options: &'a ApplyOptions,
+    /// Lock of the workspace. `None` for a dry run.
+    lock: Option<Lock>,
+    /// Directories from which leftovers were removed.
+    swept: HashSet<PathBuf>,
     /// Properties of the workspace, whose owner gets new files.
     owner: Stat,
     aliases: Aliases,
@@ -174,7 +201,7 @@ struct Session<'a> {
     modes: Vec<(PathBuf, u32)>,
     /// Directories that a dry run would create.
     planned: BTreeSet<PathBuf>,
-    /// Inodes with other names, whose times changed when a name was removed.
+    /// Inodes that lost a name, and whose times changed with that.
     unlinked: HashSet<u64>,
 }
 
@@ -216,7 +243,15 @@ impl Session<'_> {
         let Some(spot) = self.locate(change)? else {
             return Ok(self.without_parent(change));
         };
+        self.sweep(change, &spot);
         let now = spot.stat().map_err(io("inspect", &change.path))?;
+        if let (Some(Node::Directory { mode }), Some(now)) = (&change.node, &now)
+            && self.options.existing == Existing::Keep
+            && is_unfinished(change, now, *mode)
+        {
+            self.modes.push((change.path.clone(), *mode));
+            return Ok(Outcome::Applied);
+        }
         if let Some(cause) = self.conflict(change, now.as_ref()) {
             return self.resolve_conflict(change, &spot, now.as_ref(), cause);
         }
@@ -224,6 +259,16 @@ impl Session<'_> {
             None => self.delete(change, &spot, now.as_ref()),
             Some(Node::Directory { mode }) => self.put_directory(change, &spot, now.as_ref(), *mode),
             Some(_) => self.put(change, &spot, now.as_ref()),
+        }
+    }
+
+    /// Removes what killed applications left beside the file, once for each directory.
+    fn sweep(&mut self, change: &Change, spot: &Spot) {
+        let Some(lock) = &self.lock else { return };
+        let parent = change.path.parent().unwrap_or(Path::new(""));
+        if !self.swept.contains(parent) {
+            leftovers::sweep(spot.parent.as_fd(), lock.is_exclusive());
+            self.swept.insert(parent.to_owned());
         }
     }
 
@@ -278,22 +323,45 @@ impl Session<'_> {
     }
 
     /// Keeps both versions, unless they are equal.
-    fn resolve_conflict(&self, change: &Change, spot: &Spot, now: Option<&Stat>, cause: Cause) -> Result<Outcome> {
+    fn resolve_conflict(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>, cause: Cause) -> Result<Outcome> {
         if let (Some(node), Some(now)) = (&change.node, now)
             && place::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
         {
-            return Ok(Outcome::Applied);
+            return Ok(self.already(change));
         }
-        let kept = match &change.node {
+        match &change.node {
             Some(node @ (Node::File { .. } | Node::Symlink { .. }))
                 if !self.options.dry_run && self.options.existing == Existing::Keep =>
             {
                 let temporary = self.temporary(change, spot, node, now)?;
-                temporary.keep_beside(self.set, node, &change.path)?
+                self.keep_both(change, spot, &temporary, cause)
             }
-            _ => None,
+            _ => Ok(Outcome::Conflict(cause, None)),
+        }
+    }
+
+    /// Keeps both versions, unless another process wrote the same one meanwhile.
+    fn keep_both(&mut self, change: &Change, spot: &Spot, temporary: &Temporary<'_>, cause: Cause) -> Result<Outcome> {
+        let Some(node) = &change.node else { return Ok(Outcome::Conflict(cause, None)) };
+        let now = spot.stat().map_err(io("inspect", &change.path))?;
+        if let Some(now) = &now
+            && place::is_same(self.set, node, spot, now).map_err(io("compare", &change.path))?
+        {
+            return Ok(self.already(change));
+        }
+        let kept = match self.options.existing {
+            Existing::Keep => temporary.keep_beside(self.set, node, &change.path)?,
+            Existing::Replace => None,
         };
         Ok(Outcome::Conflict(cause, kept))
+    }
+
+    /// Reports a change that the workspace has already, also by an earlier application.
+    fn already(&mut self, change: &Change) -> Outcome {
+        if let Some(base) = &change.base {
+            self.unlinked.insert(base.fingerprint.inode);
+        }
+        Outcome::Applied
     }
 
     fn put_directory(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>, mode: u32) -> Result<Outcome> {
@@ -305,15 +373,8 @@ impl Session<'_> {
             self.planned.insert(change.path.clone());
             return Ok(Outcome::Applied);
         }
-        if !is_directory {
-            if let Some(now) = now {
-                self.unlink(change, spot, now)?;
-            }
-            match rustix::fs::mkdirat(&spot.parent, &spot.name, Mode::RWXU) {
-                Ok(()) => self.give(spot, now, &change.path)?,
-                Err(Errno::EXIST) => return Ok(Outcome::Conflict(Cause::Appeared, None)),
-                Err(error) => return Err(io("create", &change.path)(error)),
-            }
+        if !is_directory && let Some(cause) = self.create_directory(change, spot, now, mode)? {
+            return Ok(Outcome::Conflict(cause, None));
         }
         self.modes.push((change.path.clone(), mode));
         Ok(Outcome::Applied)
@@ -322,34 +383,29 @@ impl Session<'_> {
     fn put(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>) -> Result<Outcome> {
         let Some(node) = &change.node else { return Ok(Outcome::Applied) };
         let replaces_directory = now.is_some_and(|now| tree::kind(now) == FileType::Directory);
-        if replaces_directory && let Some(cause) = self.remove_tree(change, spot)? {
-            return self.resolve_conflict(change, spot, now, cause);
-        }
         if self.options.dry_run {
-            return Ok(Outcome::Applied);
+            let cause = if replaces_directory { self.remove_tree(change, spot)? } else { None };
+            return Ok(cause.map_or(Outcome::Applied, |cause| Outcome::Conflict(cause, None)));
         }
         let temporary = self.temporary(change, spot, node, now)?;
+        if replaces_directory {
+            return match self.replace_tree(change, spot, &temporary)? {
+                None => Ok(Outcome::Applied),
+                Some(cause) => self.keep_both(change, spot, &temporary, cause),
+            };
+        }
         let again = spot.stat().map_err(io("inspect", &change.path))?;
-        let cause = match &again {
-            None if replaces_directory => None,
-            Some(_) if replaces_directory => Some(Cause::Appeared),
-            again => self.conflict(change, again.as_ref()),
+        let cause = match self.conflict(change, again.as_ref()) {
+            Some(cause) => Some(cause),
+            None => temporary.rename(spot, again.is_some(), &change.path)?,
         };
-        let cause = match cause {
-            Some(cause) => cause,
-            None => match temporary.rename(spot, again.is_some(), &change.path)? {
-                None => {
-                    self.remember(again.as_ref());
-                    return Ok(Outcome::Applied);
-                }
-                Some(cause) => cause,
-            },
-        };
-        let kept = match self.options.existing {
-            Existing::Keep => temporary.keep_beside(self.set, node, &change.path)?,
-            Existing::Replace => None,
-        };
-        Ok(Outcome::Conflict(cause, kept))
+        match cause {
+            None => {
+                self.remember(again.as_ref());
+                Ok(Outcome::Applied)
+            }
+            Some(cause) => self.keep_both(change, spot, &temporary, cause),
+        }
     }
 
     fn remember(&mut self, removed: Option<&Stat>) {
@@ -358,20 +414,15 @@ impl Session<'_> {
         }
     }
 
-    fn unlink(&mut self, change: &Change, spot: &Spot, now: &Stat) -> Result<()> {
-        rustix::fs::unlinkat(&spot.parent, &spot.name, AtFlags::empty()).map_err(io("delete", &change.path))?;
-        self.remember(Some(now));
-        Ok(())
-    }
-
     fn delete(&mut self, change: &Change, spot: &Spot, now: Option<&Stat>) -> Result<Outcome> {
-        let Some(now) = now else { return Ok(Outcome::Applied) };
+        let Some(now) = now else { return Ok(self.already(change)) };
         if tree::kind(now) == FileType::Directory {
             let cause = self.remove_tree(change, spot)?;
             return Ok(cause.map_or(Outcome::Applied, |cause| Outcome::Conflict(cause, None)));
         }
         if !self.options.dry_run {
-            self.unlink(change, spot, now)?;
+            rustix::fs::unlinkat(&spot.parent, &spot.name, AtFlags::empty()).map_err(io("delete", &change.path))?;
+            self.remember(Some(now));
         }
         Ok(Outcome::Applied)
     }

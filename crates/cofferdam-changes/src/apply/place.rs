@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::Session;
+use super::leftovers::random_name;
+use super::{Session, lock};
 use crate::bounds::MAX_NAME;
 use crate::change::{Change, Node};
 use crate::conflict::Cause;
@@ -21,17 +22,19 @@ use crate::{capture, layer};
 
 /// Ending of the guest's version of a file that the host changed, too.
 pub const NEW_SUFFIX: &str = ".cofferdam-new";
-/// Beginning of the names of temporary files.
-const TEMPORARY: &str = ".cofferdam-tmp-";
+/// Ending of a directory of the host that cannot have its name back, since another process took the name.
+const OLD_SUFFIX: &str = ".cofferdam-old";
 /// Maximum number of versions that are kept beside one file.
 const MAX_KEPT: usize = 1000;
 
 /// A complete file without a name or with a temporary one, which is removed unless it gets its final one.
 pub(super) struct Temporary<'a> {
     parent: &'a OwnedFd,
-    name: OsString,
-    /// The file, while it has no name. A killed process then leaves nothing.
-    nameless: Option<File>,
+    pub(super) name: OsString,
+    /// The file. Its lock shows other processes that this one is alive. `None` for a link.
+    file: Option<File>,
+    /// True if the file was created without a name. A killed process then leaves nothing.
+    is_nameless: bool,
 }
 
 impl Drop for Temporary<'_> {
@@ -53,17 +56,18 @@ impl Session<'_> {
         replaced: Option<&Stat>,
     ) -> Result<Temporary<'a>> {
         let create = || {
-            let mut temporary = Temporary { parent: &spot.parent, name: random_name()?, nameless: None };
+            let name = random_name()?;
+            let mut temporary = Temporary { parent: &spot.parent, name, file: None, is_nameless: false };
             match node {
                 Node::File { mode, .. } => {
-                    let (mut file, is_nameless) = create_file(&temporary)?;
+                    let mut file = create_file(&mut temporary)?;
                     layer::copy(self.set.content(node), &mut file)?;
                     if let Some((user, group)) = self.new_owner(replaced) {
                         rustix::fs::fchown(&file, Some(user), Some(group))?;
                     }
                     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))?;
                     file.sync_all()?;
-                    temporary.nameless = is_nameless.then_some(file);
+                    temporary.file = Some(file);
                 }
                 Node::Symlink { target } => {
                     rustix::fs::symlinkat(target.as_os_str(), &spot.parent, &temporary.name)?;
@@ -76,13 +80,8 @@ impl Session<'_> {
         create().map_err(io_error::<io::Error>("write", &change.path))
     }
 
-    /// Gives a new directory to the owner of the replaced file, or of the workspace.
-    pub(super) fn give(&self, spot: &Spot, replaced: Option<&Stat>, path: &Path) -> Result<()> {
-        self.chown_name(&spot.parent, &spot.name, replaced).map_err(io_error("set the owner of", path))
-    }
-
     /// Sets the owner, if this process may.
-    fn chown_name(&self, parent: &OwnedFd, name: &OsStr, replaced: Option<&Stat>) -> io::Result<()> {
+    pub(super) fn chown_name(&self, parent: &OwnedFd, name: &OsStr, replaced: Option<&Stat>) -> io::Result<()> {
         let Some((user, group)) = self.new_owner(replaced) else { return Ok(()) };
         Ok(rustix::fs::chownat(parent, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?)
     }
@@ -98,8 +97,7 @@ impl Temporary<'_> {
     /// Gives the file its final name. Returns the conflict if another process was faster.
     pub(super) fn rename(&self, spot: &Spot, replaces: bool, path: &Path) -> Result<Option<Cause>> {
         let renamed = if replaces {
-            let named = self.nameless.as_ref().map_or(Ok(()), |file| link(file, self.parent, &self.name));
-            named.and_then(|()| rustix::fs::renameat(self.parent, &self.name, &spot.parent, &spot.name))
+            self.link().and_then(|()| rustix::fs::renameat(self.parent, &self.name, &spot.parent, &spot.name))
         } else {
             self.rename_new(&spot.name)
         };
@@ -111,9 +109,28 @@ impl Temporary<'_> {
         }
     }
 
+    /// Gives the file the name of a directory of the host, which gets the temporary name. Returns false if the file
+    /// system cannot exchange them.
+    pub(super) fn exchange(&self, spot: &Spot, path: &Path) -> Result<bool> {
+        self.link().map_err(io_error("replace", path))?;
+        exchange(self.parent, &self.name, &spot.name).map_err(io_error("replace", path))
+    }
+
+    /// Gives a file without a name its temporary name.
+    fn link(&self) -> rustix::io::Result<()> {
+        match &self.file {
+            Some(file) if self.is_nameless => match link(file, self.parent, &self.name) {
+                // An exchange that the file system does not have was tried before.
+                Err(Errno::EXIST) => Ok(()),
+                other => other,
+            },
+            _ => Ok(()),
+        }
+    }
+
     /// Renames the file to a name that no file has.
     fn rename_new(&self, name: &OsStr) -> rustix::io::Result<()> {
-        if let Some(file) = &self.nameless {
+        if let Some(file) = self.file.as_ref().filter(|_| self.is_nameless) {
             return link(file, self.parent, name);
         }
         match rustix::fs::renameat_with(self.parent, &self.name, self.parent, name, RenameFlags::NOREPLACE) {
@@ -130,7 +147,7 @@ impl Temporary<'_> {
     pub(super) fn keep_beside(&self, set: &ChangeSet, node: &Node, path: &Path) -> Result<Option<PathBuf>> {
         let name = path.file_name().unwrap_or_default();
         for number in 1..=MAX_KEPT {
-            let beside = beside(name, number);
+            let beside = beside(name, NEW_SUFFIX, number);
             match self.rename_new(&beside) {
                 Ok(()) => return Ok(Some(path.with_file_name(beside))),
                 Err(Errno::EXIST) => {}
@@ -164,16 +181,28 @@ pub(super) fn is_same(set: &ChangeSet, node: &Node, spot: &Spot, now: &Stat) -> 
     }
 }
 
-/// Creates a file without a name, or with its temporary one where the file system has no nameless files. Returns true if
-/// it has no name.
-fn create_file(temporary: &Temporary<'_>) -> io::Result<(File, bool)> {
+/// Creates a file without a name, or with its temporary one where the file system has no nameless files. Locks it.
+fn create_file(temporary: &mut Temporary<'_>) -> io::Result<File> {
     let private = Mode::RUSR | Mode::WUSR;
     match rustix::fs::openat(temporary.parent, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, private) {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
-        opened => return Ok((File::from(opened?), true)),
+        opened => {
+            let file = File::from(opened?);
+            // On a file system without locks, no other process removes it either.
+            let _ = lock::try_lock(&file);
+            temporary.is_nameless = true;
+            return Ok(file);
+        }
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok((File::from(rustix::fs::openat(temporary.parent, &temporary.name, flags, private)?), false))
+    loop {
+        let file = File::from(rustix::fs::openat(temporary.parent, &temporary.name, flags, private)?);
+        // Another process may remove it as a leftover before it is locked.
+        if lock::try_lock(&file) != Err(Errno::WOULDBLOCK) && rustix::fs::fstat(&file)?.st_nlink > 0 {
+            return Ok(file);
+        }
+        temporary.name = random_name()?;
+    }
 }
 
 /// Gives a file without a name one that no file has.
@@ -181,18 +210,34 @@ fn link(file: &File, parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::linkat(CWD, format!("/proc/self/fd/{}", file.as_raw_fd()), parent, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-fn beside(name: &OsStr, number: usize) -> OsString {
-    let suffix = if number == 1 { NEW_SUFFIX.to_owned() } else { format!("{NEW_SUFFIX}-{number}") };
+/// Exchanges two names of a directory in one step. Returns false if the file system cannot do this.
+pub(super) fn exchange(parent: &OwnedFd, one: &OsStr, other: &OsStr) -> rustix::io::Result<bool> {
+    match rustix::fs::renameat_with(parent, one, parent, other, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Renames a directory of the host from its temporary name back to its own. If another process took the name, the
+/// directory gets a name beside it.
+pub(super) fn put_back(parent: &OwnedFd, temporary: &OsStr, name: &OsStr) -> rustix::io::Result<()> {
+    let names = std::iter::once(name.to_owned()).chain((1..=MAX_KEPT).map(|number| beside(name, OLD_SUFFIX, number)));
+    for name in names {
+        match rustix::fs::renameat_with(parent, temporary, parent, &name, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::EXIST)
+}
+
+fn beside(name: &OsStr, suffix: &str, number: usize) -> OsString {
+    let suffix = if number == 1 { suffix.to_owned() } else { format!("{suffix}-{number}") };
     let length = name.len().min(MAX_NAME - suffix.len());
     let mut beside = OsStr::from_bytes(&name.as_bytes()[..length]).to_owned();
     beside.push(suffix);
     beside
-}
-
-fn random_name() -> io::Result<OsString> {
-    let mut bytes = [0; 12];
-    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(format!("{TEMPORARY}{}", cofferdam_util::hex::encode(bytes)).into())
 }
 
 #[cfg(test)]
@@ -202,8 +247,8 @@ mod tests {
     #[test]
     fn names_beside_long_ones_are_valid() {
         let long = OsString::from("x".repeat(255));
-        assert_eq!(beside(OsStr::new("a"), 1), "a.cofferdam-new");
-        assert_eq!(beside(OsStr::new("a"), 2), "a.cofferdam-new-2");
-        assert_eq!(beside(&long, MAX_KEPT).len(), 255);
+        assert_eq!(beside(OsStr::new("a"), NEW_SUFFIX, 1), "a.cofferdam-new");
+        assert_eq!(beside(OsStr::new("a"), NEW_SUFFIX, 2), "a.cofferdam-new-2");
+        assert_eq!(beside(&long, NEW_SUFFIX, MAX_KEPT).len(), 255);
     }
 }

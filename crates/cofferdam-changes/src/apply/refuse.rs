@@ -8,6 +8,7 @@ use cofferdam_linux::beneath;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use super::leftovers;
 use crate::aliases::Aliases;
 use crate::change::{Change, Node};
 use crate::error::{ChangesError, Result, io};
@@ -28,6 +29,8 @@ pub enum Refusal {
     LinkOnPath,
     /// A program on the host executes or obeys the file without being asked. Has the reason.
     Guarded(&'static str),
+    /// The name has the form of a temporary name of an application. The next application would delete the file.
+    ReservedName,
     /// The file system of the workspace does not accept the name or the type.
     Unsupported,
 }
@@ -51,6 +54,7 @@ impl fmt::Display for Refusal {
             Self::LinkOutside => f.write_str("the link is absolute or leads out of the workspace"),
             Self::LinkOnPath => f.write_str("a directory on the path is a symbolic link on the host"),
             Self::Guarded(reason) => write!(f, "{reason}; allow the path by name if you trust its contents"),
+            Self::ReservedName => f.write_str("the name is reserved for temporary files of this program"),
             Self::Unsupported => f.write_str("the file system of the workspace does not accept the file"),
         }
     }
@@ -73,6 +77,9 @@ pub(crate) fn reason(
     allow: &Globs,
     aliases: &Aliases,
 ) -> Result<Option<Refusal>> {
+    if change.node.is_some() && change.path.iter().any(leftovers::is_temporary) {
+        return Ok(Some(Refusal::ReservedName));
+    }
     if let Some(reason) = guard(set, directory, change, aliases)
         && !allow.matches(&change.path)
     {

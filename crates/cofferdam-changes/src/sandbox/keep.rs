@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::{blocking, received, to_error};
 use crate::apply::is_applied;
 use crate::bounds::Bounds;
-use crate::document::document;
 use crate::error::ChangesError;
 use crate::read::ChangeSet;
+use crate::resolve;
 use crate::store::{Store, StoreLimits};
 
 const OPERATION: &str = "changes";
@@ -68,7 +68,6 @@ fn keep_file(file: &File, workspace: PathBuf, store: &Path, limits: StoreLimits)
         copied.map(drop).map_err(|source| ChangesError::Io { operation: "store", path, source })
     };
     let (id, ()) = Store::open(store, limits).and_then(|store| store.keep(copied)).map_err(failed)?;
-    let files = directory.and_then(|directory| document(&set, directory.as_fd()).ok());
-    let files = files.map_or(set.changes().len(), |document| document.summary.files);
+    let files = resolve::count(&set, directory.as_ref().map(AsFd::as_fd));
     Ok(Some(KeptChanges { id: id.as_str().to_owned(), workspace, files, skipped: 0 }))
 }

@@ -22,7 +22,7 @@ pub use copy_end::CopyEnd;
 pub use host_tree::{HostTree, Sent};
 pub use keep::{KeptChanges, keep};
 pub use outgoing::{CopiedOut, copy_out, copy_out_with};
-pub use review::{ChangesReview, review};
+pub use review::{ChangesReview, apply_reviewed, review};
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -55,9 +55,11 @@ pub fn to_error(operation: &'static str, error: &ChangesError) -> Error {
     let kind = match error {
         ChangesError::NotFound { .. } => ErrorKind::NotFound,
         ChangesError::NoSpace { .. } | ChangesError::TooLarge { .. } => ErrorKind::ResourceExhausted,
-        ChangesError::Malformed { .. } | ChangesError::WrongDirectory { .. } | ChangesError::Ambiguous { .. } => {
-            ErrorKind::InvalidInput
-        }
+        ChangesError::Busy { .. } => ErrorKind::Conflict,
+        ChangesError::Malformed { .. }
+        | ChangesError::NotAChangeSet { .. }
+        | ChangesError::WrongDirectory { .. }
+        | ChangesError::Ambiguous { .. } => ErrorKind::InvalidInput,
         _ => ErrorKind::Io,
     };
     Error::new(kind, operation, error.to_string())

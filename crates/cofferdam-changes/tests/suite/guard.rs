@@ -72,18 +72,18 @@ fn links_and_settings_of_the_host_extend_the_guard() {
     let f = Fixture::new(&[
         ("scripts/hooks/x", "1"),
         ("config/vscode/tasks.json", "1"),
-        ("docs/agent.md", "1"),
+        ("docs/guide.md", "1"),
         ("git/y", "1"),
     ]);
     for root in [&f.base, &f.guest] {
         put(root, ".git/config", "[core]\n\tHooksPath = ./scripts/hooks\n");
         link("config/vscode", root, ".vscode");
-        link("docs/agent.md", root, "CLAUDE.md");
+        link("docs/guide.md", root, "CLAUDE.md");
         link("../git", root, ".git/hooks");
     }
     let header = start(&f.base);
     let f = Fixture { header, ..f };
-    let guarded = ["config/vscode/tasks.json", "docs/agent.md", "git/y", "scripts/hooks/pre-commit"];
+    let guarded = ["config/vscode/tasks.json", "docs/guide.md", "git/y", "scripts/hooks/pre-commit"];
     for path in guarded.into_iter().chain(["config/other", "docs/other.md", "scripts/other"]) {
         put(&f.guest, path, "guest");
     }

@@ -12,9 +12,10 @@ Examples:
   cofferdam changes apply 3f8a --only 'src/**'
   cofferdam changes discard 3f8a
 
-CHANGES is the id that a run printed, the beginning of one, or a file of `run --save-changes`. Kept
-changes are in $XDG_STATE_HOME/cofferdam/changes or ~/.local/state/cofferdam/changes, and those of
-root in /var/lib/cofferdam/changes: at most 4 GiB, for 30 days.";
+CHANGES is the id that a run printed, the beginning of one, or a file of `run --save-changes`. A file
+takes precedence over an id. Kept changes are in $XDG_STATE_HOME/cofferdam/changes or
+~/.local/state/cofferdam/changes, and those of root in /var/lib/cofferdam/changes: at most 4 GiB, for
+30 days.";
 
 /// `cofferdam changes`.
 #[derive(Debug, Args)]
@@ -34,7 +35,7 @@ pub enum ChangesCommand {
     Show(ShowChangesArgs),
     /// Write changes to the directory; exit status 1 if one was not written
     Apply(ApplyChangesArgs),
-    /// Delete kept changes
+    /// Delete kept changes, or a file of changes
     Discard(DiscardChangesArgs),
     /// Delete the oldest kept changes
     Prune(PruneChangesArgs),
@@ -58,6 +59,10 @@ pub struct ShowChangesArgs {
     /// Compare with this directory [default: the one that the guest saw]
     #[arg(long, value_name = "DIR")]
     pub to: Option<PathBuf>,
+
+    /// Show only paths that match this pattern, such as 'src/**/*.rs'; repeatable
+    #[arg(long, value_name = "GLOB")]
+    pub only: Vec<String>,
 
     /// Print only paths, kinds and counts
     #[arg(long)]
@@ -87,7 +92,7 @@ pub struct ApplyChangesArgs {
     #[arg(long, value_name = "PATH")]
     pub allow: Vec<String>,
 
-    /// Write nothing, and report what would be written
+    /// Write nothing, and print what would happen to each path
     #[arg(long)]
     pub dry_run: bool,
 
@@ -99,9 +104,13 @@ pub struct ApplyChangesArgs {
 /// `cofferdam changes discard`.
 #[derive(Debug, Args)]
 pub struct DiscardChangesArgs {
-    /// Ids, or the beginnings of some
-    #[arg(value_name = "ID", required = true)]
+    /// Ids, the beginnings of some, or files
+    #[arg(value_name = "CHANGES", required = true)]
     pub changes: Vec<String>,
+
+    /// Delete nothing, and print what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// `cofferdam changes prune`.

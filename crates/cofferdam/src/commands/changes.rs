@@ -7,7 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cofferdam::{ByteSize, Error, Result};
 use cofferdam_changes::{
-    ApplyOptions, Bounds, ChangeSet, ChangesError, Globs, Id, RenderOptions, Workspace, apply, document, render, text,
+    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Effect, Globs, Id, KeptContents, RenderOptions, Workspace,
+    apply, document, effect, open_saved, render, text,
 };
 use cofferdam_linux::named;
 use serde_json::json;
@@ -50,7 +51,10 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
         let age = super::ago(kept.time.elapsed().unwrap_or_default());
         let size = ByteSize::from_bytes(kept.bytes);
         let contents = match &kept.contents {
-            Some(contents) => format!("{:>6} files  {}", contents.changes, text::path(&contents.workspace)),
+            Some(KeptContents { changes, workspace }) => {
+                let files = if *changes == 1 { "file " } else { "files" };
+                format!("{changes:>6} {files}  {}", text::path(workspace))
+            }
             None => "damaged".to_owned(),
         };
         lines.push_str(&format!("{}  {age:>9}  {size:>8}  {contents}\n", kept.id));
@@ -60,6 +64,7 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
 
 fn show(args: &ShowChangesArgs) -> Result<u8> {
     let Found { set, directory, .. } = find(&args.changes, args.to.as_deref())?;
+    let set = set.select(Globs::new(&args.only));
     if args.json || args.stat {
         let document = document(&set, directory.as_fd()).map_err(failed)?;
         if args.json {
@@ -96,28 +101,110 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
     };
     let applied = apply(&found.set, found.directory.as_fd(), &options).map_err(failed)?;
     let is_whole = review::applied_whole(&applied);
+    let status = u8::from(!is_whole);
+    if let Some(id) =
+        found.id.as_ref().filter(|_| is_whole && args.only.is_empty() && args.to.is_none() && !args.dry_run)
+    {
+        match review::store()?.discard(id.as_str()) {
+            // Another application of the same changes has discarded them.
+            Ok(_) | Err(ChangesError::NotFound { .. }) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
     if args.json {
         let mut document = review::applied_document(&applied);
         document["dry_run"] = json!(args.dry_run);
-        return Ok(report::printed(report::document(&document), u8::from(!is_whole)));
+        return Ok(report::printed(report::document(&document), status));
     }
     if args.dry_run {
-        report::remark("nothing was written; without --dry-run:", Tone::Good);
+        return print_plan(&found, &applied).map(|printed| report::printed(printed, status));
     }
     review::print_applied(&applied, &found.path);
-    if let Some(id) = found.id.filter(|_| is_whole && args.only.is_empty() && args.to.is_none() && !args.dry_run) {
-        review::store()?.discard(id.as_str()).map_err(failed)?;
+    Ok(status)
+}
+
+/// Prints what an application would do with each path.
+fn print_plan(found: &Found, applied: &Applied) -> Result<std::io::Result<()>> {
+    let mut lines = String::new();
+    let mut line = |action: &str, path: &Path, reason: Option<String>| {
+        let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+        lines.push_str(&format!("{action:<15} {}{reason}\n", text::path(path)));
+    };
+    let mut count = 0;
+    for path in &applied.applied {
+        let effect = effect(&found.set, found.directory.as_fd(), path).map_err(failed)?;
+        count += usize::from(effect != Effect::None);
+        line(action(effect), path, None);
     }
-    Ok(u8::from(!is_whole))
+    for conflict in &applied.conflicts {
+        line("conflict", &conflict.path, Some(conflict.cause.to_string()));
+    }
+    for refused in &applied.refused {
+        line("not applied", &refused.path, Some(refused.reason.to_string()));
+    }
+    if let Some((path, error)) = &applied.failed {
+        line("stop", path, Some(error.to_string()));
+    }
+    let printed = report::print(&lines);
+    let plural = if count == 1 { "" } else { "s" };
+    let path = text::path(&found.path);
+    report::remark(&format!("would apply {count} change{plural} to {path}; nothing was written"), Tone::Good);
+    Ok(printed)
+}
+
+fn action(effect: Effect) -> &'static str {
+    match effect {
+        Effect::None => "unchanged",
+        Effect::Add => "add",
+        Effect::Replace => "replace",
+        Effect::SetMode => "set permissions",
+        Effect::Delete => "delete",
+    }
 }
 
 fn discard(args: &DiscardChangesArgs) -> Result<u8> {
-    let store = review::store()?;
-    for id in &args.changes {
-        let id = store.discard(id).map_err(failed)?;
-        report::remark(&format!("discarded {id}"), Tone::Good);
+    for changes in &args.changes {
+        let discarded = match is_file(changes) {
+            true => discard_file(Path::new(changes), args.dry_run)?,
+            false => discard_kept(changes, args.dry_run)?,
+        };
+        if !args.dry_run {
+            report::remark(&format!("discarded {discarded}"), Tone::Good);
+        } else if let Err(error) = report::print(&format!("would discard {discarded}\n")) {
+            return Ok(report::printed(Err(error), 0));
+        }
     }
     Ok(0)
+}
+
+/// Deletes kept changes. Returns their identifier. A dry run returns their contents, too.
+fn discard_kept(id: &str, is_dry: bool) -> Result<String> {
+    let store = review::store()?;
+    if !is_dry {
+        return store.discard(id).map(|id| id.to_string()).map_err(failed);
+    }
+    let id = store.find(id).map_err(failed)?;
+    match store.get(id.as_str()) {
+        Ok((_, set)) => Ok(format!("{id}: {}", contents(&set))),
+        Err(_) => Ok(format!("{id}: damaged")),
+    }
+}
+
+/// Deletes a file of changes. Returns its path. A dry run returns its contents, too.
+fn discard_file(path: &Path, is_dry: bool) -> Result<String> {
+    let saved = open_saved(path, &Bounds::default()).map_err(failed)?;
+    if is_dry {
+        return Ok(format!("{}: {}", text::path(path), contents(saved.set())));
+    }
+    saved.discard().map_err(failed)?;
+    Ok(text::path(path))
+}
+
+/// Describes the contents of a change set.
+fn contents(set: &ChangeSet) -> String {
+    let KeptContents { changes, workspace } = KeptContents::of(set);
+    let plural = if changes == 1 { "" } else { "s" };
+    format!("{changes} file{plural} of {}", text::path(&workspace))
 }
 
 fn prune(args: &PruneChangesArgs) -> Result<u8> {
@@ -142,8 +229,7 @@ struct Found {
 
 /// Finds a change set by its file, if the text is a path, or by its identifier.
 fn find(changes: &str, to: Option<&Path>) -> Result<Found> {
-    let is_file = changes.contains(['/', '.']) || Path::new(changes).is_file();
-    let (set, id) = match is_file {
+    let (set, id) = match is_file(changes) {
         true => {
             let file = named::read(Path::new(changes)).map_err(|error| {
                 Error::invalid("changes", format!("cannot open '{}'", text::path(Path::new(changes))))
@@ -158,4 +244,9 @@ fn find(changes: &str, to: Option<&Path>) -> Result<Found> {
     };
     let path = to.map_or_else(|| set.header().workspace.clone(), Path::to_owned);
     Ok(Found { directory: review::open(&path)?, set, id, path })
+}
+
+/// Returns true if an argument is the path of a file, and not an identifier.
+fn is_file(changes: &str) -> bool {
+    changes.contains(['/', '.']) || Path::new(changes).is_file()
 }

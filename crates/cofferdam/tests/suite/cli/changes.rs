@@ -208,6 +208,168 @@ fn changes_are_within_the_disk_limit() {
     assert!(!project.path("new").exists());
 }
 
+/// Promise (Files): A dry run prints what would happen to each path, and writes and discards nothing (K4).
+#[test]
+fn dry_runs_print_each_path() {
+    let project = Project::new(&[("a", "1\n"), ("b", "1\n"), ("old/c", "contents\n")]);
+    let (status, _, stderr) =
+        outcome(&mut project.run(&[], "echo 2 >> a; rm b; mv old new; echo x > .envrc; echo 1 > d"));
+    assert_eq!(status, 0, "{stderr}");
+    let id = project.kept().remove(0);
+    fs::write(project.path("d"), "host\n").expect("written");
+    let (status, stdout, stderr) = project.changes(&["apply", "--dry-run", &id]);
+    let expected = "replace         a\nadd             new\nadd             new/c\ndelete          old\n\
+        delete          b\nconflict        d: the host has a new file at this path\n\
+        not applied     .envrc: direnv runs it; allow the path by name if you trust its contents\n";
+    assert_eq!((status, stdout.as_str()), (1, expected), "{stderr}");
+    assert!(stderr.contains("would apply 5 changes to ") && stderr.contains("; nothing was written"), "{stderr}");
+    assert_eq!((project.read("a").as_deref(), project.read("b").as_deref()), (Some("1\n"), Some("1\n")));
+    let (status, stdout, _) = project.changes(&["show", "--stat", "--only", "new", "--only", "a", &id]);
+    assert_eq!(status, 0);
+    assert!(stdout.contains("new/c") && stdout.ends_with("3 files changed, 2 insertions(+)\n"), "{stdout}");
+    assert!(!stdout.contains(".envrc") && !stdout.contains("old"), "{stdout}");
+    let (status, stdout, stderr) = project.changes(&["discard", "--dry-run", &id[..6]]);
+    assert_eq!(status, 0, "{stderr}");
+    let directory = project.directory.path().canonicalize().expect("a path");
+    assert_eq!(stdout, format!("would discard {id}: 6 files of {}\n", directory.display()));
+    assert_eq!(project.kept(), [id]);
+}
+
+/// Promise (Files): The list of changes has the number of files that the run printed.
+#[test]
+fn lists_and_runs_count_the_same_files() {
+    let project = Project::new(&[("old", "contents\n"), ("b", "1\n")]);
+    let count = |script: &str, expected: &str| {
+        let (status, _, stderr) = outcome(&mut project.run(&[], script));
+        assert!(status == 0 && stderr.contains(&format!("{expected} of ")), "{stderr}");
+        let (_, stdout, _) = project.changes(&["ls"]);
+        assert!(stdout.contains(&format!(" {expected} ")), "{stdout}");
+        assert_eq!(project.changes(&["discard", &project.kept().remove(0)]).0, 0);
+    };
+    count("mv old new", "1 file");
+    count("mv old new; echo 2 >> b", "2 files");
+}
+
+/// Promise (Files): A file of saved changes is discarded by its path, and a file that is no change set stays.
+#[test]
+fn files_of_changes_are_discarded() {
+    let project = Project::new(&[("a", "1\n")]);
+    let layer = project.state.path().join("layer.tar");
+    let path = layer.to_str().expect("text");
+    assert_eq!(outcome(&mut project.run(&["--save-changes", path], "echo 2 >> a")).0, 0);
+    let (status, stdout, _) = project.changes(&["discard", "--dry-run", path]);
+    assert!(status == 0 && stdout.starts_with(&format!("would discard {path}: 1 file of ")), "{stdout}");
+    let (status, _, stderr) = project.changes(&["discard", "./a"]);
+    assert!(status == 125 && stderr.contains("it is not a change set"), "{status} {stderr}");
+    assert!(layer.exists() && project.path("a").exists());
+    let (status, _, stderr) = project.changes(&["discard", path]);
+    assert!(status == 0 && !layer.exists(), "{stderr}");
+}
+
+/// Writes a project, and keeps changes of it that take a while to apply.
+fn large_changes() -> (Project, String) {
+    let project = Project::new(&[("edit", "1\n"), ("gone/a", "1\n"), ("gone/b", "1\n"), ("tofile/x", "1\n")]);
+    let script = "i=0; while [ $i -lt 60 ]; do head -c 100000 /dev/zero > new$i; mkdir d$i; echo $i > d$i/f; \
+        i=$((i+1)); done; echo 2 > edit; rm -r gone tofile; echo 3 > tofile; ln -s edit link";
+    let (status, _, stderr) = outcome(&mut project.run(&["--quiet"], script));
+    assert_eq!(status, 0, "{stderr}");
+    let id = project.kept().remove(0);
+    (project, id)
+}
+
+/// Returns true if the project has each change of [`large_changes`], and nothing else.
+fn has_large_changes(project: &Project) -> bool {
+    let names = fs::read_dir(project.directory.path()).expect("a directory").count();
+    let is_new = |number: u32| {
+        let size = fs::metadata(project.path(&format!("new{number}"))).map(|found| found.len()).unwrap_or(0);
+        size == 100_000 && project.read(&format!("d{number}/f")) == Some(format!("{number}\n"))
+    };
+    let edited = project.read("edit").as_deref() == Some("2\n") && project.read("tofile").as_deref() == Some("3\n");
+    names == 2 * 60 + 3 && edited && !project.path("gone").exists() && (0..60).all(is_new)
+}
+
+/// Promise (Files): Two applications of the same changes at the same time are no conflict (K4).
+#[test]
+fn applications_at_the_same_time_are_no_conflict() {
+    let (project, id) = large_changes();
+    let children: Vec<_> = (0..3).map(|_| super::start(&mut project.command(&["changes", "apply", &id]))).collect();
+    for child in children {
+        let (status, _, stderr) = super::read(&child.wait_with_output().expect("ended"));
+        // The first may have discarded the changes before another one opened them.
+        assert!(status == 0 || stderr.contains("no change set has the id"), "{status} {stderr}");
+    }
+    assert!(has_large_changes(&project));
+    assert_eq!(project.kept(), Vec::<String>::new());
+}
+
+/// Promise (Files): If `changes apply` is killed, each file is whole, the changes are kept, and the next application
+/// completes it and leaves nothing else (K4).
+#[test]
+fn a_killed_application_is_completed() {
+    for delay in [5, 20, 40, 80, 160] {
+        let (project, id) = large_changes();
+        let mut child = super::start(&mut project.command(&["changes", "apply", &id]));
+        std::thread::sleep(Duration::from_millis(delay));
+        child.kill().expect("killed");
+        let is_killed = child.wait().expect("ended").code().is_none();
+        for number in 0..60 {
+            let size = fs::metadata(project.path(&format!("new{number}"))).map(|found| found.len());
+            assert!(size.is_err() || size.is_ok_and(|size| size == 100_000), "new{number}");
+        }
+        assert!(matches!(project.read("edit").as_deref(), Some("1\n" | "2\n")));
+        assert!(project.read("tofile").is_none_or(|text| text == "3\n"));
+        if is_killed && !project.kept().is_empty() {
+            let (status, _, stderr) = project.changes(&["apply", &id]);
+            assert_eq!(status, 0, "{delay} ms: {stderr}");
+        }
+        assert!(has_large_changes(&project), "{delay} ms");
+        assert_eq!(project.kept(), Vec::<String>::new());
+    }
+}
+
+/// Promise (Files): If the disk is full during `changes apply`, the changes are kept, each file is whole, and no
+/// temporary file stays (K4).
+#[test]
+fn a_full_disk_keeps_the_changes() {
+    let project = Project::new(&[]);
+    let small = project.directory.path().join("small");
+    fs::create_dir(&small).expect("created");
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs"]).arg(&small).output();
+    if !rustix::process::geteuid().is_root() || !mounted.is_ok_and(|output| output.status.success()) {
+        println!("SKIP a_full_disk_keeps_the_changes: only root can mount a small file system");
+        return;
+    }
+    let in_small = |words: &[&str]| outcome(project.command(words).current_dir(&small));
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        fs::write(small.join(name), "old").expect("written");
+    }
+    let script = "for name in a b c d e f; do head -c 300000 /dev/zero > $name; done";
+    let run = ["run", "--allow-weaker", WEAKER, "--quiet", "--workspace", ".", "--", "sh", "-c", script];
+    let (ran, _, run_stderr) = in_small(&run);
+    let id = project.kept().pop();
+    let applied = id.as_ref().map(|id| in_small(&["changes", "apply", id]));
+    let files: Vec<(String, usize)> = fs::read_dir(&small)
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry"))
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).map_or(0, |b| b.len())))
+        .collect();
+    let kept = project.kept();
+    let resized = Command::new("mount").args(["-o", "remount,size=8m"]).arg(&small).output();
+    let again = id.as_ref().map(|id| in_small(&["changes", "apply", id]));
+    let last = fs::read(small.join("f")).map_or(0, |bytes| bytes.len());
+    // Unmounted before anything can fail.
+    let unmounted = Command::new("umount").arg("-l").arg(&small).output();
+    assert!(unmounted.is_ok_and(|output| output.status.success()));
+    assert_eq!(ran, 0, "{run_stderr}");
+    let (status, _, stderr) = applied.expect("kept changes");
+    assert!(status == 1 && stderr.contains("no space left to"), "{status} {stderr}");
+    assert!(files.len() == 6 && files.iter().all(|(_, size)| matches!(size, 3 | 300_000)), "{files:?}");
+    assert_eq!(kept, [id.expect("an id")]);
+    assert!(resized.is_ok_and(|output| output.status.success()));
+    let (status, _, stderr) = again.expect("kept changes");
+    assert_eq!((status, last), (0, 300_000), "{stderr}");
+}
+
 trait SpawnReady {
     /// Starts a command, and waits until it has printed `ready`.
     fn spawn_ready(&mut self) -> std::process::Child;
