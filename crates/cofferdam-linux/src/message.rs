@@ -24,7 +24,6 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// Sends one message. Fails with `WouldBlock` rather than wait.
 ///
-///
 /// The kernel counts the descriptors in flight of all processes of a user, and refuses more than the sender's limit of
 /// open descriptors. Guests of the same user can raise that count up to their own limits, and for a moment beyond. In
 /// this case the sender's soft limit is raised to its hard limit permanently.
@@ -45,6 +44,12 @@ pub fn send(socket: BorrowedFd<'_>, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::
         other => other?,
     };
     if sent == body.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+/// Returns true if the descriptors in flight of all processes of this user were too many for [`send`]. They are received
+/// soon, if their receivers work.
+pub fn is_crowded(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
 }
 
 /// Returns the length of the next message without receiving it. Fails with `WouldBlock` rather than wait.

@@ -209,7 +209,10 @@ impl Launcher {
             &[init.as_fd()],
             Duration::from_secs(10),
         )
-        .map_err(|error| Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error))?;
+        .map_err(|error| match message::is_crowded(&error) {
+            true => io(error),
+            false => Error::new(ErrorKind::Unavailable, "create", "the launcher has ended").with_source(error),
+        })?;
         Ok(control)
     }
 

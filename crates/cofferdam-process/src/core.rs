@@ -11,7 +11,7 @@ use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
 use cofferdam_linux::cgroup::Stats;
 use cofferdam_linux::named::Directory;
-use cofferdam_linux::process;
+use cofferdam_linux::{message, process};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, Semaphore, oneshot, watch as flag};
@@ -187,7 +187,7 @@ impl Core {
                 match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
                     // Do not poll for writability: that would wake this process for each request that the init
                     // receives.
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock || message::is_crowded(&error) => {
                         tokio::time::sleep(SEND_INTERVAL).await
                     }
                     other => return other,

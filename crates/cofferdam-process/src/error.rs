@@ -4,24 +4,30 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use cofferdam_contract::{Error, ErrorKind, Retry};
+use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
 use cofferdam_linux::named::UntrustedLink;
 
 use crate::protocol::{Failure, NotStarted};
 
 /// Returns an error if this process has no file descriptors left.
 pub fn no_descriptors(any: &OwnedFd) -> Option<Error> {
-    let error = any.try_clone().err()?;
-    Some(
-        Error::new(ErrorKind::ResourceExhausted, "create", "this process has no file descriptors left")
-            .with_remedy("raise its limit (`ulimit -n`): each sandbox takes about a dozen")
-            .with_source(error),
-    )
+    Some(without_descriptors("create", any.try_clone().err()?))
+}
+
+fn without_descriptors(operation: &'static str, error: io::Error) -> Error {
+    Error::new(ErrorKind::ResourceExhausted, operation, "this process has no file descriptors left")
+        .with_fault(Fault::Host)
+        .with_retry(Retry::MayHelp)
+        .with_remedy("raise its limit (`ulimit -n`): each sandbox takes about a dozen")
+        .with_source(error)
 }
 
 /// Returns an operating-system error during `operation`.
 pub fn os(operation: &'static str, what: &str, error: io::Error) -> Error {
-    Error::new(ErrorKind::Io, operation, what).with_source(error)
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => without_descriptors(operation, error),
+        _ => Error::new(ErrorKind::Io, operation, what).with_source(error),
+    }
 }
 
 /// Returns the error for a directory of the caller that cannot be opened. `what` is its role in a spec.

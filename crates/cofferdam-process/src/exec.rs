@@ -17,6 +17,7 @@ use cofferdam_contract::{
     Command, Error, ErrorKind, ExecControl, ExecDriver, ExecHandle, ExecId, ExecRequest, Exit, Fault, OutputStream,
     Result, Retry, Stdin, StdinWriter, TerminalSize,
 };
+use cofferdam_linux::message;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, oneshot};
 
@@ -72,7 +73,10 @@ pub async fn start(core: &Arc<Core>, request: ExecRequest) -> Result<ExecHandle>
     let fds: Vec<BorrowedFd<'_>> = prepared.theirs.iter().map(AsFd::as_fd).collect();
     let sent = core.request(&Request::Start(prepared.start), &fds).await;
     drop(fds);
-    sent.map_err(|error| died(core, "start").with_source(error))?;
+    sent.map_err(|error| match *core.gone.borrow() || !message::is_crowded(&error) {
+        true => died(core, "start").with_source(error),
+        false => error::os("start", "cannot request the exec", error),
+    })?;
     let running = Running { ours: prepared.ours, program: prepared.program, directory: prepared.directory };
     attach(core, &request, begun, (enrolled, base), running, guard).await
 }
