@@ -8,9 +8,9 @@ use std::process::Command;
 
 use anyhow::Result as Outcome;
 
-use crate::tools::{self, Pinned};
 use crate::repository::Repository;
 use crate::test;
+use crate::tools::{self, Pinned};
 
 /// The environment variable through which tests find the packages.
 pub const VARIABLE: &str = "COFFERDAM_TEST_DASHBOARD";
@@ -82,10 +82,7 @@ fn build(repository: &Repository, packages: &Path, out: &Path) -> Result<(), Str
         node.arg(program).current_dir(&copy);
         node
     };
-    tools::carry_out(
-        "check the types of the dashboard",
-        node("../node_modules/typescript/bin/tsc").args(["-p", "."]),
-    )?;
+    tools::carry_out("check the types of the dashboard", node("../node_modules/typescript/bin/tsc").args(["-p", "."]))?;
     tools::carry_out("build the dashboard", node("build.mjs").arg(out))
 }
 

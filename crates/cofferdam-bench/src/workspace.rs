@@ -102,7 +102,7 @@ impl Turn {
     }
 }
 
-/// What the contestants use.
+/// The files and programs of the contestants.
 struct Field {
     backend: Arc<ProcessBackend>,
     docker: Option<Docker>,

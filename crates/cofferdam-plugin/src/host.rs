@@ -252,6 +252,12 @@ impl Host {
         self.0.plugins.read().values().map(|loaded| loaded.status()).collect()
     }
 
+    /// Returns the manifests of all plugins, with the states.
+    pub fn manifests(&self) -> Vec<(Arc<Manifest>, &'static str)> {
+        let plugins = self.0.plugins.read();
+        plugins.values().map(|loaded| (Arc::clone(&loaded.manifest), loaded.status().state)).collect()
+    }
+
     /// Returns the counters in the text format of OpenMetrics.
     pub fn metrics(&self) -> String {
         let states: Vec<_> = self

@@ -43,6 +43,8 @@ scopes! {
     FilesRead = "files:read",
     /// Write and delete files.
     FilesWrite = "files:write",
+    /// Write reviewed changes of workspaces to their directories of the host. Never granted unless it is named.
+    ChangesApply = "changes:apply",
     /// List and download snapshots, and create sandboxes from them.
     SnapshotsRead = "snapshots:read",
     /// Take, upload and delete snapshots.
@@ -53,6 +55,8 @@ scopes! {
     VolumesWrite = "volumes:write",
     /// Connect to ports of sandboxes.
     Ports = "ports",
+    /// List plugins and call their methods.
+    Plugins = "plugins",
     /// Run one command in a sandbox of its own.
     Runs = "runs",
     /// Read the tenant's own usage and quota.
@@ -64,9 +68,10 @@ scopes! {
 }
 
 impl Scope {
-    /// Returns the scopes of a tenant: all but [`Scope::Admin`].
+    /// Returns the scopes of a tenant: all but [`Scope::Admin`] and [`Scope::ChangesApply`].
     pub fn of_tenants() -> BTreeSet<Self> {
-        Self::ALL.iter().copied().filter(|scope| *scope != Self::Admin).collect()
+        let named = [Self::Admin, Self::ChangesApply];
+        Self::ALL.iter().copied().filter(|scope| !named.contains(scope)).collect()
     }
 }
 

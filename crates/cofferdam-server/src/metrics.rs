@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
+use cofferdam_contract::NetworkUsage;
 use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -38,6 +39,12 @@ struct Request {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Traffic {
+    backend: String,
+    direction: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SpanOutcome {
     outcome: &'static str,
 }
@@ -66,6 +73,9 @@ pub struct Metrics {
     execs: Family<Outcome, Counter>,
     exec_time: Family<OfBackend, Histogram, Times>,
     output: Family<OfBackend, Counter>,
+    network: Family<Traffic, Counter>,
+    connections: Family<OfBackend, Counter>,
+    refused: Family<OfBackend, Counter>,
     requests: Family<Request, Counter>,
     request_time: Histogram,
     denials: Family<Denial, Counter>,
@@ -90,6 +100,9 @@ impl Default for Metrics {
             execs: Family::default(),
             exec_time: Family::new_with_constructor(Times),
             output: Family::default(),
+            network: Family::default(),
+            connections: Family::default(),
+            refused: Family::default(),
             requests: Family::default(),
             request_time: Histogram::new(TIMES),
             denials: Family::default(),
@@ -103,6 +116,12 @@ impl Default for Metrics {
         registry.register("execs", "Execs that have ended, by outcome", metrics.execs.clone());
         registry.register_with_unit("exec", "Time of an exec", seconds.clone(), metrics.exec_time.clone());
         registry.register_with_unit("output", "Output of execs", Unit::Bytes, metrics.output.clone());
+        let closed = "of sandboxes that are closed";
+        let connections = metrics.connections.clone();
+        registry.register_with_unit("network", format!("Traffic {closed}"), Unit::Bytes, metrics.network.clone());
+        registry.register("network_connections", format!("Connections {closed}"), connections);
+        let what = format!("Look-ups, connections and requests {closed} that their policies refused");
+        registry.register("network_refused", what, metrics.refused.clone());
         registry.register("requests", "Requests that were answered", metrics.requests.clone());
         registry.register_with_unit("request", "Time until an answer begins", seconds, metrics.request_time.clone());
         registry.register("denials", "Requests that were refused, by reason", metrics.denials.clone());
@@ -134,6 +153,16 @@ impl Metrics {
         self.execs.get_or_create(&Outcome { backend: backend.to_owned(), outcome }).inc();
         self.exec_time.get_or_create(&of).observe(time.as_secs_f64());
         self.output.get_or_create(&of).inc_by(bytes);
+    }
+
+    /// Counts the use of the network by a sandbox that is closed.
+    pub fn network(&self, backend: &str, usage: &NetworkUsage) {
+        for (direction, bytes) in [("sent", usage.sent_bytes), ("received", usage.received_bytes)] {
+            self.network.get_or_create(&Traffic { backend: backend.to_owned(), direction }).inc_by(bytes);
+        }
+        let of = OfBackend { backend: backend.to_owned() };
+        self.connections.get_or_create(&of).inc_by(usage.connections);
+        self.refused.get_or_create(&of).inc_by(usage.refused);
     }
 
     /// Counts an answer. `endpoint` is that of the document, not what the client named.
@@ -176,6 +205,8 @@ mod tests {
         metrics.executed("process", "exit", Duration::ZERO, 1);
         metrics.answered("GET", "/v1/health", 200, Duration::ZERO);
         metrics.denied("rate");
+        metrics.spans("exported", 1);
+        metrics.network("process", &NetworkUsage::default());
         let text = metrics.text(0);
         let known: Vec<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
         let dashboard = include_str!("../../../packaging/grafana-dashboard.json");

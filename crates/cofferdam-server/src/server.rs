@@ -31,6 +31,7 @@ use crate::listen::{Connections, Listener};
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
 use crate::otlp::{Exporter, OtlpConfig};
+use crate::plugins::HostPlugins;
 use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::recorder::Recorder;
@@ -72,6 +73,8 @@ pub struct ServerConfig {
     pub changes: Option<std::path::PathBuf>,
     /// The images of the host. `None` lists none.
     pub images: Option<Arc<dyn HostImages>>,
+    /// The plugins that tenants may call. `None` has none.
+    pub plugins: Option<Arc<dyn HostPlugins>>,
     /// The volumes of tenants.
     pub volumes: VolumesConfig,
     /// The name of this server in a database that several servers share.
@@ -157,6 +160,7 @@ impl Server {
             snapshots,
             changes: _,
             images,
+            plugins,
             volumes: _,
             name,
             quota,
@@ -202,7 +206,7 @@ impl Server {
             Snapshots::open(snapshots, server, store.clone(), Arc::clone(&admission), files, is_shared).await?;
         let offers = offers(&listeners)?;
 
-        let tick = bounds.tick;
+        let (tick, hosted) = (bounds.tick, plugins.clone());
         let kill = CancellationToken::new();
         let services = Services {
             admission: Arc::clone(&admission),
@@ -211,6 +215,7 @@ impl Server {
             store: Some(store.clone()),
             snapshots: Some(Arc::clone(&snapshots)),
             images,
+            plugins,
             predecessor: predecessor.clone(),
             tracer,
             tasks: Arc::clone(&tasks),
@@ -291,6 +296,9 @@ impl Server {
             }
         };
         tokio::join!(stop_own, stop_predecessor);
+        if let Some(hosted) = hosted {
+            hosted.close().await;
+        }
         following.inspect(tokio::task::JoinHandle::abort);
         if let Some(exporter) = exporter {
             exporter.stop().await;

@@ -22,6 +22,7 @@ pub const TENANT: &str = "cofferdam.tenant";
 pub const BACKEND: &str = "cofferdam.backend";
 pub const SANDBOX: &str = "cofferdam.sandbox.id";
 pub const EXEC: &str = "cofferdam.exec.id";
+pub const PLUGIN: &str = "cofferdam.plugin";
 pub const LANGUAGE: &str = "cofferdam.code.language";
 
 /// Starts spans. Without an exporter, they are not recorded.

@@ -60,6 +60,8 @@ pub use machine::{BuildImageArgs, ExportImageArgs, ImportImageArgs, MachineArgs,
 pub use mcp::McpArgs;
 pub use mounts::{MountArgs, VolumeMountArgs};
 pub use net::{ExplainArgs, Learn, NetArgs, NetCommand, NetworkArgs, ObserveArgs};
+#[cfg(all(feature = "plugins", feature = "server"))]
+pub use plugins::ServePluginsArgs;
 #[cfg(feature = "plugins")]
 pub use plugins::{
     CallArgs, DebugArg, HostArgs, InspectPluginArgs, InstallArgs, KeygenArgs, ListArgs, LogsArgs, NewArgs, PackageArgs,

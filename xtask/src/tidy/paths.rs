@@ -86,8 +86,9 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ("image/src/disk/root.rs", "top.join(above)", "the scratch directory of the private image store"),
     ("plugin/src/package/key.rs", "create_new(true)", "a new file of a key"),
     ("plugin/src/scaffold.rs", "create_new(true)", "a new file of a plugin"),
-    ("cofferdam/src/plan/mounts.rs", "path.canonicalize()", "a directory of Cofferdam's own, to be compared"),
-    ("cofferdam/src/plan/mounts.rs", "server.canonicalize()", "the directory of the private socket, to be compared"),
+    ("cofferdam/src/plan/own.rs", "server.canonicalize()", "the directory of the private socket, to be compared"),
+    ("cofferdam/src/plan/own.rs", "directory.canonicalize()", "a directory of Cofferdam's own, to be compared"),
+    ("cofferdam/src/plan/own.rs", "rustix::fs::stat(path)", "the ancestors of a resolved path, to be compared"),
     ("cofferdam/src/plan.rs", "canonicalize()", "a program's file, compared with what is then opened"),
     ("cofferdam/src/plan.rs", ".open(canonical)", "a program's file, compared with what was found before"),
 ];

@@ -450,7 +450,7 @@ fn is_special(kind: EntryType) -> bool {
     kind.is_character_special() || kind.is_block_special() || kind.is_fifo()
 }
 
-/// What the extended records of an entry describe.
+/// The extended records of an entry.
 struct Records {
     /// A sparse file, whose contents are not what they seem to be.
     sparse_map: bool,

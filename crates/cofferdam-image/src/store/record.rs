@@ -105,7 +105,7 @@ pub(super) struct LayerRecord {
     pub(super) tar: u64,
     /// True if it hides all layers below, for which overlayfs has no mark.
     pub(super) opaque: bool,
-    /// What was not kept of its files. Records of earlier builds lack it.
+    /// The properties of its files that were not kept. Records of earlier builds lack it.
     #[serde(default)]
     pub(super) dropped: Option<Dropped>,
 }

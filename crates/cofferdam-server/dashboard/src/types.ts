@@ -137,6 +137,8 @@ export interface QuotaState {
   memory_mib: number
   snapshots: number
   snapshot_bytes: number
+  volumes: number
+  volume_bytes: number
   today: UsageOfDay
 }
 
@@ -148,4 +150,17 @@ export interface AuditLine {
 export interface AuditPage {
   lines: AuditLine[]
   before?: number
+}
+
+export interface Unapplied {
+  path: string
+  reason: string
+  kept_as?: string
+}
+
+export interface Applied {
+  applied: string[]
+  conflicts: Unapplied[]
+  refused: Unapplied[]
+  error?: Unapplied
 }

@@ -31,6 +31,8 @@ function Quota({ state }: { state: QuotaState }) {
     ['Memory of sandboxes, by their limits', state.memory_mib * 1024 * 1024, bound('memory'), bytes],
     ['Snapshots', state.snapshots, bound('snapshots'), String],
     ['Size of snapshots', state.snapshot_bytes, bound('snapshot_bytes'), bytes],
+    ['Volumes', state.volumes, bound('volumes'), String],
+    ['Size of volumes', state.volume_bytes, bound('volume_bytes'), bytes],
     ['CPU time today', today.cpu_us / 1e6, bound('cpu_seconds_per_day'), duration],
     ['Memory today', gibSeconds(today), bound('memory_gib_seconds_per_day'), (value) => `${Math.round(value)} GiB·s`],
     ['Network today', today.egress_bytes, bound('egress_per_day'), bytes],

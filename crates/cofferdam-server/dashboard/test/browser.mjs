@@ -458,7 +458,7 @@ try {
     assert.equal(sandboxes.length, 1, `${outcome.simple}: ${JSON.stringify(sandboxes)}`)
   })
 
-  await step('the changes of a workspace are shown as text', async () => {
+  await step('the changes of a workspace are shown as text, and applied', async () => {
     page = await open(OWN_SERVER)
     await page.getByRole('link', { name: 'review' }).click()
     await tab('Changes')
@@ -467,6 +467,10 @@ try {
     await diff.locator('.added', { hasText: '<img src=x onerror' }).waitFor()
     assert.equal(await page.evaluate(() => window.hacked), undefined)
     await inspect(page, 'changes')
+    await page.getByRole('button', { name: 'Apply' }).click()
+    await page.getByText('1 change was applied.').waitFor()
+    await page.getByText('There are no changes.').waitFor()
+    await inspect(page, 'applied')
   })
 
   assert.deepEqual(violations, [])

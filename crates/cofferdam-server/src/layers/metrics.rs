@@ -83,7 +83,13 @@ impl Concern for MetricsConcern {
         self.metrics.executed(&self.backend, outcome_name(outcome), exec.elapsed(), bytes);
     }
 
-    async fn closing(&self, _: &Held, _: &dyn Sandbox) {}
+    async fn closing(&self, held: &Held, sandbox: &dyn Sandbox) {
+        let usage = sandbox.network_usage();
+        // A second close counts nothing.
+        if let Some(usage) = usage.filter(|_| held.is_live.load(Ordering::SeqCst)) {
+            self.metrics.network(&self.backend, &usage);
+        }
+    }
 
     async fn closed(&self, held: &Held) {
         held.end();

@@ -16,7 +16,7 @@ use tracing::Instrument;
 use super::App;
 use super::forward;
 use super::problem::Failure;
-use super::{attach, browser, slots};
+use super::{attach, browser, linger, slots};
 use crate::caller::{Caller, Scope};
 use crate::identity::Peer;
 use crate::layers::audit::blocking;
@@ -214,12 +214,16 @@ async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, n
     // The key must not reach handlers.
     request.headers_mut().remove(AUTHORIZATION);
     let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    let (request, rest) = linger::hold(request);
     let response = match forward::owner(app, &caller, &endpoint, request.uri().path()) {
         Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
             .await
             .unwrap_or_else(IntoResponse::into_response),
         None => handle(app, caller, request, next).await,
     };
+    if response.status().is_client_error() || response.status().is_server_error() {
+        rest.discard().await;
+    }
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
         StatusCode::FORBIDDEN => metrics.denied("policy"),

@@ -3,20 +3,22 @@
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
-use cofferdam_changes::sandbox::review;
-use cofferdam_contract::{Error, Result, Workspace, WorkspaceChanges};
+use cofferdam_changes::sandbox::{ChangesReview, apply_reviewed, review};
+use cofferdam_changes::{ApplyOptions, Globs};
+use cofferdam_contract::{Error, Result as Done, Workspace, WorkspaceChanges};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_util::io::ReaderStream;
 use utoipa::IntoParams;
 
-use super::extract::{Path, Query};
+use super::extract::{Json, Path, Query};
 use super::files::Kept;
-use super::views::ChangesReport;
-use super::{Answer, App, CHANGES_SKIPPED};
+use super::problem::Failure;
+use super::views::{AppliedChanges, ApplyChanges, ChangesReport};
+use super::{Answer, App, CHANGES_SKIPPED, detached};
 use crate::caller::Caller;
 use crate::live::LiveSandbox;
 
@@ -26,6 +28,8 @@ const PIECE: usize = 256 << 10;
 const MAX_DIFF: usize = 8 << 20;
 /// The most bytes of the header with skipped files.
 const MAX_SKIPPED: usize = 4 << 10;
+/// The header with the digest of reviewed changes.
+const CHANGES_DIGEST: HeaderName = HeaderName::from_static("cofferdam-changes-digest");
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
 /// The form of changes.
@@ -62,7 +66,8 @@ pub(crate) struct SkippedChanges {
 
 /// Read the changes of a copy-on-write workspace so far.
 ///
-/// The header `Cofferdam-Changes-Skipped` of a layer has the files that are missing in it, as JSON.
+/// The header `Cofferdam-Changes-Skipped` of a layer has the files that are missing in it, as JSON. The header
+/// `Cofferdam-Changes-Digest` of the differences, and `digest` of the document, name what was reviewed.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/changes", tag = "files",
     params(("sandbox" = String, Path, description = "The id or name"), ChangesQuery),
     responses((status = 200, content((Vec<u8> = "application/vnd.oci.image.layer.v1.tar"),
@@ -89,15 +94,47 @@ pub async fn read(
     let (listed, count) = (changes.skipped.clone(), changes.skipped_count);
     let review = review(changes, workspace(&live)?, MAX_DIFF).await?;
     if query.form == ChangesForm::Json {
-        let report = ChangesReport { changes: review.document, skipped: listed, skipped_count: count };
+        let ChangesReview { document: changes, digest, .. } = review;
+        let report = ChangesReport { changes, skipped: listed, skipped_count: count, digest };
         return Ok(axum::Json(report).into_response());
     }
     // Text of a guest is never a page.
-    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    let headers = [
+        (CONTENT_TYPE, "text/plain; charset=utf-8"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (CHANGES_DIGEST, review.digest.as_str()),
+    ];
     Ok((headers, review.diff).into_response())
 }
 
-fn workspace(live: &LiveSandbox) -> Result<&std::path::Path> {
+/// Write reviewed changes of a copy-on-write workspace to its directory.
+///
+/// Files that the host changed meanwhile are conflicts: both versions stay. Links that lead out, set-id files and files
+/// that other programs run by themselves are refused, the last ones unless `allow` names them. The request is refused if
+/// the changes are not those that were reviewed.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/changes/apply", tag = "files", request_body = ApplyChanges,
+    params(("sandbox" = String, Path, description = "The id or name")),
+    responses((status = 200, body = AppliedChanges)))]
+pub async fn apply(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Json(request): Json<ApplyChanges>,
+) -> Result<axum::Json<AppliedChanges>, Failure> {
+    let live = app.sandboxes().find(&caller.tenant, &id)?;
+    let work = async move {
+        let _use = live.keep();
+        let changes = live.used().changes().await?;
+        let ApplyChanges { digest, only, allow, dry_run } = request;
+        let options =
+            ApplyOptions { only: Globs::new(only), allow: Globs::new(allow), dry_run, ..ApplyOptions::default() };
+        apply_reviewed(changes, workspace(&live)?, digest, options).await
+    };
+    // What was begun is completed without its client.
+    Ok(axum::Json(AppliedChanges::of(&detached(work).await?)))
+}
+
+fn workspace(live: &LiveSandbox) -> Done<&std::path::Path> {
     match live.inner().spec().workspace() {
         Workspace::CopyOnWrite { path } => Ok(path),
         _ => Err(Error::invalid("changes", "the sandbox has no copy-on-write workspace")),

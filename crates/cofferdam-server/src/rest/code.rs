@@ -161,9 +161,7 @@ enum By {
 
 impl Work {
     async fn answer(self, headers: &HeaderMap) -> Answer {
-        let accepted =
-            headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|text| text.contains(EVENTS)));
-        if !accepted {
+        if !accepts_events(headers) {
             return Ok(axum::Json(CodeOutcome::of(&self.run(&|_| {}).await?)).into_response());
         }
         let (sender, events) = mpsc::channel(QUEUE);
@@ -243,6 +241,11 @@ impl Work {
         };
         let _ = to.send(event(&last)).await;
     }
+}
+
+/// Returns true if a client takes a stream of events.
+pub(super) fn accepts_events(headers: &HeaderMap) -> bool {
+    headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|text| text.contains(EVENTS)))
 }
 
 fn event(event: &CodeEvent) -> Event {

@@ -15,10 +15,12 @@ mod files;
 mod forward;
 mod idempotency;
 mod images;
+mod linger;
 mod meta;
 mod openapi;
 mod output;
 mod pages;
+mod plugins;
 pub(crate) mod ports;
 pub mod problem;
 mod ranges;
@@ -80,6 +82,7 @@ use crate::identity::Gate;
 use crate::images::HostImages;
 use crate::live::Sandboxes;
 use crate::metrics::Metrics;
+use crate::plugins::HostPlugins;
 use crate::policy::Policy;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
@@ -114,6 +117,8 @@ pub struct Services {
     pub snapshots: Option<Arc<Snapshots>>,
     /// The images of the host.
     pub images: Option<Arc<dyn HostImages>>,
+    /// The plugins that the server hosts.
+    pub plugins: Option<Arc<dyn HostPlugins>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
     /// Spans.
@@ -200,6 +205,7 @@ impl App {
                 store: None,
                 snapshots: None,
                 images: None,
+                plugins: None,
                 predecessor: None,
                 tracer: Tracer::default(),
                 tasks: Arc::default(),
@@ -360,6 +366,9 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(routes!(meta::openapi))
         .routes(quick(Scope::SandboxesRead, routes!(meta::backends)))
         .routes(quick(Scope::SandboxesRead, routes!(images::list)))
+        .routes(quick(Scope::Plugins, routes!(plugins::list)))
+        .routes(quick(Scope::Plugins, routes!(plugins::get)))
+        .routes(slow(Scope::Plugins, routes!(plugins::call)))
         .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::list)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::get)))
@@ -406,6 +415,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::FilesRead, routes!(files::list)))
         .routes(quick(Scope::FilesRead, routes!(files::stat)))
         .routes(slow(Scope::FilesRead, routes!(changes::read)))
+        .routes(slow(Scope::ChangesApply, routes!(changes::apply)))
         .routes(quick(Scope::FilesRead, routes!(archives::read)))
         .routes(slow(Scope::FilesWrite, routes!(archives::write)))
         .routes(quick(Scope::FilesRead, routes!(archives::watch)))

@@ -45,9 +45,12 @@ macro_rules! documented {
 }
 
 documented! {
+    views::AppliedChanges = "AppliedChanges",
+    views::ApplyChanges = "ApplyChanges",
     audit::AuditPage = "AuditPage",
     views::BackendList = "BackendList",
     views::ChangesReport = "ChangesReport",
+    views::CallPlugin = "CallPlugin",
     views::CreateSandbox = "CreateSandbox",
     views::CreateVolume = "CreateVolume",
     views::DeletedSandbox = "DeletedSandbox",
@@ -68,6 +71,9 @@ documented! {
     views::KernelView = "KernelView",
     views::MoveFile = "MoveFile",
     views::OpenKernel = "OpenKernel",
+    views::PluginEvent = "PluginEvent",
+    views::PluginList = "PluginList",
+    views::PluginOutcome = "PluginOutcome",
     views::RenameSandbox = "RenameSandbox",
     views::RunCode = "RunCode",
     views::RunResult = "RunResult",
@@ -91,6 +97,7 @@ documented! {
     super::tasks::TaskList = "TaskList",
     super::changes::ChangesForm = "ChangesForm",
     super::sandboxes::UnkeptChanges = "UnkeptChanges",
+    crate::plugins::HostPlugin = "HostPlugin",
     Quota = "Quota",
     Control = "Control",
     Problem = "Problem",

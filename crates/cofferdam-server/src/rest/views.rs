@@ -22,13 +22,15 @@ use crate::live::{LiveExec, LiveSandbox};
 mod changes;
 mod code;
 mod files;
+mod plugins;
 mod runs;
 mod snapshots;
 mod volumes;
 
-pub use changes::{ChangesReport, DeletedSandbox, HostDirectory};
+pub use changes::{AppliedChanges, ApplyChanges, ChangesReport, DeletedSandbox, HostDirectory};
 pub use code::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
 pub use files::{Copied, FileEvent, MoveFile};
+pub use plugins::{CallPlugin, PluginEvent, PluginList, PluginOutcome};
 pub use runs::{OutputView, RunResult, StartRun};
 pub use snapshots::{ForkSandbox, SnapshotList, SnapshotView, TakeSnapshot};
 pub use volumes::{CreateVolume, MountVolume, VolumeList, VolumeView};

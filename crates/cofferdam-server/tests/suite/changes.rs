@@ -84,6 +84,47 @@ async fn changes_are_shown_and_applied() {
     server.stop().await;
 }
 
+/// Promise (Server): A caller with the scope `changes:apply` applies the changes that were reviewed, and no others; a file
+/// that the host changed stays as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reviewed_changes_are_applied_by_the_server() {
+    let server = start_with(Over::Socket, bounds(), with_copies).await;
+    let (client, project) = (server.client(), project(&server));
+    create(&client, over(&project)).await;
+    put(&client, "box", "a.txt", "two\n").await;
+    put(&client, "box", "new.txt", "new\n").await;
+    put(&client, "box", ".envrc", "run\n").await;
+    create(&client, json!({ "name": "empty", "workspace": { "path": project } })).await;
+    let digest = async || get(&client, "/v1/sandboxes/box/changes?form=json").await.unwrap()["digest"].clone();
+    let reviewed = digest().await;
+    assert_eq!(reviewed, digest().await);
+    let path = "/v1/sandboxes/box/changes?form=diff";
+    let response = client.send(Method::GET, path, Content::None).await.unwrap();
+    assert_eq!(json!(response.headers()["cofferdam-changes-digest"].to_str().unwrap()), reviewed);
+    let apply = async |body: Value| post(&client, "/v1/sandboxes/box/changes/apply", body).await;
+
+    let (other, _) = server.keyed("default", &[Scope::FilesWrite, Scope::SandboxesWrite]).await;
+    let refused = post(&other, "/v1/sandboxes/box/changes/apply", json!({ "digest": reviewed })).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    put(&client, "box", "late.txt", "unseen\n").await;
+    assert_eq!(apply(json!({ "digest": reviewed })).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert!(!project.join("new.txt").exists() && !project.join("late.txt").exists());
+
+    let reviewed = digest().await;
+    let tried = apply(json!({ "digest": reviewed, "dry_run": true })).await.unwrap();
+    assert!(tried["applied"].as_array().unwrap().len() == 3 && !project.join("new.txt").exists(), "{tried}");
+    std::fs::write(project.join("a.txt"), "three\n").unwrap();
+    let applied = apply(json!({ "digest": reviewed, "only": ["a.txt", "new.txt", ".envrc"] })).await.unwrap();
+    assert_eq!(applied["applied"], json!(["new.txt"]), "{applied}");
+    assert_eq!((&applied["conflicts"][0]["path"], &applied["refused"][0]["path"]), (&json!("a.txt"), &json!(".envrc")));
+    assert_eq!(std::fs::read_to_string(project.join("a.txt")).unwrap(), "three\n");
+    let applied = apply(json!({ "digest": reviewed, "only": [".envrc"], "allow": [".envrc"] })).await.unwrap();
+    assert_eq!(text(&client, "/v1/sandboxes/empty/changes?form=diff").await, "");
+    assert_eq!(applied["applied"], json!([".envrc"]), "{applied}");
+    assert!(!project.join("late.txt").exists());
+    server.stop().await;
+}
+
 /// Promise (Server): Changes that were not applied are kept when their sandbox is deleted, when its time is over, and when
 /// the server stops. They are discarded only on request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,17 +45,21 @@ async fn code_runs_in_sandboxes_and_kernels() {
 
 /// Sends code, and returns the lines of its events.
 async fn stream(server: &Running, path: &str, code: &str) -> Lines<BufReader<TcpStream>> {
+    events(server, &format!("/v1/sandboxes/{path}"), &json!({ "language": "python", "code": code })).await
+}
+
+/// Posts a document, and returns the lines of the events of the answer.
+pub async fn events(server: &Running, path: &str, body: &Value) -> Lines<BufReader<TcpStream>> {
     let mut connection = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).await.unwrap();
-    let body = json!({ "language": "python", "code": code }).to_string();
+    let body = body.to_string();
     let head = "Host: 127.0.0.1\r\nAccept: text/event-stream\r\nConnection: close";
-    let request =
-        format!("POST /v1/sandboxes/{path} HTTP/1.1\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let request = format!("POST {path} HTTP/1.1\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     connection.write_all(request.as_bytes()).await.unwrap();
     BufReader::new(connection).lines()
 }
 
 /// Returns the next event.
-async fn next(lines: &mut Lines<BufReader<TcpStream>>) -> Value {
+pub async fn next(lines: &mut Lines<BufReader<TcpStream>>) -> Value {
     let wait = async {
         while let Some(line) = lines.next_line().await.unwrap() {
             if let Some(data) = line.strip_prefix("data: ") {

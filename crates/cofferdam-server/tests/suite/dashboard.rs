@@ -169,6 +169,8 @@ async fn the_dashboard_works_in_a_browser() {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     println!("{}{}", text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "the browser test failed; its output is above");
+    let applied = std::fs::read_to_string(own.directory.path().join("project/page.html")).unwrap();
+    assert!(applied.starts_with("<img"), "{applied}");
     server.stop().await;
     open.stop().await;
     own.stop().await;

@@ -101,3 +101,24 @@ async fn half_closed_clients_leave_nothing() {
     assert!(get(&client, "/v1/sandboxes/a/files?path=part").await.is_err(), "a part of an upload is a file");
     server.stop().await;
 }
+
+/// Promise (Server): A client whose upload is refused before its end receives the answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_upload_is_answered() {
+    let server = start(Over::Tcp, bounds()).await;
+    let body = vec![0; 24 << 20];
+    let head = format!(
+        "PUT /v1/sandboxes/none/files?path=x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    for _ in 0..4 {
+        let mut stream = connect(&server).await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // A client that writes its whole request before it reads.
+        timeout(END_TIMEOUT, stream.write_all(&body)).await.unwrap().expect("the server reads the rest");
+        let mut answer = String::new();
+        timeout(END_TIMEOUT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    }
+    server.stop().await;
+}

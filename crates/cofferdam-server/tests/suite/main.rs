@@ -18,6 +18,7 @@ mod lifecycle;
 mod matrix;
 mod oidc;
 mod openapi;
+mod plugins;
 mod ports;
 mod quotas;
 mod remote;

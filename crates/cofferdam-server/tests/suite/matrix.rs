@@ -38,6 +38,7 @@ fn body(path: &str, method: &str) -> Vec<u8> {
     let text = match (method, path.rsplit('/').next().unwrap()) {
         ("POST", "execs") => json!(steps(vec![Step::Exit(0)])).to_string(),
         ("POST", "signal") => json!({ "signal": "TERM" }).to_string(),
+        ("POST", "apply") => json!({ "digest": "x" }).to_string(),
         ("POST", "move") => json!({ "from": "x", "to": "y" }).to_string(),
         ("POST", "extend") => json!({ "life": 60 }).to_string(),
         ("POST", "runs") => json!({ "exec": steps(vec![Step::Exit(0)]) }).to_string(),
@@ -156,7 +157,9 @@ async fn call(server: &Running, endpoint: &Endpoint, named: &Named<'_>, proof: &
         .replace("{exec}", named.exec)
         .replace("{tenant}", "someone")
         .replace("{port}", "80")
-        .replace("{kernel}", "none");
+        .replace("{kernel}", "none")
+        .replace("{plugin}", "echo")
+        .replace("{method}", "echo");
     let query = if path.contains("/files") { "?path=x" } else { "" };
     let mut sender = over_tls(server, proof.certificate.as_ref()).await;
     let mut request = hyper::Request::builder()

@@ -6,8 +6,10 @@ use cofferdam_contract::{
     Backend, Capabilities, DirEntry, ExecHandle, ExecRequest, FileReader, Level, NetworkUsage, Posture,
     PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
 };
+use cofferdam_server::client::{Content, Method};
 use cofferdam_server::{Scope, ServedBackend};
 use cofferdam_simulated::{FaultPlan, FaultPoint, SimulatedBackend, Step};
+use http_body_util::BodyExt as _;
 use serde_json::json;
 
 use crate::support::{Over, bounds, get, post, start_with, steps};
@@ -127,6 +129,15 @@ async fn a_run_pays_for_its_network() {
     post(&acme, "/v1/runs", json!({ "exec": steps(vec![Step::Exit(0)]) })).await.unwrap();
     let row = get(&acme, "/v1/usage").await.unwrap()["usage"][0].clone();
     assert_eq!((&row["egress_bytes"], &row["sandboxes"], &row["execs"]), (&json!(2 * BYTES), &json!(1), &json!(1)));
+    let (operator, _) = server.keyed("operator", &[Scope::Admin]).await;
+    let response = operator.send(Method::GET, "/v1/metrics", Content::None).await.unwrap();
+    let metrics = response.into_body().collect().await.unwrap().to_bytes();
+    let metrics = String::from_utf8_lossy(&metrics);
+    for direction in ["sent", "received"] {
+        let line =
+            format!("cofferdam_network_bytes_total{{backend=\"simulated\",direction=\"{direction}\"}} {BYTES}\n");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
     let body = json!({ "exec": steps(vec![Step::SleepForever]) });
     let left = tokio::time::timeout(Duration::from_millis(300), post(&acme, "/v1/runs", body)).await;
     assert!(left.is_err());

@@ -122,6 +122,7 @@ pub async fn start_on(
         snapshots: directory.path().join("snapshots"),
         changes: Some(directory.path().join("changes")),
         images: Some(Arc::new(OneImage)),
+        plugins: Some(Arc::new(crate::plugins::Echo)),
         volumes: VolumesConfig { directory: directory.path().join("volumes"), before_use: || {} },
         name: "test".to_owned(),
         quota: Quota::default(),

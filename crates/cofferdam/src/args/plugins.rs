@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use cofferdam_plugin::scaffold::Template;
 
+#[cfg(feature = "server")]
+use super::ClientArgs;
+
 const PLUGINS_HELP: &str = "\
 Examples:
   cofferdam plugins new hello
@@ -185,10 +188,38 @@ pub struct ListArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+
+    /// The server of the plugins.
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// The plugins of `cofferdam serve`.
+#[cfg(feature = "server")]
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Plugins")]
+pub struct ServePluginsArgs {
+    /// Let clients call the methods of this plugin: an installed one, or a directory; repeatable
+    #[arg(long, value_name = "PLUGIN")]
+    pub plugin: Vec<String>,
+
+    /// Configure a plugin with the JSON object in this file; repeatable
+    #[arg(long, value_name = "PLUGIN=FILE", requires = "plugin")]
+    pub plugin_config: Vec<String>,
+
+    /// Keep the state of plugins in this directory [default: the user's directory for data]
+    #[arg(long, value_name = "DIR", requires = "plugin")]
+    pub plugin_state: Option<PathBuf>,
+
+    /// Encrypt secrets of plugins with the key from env:NAME, file:PATH or keyring:SERVICE/USER [default: a key file in
+    /// the state]
+    #[arg(long, value_name = "SOURCE", requires = "plugin")]
+    pub plugin_key: Option<String>,
 }
 
 /// The options of a host of plugins.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 pub struct HostArgs {
     /// Load this plugin too, for invocations: an installed one, or a directory; repeatable
     #[arg(long, value_name = "PLUGIN")]
@@ -289,6 +320,11 @@ pub struct CallArgs {
     /// The options of the host.
     #[command(flatten)]
     pub host: HostArgs,
+
+    /// The server of the plugin.
+    #[cfg(feature = "server")]
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// `cofferdam plugins run`.

@@ -66,6 +66,11 @@ pub struct HttpArgs {
     #[arg(long)]
     pub allow_network: bool,
 
+    /// The plugins.
+    #[cfg(feature = "plugins")]
+    #[command(flatten)]
+    pub plugins: super::ServePluginsArgs,
+
     /// Lead requests for PORT-SANDBOX.DOMAIN to ports of sandboxes; the names must have this server's address
     #[arg(long, value_name = "DOMAIN")]
     pub port_domain: Option<String>,

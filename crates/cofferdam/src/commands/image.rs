@@ -191,9 +191,9 @@ fn show(added: &[Added], verb: &str, form: Form) -> Output {
             Output::Text(text)
         }
         _ => {
-            let images = added.iter().map(|added| {
-                json!({"names": names(added), "digest": added.manifest.to_string(), "dropped": added.dropped})
-            });
+            let images = added.iter().map(
+                |added| json!({"names": names(added), "digest": added.manifest.to_string(), "dropped": added.dropped}),
+            );
             Output::Document(json!({"images": images.collect::<Vec<_>>()}))
         }
     }

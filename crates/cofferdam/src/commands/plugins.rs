@@ -1,9 +1,9 @@
 //! `cofferdam plugins`: manifests, packages and the host of plugins.
 
-mod call;
+pub mod call;
 mod data;
 mod debug;
-mod host;
+pub mod host;
 mod inspect;
 mod install;
 mod list;

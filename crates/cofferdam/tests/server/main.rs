@@ -8,6 +8,7 @@ mod faults;
 mod identity;
 mod kills;
 mod live;
+mod plugins;
 mod upgrade;
 mod work;
 

@@ -27,6 +27,10 @@ const FAILED: u8 = 1;
 
 /// Calls a method and prints its result. Stream items are printed as they come, one in each line.
 pub fn call(args: &CallArgs, config: Option<PathBuf>) -> Result<u8> {
+    #[cfg(feature = "server")]
+    if let Some(done) = crate::commands::server::plugins::call(args) {
+        return done;
+    }
     let input = input(&args.input)?;
     serve_on_many(async {
         let mut interrupts = Interrupts::listen().map_err(no_signals)?;
@@ -105,7 +109,8 @@ fn progress(value: &Value) -> String {
     format!("{}{message}", percent.unwrap_or_default())
 }
 
-fn input(text: &str) -> Result<Value> {
+/// Reads the input of a call: JSON, or that of standard input for `-`.
+pub fn input(text: &str) -> Result<Value> {
     let mut read = String::new();
     let text = if text == "-" {
         io::stdin()

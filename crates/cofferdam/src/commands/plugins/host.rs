@@ -48,7 +48,11 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
     let file = crate::config::load(config, variable)?;
     let mut flags = RunArgs::default();
     flags.limits.allow_weaker.clone_from(&args.allow_weaker);
-    let settings = Settings::resolve(&flags, &Environment::read(variable)?, &file)?;
+    open_with(args, &Settings::resolve(&flags, &Environment::read(variable)?, &file)?).await
+}
+
+/// Opens the host like [`open`], with settings that are known.
+pub async fn open_with(args: &HostArgs, settings: &Settings) -> Result<Host> {
     let extensions = Arc::new(LocalExtensions::new(LocalConfig {
         setup: settings.setup.clone(),
         image: args.image.clone(),
@@ -56,7 +60,7 @@ pub async fn open(args: &HostArgs, config: Option<PathBuf>) -> Result<Host> {
         allow_weaker: settings.allow_weaker.clone(),
     })?);
     let state = state(args.state.as_deref())?;
-    let mode = mode(args.development, variable(DEVELOPMENT).as_deref());
+    let mode = mode(args.development, std::env::var_os(DEVELOPMENT).as_deref());
     cofferdam_util::private::create_directory(&state).map_err(|error| failed("create the state directory", error))?;
     let found = state.symlink_metadata().map_err(|error| failed("examine the state directory", error))?;
     if let Some(exposure) = cofferdam_util::private::exposure(&found) {
@@ -118,7 +122,8 @@ fn mode(development: bool, variable: Option<&OsStr>) -> Mode {
     if development { Mode::Development } else { Mode::Production }
 }
 
-async fn load_one(host: &Host, plugin: &str, options: LoadOptions) -> Result<String> {
+/// Loads a plugin: an installed one, or a directory. Returns its name.
+pub async fn load_one(host: &Host, plugin: &str, options: LoadOptions) -> Result<String> {
     let (directory, installed) = find(plugin)?;
     if installed.is_none() && host.mode() == Mode::Production {
         refuse_installed_name(plugin)?;
@@ -162,7 +167,8 @@ pub fn find(plugin: &str) -> Result<(PathBuf, Option<Installed>)> {
     }
 }
 
-fn configuration(path: &Path) -> Result<Value> {
+/// Reads the configuration of a plugin.
+pub fn configuration(path: &Path) -> Result<Value> {
     let mut text = String::new();
     let read = named::read(path).and_then(|file| file.take(MAX_CONFIG).read_to_string(&mut text));
     read.map_err(|error| failed("read the configuration", error))?;

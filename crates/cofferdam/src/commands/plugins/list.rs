@@ -16,6 +16,10 @@ type Row = (String, Result<Installed, PackageError>);
 
 /// Lists the installed plugins.
 pub fn list(args: &ListArgs) -> Result<u8> {
+    #[cfg(feature = "server")]
+    if let Some(done) = crate::commands::server::plugins::list(args) {
+        return done;
+    }
     let all = installed(&data::directory()?).map_err(|error| error.into_error("list plugins"))?;
     let values: Vec<Value> = all.iter().map(value).collect();
     let lines: String = all.iter().map(line).collect();

@@ -12,6 +12,8 @@ mod keys;
 mod live;
 #[cfg(feature = "vm")]
 mod machines;
+#[cfg(feature = "plugins")]
+pub mod plugins;
 mod port;
 mod serve;
 mod state;

@@ -9,8 +9,8 @@ use cofferdam::resident::Http;
 use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry};
 use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
-    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, HostImages, Identities, Listen, ListenTls,
-    Listener, Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server,
+    Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, HostImages, HostPlugins, Identities, Listen,
+    ListenTls, Listener, Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server,
     ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,6 +28,10 @@ use crate::report;
 use crate::settings::Settings;
 use crate::style::Tone;
 
+/// The reasons why a server is not upgraded.
+const HAS_PRIVATE_SOCKET: &str = "only a server with --listen or --socket is upgraded; this one continues to serve";
+const HAS_PLUGINS: &str =
+    "a server with --plugin is not upgraded: one process has their state; this one continues to serve";
 /// The time to close the database.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -67,7 +71,10 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     let claimed = if is_private { Some(plan.claim()?) } else { None };
     let _locked = state::lock(&directory, args.successor).await?;
     let prepared = plan.backend()?;
-    let server = server(&plan, &prepared, store.clone(), &directory, quota, identities, otlp)?.after(predecessor);
+    let plugins = plugins(&plan).await?;
+    let has_plugins = plugins.is_some();
+    let given = Given { quota, identities, otlp, plugins };
+    let server = server(&plan, &prepared, store.clone(), &directory, given)?.after(predecessor);
     let interrupts = Interrupts::listen().map_err(no_signals)?;
     let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
     for listen in &listens {
@@ -81,7 +88,12 @@ pub async fn serve(plan: Plan) -> Result<u8> {
         resident = Some(plan.resident(claimed, &prepared, Some(http))?);
     }
     let urls: Vec<_> = listeners.iter().map(Listener::url).collect();
-    let (control, has_private_socket) = (server.control(), resident.is_some());
+    let obstacle = match (resident.is_some(), has_plugins) {
+        (true, _) => Some(HAS_PRIVATE_SOCKET),
+        (false, true) => Some(HAS_PLUGINS),
+        (false, false) => None,
+    };
+    let control = server.control();
     let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
     let (stopping, ending) = (stop.clone(), ended.clone().drop_guard());
     let serving = tokio::spawn(async move {
@@ -113,7 +125,7 @@ pub async fn serve(plan: Plan) -> Result<u8> {
                 _ = requested => systemd::stopping(),
                 () = ended.cancelled() => {}
                 () = systemd::watchdog() => {}
-                () = program.at_signals(upgrades, &control, has_private_socket) => {}
+                () = program.at_signals(upgrades, &control, obstacle) => {}
             }
         };
         match resident {
@@ -133,15 +145,22 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     Ok(status)
 }
 
+/// The parts of a server that options name.
+struct Given {
+    quota: Quota,
+    identities: Identities,
+    otlp: Option<OtlpConfig>,
+    plugins: Option<Arc<dyn HostPlugins>>,
+}
+
 fn server(
     plan: &Plan,
     prepared: &Arc<PreparedBackend>,
     store: Store,
     directory: &Path,
-    quota: Quota,
-    identities: Identities,
-    otlp: Option<OtlpConfig>,
+    given: Given,
 ) -> Result<Server> {
+    let Given { quota, identities, otlp, plugins } = given;
     let (args, settings) = (&plan.args.http, &plan.settings);
     let audit = plan.file.audit.as_ref().map(|audit| cofferdam_audit::Log::open(audit.log())).transpose();
     let audit = audit.map_err(|error| {
@@ -162,6 +181,7 @@ fn server(
         store,
         snapshots: directory.join("snapshots"),
         images: images(settings),
+        plugins,
         volumes: VolumesConfig { directory: directory.join("volumes"), before_use: release_abandoned },
         changes: Some(review::store_directory()),
         name: args.state.server_name.clone().unwrap_or_else(host_name),
@@ -186,6 +206,19 @@ fn images(settings: &Settings) -> Option<Arc<dyn HostImages>> {
     {
         let _ = settings;
         None
+    }
+}
+
+/// Loads the plugins of the options, in a build with plugins.
+async fn plugins(plan: &Plan) -> Result<Option<Arc<dyn HostPlugins>>> {
+    #[cfg(feature = "plugins")]
+    {
+        super::plugins::open(&plan.args.http.plugins, &plan.settings).await
+    }
+    #[cfg(not(feature = "plugins"))]
+    {
+        let _ = plan;
+        Ok(None)
     }
 }
 

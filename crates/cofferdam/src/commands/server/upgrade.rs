@@ -52,12 +52,12 @@ impl Program {
         })
     }
 
-    /// Upgrades a server at each signal, one upgrade at a time. Runs until it is dropped.
-    pub async fn at_signals(&self, mut signals: Signal, control: &Control, has_private_socket: bool) {
+    /// Upgrades a server at each signal, one upgrade at a time, unless there is an obstacle. Runs until it is dropped.
+    pub async fn at_signals(&self, mut signals: Signal, control: &Control, obstacle: Option<&'static str>) {
         let mut upgrade: Option<JoinHandle<()>> = None;
         while signals.recv().await.is_some() {
             let is_upgrading = upgrade.as_ref().is_some_and(|upgrade| !upgrade.is_finished());
-            match refusal(control, has_private_socket, is_upgrading) {
+            match refusal(control, obstacle, is_upgrading) {
                 Some(reason) => report::remark(reason, Tone::Bad),
                 None => upgrade = Some(tokio::spawn(self.clone().take_over(control.clone()))),
             }
@@ -96,12 +96,12 @@ impl Program {
 }
 
 /// Returns the reason why a signal starts no upgrade.
-fn refusal(control: &Control, has_private_socket: bool, is_upgrading: bool) -> Option<&'static str> {
+fn refusal(control: &Control, obstacle: Option<&'static str>, is_upgrading: bool) -> Option<&'static str> {
     if std::process::id() == 1 {
         // The kernel ends all processes of the namespace with this one.
         Some("process 1 of a container is not upgraded; start a container of the new version instead")
-    } else if has_private_socket {
-        Some("only a server with --listen or --socket is upgraded; this one continues to serve")
+    } else if obstacle.is_some() {
+        obstacle
     } else if is_upgrading {
         Some("an upgrade is in progress already; this signal starts no other one")
     } else if control.is_closed() {
