@@ -42,9 +42,13 @@ const METADATA: [IpAddr; 4] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
 ];
 
-/// Returns true for an address of a metadata service.
+/// Returns true for an address of a metadata service, in any of its representations.
 pub fn is_metadata(address: IpAddr) -> bool {
-    METADATA.contains(&address)
+    let IpAddr::V6(v6) = address else { return METADATA.contains(&address) };
+    let [_, a, b, _, _, _, c, d] = v6.segments();
+    let of = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+    // Mapped and NAT64 addresses have it at the end, 6to4 after the prefix.
+    [address, of(c, d), of(a, b)].iter().any(|address| METADATA.contains(address))
 }
 
 /// Returns true if an address is public, in any of its representations.

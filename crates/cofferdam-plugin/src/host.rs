@@ -224,6 +224,14 @@ impl Host {
         self.0.call(plugin, method, input, options)
     }
 
+    /// Checks the input of a call without making it.
+    ///
+    /// # Errors
+    /// `NotFound` for a plugin that is not loaded, `MethodNotFound`, and `InvalidParams` if the schema does not fit.
+    pub fn check_input(&self, plugin: &str, method: &str, input: &Value) -> Result<(), CallError> {
+        self.0.find(plugin)?.check_input(method, input)
+    }
+
     /// Starts a plugin before its first call.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use cofferdam_contract::supervise::Ended;
 use cofferdam_contract::{Error, ErrorKind, Limits, Result};
@@ -182,21 +182,19 @@ impl Core {
     /// Sends a request to the init. A small one practically never waits.
     pub async fn request(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> std::io::Result<()> {
         let body = protocol::encode(request)?;
-        let sending = async {
-            loop {
-                match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
-                    // Do not poll for writability: that would wake this process for each request that the init
-                    // receives.
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock || message::is_crowded(&error) => {
-                        tokio::time::sleep(SEND_INTERVAL).await
+        let begun = Instant::now();
+        loop {
+            match protocol::send_encoded(self.control.get_ref().as_fd(), &body, fds) {
+                // Do not poll for writability: that would wake this process for each request that the init receives.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock || message::is_crowded(&error) => {
+                    if begun.elapsed() > SEND_TIMEOUT {
+                        return Err(error);
                     }
-                    other => return other,
+                    tokio::time::sleep(SEND_INTERVAL).await;
                 }
+                other => return other,
             }
-        };
-        tokio::time::timeout(SEND_TIMEOUT, sending)
-            .await
-            .unwrap_or(Err(std::io::Error::from(std::io::ErrorKind::TimedOut)))
+        }
     }
 
     /// Requests the kill of an exec without waiting. Returns false if the request could not be sent.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use cofferdam_contract::{Error, ErrorKind, Fault, Retry};
+use cofferdam_contract::{Error, ErrorKind, Retry};
 use cofferdam_linux::named::UntrustedLink;
 
 use crate::protocol::{Failure, NotStarted};
@@ -15,8 +15,7 @@ pub fn no_descriptors(any: &OwnedFd) -> Option<Error> {
 }
 
 fn without_descriptors(operation: &'static str, error: io::Error) -> Error {
-    Error::new(ErrorKind::ResourceExhausted, operation, "this process has no file descriptors left")
-        .with_fault(Fault::Host)
+    Error::new(ErrorKind::Unavailable, operation, "this process has no file descriptors left")
         .with_retry(Retry::MayHelp)
         .with_remedy("raise its limit (`ulimit -n`): each sandbox takes about a dozen")
         .with_source(error)

@@ -98,7 +98,6 @@ pub trait HostPlugins: Send + Sync + std::fmt::Debug + 'static {
     ///
     /// # Errors
     /// - `InvalidInput` if the input does not fit the method's schema.
-    /// - `Unavailable` if the plugin cannot be reached now.
     async fn call(&self, call: PluginCall, items: mpsc::Sender<PluginItem>) -> Result<PluginAnswer>;
 
     /// Ends all plugins. The server calls it after its requests have ended.

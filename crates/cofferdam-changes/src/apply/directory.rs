@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Session;
 use super::leftovers::random_name;
-use super::place::exchange;
+use super::place::{exchange, put_back};
 use crate::change::Change;
 use crate::conflict::Cause;
 use crate::error::{Result, io};
@@ -86,7 +86,10 @@ impl Session<'_> {
             self.remember(Some(expected));
             return Ok(None);
         }
-        exchange(&spot.parent, &aside.name, &spot.name).map_err(io("restore", &change.path))?;
+        exchange(&spot.parent, &aside.name, &spot.name)
+            .map(drop)
+            .or_else(|_| put_back(&spot.parent, &aside.name, &spot.name))
+            .map_err(io("restore", &change.path))?;
         Ok(Some(Cause::Changed))
     }
 }

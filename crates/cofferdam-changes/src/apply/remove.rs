@@ -58,7 +58,10 @@ impl Session<'_> {
         let deleted = tree.delete_at(&temporary.name);
         if !matches!(deleted, Ok(None)) {
             // The rest has its own name again, and the file its temporary one.
-            exchange(&spot.parent, &temporary.name, &spot.name).map_err(io("restore", &change.path))?;
+            exchange(&spot.parent, &temporary.name, &spot.name)
+                .map(drop)
+                .or_else(|_| put_back(&spot.parent, &temporary.name, &spot.name))
+                .map_err(io("restore", &change.path))?;
         }
         deleted
     }

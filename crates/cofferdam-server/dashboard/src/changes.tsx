@@ -33,7 +33,7 @@ export function ChangesPanel({ id }: { id: string }) {
         <h2>Changes</h2>
         <div class="buttons">
           <button onClick={loaded.reload}>Load again</button>
-          {loaded.value && diff && lines.length <= MAX_LINES && (
+          {loaded.value?.digest && diff && lines.length <= MAX_LINES && (
             <button class="primary" disabled={busy} onClick={() => void apply(loaded.value!.digest)}>
               {busy ? 'Applying…' : 'Apply'}
             </button>

@@ -26,6 +26,8 @@ pub struct Held {
     metrics: Arc<Metrics>,
     begun: Instant,
     is_live: AtomicBool,
+    /// True if its use of the network was counted.
+    is_counted: AtomicBool,
 }
 
 impl Held {
@@ -61,7 +63,8 @@ impl Concern for MetricsConcern {
 
     async fn enter(&self, _: &Spec) -> Result<Held> {
         let (backend, metrics) = (self.backend.clone(), Arc::clone(&self.metrics));
-        Ok(Held { backend, metrics, begun: Instant::now(), is_live: AtomicBool::new(false) })
+        let [is_live, is_counted] = [AtomicBool::new(false), AtomicBool::new(false)];
+        Ok(Held { backend, metrics, begun: Instant::now(), is_live, is_counted })
     }
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
@@ -85,8 +88,7 @@ impl Concern for MetricsConcern {
 
     async fn closing(&self, held: &Held, sandbox: &dyn Sandbox) {
         let usage = sandbox.network_usage();
-        // A second close counts nothing.
-        if let Some(usage) = usage.filter(|_| held.is_live.load(Ordering::SeqCst)) {
+        if let Some(usage) = usage.filter(|_| !held.is_counted.swap(true, Ordering::SeqCst)) {
             self.metrics.network(&self.backend, &usage);
         }
     }

@@ -8,6 +8,7 @@ use cofferdam_code::{CodeConfig, Executor, Sessions};
 use cofferdam_contract::{ByteSize, Error, ErrorKind, ExecRequest, Level, Result, Sandbox, TenantId};
 use cofferdam_volume::sandbox::VolumeMount;
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::exec::LiveExec;
@@ -41,6 +42,7 @@ pub struct LiveSandbox {
     users: AtomicUsize,
     execs: Mutex<Vec<Arc<LiveExec>>>,
     starting: AtomicUsize,
+    applying: Arc<Semaphore>,
     rings: Arc<Rings>,
     /// The kernels, with an executor of this sandbox alone: a guest may lie about the versions of its interpreters.
     kernels: Mutex<Option<Arc<Sessions>>>,
@@ -82,6 +84,7 @@ impl LiveSandbox {
             users: AtomicUsize::new(0),
             execs: Mutex::default(),
             starting: AtomicUsize::new(0),
+            applying: Arc::new(Semaphore::new(1)),
             rings: Arc::default(),
             kernels: Mutex::default(),
         }
@@ -117,6 +120,17 @@ impl LiveSandbox {
     pub fn keep(self: &Arc<Self>) -> Use {
         self.users.fetch_add(1, Ordering::SeqCst);
         Use(Arc::clone(self))
+    }
+
+    /// Begins to apply changes. Only one application runs at a time, until the result is dropped.
+    ///
+    /// # Errors
+    /// - `Conflict` while another one runs.
+    pub fn begin_apply(&self) -> Result<OwnedSemaphorePermit> {
+        Arc::clone(&self.applying).try_acquire_owned().map_err(|_| {
+            Error::new(ErrorKind::Conflict, "changes", "the changes of the sandbox are being applied")
+                .with_remedy("try again when that has ended")
+        })
     }
 
     /// Returns the lease.

@@ -67,7 +67,8 @@ pub(crate) struct SkippedChanges {
 /// Read the changes of a copy-on-write workspace so far.
 ///
 /// The header `Cofferdam-Changes-Skipped` of a layer has the files that are missing in it, as JSON. The header
-/// `Cofferdam-Changes-Digest` of the differences, and `digest` of the document, name what was reviewed.
+/// `Cofferdam-Changes-Digest` of the differences, and `digest` of the document, name what was reviewed. Differences that
+/// are too long have no digest.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/changes", tag = "files",
     params(("sandbox" = String, Path, description = "The id or name"), ChangesQuery),
     responses((status = 200, content((Vec<u8> = "application/vnd.oci.image.layer.v1.tar"),
@@ -99,12 +100,10 @@ pub async fn read(
         return Ok(axum::Json(report).into_response());
     }
     // Text of a guest is never a page.
-    let headers = [
-        (CONTENT_TYPE, "text/plain; charset=utf-8"),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (CHANGES_DIGEST, review.digest.as_str()),
-    ];
-    Ok((headers, review.diff).into_response())
+    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    // Changes that are not shown are not reviewed.
+    let digest = (!review.is_cut).then_some([(CHANGES_DIGEST, review.digest)]);
+    Ok((headers, digest, review.diff).into_response())
 }
 
 /// Write reviewed changes of a copy-on-write workspace to its directory.
@@ -122,8 +121,9 @@ pub async fn apply(
     Json(request): Json<ApplyChanges>,
 ) -> Result<axum::Json<AppliedChanges>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
+    let turn = live.begin_apply()?;
     let work = async move {
-        let _use = live.keep();
+        let (_use, _turn) = (live.keep(), turn);
         let changes = live.used().changes().await?;
         let ApplyChanges { digest, only, allow, dry_run } = request;
         let options =

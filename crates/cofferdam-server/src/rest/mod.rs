@@ -70,6 +70,8 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
 /// The searches of the audit log at once: those of tenants, and those and the verifications of operators.
 const AUDIT_TURNS: [usize; 2] = [2, 1];
+/// The calls of plugins of a tenant at once. A plugin takes 256 at once.
+const PLUGIN_CALLS: usize = 32;
 /// The paths of requests that are answered by a full server too.
 const UNCOUNTED: [&str; 2] = ["/v1/health", "/v1/ready"];
 
@@ -137,6 +139,7 @@ struct Shared {
     idempotency: Idempotency,
     requests: Arc<Semaphore>,
     slots: Arc<Slots>,
+    plugin_slots: Arc<Slots>,
     audit_turns: [Turns; 2],
     document: String,
     stop: CancellationToken,
@@ -167,6 +170,7 @@ impl App {
             idempotency,
             requests,
             slots,
+            plugin_slots: Arc::new(Slots::new(PLUGIN_CALLS)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
             document,
             stop,
@@ -213,6 +217,7 @@ impl App {
             idempotency: Idempotency::default(),
             requests,
             slots: Arc::new(Slots::new(0)),
+            plugin_slots: Arc::new(Slots::new(0)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
             document: String::new(),
             stop: CancellationToken::new(),
@@ -287,6 +292,15 @@ impl App {
         self.0.slots.take(tenant).ok_or_else(|| {
             let wait = std::time::Duration::from_secs(1);
             crate::refusal::exhausted("admit", "the server answers too many requests of the tenant now", wait).into()
+        })
+    }
+
+    /// Takes one of a tenant's calls of plugins, if there is one left.
+    fn plugin_slot(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
+        self.0.plugin_slots.take(tenant).ok_or_else(|| {
+            let wait = std::time::Duration::from_secs(1);
+            let message = "too many calls of plugins of the tenant run now";
+            crate::refusal::exhausted("call plugin", message, wait).into()
         })
     }
 

@@ -16,6 +16,7 @@ use super::code::accepts_events;
 use super::extract::{Json, Path};
 use super::output::{Events, KEEP_ALIVE};
 use super::problem::Failure;
+use super::slots::TenantSlot;
 use super::views::{CallPlugin, PluginEvent, PluginList, PluginOutcome};
 use super::{Answer, App};
 use crate::caller::Caller;
@@ -27,7 +28,7 @@ use crate::tracer::PLUGIN;
 const MAX_ITEMS: usize = 10_000;
 const MAX_ITEM_BYTES: usize = 8 << 20;
 /// Items that wait for a slow client. The plugin waits, too.
-const QUEUE: usize = 16;
+const QUEUE: usize = 1;
 
 /// List the plugins of the server.
 #[utoipa::path(get, path = "/v1/plugins", tag = "plugins", responses((status = 200, body = PluginList)))]
@@ -63,6 +64,7 @@ pub async fn call(
         return Err(Error::new(ErrorKind::NotFound, "call plugin", "the plugin has no such method").into());
     }
     app.services().admission.exec(&caller.tenant)?;
+    let slot = app.plugin_slot(&caller.tenant)?;
     let call = PluginCall {
         plugin,
         method,
@@ -71,7 +73,7 @@ pub async fn call(
         tenant: caller.tenant.clone(),
         traceparent: None,
     };
-    let work = Work { app, caller, plugins, call };
+    let work = Work { app, caller, plugins, call, _slot: slot };
     if !accepts_events(&headers) {
         return Ok(axum::Json(work.collect().await?).into_response());
     }
@@ -93,6 +95,7 @@ struct Work {
     caller: Caller,
     plugins: Arc<dyn HostPlugins>,
     call: PluginCall,
+    _slot: TenantSlot,
 }
 
 impl Work {
@@ -133,19 +136,42 @@ impl Work {
     async fn stream(self, to: mpsc::Sender<Event>) {
         let (app, caller) = (self.app.clone(), self.caller.clone());
         let (sender, mut receiver) = mpsc::channel(1);
+        let stall_time = app.bounds().stall_time;
+        // Returns false if the client is gone, or takes nothing for too long.
+        let send = async |next: &PluginEvent| {
+            tokio::time::timeout(stall_time, to.send(event(next))).await.is_ok_and(|sent| sent.is_ok())
+        };
+        let mut work = Box::pin(self.run(sender));
         let forwarding = async {
-            while let Some(next) = receiver.recv().await {
-                let next = match next {
-                    PluginItem::Progress(progress) => PluginEvent::Progress { progress },
-                    PluginItem::Item(item) => PluginEvent::Item { item },
+            let mut answer = None;
+            loop {
+                let next = tokio::select! {
+                    next = receiver.recv() => next,
+                    done = &mut work, if answer.is_none() => {
+                        answer = Some(done);
+                        continue;
+                    }
                 };
-                if to.send(event(&next)).await.is_err() {
-                    return;
+                let next = match next {
+                    Some(PluginItem::Progress(progress)) => PluginEvent::Progress { progress },
+                    Some(PluginItem::Item(item)) => PluginEvent::Item { item },
+                    None => {
+                        return Some(match answer {
+                            Some(answer) => answer,
+                            None => work.await,
+                        });
+                    }
+                };
+                if !send(&next).await {
+                    return None;
                 }
             }
         };
         let answer = tokio::select! {
-            (answer, ()) = async { tokio::join!(self.run(sender), forwarding) } => answer,
+            answer = forwarding => match answer {
+                Some(answer) => answer,
+                None => return,
+            },
             () = to.closed() => return,
             () = app.key_ended(&caller) => return,
         };
@@ -154,7 +180,7 @@ impl Work {
             Err(failure) => PluginEvent::Error { error: (&failure).into() },
         };
         // The client may leave at any time.
-        let _ = to.send(event(&last)).await;
+        let _ = send(&last).await;
     }
 }
 

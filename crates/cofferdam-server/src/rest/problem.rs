@@ -85,7 +85,6 @@ fn status(error: &Error) -> StatusCode {
             StatusCode::UNPROCESSABLE_ENTITY
         }
         ErrorKind::ResourceExhausted if refusal::retry_after(error).is_some() => StatusCode::TOO_MANY_REQUESTS,
-        ErrorKind::ResourceExhausted if error.fault() == Fault::Host => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::ResourceExhausted => StatusCode::PAYLOAD_TOO_LARGE,
         ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -119,7 +119,14 @@ async fn reviewed_changes_are_applied_by_the_server() {
     assert_eq!((&applied["conflicts"][0]["path"], &applied["refused"][0]["path"]), (&json!("a.txt"), &json!(".envrc")));
     assert_eq!(std::fs::read_to_string(project.join("a.txt")).unwrap(), "three\n");
     let applied = apply(json!({ "digest": reviewed, "only": [".envrc"], "allow": [".envrc"] })).await.unwrap();
-    assert_eq!(text(&client, "/v1/sandboxes/empty/changes?form=diff").await, "");
+    let path = "/v1/sandboxes/empty/changes?form=diff";
+    assert_eq!(text(&client, path).await, "");
+    // Differences that are too long are no review.
+    for number in 0..3 {
+        put(&client, "empty", &format!("long{number}.txt"), &format!("{}\n", "x".repeat(4 << 20))).await;
+    }
+    let response = client.send(Method::GET, path, Content::None).await.unwrap();
+    assert!(!response.headers().contains_key("cofferdam-changes-digest"), "{:?}", response.headers());
     assert_eq!(applied["applied"], json!([".envrc"]), "{applied}");
     assert!(!project.join("late.txt").exists());
     server.stop().await;

@@ -102,7 +102,7 @@ async fn half_closed_clients_leave_nothing() {
     server.stop().await;
 }
 
-/// Promise (Server): A client whose upload is refused before its end receives the answer.
+/// Promise (Server): A client whose upload is refused by its sandbox before its end receives the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_upload_is_answered() {
     let server = start(Over::Tcp, bounds()).await;

@@ -248,5 +248,7 @@ fn find(changes: &str, to: Option<&Path>) -> Result<Found> {
 
 /// Returns true if an argument is the path of a file, and not an identifier.
 fn is_file(changes: &str) -> bool {
-    changes.contains(['/', '.']) || Path::new(changes).is_file()
+    // A guest may create a file with the beginning of an identifier as its name.
+    let is_identifier = changes.bytes().all(|byte| byte.is_ascii_hexdigit());
+    changes.contains(['/', '.']) || !is_identifier && Path::new(changes).is_file()
 }

@@ -4,6 +4,8 @@
 //! sandbox. Files are compared by device and inode, and by their path in their file system. So the result is the same
 //! through a symbolic link, `..` or a bind mount.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use cofferdam::{Access, Error, ErrorKind, Result};
@@ -15,6 +17,11 @@ use crate::{resident, state};
 const DISKS: &str = "/run/cofferdam-disks";
 /// The directory of root's state.
 const STATE_OF_ROOT: &str = "/var/lib/cofferdam";
+/// The remedy for a writable directory that contains one of Cofferdam's own.
+const REMEDY: &str = "use a directory below it, mount it with :ro or :cow, or move Cofferdam's own directory with \
+                      XDG_STATE_HOME, XDG_CACHE_HOME, XDG_DATA_HOME or XDG_CONFIG_HOME";
+/// The most links that are followed to a directory.
+const MAX_LINKS: usize = 64;
 /// Kinds of state that a user without a home keeps in the directory for temporary files.
 const KINDS: [&str; 2] = ["changes", "volumes"];
 
@@ -43,26 +50,54 @@ fn check_each(directories: Vec<PathBuf>, what: &str, path: &Path, access: Access
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let mounts = String::from_utf8_lossy(&mounts);
     let mounted = Location::of(path, &mounts);
-    for directory in directories {
+    let submounts = submounts(path, &mounts);
+    for named in directories {
         // A directory that does not exist has no files to protect.
-        let Ok(directory) = directory.canonicalize() else { continue };
+        let Ok(directory) = named.canonicalize() else { continue };
         let own = Location::of(&directory, &mounts);
         let shown = directory.display();
-        if mounted.is_in(&own) {
+        if mounted.is_in(&own) || submounts.iter().any(|submount| submount.is_in(&own)) {
             let message = format!("{what} is in '{shown}', a directory of Cofferdam's own");
             return Err(Error::new(ErrorKind::Denied, "run", message)
                 .with_remedy("copy what the sandbox needs to another directory"));
         }
-        if access == Access::ReadWrite && own.is_in(&mounted) {
+        let is_led_elsewhere = || links(&named).iter().any(|parent| Location::of(parent, &mounts).is_in(&mounted));
+        let contains = || own.is_in(&mounted) || submounts.iter().any(|submount| own.is_in(submount));
+        if access == Access::ReadWrite && (contains() || is_led_elsewhere()) {
             let message = format!(
-                "{what} cannot be writable: it contains '{shown}', a directory of Cofferdam's own, which code in the \
-                 sandbox could change"
+                "{what} cannot be writable: it contains '{shown}', a directory of Cofferdam's own, or a link to it, which \
+                 code in the sandbox could change"
             );
-            return Err(Error::new(ErrorKind::Denied, "run", message)
-                .with_remedy("use a directory below it, or mount it with :ro or :cow"));
+            return Err(Error::new(ErrorKind::Denied, "run", message).with_remedy(REMEDY));
         }
     }
     Ok(())
+}
+
+/// Returns the directories that have the symbolic links on the way to a path. A guest that changes one leads the way
+/// elsewhere.
+fn links(path: &Path) -> Vec<PathBuf> {
+    let (mut parents, mut ways) = (Vec::new(), vec![path.to_owned()]);
+    while let Some(way) = ways.pop().filter(|_| parents.len() < MAX_LINKS) {
+        for part in way.ancestors() {
+            let Ok(target) = rustix::fs::readlink(part, Vec::new()) else { continue };
+            let Some(Ok(parent)) = part.parent().map(Path::canonicalize) else { continue };
+            ways.push(parent.join(OsStr::from_bytes(target.as_bytes())));
+            parents.push(parent);
+        }
+    }
+    parents
+}
+
+/// Returns the places of what is mounted below a path, which a sandbox sees, too.
+fn submounts(path: &Path, mounts: &str) -> Vec<Location> {
+    let below = |line: &str| {
+        let mut fields = line.split(' ');
+        let (device, root, point) = (fields.nth(2)?, fields.next()?, unescaped(fields.next()?));
+        let is_below = point != path && point.starts_with(path);
+        is_below.then(|| Location { id: None, ids: Vec::new(), source: Some((device.to_owned(), unescaped(root))) })
+    };
+    mounts.lines().filter_map(below).collect()
 }
 
 /// Returns the directories in which Cofferdam keeps settings, change sets, images, plugins, volumes and sockets. They
@@ -200,6 +235,35 @@ mod tests {
             let checked = check_each(vec![top.join("state/cofferdam")], "--mount 'x'", &top.join(path), access);
             assert!(checked.is_err(), "{path}");
         }
+    }
+
+    /// Promise (Files): A link to a directory of Cofferdam's own is not in a writable mount.
+    #[test]
+    fn a_link_on_the_way_is_not_writable() {
+        let temp = tempfile::tempdir().unwrap();
+        let top = temp.path().canonicalize().unwrap();
+        for directory in ["disk/cofferdam", "home/config", "links"] {
+            std::fs::create_dir_all(top.join(directory)).unwrap();
+        }
+        std::os::unix::fs::symlink("../../links/next", top.join("home/config/cofferdam")).unwrap();
+        std::os::unix::fs::symlink(top.join("disk/cofferdam"), top.join("links/next")).unwrap();
+        let check = |path: &str, access| {
+            check_each(vec![top.join("home/config/cofferdam")], "--mount 'x'", &top.join(path), access).is_err()
+        };
+        for path in ["home", "home/config", "links", "disk", ""] {
+            assert!(check(path, Access::ReadWrite), "{path}");
+            assert!(!check(path, Access::ReadOnly), "{path}");
+        }
+        std::fs::create_dir(top.join("project")).unwrap();
+        assert!(!check("project", Access::ReadWrite));
+    }
+
+    #[test]
+    fn mounts_below_a_path_are_found() {
+        let mounts =
+            "1 0 8:1 / / rw\n2 1 8:1 /srv/u/state /data/state rw\n3 1 8:2 / /data rw\n4 1 8:3 / /database rw\n";
+        let found: Vec<_> = submounts(Path::new("/data"), mounts).into_iter().map(|mount| mount.source).collect();
+        assert_eq!(found, [Some(("8:1".to_owned(), PathBuf::from("/srv/u/state")))]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam::plugins::{CallOptions, Context, Host, LoadOptions, StreamItem};
-use cofferdam::{Error, ErrorKind, Result};
+use cofferdam::{Error, Result};
 use cofferdam_plugin::{CallError, ErrorKind as CallErrorKind, Manifest, Method as ManifestMethod};
 use cofferdam_server::client::Method;
 use cofferdam_server::rest::views::{CallPlugin, PluginList, PluginOutcome};
@@ -22,8 +22,8 @@ use crate::report::{self, document, print, printed};
 use crate::settings::Settings;
 use crate::terminal::one_line;
 
-/// Members of a failure's data that are for the operator: they name files of the host.
-const FOR_OPERATOR: [&str; 2] = ["stack", "lastOutput"];
+/// Members of a failure's data that are for tenants. Others may name files of the host.
+const FOR_TENANTS: [&str; 3] = ["details", "permission", "remedy"];
 
 /// The plugins that a server hosts.
 pub struct Hosted(Host);
@@ -77,6 +77,8 @@ impl HostPlugins for Hosted {
     }
 
     async fn call(&self, call: PluginCall, items: mpsc::Sender<PluginItem>) -> Result<PluginAnswer> {
+        let checked = self.0.check_input(&call.plugin, &call.method, &call.input);
+        checked.map_err(|error| Error::invalid("call plugin", error.message))?;
         let context = Context {
             tenant: Some(call.tenant.as_str().to_owned()),
             traceparent: call.traceparent,
@@ -93,10 +95,7 @@ impl HostPlugins for Hosted {
             let _ = items.send(item).await;
         }
         let id = running.id().to_owned();
-        match running.result().await {
-            Ok(result) => Ok(PluginAnswer { id, result: Ok(result) }),
-            Err(error) => refused(&error).map_or_else(|| Ok(PluginAnswer { id, result: Err(failure(&error)) }), Err),
-        }
+        Ok(PluginAnswer { id, result: running.result().await.map_err(|error| failure(&error)) })
     }
 
     async fn close(&self) {
@@ -120,24 +119,17 @@ fn described(manifest: &Manifest, state: &str) -> HostPlugin {
     }
 }
 
-/// Returns the error of a call that did not reach the method.
-fn refused(error: &CallError) -> Option<Error> {
-    let kind = match error.kind {
-        CallErrorKind::InvalidParams => ErrorKind::InvalidInput,
-        CallErrorKind::Unavailable => ErrorKind::Unavailable,
-        _ => return None,
-    };
-    Some(Error::new(kind, "call plugin", error.message.clone()))
-}
-
 /// Returns the failure without what is for the operator.
 fn failure(error: &CallError) -> PluginError {
     let mut data = error.data.clone();
-    for name in FOR_OPERATOR {
-        data.remove(name);
-    }
+    data.retain(|name, _| FOR_TENANTS.contains(&name.as_str()));
     data.insert("kind".to_owned(), json!(error.kind));
-    PluginError { code: error.kind.code(), message: error.message.clone(), data }
+    let message = match error.kind {
+        CallErrorKind::Unavailable => "the plugin is not available, or ended during the call".to_owned(),
+        CallErrorKind::Internal => "the host of plugins failed".to_owned(),
+        _ => error.message.clone(),
+    };
+    PluginError { code: error.kind.code(), message, data }
 }
 
 /// Lists the plugins of a server. Returns `None` if the options name no server.
