@@ -73,6 +73,7 @@ def session(binary):
         (project / "greet.py").write_text('print("Helo, Ada")\n')
         environment = {
             "HOME": home,
+            "XDG_STATE_HOME": str(pathlib.Path(home, ".local/state")),
             "LANG": "C.UTF-8",
             "NO_COLOR": "1",
             "PATH": f"{binary.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

@@ -230,7 +230,7 @@ pub struct CreateKeyArgs {
     /// Name the key for people
     #[arg(long, default_value = "", hide_default_value = true)]
     pub name: String,
-    /// Grant this scope; may be repeated [default: all but admin]
+    /// Grant this scope; may be repeated [default: all but admin and changes:apply]
     #[arg(long, value_name = "SCOPE", value_parser = |text: &str| text.parse::<cofferdam_server::Scope>())]
     pub scope: Vec<cofferdam_server::Scope>,
     /// End the key after this time [default: never]
