@@ -22,6 +22,10 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
         let bytes = read(request.into_body(), app.bounds().json, app.bounds().body_time).await?;
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        // serde would read an array as the members in their order, which no document describes.
+        if text.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Failure::bad_request("the body is not a JSON object"));
+        }
         let parsed = serde_json::from_slice(text);
         parsed.map(Self).map_err(|error| Failure::bad_request(format!("the body is not the expected JSON: {error}")))
     }

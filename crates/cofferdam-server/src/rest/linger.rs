@@ -29,7 +29,7 @@ struct Slot {
 type Shared = Arc<Mutex<Slot>>;
 
 /// The body that a handler reads.
-struct Lent(Shared);
+struct HandlerBody(Shared);
 
 /// The rest of the body.
 pub struct Rest(Shared);
@@ -39,7 +39,7 @@ pub fn hold(request: Request) -> (Request, Rest) {
     let (parts, body) = request.into_parts();
     let is_awaited = parts.headers.contains_key(EXPECT);
     let shared = Arc::new(Mutex::new(Slot { body, is_awaited }));
-    (Request::from_parts(parts, Body::new(Lent(Arc::clone(&shared)))), Rest(shared))
+    (Request::from_parts(parts, Body::new(HandlerBody(Arc::clone(&shared)))), Rest(shared))
 }
 
 impl Rest {
@@ -61,7 +61,7 @@ impl Rest {
     }
 }
 
-impl HttpBody for Lent {
+impl HttpBody for HandlerBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -93,6 +93,9 @@ async fn methods_of_plugins_are_called() {
     assert_eq!(call("refuse", json!({})).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(call("unknown", json!({})).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(call("echo", json!({ "inputs": 1 })).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    for body in [json!([]), json!([7, 2.5]), json!("echo"), json!(null)] {
+        assert_eq!(call("echo", body).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
     assert_eq!(get(&client, "/v1/plugins/other").await.unwrap_err().kind(), ErrorKind::NotFound);
     server.stop().await;
 }
