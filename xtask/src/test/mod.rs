@@ -1,7 +1,7 @@
 //! Implementation of `cargo xtask test`: every test, as root and as an ordinary user if possible.
 //!
 //! ```text
-//! packages -> (root: copy of the sources that every user can read) -> build once -> run as root -> run as a user -> census
+//! packages -> (root: copy of the sources that every user can read) -> build once -> run as root and as a user -> census
 //! ```
 //!
 //! Paths are compiled into tests, so both runs must find the same files in the same place. A checkout below `/root` is
@@ -12,6 +12,7 @@
 
 pub mod build;
 mod installs;
+mod jobs;
 mod outcome;
 pub mod sdk;
 mod shared;
@@ -25,7 +26,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::census::{census, left_behind};
 use crate::command::{is_root, step, wait_until};
-use crate::dashboard;
 use crate::dist;
 use crate::engines::Engines;
 use crate::packages;
@@ -51,35 +51,12 @@ const SLOWEST: usize = 12;
 const SLOW_SECONDS: f64 = 5.0;
 /// Name prefixes of test programs whose tests mostly wait, for timers and ends of processes. They run this many tests for
 /// each processor at once.
-const WAITING: &[&str] = &["cofferdam test "];
+const WAITING: &[&str] = &["cofferdam test ", "cofferdam-container test "];
 const WAITING_SHARE: usize = 2;
 /// The variable with the number of tests that a program runs at once.
 const THREADS: &str = "RUST_TEST_THREADS";
-/// Maximum number of failed tests of one program that are run again alone. If more fail, something is broken.
-const MAX_RETRIED: usize = 3;
 /// Maximum number of tests that may fail in parallel and pass alone. Each is reported, and is a defect to fix.
 const MAX_UNSTEADY: usize = 2;
-/// Name prefixes of test programs that run once, as the current user. Their tests do not depend on the user, or become
-/// an ordinary user themselves.
-const ONCE: &[&str] = &[
-    "cofferdam-archive ",
-    "cofferdam-bench ",
-    "cofferdam-conformance ",
-    "cofferdam-container test ",
-    "cofferdam-contract ",
-    "cofferdam-e2b ",
-    "cofferdam-engine ",
-    "cofferdam-fuzz ",
-    "cofferdam-image lib ",
-    "cofferdam-image test debian ",
-    "cofferdam-screen ",
-    "cofferdam-simulated ",
-    "cofferdam-tree ",
-    "cofferdam-util ",
-    "cofferdam-vm lib ",
-    "cofferdam-wasm test ",
-    "xtask ",
-];
 /// Maximum time of one test program. The program of the command line starts tens of VMs.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
@@ -107,30 +84,15 @@ pub fn run(repository: &Repository, filter: Option<&str>) -> Result<()> {
         built.program().and_then(|cofferdam| install_interpreters(cofferdam, &built.target.join("cache/wasm")));
     let installs = Installs::prepare(&sources, &built, filter);
     let before = census(&built.target);
-    let mut totals = Vec::new();
     let mut users = vec![User::current()];
     if is_root() {
         users.push(User::ordinary().context("cannot prepare a run as an ordinary user")?);
     } else {
         println!("SKIP the run as root: this is an ordinary user; `sudo` cargo xtask test runs as both");
     }
-    for user in &users {
-        println!("== tests as {}", user.name());
-        let mut total = Outcome::default();
-        for program in &built.programs {
-            if !user.is_current() && ONCE.iter().any(|start| program.name.starts_with(start)) {
-                continue;
-            }
-            total.add(run_program(program, &built, &sources, &engines, user, filter)?);
-        }
-        if user.is_current() {
-            total.add(doc_tests(&sources, target.clone(), filter)?);
-            total.add(sdk::run(&sources, &built, filter)?);
-            total.add(dashboard::test(&sources, built.tool(dashboard::VARIABLE), filter));
-        }
-        total.add(installs.run(user)?);
-        totals.push((user.name(), total));
-    }
+    println!("== tests as {}", users.iter().map(User::name).collect::<Vec<_>>().join(" and as "));
+    let run = Run { sources: &sources, built: &built, engines: Some(&engines), filter };
+    let totals = jobs::run(&run, &users, &installs)?;
     drop(users);
     let mut left = left_behind(&before, &built.target);
     left.extend(engines.census());
@@ -161,13 +123,11 @@ pub fn run_fast(repository: &Repository) -> Result<()> {
     let start = Instant::now();
     let built = build::build(repository, None)?;
     let user = User::current();
+    let run = Run { sources: repository, built: &built, engines: None, filter: None };
     let mut total = Outcome::default();
     for program in built.programs.iter().filter(|program| is_fast(&program.name)) {
-        let mut command = program_command(program, &built, repository, None, &user);
-        if program.name.contains(" test ") {
-            command.args(FAST_FILTERS);
-        }
-        total.add(finish(command, &program.name, &user, Printed::ByOne)?);
+        let filters = if program.name.contains(" test ") { FAST_FILTERS } else { &[] };
+        total.add(run.program(program, &user, filters)?);
     }
     let failed = total.failed();
     summarise(&[(user.name(), total)], start.elapsed());
@@ -202,69 +162,54 @@ fn summarise(totals: &[(String, Outcome)], took: Duration) {
     );
 }
 
-fn run_program(
-    program: &Program,
-    built: &Built,
-    sources: &Repository,
-    engines: &Engines,
-    user: &User,
-    filter: Option<&str>,
-) -> Result<Outcome> {
-    let command = |arguments: &[&str]| {
-        let mut command = program_command(program, built, sources, Some(engines), user);
-        command.args(arguments);
-        command
-    };
-    let mut outcome = finish(command(filter.as_slice()), &program.name, user, Printed::ByOne)?;
-    let failed: Vec<String> =
-        outcome.failed_tests(&program.name).unwrap_or_default().into_iter().map(str::to_owned).collect();
-    if (1..=MAX_RETRIED).contains(&failed.len()) {
-        for test in failed {
-            println!("   again, alone: {test}");
-            let again = finish(command(&["--exact", &test]), &program.name, user, Printed::ByOne)?;
-            outcome.again(&format!("{}: {test}", program.name), &again);
-        }
-    }
-    Ok(outcome)
+/// A run of tests.
+struct Run<'a> {
+    sources: &'a Repository,
+    built: &'a Built,
+    /// Without engines, slow tests are left out.
+    engines: Option<&'a Engines>,
+    filter: Option<&'a str>,
 }
 
-/// Without engines, slow tests are left out.
-fn program_command(
-    program: &Program,
-    built: &Built,
-    sources: &Repository,
-    engines: Option<&Engines>,
-    user: &User,
-) -> Command {
-    let mut command = user.command(&program.path);
-    command
-        .args(["--show-output", "--color", "never"])
-        .current_dir(&program.directory)
-        .env("CARGO_MANIFEST_DIR", &program.directory)
-        .env("INSTA_WORKSPACE_ROOT", sources.root())
-        .env("INSTA_UPDATE", "no")
-        .envs(engines.map(Engines::variables).into_iter().flatten());
-    if engines.is_some() && user.is_current() && std::env::var_os(MACHINES).is_none() {
-        command.env(MACHINES, "1");
+impl Run<'_> {
+    /// Runs a test program with these arguments.
+    fn program(&self, program: &Program, user: &User, arguments: &[&str]) -> Result<Outcome> {
+        let mut command = self.command(program, user);
+        command.args(arguments);
+        finish(command, &program.name, user, Printed::ByOne)
     }
-    if std::env::var_os(THREADS).is_none() && WAITING.iter().any(|prefix| program.name.starts_with(prefix)) {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        command.env(THREADS, (processors * WAITING_SHARE).to_string());
+
+    fn command(&self, program: &Program, user: &User) -> Command {
+        let mut command = user.command(&program.path);
+        command
+            .args(["--show-output", "--color", "never"])
+            .current_dir(&program.directory)
+            .env("CARGO_MANIFEST_DIR", &program.directory)
+            .env("INSTA_WORKSPACE_ROOT", self.sources.root())
+            .env("INSTA_UPDATE", "no")
+            .envs(self.engines.map(Engines::variables).into_iter().flatten());
+        if self.engines.is_some() && user.is_current() && std::env::var_os(MACHINES).is_none() {
+            command.env(MACHINES, "1");
+        }
+        if std::env::var_os(THREADS).is_none() && WAITING.iter().any(|prefix| program.name.starts_with(prefix)) {
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            command.env(THREADS, (processors * WAITING_SHARE).to_string());
+        }
+        if std::env::var_os(TIMES).is_some() {
+            command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
+        }
+        for tool in self.built.tools.iter().filter(|tool| tool.is_shared || user.is_current()) {
+            command.env(tool.variable, &tool.directory);
+        }
+        // The cache belongs to the current user.
+        if let Some(wasm) = self.built.wasm.as_ref().filter(|_| user.is_current()) {
+            command.env(WASM, wasm);
+        }
+        for (name, path) in &self.built.binaries {
+            command.env(format!("CARGO_BIN_EXE_{name}"), path);
+        }
+        command
     }
-    if std::env::var_os(TIMES).is_some() {
-        command.args(["-Zunstable-options", "--report-time"]).env("RUSTC_BOOTSTRAP", "1");
-    }
-    for tool in built.tools.iter().filter(|tool| tool.is_shared || user.is_current()) {
-        command.env(tool.variable, &tool.directory);
-    }
-    // The cache belongs to the current user.
-    if let Some(wasm) = built.wasm.as_ref().filter(|_| user.is_current()) {
-        command.env(WASM, wasm);
-    }
-    for (name, path) in &built.binaries {
-        command.env(format!("CARGO_BIN_EXE_{name}"), path);
-    }
-    command
 }
 
 /// Installs Python and JavaScript for WebAssembly below a cache directory, unless they are there. Returns the directory
@@ -282,8 +227,8 @@ fn install_interpreters(cofferdam: &Path, cache: &Path) -> Option<PathBuf> {
 }
 
 /// Runs the documentation tests. rustdoc compiles them, so they run only as the user that may do that.
-fn doc_tests(sources: &Repository, target: Option<PathBuf>, filter: Option<&str>) -> Result<Outcome> {
-    let mut command = build::cargo(sources, target.as_deref());
+fn doc_tests(sources: &Repository, built: &Built, filter: Option<&str>) -> Result<Outcome> {
+    let mut command = build::cargo(sources, Some(&built.target));
     command
         .args([
             "test",
@@ -320,18 +265,26 @@ fn finish(mut command: Command, name: &str, user: &User, printed: Printed) -> Re
             None => format!("{name}: killed after {} minutes", PROGRAM_TIMEOUT.as_secs() / 60),
         }),
     }
+    print!("{}", report(name, user, &outcome, &text, start.elapsed()));
+    Ok(outcome)
+}
+
+/// Formats the result of a program. It is printed at once, because several programs run at the same time.
+fn report(name: &str, user: &User, outcome: &Outcome, text: &str, took: Duration) -> String {
+    let mut lines = Vec::new();
     if outcome.failed() > 0 {
         // The failures come last, with their output. Passed tests are then not printed.
-        println!("{}", text.find("\nfailures:\n\n----").map_or(&*text, |at| &text[at..]).trim_end());
+        lines.push(text.find("\nfailures:\n\n----").map_or(text, |at| &text[at..]).trim_end().to_owned());
     }
     if outcome.ran() {
-        println!("   {name}: {}, {:.0} s", outcome.line(), start.elapsed().as_secs_f64());
+        lines.push(format!("   {name}, as {}: {}, {:.0} s", user.name(), outcome.line(), took.as_secs_f64()));
     }
     for (seconds, test) in outcome.slowest(SLOW_SECONDS).into_iter().take(SLOWEST) {
-        println!("      {seconds:7.1} s {test}");
+        lines.push(format!("      {seconds:7.1} s {test}"));
     }
     for (skip, times) in outcome.distinct_skips() {
-        println!("      {skip}{}", if times > 1 { format!(" ({times} times)") } else { String::new() });
+        let times = if times > 1 { format!(" ({times} times)") } else { String::new() };
+        lines.push(format!("      {skip}{times}"));
     }
-    Ok(outcome)
+    lines.into_iter().map(|line| line + "\n").collect()
 }
