@@ -235,6 +235,16 @@ impl Life {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// Returns true if the process with this id and start time, of this boot and PID namespace, has certainly ended.
+    /// Another process may have its id now. A process whose state is hidden may be alive.
+    pub fn is_over(pid: u32, start: u64) -> bool {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+        match rustix::process::test_kill_process(number) {
+            Err(rustix::io::Errno::SRCH) => true,
+            _ => Self::of(pid).is_some_and(|life| life.over || life.start != start),
+        }
+    }
+
     /// Parses the text of `/proc/PID/stat`.
     pub fn parse(stat: &str) -> Option<Self> {
         // The name is in parentheses, and may contain anything.
@@ -532,13 +542,17 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let living = Life::of(child.id()).unwrap();
         assert!(!living.over && living.start >= own.start);
+        assert!(!Life::is_over(child.id(), living.start) && Life::is_over(child.id(), living.start + 1));
         child.kill().unwrap();
         while !Life::of(child.id()).unwrap().over {
             std::thread::yield_now();
         }
         assert_eq!(Life::of(child.id()), Some(Life { over: true, ..living }));
+        assert!(Life::is_over(child.id(), living.start), "a zombie");
         child.wait().unwrap();
         assert_eq!(Life::of(child.id()), None);
+        assert!(Life::is_over(child.id(), living.start));
+        assert!(!Life::is_over(0, 0) && !Life::is_over(u32::MAX, 0), "no id of a process");
     }
 
     #[test]

@@ -5,9 +5,18 @@
 //!     --schema, rules--> every problem at once, or a Manifest
 //! ```
 //!
-//! Where to look: `manifest.rs` has the types, from which the published JSON Schema is generated. `rules.rs` has the
-//! rules that a schema cannot express. `document.rs` reads both formats. `package.rs` packs, verifies and
-//! installs plugins, and `scaffold.rs` creates new ones: both need the feature `host`.
+//! # Where to look
+//!
+//! - Manifests: `manifest.rs` has the types, from which the published JSON Schema is generated. `rules.rs` has the rules
+//!   that a schema cannot express. `document.rs` reads both formats, and `check.rs` checks them.
+//! - The protocol, from hostile bytes: `wire.rs`, with frames in `wire/frame.rs` and messages in `wire/message.rs`.
+//!
+//! With the feature `host`:
+//!
+//! - The host: `host.rs`; one plugin: `host/plugin.rs`; one process: `host/instance.rs`; its sandbox: `host/launch.rs`.
+//! - Decisions about starts, stops and restarts: `supervision.rs`, without I/O.
+//! - Requests of plugins: `host/requests.rs`, with permissions in `host/permission.rs` and answers in `services.rs`.
+//! - Packages and installed plugins: `package.rs`; new plugins: `scaffold.rs`.
 #![forbid(unsafe_code)]
 
 mod check;

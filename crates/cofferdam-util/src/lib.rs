@@ -1,7 +1,9 @@
-//! Small helpers that crates share of which none may use the other. A helper of one crate stays there.
+//! Small helpers for crates that must not use each other. A helper that one crate uses stays in that crate.
+//!
+//! # Where to look
 //!
 //! - [`hex`]: bytes as hexadecimal digits.
-//! - [`private`]: directories and files that no other user can change.
+//! - [`private`]: directories and files that no other user can change, and the atomic replacement of small files.
 //! - [`sha256`]: SHA-256 digests as text.
 //! - `stall`, with the feature `stall`: a stream with a write timeout.
 #![forbid(unsafe_code)]

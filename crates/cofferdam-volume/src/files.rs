@@ -1,7 +1,7 @@
 //! Files of the store, opened by their names in a directory that is open.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -46,12 +46,7 @@ pub(crate) fn read_small(above: impl AsFd, name: &str) -> io::Result<Vec<u8>> {
 
 /// Replaces a small file atomically and durably.
 pub(crate) fn replace(above: impl AsFd, name: &str, contents: &[u8]) -> io::Result<()> {
-    let temporary = format!("{name}.new");
-    let mut file = open(&above, &temporary, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    rustix::fs::renameat(&above, &temporary, &above, name)?;
-    Ok(rustix::fs::fsync(above)?)
+    cofferdam_util::private::replace_file(above, name, format!("{name}.new"), contents)
 }
 
 pub(crate) fn unlink(above: impl AsFd, name: &str) -> io::Result<()> {

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use cofferdam_linux::loop_device::Access;
+use cofferdam_linux::process::Life;
 
 /// Maximum size of the list.
 const MAX_LIST: u64 = 256 << 10;
@@ -31,7 +32,7 @@ impl Holder {
     pub(crate) fn new(access: Access, purpose: &str) -> Self {
         let pid = std::process::id();
         let purpose = purpose.chars().filter(|c| !c.is_control()).take(MAX_PURPOSE).collect();
-        Self { pid, start: start_time(pid).unwrap_or(0), access, purpose }
+        Self { pid, start: Life::of(pid).map_or(0, |life| life.start), access, purpose }
     }
 
     fn line(&self) -> String {
@@ -51,7 +52,7 @@ impl Holder {
     }
 
     fn is_alive(&self) -> bool {
-        start_time(self.pid) == Some(self.start)
+        !Life::is_over(self.pid, self.start)
     }
 }
 
@@ -60,13 +61,6 @@ impl std::fmt::Display for Holder {
         let verb = if self.access == Access::ReadWrite { "writes to it" } else { "reads it" };
         write!(f, "process {} ({}), which {verb}", self.pid, self.purpose)
     }
-}
-
-/// Returns the start time of a process, which differs for a later process with the same id.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program, in parentheses, may contain anything.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// Returns the living users in a list.
@@ -135,5 +129,21 @@ mod tests {
         assert_eq!(text, format!("process {} (sandbox 12 2 rw forged), which reads it", one.pid));
         (&list).write_all(b"rubbish\n1 x rw y\n").unwrap();
         assert_eq!(read(&list).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_user_that_was_killed_but_not_reaped_has_ended() {
+        let list = tempfile::tempfile().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let start = Life::of(child.id()).unwrap().start;
+        let user = Holder { pid: child.id(), start, access: Access::ReadWrite, purpose: "sandbox".to_owned() };
+        add(&list, &user).unwrap();
+        assert_eq!(read(&list).unwrap(), [user]);
+        child.kill().unwrap();
+        while !Life::of(child.id()).unwrap().over {
+            std::thread::yield_now();
+        }
+        assert_eq!(read(&list).unwrap(), [], "a zombie");
+        child.wait().unwrap();
     }
 }

@@ -337,9 +337,9 @@ impl Lock {
 
     /// Replaces a small file of the cache atomically.
     pub(crate) fn replace(&self, path: &Path, contents: &[u8]) -> Result<()> {
-        let temporary = self.root.join(format!("{WORK}last"));
-        write_synced(&temporary, contents)?;
-        fs::rename(&temporary, path).map_err(io("move into place", path))
+        let (name, temporary) = (path.file_name().unwrap_or_default(), format!("{WORK}last"));
+        let root = File::open(&self.root);
+        root.and_then(|root| private::replace_file(root, name, temporary, contents)).map_err(io("write", path))
     }
 
     /// Removes temporary files of killed runs. Under the lock, no other process uses them.

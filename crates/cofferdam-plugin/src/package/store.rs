@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -333,13 +333,9 @@ impl Store {
 
     /// Replaces a small file atomically. The caller holds the lock.
     fn replace(&self, path: &Path, contents: &[u8]) -> Result<()> {
-        let temporary = path.with_file_name(WORK);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(nofollow());
-        let file = options.open(&temporary);
-        file.and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&temporary, path))
-            .map_err(io("write", path))
+        let (directory, name) = (path.parent().unwrap_or(&self.root), path.file_name().unwrap_or_default());
+        let directory = File::open(directory);
+        directory.and_then(|it| private::replace_file(it, name, WORK, contents)).map_err(io("write", path))
     }
 
     fn is_known(&self, key: &PublicKey) -> bool {

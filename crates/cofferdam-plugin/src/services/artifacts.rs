@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -116,16 +116,7 @@ impl Artifacts {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW;
         let folder = beneath::open(self.directory.as_fd(), Path::new(&folder), flags, Mode::empty())?;
         let temporary = format!("{}.new", random_id().map_err(std::io::Error::other)?);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mut file = File::from(rustix::fs::openat(&folder, &temporary, flags, Mode::RUSR | Mode::WUSR)?);
-        let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| {
-            rustix::fs::renameat(&folder, &temporary, &folder, digest)?;
-            Ok(rustix::fs::fsync(&folder)?)
-        });
-        if written.is_err() {
-            let _ = rustix::fs::unlinkat(&folder, &temporary, AtFlags::empty());
-        }
-        written
+        private::replace_file(&folder, digest, temporary, bytes)
     }
 
     /// Reads a file of a known size.

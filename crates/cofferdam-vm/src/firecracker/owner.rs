@@ -6,7 +6,6 @@ use std::os::unix::fs::MetadataExt;
 
 use cofferdam_contract::Result;
 use cofferdam_linux::process::Life;
-use rustix::process::{Pid, test_kill_process};
 
 use super::ids::InstanceId;
 
@@ -63,14 +62,7 @@ impl Owner {
         if self.boot != here.boot {
             return true;
         }
-        let number = i32::try_from(self.process).ok().and_then(Pid::from_raw);
-        let (true, Some(number)) = (self.namespace == here.namespace, number) else { return false };
-        match test_kill_process(number) {
-            Err(rustix::io::Errno::SRCH) => true,
-            // A process with this ID exists, or is a zombie until its parent waits for it. If its start time is hidden,
-            // it must be assumed to be the owner.
-            _ => Life::of(self.process).is_some_and(|life| life.over || life.start != self.start),
-        }
+        self.namespace == here.namespace && Life::is_over(self.process, self.start)
     }
 }
 
