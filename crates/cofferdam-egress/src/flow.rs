@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Sleep, sleep};
 
+use crate::NETWORK;
 use crate::addresses::is_public;
 use crate::denials::Denials;
 use crate::pace::Pace;
@@ -283,6 +284,7 @@ impl Flow {
             // No policy allows the sandbox itself.
             (Refusal::NotListed, _) if host == "localhost" => return refusal.to_string(),
             (Refusal::NotListed | Refusal::OtherPort | Refusal::Learning, _) => format!("--net {host}:{port}"),
+            (Refusal::NotLookedUp, _) if self.literal.is_some_and(is_of_others) => format!("--net {host}:{port}"),
             (Refusal::OtherMethod, Content::Request { method, .. }) => format!("a rule with methods = [\"{method}\"]"),
             (Refusal::OtherPath, Content::Request { path, .. }) => {
                 format!("a rule with paths = [\"{}\"]", path.chars().take(MAX_REASON).collect::<String>())
@@ -388,6 +390,13 @@ impl Drop for Flow {
         let event = NetworkEvent { rule: rule.filter(|_| reason.is_none()), reason, ended, ..self.event(&content) };
         let _ = self.judge.events.send(event);
     }
+}
+
+/// Returns true for an address that a policy can have: an IPv4 address that is not one of the sandbox's own.
+fn is_of_others(address: IpAddr) -> bool {
+    let IpAddr::V4(address) = address else { return false };
+    let synthetic = (address.to_bits() ^ NETWORK.0.to_bits()).leading_zeros() >= u32::from(NETWORK.1);
+    !synthetic && !address.is_loopback()
 }
 
 /// The size of the two buffers that a connection is copied through.

@@ -4,10 +4,10 @@
 //! or listed address arrives here with its destination as local address.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cofferdam_contract::{Connection, NetworkDenial, NetworkEvent, NetworkSecret, NetworkUsage};
@@ -31,6 +31,7 @@ use crate::rules::{Content, Query, Refusal, Rules, Server, Target};
 use crate::secrets::Secrets;
 use crate::share::{Permit, Share};
 use crate::sniff::{Protocol, is_unchecked_answer};
+use crate::unserved::Requests;
 use crate::upstream::{Failure, Upstream, keep_alive};
 use crate::{PROXY_PORT, RESOLVER, dns, http};
 
@@ -58,6 +59,8 @@ pub struct Sockets {
     pub resolver: OwnedFd,
     /// The resolver's listening socket.
     pub resolver_listener: OwnedFd,
+    /// A raw socket that shows requests for connections to other ports. Without one, their refusals are not reported.
+    pub requests: Option<OwnedFd>,
 }
 
 /// A running gateway. Dropping it closes its sockets and every connection.
@@ -80,6 +83,8 @@ struct Shared {
     own: Ipv4Addr,
     connections: Share,
     upstream: Upstream,
+    /// The requests for connections to ports that the gateway does not serve.
+    requests: OnceLock<Requests>,
 }
 
 /// The server of a connection.
@@ -95,8 +100,18 @@ impl Gateway {
         let shared = Shared::new(access, RESOLVER, FIRST_NAME);
         let (closing, closed) = watch::channel(false);
         let mut tasks = JoinSet::new();
+        let mut served = vec![SocketAddrV4::new(RESOLVER, DNS)];
         for listener in sockets.listeners {
-            tasks.spawn(accept(self::listener(listener)?, Arc::clone(&shared), closed.clone()));
+            let listener = self::listener(listener)?;
+            if let SocketAddr::V4(address) = listener.local_addr()? {
+                served.push(address);
+            }
+            tasks.spawn(accept(listener, Arc::clone(&shared), closed.clone()));
+        }
+        if let Some(socket) = sockets.requests {
+            let requests = Requests::new(socket, served)?;
+            shared.requests.get_or_init(|| requests);
+            tasks.spawn(until(closed.clone(), refuse_unserved(Arc::clone(&shared))));
         }
         let resolver = std::net::UdpSocket::from(sockets.resolver);
         resolver.set_nonblocking(true)?;
@@ -136,6 +151,7 @@ impl Gateway {
 
     /// Begins to close all sockets and connections, without waiting.
     pub fn shut(&self) {
+        self.shared.refuse_arrived();
         self.closing.send_replace(true);
     }
 
@@ -148,11 +164,13 @@ impl Gateway {
 
     /// Returns what was refused so far.
     pub fn denials(&self) -> Vec<NetworkDenial> {
+        self.shared.refuse_arrived();
         self.shared.judge.denials.list()
     }
 
     /// Returns what the sandbox has used so far.
     pub fn usage(&self) -> NetworkUsage {
+        self.shared.refuse_arrived();
         self.shared.judge.usage()
     }
 
@@ -240,6 +258,18 @@ where
             follow(client, &destination, &shared, flow).await;
         }
         Err((name, refusal)) => drop(shared.refused(&name, to.port(), refusal).refuse(refusal)),
+    }
+}
+
+/// Reports connections that the kernel refuses, because the gateway does not serve their ports.
+async fn refuse_unserved(shared: Arc<Shared>) {
+    let (Some(requests), mut pace) = (shared.requests.get(), Pace::of_connections()) else { return };
+    loop {
+        match requests.next().await {
+            Ok(to) => shared.refuse_unserved(to),
+            Err(_) => sleep(RETRY_INTERVAL).await,
+        }
+        pace.turn().await;
     }
 }
 
@@ -377,6 +407,7 @@ impl Shared {
             own,
             connections: Share::of_process(),
             upstream: Upstream::default(),
+            requests: OnceLock::new(),
         })
     }
 
@@ -401,6 +432,22 @@ impl Shared {
         // Not a text of the guest's choice.
         let name = if refusal == Refusal::InvalidName { "an invalid name" } else { name };
         Flow::new(&self.judge, name.to_owned(), name.parse().ok(), port, Arc::default())
+    }
+
+    /// Reports a connection that the kernel refused.
+    fn refuse_unserved(&self, to: SocketAddrV4) {
+        let (name, refusal) = match self.destination(to.into()) {
+            Err(refused) => refused,
+            // No rule of the policy that the sockets were created for has this port.
+            Ok(_) => (to.ip().to_string(), Refusal::OtherPort),
+        };
+        self.refused(&name, to.port(), refusal).refuse(refusal);
+    }
+
+    /// Reports what the kernel has refused so far.
+    fn refuse_arrived(&self) {
+        let arrived = self.requests.get().map(Requests::arrived).unwrap_or_default();
+        arrived.into_iter().for_each(|to| self.refuse_unserved(to));
     }
 
     /// Returns the permit of one more connection to an address. Returns `None`, and reports it, if there are too many.

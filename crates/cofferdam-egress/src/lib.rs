@@ -8,6 +8,15 @@
 //! [`Rules`] is the only judge of names, addresses and ports, at every isolation level. It does no IO. The gateway serves
 //! the sockets of a sandbox that has no other way out. A guest never learns the address of a server, and cannot choose
 //! one: the gateway connects to an address that it resolved itself for the name.
+//!
+//! # Where to look
+//!
+//! - Rules, without I/O: `rules.rs`; their hosts: `host.rs`; public addresses: `addresses.rs`.
+//! - The resolver: `dns.rs`; synthetic addresses: `names.rs`. What a sandbox needs before it starts: `plan.rs`.
+//! - The gateway's sockets: `gateway.rs`; one connection: `begin.rs`, `sniff.rs`, `flow.rs`, `inspect.rs`.
+//! - HTTP: `http.rs`; proxies: `proxy.rs`; TLS: `intercept.rs`, with the authority in `authority.rs`.
+//! - Secrets: `secrets.rs`; their sources: `providers.rs`; their removal from streams: `scrub.rs`.
+//! - Limits: `budget.rs`, `pace.rs` and `share.rs`. Requests on behalf of untrusted code: `fetch.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -61,6 +70,8 @@ mod share;
 #[cfg(feature = "gateway")]
 mod sniff;
 #[cfg(feature = "gateway")]
+mod unserved;
+#[cfg(feature = "gateway")]
 mod upstream;
 
 use std::net::Ipv4Addr;
@@ -80,7 +91,7 @@ pub use literal::decide_literal;
 pub use pace::Pace;
 #[cfg(feature = "gateway")]
 pub use plan::replace;
-pub use plan::{Plan, Reach};
+pub use plan::{MAX_PORTS, Plan, Reach};
 #[cfg(feature = "gateway")]
 pub use providers::read as read_source;
 pub use rules::{Allowed, Content, LEARNED_PORTS, Query, Refusal, ResolvedAddress, Rule, Rules, Server, Target};

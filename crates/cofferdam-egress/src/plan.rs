@@ -7,8 +7,9 @@ use cofferdam_contract::{Error, NetworkPolicy, Result};
 use crate::addresses::is_translated;
 use crate::{NETWORK, Rules};
 
-/// The maximum of ports and of addresses of a policy. Each is a socket or a setting of the kernel.
-const MAX_PORTS: usize = 16;
+/// The maximum of different ports of a policy. Each is a socket of every sandbox with it.
+pub const MAX_PORTS: usize = 128;
+/// The maximum of addresses and ranges of a policy.
 const MAX_ADDRESSES: usize = 64;
 /// The port of the sandbox's resolver.
 const DNS: u16 = 53;
@@ -29,7 +30,7 @@ pub struct Plan {
     pub rules: Rules,
     /// The ports, in ascending order.
     pub ports: Vec<u16>,
-    /// The addresses and ranges that programs connect to, each with the length of its prefix.
+    /// The addresses and ranges that programs may connect to, each with the length of its prefix.
     pub addresses: Vec<(Ipv4Addr, u8)>,
 }
 
@@ -114,7 +115,7 @@ impl Plan {
 /// # Errors
 ///
 /// `Unsupported` for hosts that need further ports, for other secrets, and for the first interception of TLS: programs
-/// have what the first policy needed. New addresses are not reached.
+/// have what the first policy needed.
 #[cfg(feature = "gateway")]
 pub fn replace(
     gateway: &crate::Gateway,
@@ -184,6 +185,10 @@ mod tests {
         assert_eq!(of(&hosts[..3], Reach::Names).unwrap().unwrap().ports, [80, 443]);
         // A range of translated addresses is about the addresses of names.
         let hosts = ["a.example:443", "[64:ff9b::/96]:443", "[64:ff9b:1:7::/64]:443"];
+        let names = |count: u16| (1000..1000 + count).map(|port| format!("a.example:{port}")).collect::<Vec<_>>();
+        let of_many = |count| Plan::of(&NetworkPolicy::Allow { hosts: names(count) }, "test", Reach::Names);
+        assert_eq!(of_many(128).unwrap().unwrap().ports.len(), MAX_PORTS);
+        assert!(of_many(129).unwrap_err().remedy().is_some());
         for reach in [Reach::Addresses, Reach::Names] {
             let plan = of(&hosts, reach).unwrap().unwrap();
             assert_eq!((plan.ports, plan.addresses), (vec![443], Vec::new()));

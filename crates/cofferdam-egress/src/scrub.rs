@@ -16,6 +16,7 @@ use base64::prelude::{BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD, Engine};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use zeroize::{Zeroize, Zeroizing};
 
 /// The maximum length of all forms of all values.
 const MAX_FORMS: usize = 1 << 20;
@@ -35,6 +36,22 @@ pub struct Values {
     depths: HashMap<StateID, usize>,
 }
 
+/// A form of a value, which is zeroed on drop.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Form(Vec<u8>);
+
+impl AsRef<[u8]> for Form {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Form {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
 /// Replaces values in one stream. Holds back a beginning of a value until its end shows that it is another text.
 pub struct Scrubber {
     values: Arc<Values>,
@@ -45,8 +62,8 @@ pub struct Scrubber {
 impl Values {
     /// Prepares to find these values. Returns `None` if they are too long in total.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<Self> {
-        let forms: BTreeSet<Vec<u8>> = values.into_iter().flat_map(forms).collect();
-        if forms.iter().map(Vec::len).sum::<usize>() > MAX_FORMS {
+        let forms: BTreeSet<Form> = values.into_iter().flat_map(forms).collect();
+        if forms.iter().map(|form| form.0.len()).sum::<usize>() > MAX_FORMS {
             return None;
         }
         let automaton = NFA::builder().build(&forms).ok()?;
@@ -54,7 +71,7 @@ impl Values {
         let mut values = Self { automaton, start, depths: HashMap::from([(start, 0)]) };
         for form in &forms {
             let mut state = start;
-            for (index, byte) in form.iter().enumerate() {
+            for (index, byte) in form.0.iter().enumerate() {
                 state = values.automaton.next_state(Anchored::No, state, *byte);
                 let depth = index + 1;
                 // After a complete value, all bytes are replaced already.
@@ -172,29 +189,38 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Scrubbed<B> {
     }
 }
 
-/// Returns all forms of a value.
-fn forms(value: &[u8]) -> Vec<Vec<u8>> {
-    let mut found = vec![value.to_vec()];
+/// Returns all forms of a value. No buffer grows, which would leave copies behind.
+fn forms(value: &[u8]) -> Vec<Form> {
+    let mut found = vec![Form(value.to_vec())];
+    let mut add = |form: &[u8]| found.push(Form(form.to_vec()));
     for engine in [BASE64_STANDARD_NO_PAD, BASE64_URL_SAFE_NO_PAD] {
         for before in 0..3 {
             // Characters that encode bits of neighbouring bytes too are left out.
-            let padded = [&[0; 2][..before], value].concat();
+            let padded = Zeroizing::new([&[0; 2][..before], value].concat());
             let (first, last) = ((before * 8).div_ceil(6), padded.len() * 8 / 6);
-            found.push(engine.encode(&padded).as_bytes()[first..last].to_vec());
+            add(&Zeroizing::new(engine.encode(&*padded)).as_bytes()[first..last]);
         }
     }
-    for encoded in ENCODED.map(|set| percent_encode(value, set).to_string()) {
-        found.push(encoded.replace("%20", "+").into_bytes());
-        found.push(lower_digits(&encoded).into_bytes());
-        found.push(encoded.into_bytes());
+    for set in ENCODED {
+        let mut encoded = Zeroizing::new(String::with_capacity(3 * value.len()));
+        encoded.extend(percent_encode(value, set));
+        let mut plus = Zeroizing::new(String::with_capacity(encoded.len()));
+        for (index, part) in encoded.split("%20").enumerate() {
+            plus.push_str(if index == 0 { "" } else { "+" });
+            plus.push_str(part);
+        }
+        for form in [&plus, &Zeroizing::new(lower_digits(&encoded)), &encoded] {
+            add(form.as_bytes());
+        }
     }
-    let escaped = value.iter().flat_map(|byte| match byte {
-        b'"' | b'\\' => vec![b'\\', *byte],
-        other => vec![*other],
-    });
-    let escaped: Vec<u8> = escaped.collect();
-    found.push(escaped.iter().flat_map(|byte| if *byte == b'/' { vec![b'\\', b'/'] } else { vec![*byte] }).collect());
-    found.push(escaped);
+    for escaped in [&b"\"\\"[..], b"\"\\/"] {
+        let mut form = Zeroizing::new(Vec::with_capacity(2 * value.len()));
+        for byte in value {
+            form.extend(escaped.contains(byte).then_some(b'\\'));
+            form.push(*byte);
+        }
+        add(&form);
+    }
     found
 }
 
@@ -212,7 +238,9 @@ fn lower_digits(encoded: &str) -> String {
         }
         _ => c,
     };
-    encoded.chars().map(lower).collect()
+    let mut written = String::with_capacity(encoded.len());
+    written.extend(encoded.chars().map(lower));
+    written
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use bytes::Bytes;
 use cofferdam_contract::{Error, NetworkPolicy, NetworkSecret, Result, SecretPlace};
 use hyper::ext::ReasonPhrase;
 use hyper::header::{
@@ -148,7 +149,7 @@ impl Secrets {
         response.extensions.remove::<ReasonPhrase>();
         for value in response.headers.values_mut() {
             if let Some(scrubbed) = self.values.scrub(value.as_bytes()) {
-                let masked = HeaderValue::from_maybe_shared(bytes::Bytes::from(scrubbed));
+                let masked = HeaderValue::from_maybe_shared(Bytes::from(scrubbed));
                 *value = masked.map_err(|_| "a header of the server cannot be scrubbed".to_owned())?;
             }
         }
@@ -240,7 +241,7 @@ impl Secret {
         }
         let hyper::header::Entry::Occupied(mut entry) = request.headers.entry(name) else { return Ok(()) };
         for value in entry.iter_mut().filter(|value| self.count(value.as_bytes()) > 0) {
-            *value = sensitive(&self.replaced(value.as_bytes(), &self.value))?;
+            *value = sensitive(self.replaced(value.as_bytes(), &self.value))?;
         }
         Ok(())
     }
@@ -256,18 +257,24 @@ impl Secret {
         if !self.may_use(count, &request.headers)? {
             return Ok(());
         }
-        let encoded = Zeroizing::new(percent_encode(&self.value, RESERVED).to_string());
-        let mut path = Zeroizing::new(request.uri.path().to_owned());
+        let plain = request.uri.path();
+        // A string that grows would leave copies behind.
+        let mut path = Zeroizing::new(String::with_capacity(plain.len() + 1 + query.len() + 3 * self.value.len()));
+        path.push_str(plain);
         for (index, parameter) in query.split('&').enumerate() {
             path.push(if index == 0 { '?' } else { '&' });
-            match is_named(&parameter) {
-                true => path.push_str(&parameter.replace(&self.placeholder, &encoded)),
-                false => path.push_str(parameter),
+            match parameter.split_once(&self.placeholder).filter(|_| is_named(&parameter)) {
+                Some((before, after)) => {
+                    path.push_str(before);
+                    path.extend(percent_encode(&self.value, RESERVED));
+                    path.push_str(after);
+                }
+                None => path.push_str(parameter),
             }
         }
+        let path = PathAndQuery::from_maybe_shared(Bytes::from_owner(path));
         let mut parts = request.uri.clone().into_parts();
-        parts.path_and_query =
-            Some(PathAndQuery::try_from(path.as_str()).map_err(|_| "the query is too long with its value".to_owned())?);
+        parts.path_and_query = Some(path.map_err(|_| "the query is too long with its value".to_owned())?);
         request.uri = parts.try_into().map_err(|_| "the query is invalid with its value".to_owned())?;
         Ok(())
     }
@@ -288,7 +295,7 @@ impl Secret {
             let Some(text) = credentials(value).filter(|text| self.count(text) > 0) else { continue };
             let text = self.replaced(&text, &self.value);
             let encoded = Zeroizing::new(BASE64_STANDARD.encode(&*text));
-            *value = sensitive(&Zeroizing::new(format!("Basic {}", *encoded).into_bytes()))?;
+            *value = sensitive(Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()))?;
         }
         Ok(())
     }
@@ -346,9 +353,10 @@ impl Place {
     }
 }
 
-/// Creates a header value that is not printed.
-fn sensitive(value: &[u8]) -> std::result::Result<HeaderValue, String> {
-    let mut value = HeaderValue::from_bytes(value).map_err(|_| "the header is invalid with its value".to_owned())?;
+/// Creates a header value that is not printed, and zeroed once it was sent.
+fn sensitive(value: Value) -> std::result::Result<HeaderValue, String> {
+    let value = HeaderValue::from_maybe_shared(Bytes::from_owner(value));
+    let mut value = value.map_err(|_| "the header is invalid with its value".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -22,9 +22,14 @@ use crate::wire::{MAX_PORTS, MAX_QUERIES, Request};
 
 /// The maximum of connections of the host to one guest.
 pub const MAX_CONNECTS: usize = 64;
+/// The maximum of ports of agents that were built before [`MAX_PORTS`] was raised.
+const MAX_PORTS_BEFORE: usize = 17;
+/// Every policy's ports and the proxy's fit.
+const _: () = assert!(MAX_PORTS == cofferdam_egress::MAX_PORTS + 1);
 /// Time for a program in the sandbox to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const EADDRINUSE: i32 = 98;
+const EBUSY: i32 = 16;
 const EACCES: i32 = 13;
 const EMFILE: i32 = 24;
 
@@ -158,6 +163,10 @@ pub async fn listen(link: &Arc<Link>, ports: &[u16]) -> Result<Queries> {
             Err(match errno {
                 EACCES => error.with_remedy(
                     "the sandbox's kernel reserves ports below 1024 for root: use a newer runtime, or higher ports",
+                ),
+                // An agent of an earlier version.
+                EBUSY if ports.len() > MAX_PORTS_BEFORE => error.with_remedy(
+                    "name at most 16 different ports; or rebuild the image with 'cofferdam vm build-image'",
                 ),
                 EADDRINUSE => error.with_remedy("create another sandbox"),
                 _ => error,

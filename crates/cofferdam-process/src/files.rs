@@ -422,9 +422,9 @@ pub fn put_script(code: &OwnedFd, exec: u64, script: &Script) -> Result<String> 
     Ok(format!("/code/{exec}/{}", script.name))
 }
 
-/// Writes a new file to the directory of scripts, which guests can read and not change.
+/// Writes a new file to the directory of scripts, which guests can read and not change, or an empty one that it has.
 pub fn put_file(code: &OwnedFd, path: &str, contents: &[u8]) -> io::Result<()> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(code, path, flags, Mode::from_raw_mode(0o644))?;
     // The caller's umask must not hide it from the guest.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(0o444))?;

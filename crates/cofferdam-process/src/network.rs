@@ -14,8 +14,8 @@ use crate::protocol::{Event, NetworkPlan};
 #[cfg(feature = "net")]
 pub use cofferdam_egress::{Access, Gateway};
 
-/// The maximum of sockets of one sandbox: those of ports, of the resolver and of the proxy.
-const MAX_SOCKETS: usize = 19;
+/// The maximum of sockets of one sandbox: those of ports, of the resolver and of the proxy, and the raw one.
+const MAX_SOCKETS: usize = cofferdam_egress::MAX_PORTS + 4;
 
 /// The directory of the sandbox that has the file of certificates.
 #[cfg(feature = "net")]
@@ -44,7 +44,7 @@ impl Gateway {
 
 /// Returns the plan and the rules of a policy. Returns `None` if it allows no network.
 pub fn plan(policy: &NetworkPolicy) -> Result<Option<(NetworkPlan, Rules)>> {
-    let Some(Plan { rules, ports, addresses }) = Plan::of(policy, "process", Reach::Addresses)? else {
+    let Some(Plan { rules, ports, addresses: _ }) = Plan::of(policy, "process", Reach::Addresses)? else {
         return Ok(None);
     };
     if cfg!(not(feature = "net")) {
@@ -53,7 +53,8 @@ pub fn plan(policy: &NetworkPolicy) -> Result<Option<(NetworkPlan, Rules)>> {
                 "install a full build: `cargo install --path crates/cofferdam --features full`; or use --net none",
             ));
     }
-    Ok(Some((NetworkPlan { ports, addresses }, rules)))
+    let certificates = rules.intercepts() || matches!(policy, NetworkPolicy::Rules(rules) if !rules.secrets.is_empty());
+    Ok(Some((NetworkPlan { ports, certificates }, rules)))
 }
 
 /// Receives the next event that does not bring sockets, and the sockets that came before.
@@ -118,14 +119,20 @@ pub fn files(access: &Access) -> Vec<(&'static str, Vec<u8>)> {
 pub fn start(sockets: Vec<OwnedFd>, plan: &NetworkPlan, access: Access) -> Result<Gateway> {
     use cofferdam_contract::ErrorKind;
 
-    let complete = sockets.len() == plan.listeners().count() + 2;
+    let listeners = plan.listeners().count();
+    let complete = sockets.len() >= listeners + 2;
     let mut sockets = sockets.into_iter();
     let (Some(resolver), Some(resolver_listener), true) = (sockets.next(), sockets.next(), complete) else {
         return Err(Error::new(ErrorKind::Internal, "create", "the sandbox has not all sockets of its network"));
     };
-    let sockets = cofferdam_egress::Sockets { listeners: sockets.collect(), resolver, resolver_listener };
-    Gateway::start(sockets, access)
-        .map_err(|error| crate::error::os("create", "cannot serve the sandbox's network", error))
+    let failed = |error| crate::error::os("create", "cannot serve the sandbox's network", error);
+    let listeners = sockets.by_ref().take(listeners).collect();
+    let requests = sockets.next();
+    if let Some(socket) = &requests {
+        crate::sys::filter::pass_requests(socket).map_err(failed)?;
+    }
+    let sockets = cofferdam_egress::Sockets { listeners, resolver, resolver_listener, requests };
+    Gateway::start(sockets, access).map_err(failed)
 }
 
 /// Returns what the gateway refused.

@@ -165,9 +165,8 @@ pub struct Create {
 pub struct NetworkPlan {
     /// The ports on which connections are accepted.
     pub ports: Vec<u16>,
-    /// The addresses and ranges that the policy names, besides the synthetic ones of names, each with the length of its
-    /// prefix.
-    pub addresses: Vec<(Ipv4Addr, u8)>,
+    /// True if TLS is intercepted, so that programs need other certificates than those of the root.
+    pub certificates: bool,
 }
 
 impl NetworkPlan {
@@ -268,7 +267,7 @@ pub enum Event {
         memory: bool,
     },
     /// Sockets of the network, sent in parts before `Ready`: the resolver's for datagrams and for connections, then one
-    /// for each port of the [`NetworkPlan`].
+    /// for each port of the [`NetworkPlan`], and a raw one that shows requests for connections, if it could be created.
     Sockets,
 }
 

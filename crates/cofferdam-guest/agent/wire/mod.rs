@@ -47,8 +47,8 @@ pub const MAX_JOBS: usize = 64;
 pub const MAX_WATCHES: usize = 8;
 /// The maximum number of execs that run at the same time.
 pub const MAX_EXECS: usize = 512;
-/// The maximum number of TCP ports on which the agent listens for the gateway.
-pub const MAX_PORTS: usize = 17;
+/// The maximum number of TCP ports on which the agent listens for the gateway: those of a policy, and the proxy's.
+pub const MAX_PORTS: usize = 129;
 /// The maximum number of connections, of guests and of the host together.
 pub const MAX_CONNECTIONS: usize = 128;
 /// The maximum length of a query to the resolver, and the number of queries without a response.

@@ -68,17 +68,35 @@ const IPPROTO_TCP: u32 = 6;
 const IPPROTO_UDP: u32 = 17;
 const INET: Test = one_of(0, &[AF_INET, AF_INET6]);
 
+const RAW_SOCKETS: Case = case(EPERM, &[INET, field_one_of(1, SOCK_TYPE_MASK, &[SOCK_RAW, SOCK_PACKET])]);
+const UNIX_SOCKETS: Case = case(Action::Allow, &[one_of(0, &[AF_UNIX])]);
+const ROUTING_QUERIES: Case = case(Action::Allow, &[one_of(0, &[AF_NETLINK]), one_of(2, &[NETLINK_ROUTE])]);
+const TCP_SOCKETS: Case =
+    case(Action::Allow, &[INET, socket_type(&[SOCK_STREAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_TCP])]);
+const UDP_SOCKETS: Case =
+    case(Action::Allow, &[INET, socket_type(&[SOCK_DGRAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_UDP])]);
+const OTHER_INET: Case = case(EPROTONOSUPPORT, &[INET]);
+/// A raw socket of TCP. The launcher creates one to see the connections that the kernel refuses.
+const RAW_TCP: [Test; 3] = [one_of(0, &[AF_INET]), socket_type(&[SOCK_RAW]), one_of(2, &[IPPROTO_TCP])];
+
 pub(super) const SOCKET: Verdict = Verdict::ByArguments {
+    cases: &[UNIX_SOCKETS, ROUTING_QUERIES, RAW_SOCKETS, TCP_SOCKETS, UDP_SOCKETS, OTHER_INET],
+    otherwise: EAFNOSUPPORT,
+};
+/// The verdict on `socket` of the early stage. The late one refuses the raw socket.
+pub(super) const SOCKET_FOR_BUILDING: Verdict = Verdict::ByArguments {
     cases: &[
-        case(Action::Allow, &[one_of(0, &[AF_UNIX])]),
-        case(Action::Allow, &[one_of(0, &[AF_NETLINK]), one_of(2, &[NETLINK_ROUTE])]),
-        case(EPERM, &[INET, field_one_of(1, SOCK_TYPE_MASK, &[SOCK_RAW, SOCK_PACKET])]),
-        case(Action::Allow, &[INET, socket_type(&[SOCK_STREAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_TCP])]),
-        case(Action::Allow, &[INET, socket_type(&[SOCK_DGRAM]), one_of(2, &[IPPROTO_DEFAULT, IPPROTO_UDP])]),
-        case(EPROTONOSUPPORT, &[INET]),
+        UNIX_SOCKETS,
+        ROUTING_QUERIES,
+        case(Action::Allow, &RAW_TCP),
+        RAW_SOCKETS,
+        TCP_SOCKETS,
+        UDP_SOCKETS,
+        OTHER_INET,
     ],
     otherwise: EAFNOSUPPORT,
 };
+pub(super) const SOCKET_WITHOUT_RAW: Verdict = allow_except(&[case(EPERM, &RAW_TCP)]);
 
 const fn socket_type(types: &'static [u32]) -> Test {
     field_one_of(1, SOCK_TYPE_MASK, types)
@@ -273,7 +291,8 @@ const F_OFD_SETLKW: u32 = 38;
 /// Commands that lock and unlock ranges of files. An unlock may split a range.
 pub(super) const FCNTL_IN_QUOTA: Verdict =
     allow_except(&[case(Action::Notify, &[one_of(1, &[F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW])])]);
-pub(super) const SOCKET_IN_QUOTA: Verdict = allow_except(&[case(Action::Notify, &[one_of(0, &[AF_NETLINK])])]);
+pub(super) const SOCKET_IN_QUOTA: Verdict =
+    allow_except(&[case(Action::Notify, &[one_of(0, &[AF_NETLINK])]), case(EPERM, &RAW_TCP)]);
 pub(super) const LISTEN_IN_QUOTA: Verdict = Verdict::Always(Action::Notify);
 
 const SECCOMP_SET_MODE_FILTER: u32 = 1;

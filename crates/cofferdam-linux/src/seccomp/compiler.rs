@@ -10,7 +10,7 @@
 use super::arch::Arch;
 use super::assembler::{Assembler, Condition, Program, Target};
 use super::checks::{PRLIMIT, RLIMIT_RTTIME};
-use super::policy::{ALLOWED, Options, UNKNOWN, in_quota, is_for_building, lone, verdict};
+use super::policy::{ALLOWED, Options, UNKNOWN, early, in_quota, is_for_building, lone, verdict};
 use super::rule::{Action, Case, Test, Verdict};
 
 // Offsets in `struct seccomp_data`; both architectures are little-endian.
@@ -47,7 +47,7 @@ pub(super) fn compile_lone(arch: Arch) -> Program {
 
 /// Compiles the whole list, except that calls which build sandboxes are allowed.
 pub(super) fn compile_early(arch: Arch, options: &Options) -> Program {
-    let verdict = |name: &str| if is_for_building(name) { ALLOWED } else { verdict(name, options) };
+    let verdict = |name: &str| early(name, options);
     guarded(arch, &ranges(arch, |name| name.map_or(UNKNOWN, verdict)))
 }
 

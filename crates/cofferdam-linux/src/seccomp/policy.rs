@@ -5,7 +5,7 @@ use super::arch::Arch;
 use super::checks::{
     CLONE, CLONE_IN_QUOTA, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, FCNTL_IN_QUOTA, FCNTL_WITHOUT_OWNERS,
     FCNTL_WITHOUT_PIPE_SIZE, IOCTL_WITHOUT_OWNERS, LISTEN_IN_QUOTA, MMAP_WITHOUT_SHARED, PRCTL_WITHOUT_FILTERS,
-    SECCOMP_IN_QUOTA, SETSOCKOPT_WITHOUT_BUFFERS, SOCKET_IN_QUOTA, TO_ITSELF,
+    SECCOMP_IN_QUOTA, SETSOCKOPT_WITHOUT_BUFFERS, SOCKET_FOR_BUILDING, SOCKET_IN_QUOTA, SOCKET_WITHOUT_RAW, TO_ITSELF,
 };
 use super::rule::{Action, Rule, Verdict};
 use super::rules::RULES;
@@ -42,13 +42,22 @@ const FOR_BUILDING: &[&str] = &[
     "unshare",
 ];
 
+/// Returns the verdict of the early stage on a call.
+pub(super) fn early(name: &str, options: &Options) -> Verdict {
+    match name {
+        _ if is_for_building(name) => ALLOWED,
+        "socket" => SOCKET_FOR_BUILDING,
+        _ => verdict(name, options),
+    }
+}
+
 /// Returns true if the early stage allows a call, and the late one restricts it.
 pub(super) fn is_for_building(name: &str) -> bool {
     FOR_BUILDING.contains(&name)
 }
 
-/// Returns the verdict of the late stage on a call that creates kernel objects without a memory limit. Calls that the
-/// rest of the allowlist refuses stay refused: an error has precedence over a notification.
+/// Returns the verdict of the late stage on a call that creates kernel objects without a memory limit, or a raw socket.
+/// Calls that the rest of the allowlist refuses stay refused: an error has precedence over a notification.
 ///
 ///
 /// The init answers the notifications, so it cannot wait for an answer itself. It makes these calls with its key.
@@ -58,6 +67,7 @@ pub(super) fn in_quota(name: &str, options: &Options) -> Option<Verdict> {
         None => *without,
     };
     match name {
+        "socket" if !options.quotas => Some(SOCKET_WITHOUT_RAW),
         "clone" if options.count_processes => Some(keyed(&CLONE, &CLONE_IN_QUOTA)),
         "fork" | "vfork" if options.count_processes => Some(Verdict::Always(Action::Notify)),
         _ if !options.quotas => None,

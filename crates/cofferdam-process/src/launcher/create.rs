@@ -27,7 +27,7 @@ use super::mounts::attach_mounts;
 use super::namespace_pool::{self, PreparedNamespaces};
 use super::template::{HostMounts, Template};
 use super::workspace::mount_workspace;
-use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, evidence, mounts, network};
+use super::{Filters, Identity, Named, PID_SPACE, SEND_TIMEOUT, Step, certificates, evidence, mounts, network};
 use crate::protocol::{
     self, Create, Event, Evidence, Expected, Failure, HostFacts, MountFrom, MountPlan, NetworkPlan, WorkspacePlan,
     address_space,
@@ -167,8 +167,11 @@ fn build(setup: &Setup<'_>) -> Step<Handles> {
     }
     let backlog_bounded = network::bound(proc.as_fd()).step("bound the sandbox's network")?;
     let (workspace, upper) = mount_workspace(setup, ids, &proc)?;
-    let mounted = attach_mounts(setup, ids, &proc)?;
     let code = openat(&setup.prepared.own, "code", OPEN_DIR, Mode::empty()).step("open the code directory")?;
+    if setup.create.network.as_ref().is_some_and(|plan| plan.certificates) {
+        certificates::cover(&code)?;
+    }
+    let mounted = attach_mounts(setup, ids, &proc)?;
     set_limits(setup.create, setup.groups.is_empty())?;
     // Open it now: the mount of /proc that guests see covers it.
     let locks =

@@ -8,6 +8,7 @@
 //! It ends with its owner, because the owner's end of its socket closes. Each init ends with the launcher, because each
 //! has asked the kernel for a parent-death signal.
 
+mod certificates;
 mod create;
 mod evidence;
 mod init;

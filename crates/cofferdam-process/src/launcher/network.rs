@@ -13,7 +13,9 @@ use cofferdam_egress::{NETWORK, RESOLVER};
 use cofferdam_linux::namespace;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt,
+};
 
 use crate::protocol::NetworkPlan;
 
@@ -27,6 +29,11 @@ const SETTINGS: [(&str, &[u64]); 4] = [
 
 /// The maximum of connections to one of the owner's sockets that wait to be accepted.
 const BACKLOG: i32 = 64;
+
+/// The number of the loopback interface, the first one of every network namespace.
+const LOOPBACK: u32 = 1;
+/// The length of the request for a route: the headers of netlink and of the route, and two attributes.
+const ROUTE_REQUEST: u32 = 16 + 12 + 2 * 8;
 
 /// Older kernels (seen: 6.1) hide settings of this directory in the network namespace of an ordinary user.
 const MAYBE_HIDDEN: &str = "core/";
@@ -52,18 +59,43 @@ pub fn bound(proc: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Creates the sockets through which the gateway serves the network namespace of the calling process. The kernel delivers
-/// everything for the synthetic network and the addresses of the policy to them, and to nothing else: there is no other
-/// interface than the loopback.
+/// everything for IPv4 addresses to them, and to nothing else: there is no other interface than the loopback.
 pub fn open_sockets(plan: &NetworkPlan) -> io::Result<Vec<OwnedFd>> {
     namespace::add_loopback_address(1, RESOLVER, NETWORK.1)?;
-    for (label, (address, bits)) in (2..).zip(&plan.addresses) {
-        namespace::add_loopback_address(label, *address, *bits)?;
-    }
+    route_to_loopback()?;
     let mut sockets = vec![socket(SocketType::DGRAM, RESOLVER, 53)?, socket(SocketType::STREAM, RESOLVER, 53)?];
     for (address, port) in plan.listeners() {
         sockets.push(socket(SocketType::STREAM, address, port)?);
     }
+    // A host may withhold the capability. Then only refusals of other ports are not reported.
+    sockets.extend(socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::TCP)));
     Ok(sockets)
+}
+
+/// Makes every IPv4 address one of the loopback interface's, so that the gateway sees what programs wanted.
+fn route_to_loopback() -> io::Result<()> {
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+    let mut message = Vec::with_capacity(ROUTE_REQUEST as usize);
+    message.extend(ROUTE_REQUEST.to_ne_bytes());
+    message.extend([libc::RTM_NEWROUTE, flags as u16].map(u16::to_ne_bytes).concat());
+    message.extend([0; 8]);
+    // The family, lengths of prefixes, the table and the kind of route. There are no flags.
+    message.extend([libc::AF_INET as u8, 0, 0, 0, libc::RT_TABLE_LOCAL, libc::RTPROT_STATIC]);
+    message.extend([libc::RT_SCOPE_HOST, libc::RTN_LOCAL, 0, 0, 0, 0]);
+    for (attribute, value) in [(libc::RTA_OIF, LOOPBACK.to_ne_bytes()), (libc::RTA_PREFSRC, RESOLVER.octets())] {
+        message.extend([8, attribute].map(u16::to_ne_bytes).concat());
+        message.extend(value);
+    }
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    rustix::net::send(&socket, &message, SendFlags::empty())?;
+    let mut answer = [0; 64];
+    let (length, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty())?;
+    // The answer is an error with the number 0 if there was none.
+    match answer[..length].get(16..20).and_then(|error| error.try_into().ok()).map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(-errno)),
+        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
 }
 
 /// Moves the calling process to a network, and creates TCP sockets there that are not connected: for IPv4, and for IPv6
@@ -123,5 +155,55 @@ mod tests {
         assert_eq!(lowered("8\n", &[16]), "8");
         assert_eq!(lowered("4096\t131072\t33554432\n", &[4096, 65_536, 131_072]), "4096 65536 131072");
         assert_eq!(lowered("?", &[16]), "16");
+    }
+
+    /// Promise (Network): A connection to a port or address that the policy does not have is refused and reported.
+    #[cfg(feature = "net")]
+    #[test]
+    fn refused_connections_are_reported_on_every_port() {
+        use std::net::TcpStream;
+
+        use cofferdam_contract::NetworkPolicy;
+
+        let in_network = || {
+            if let Err(error) = namespace::unshare(namespace::kind::NET) {
+                return println!("SKIP refused_connections_are_reported_on_every_port: {error}");
+            }
+            namespace::loopback_up().unwrap();
+            let ports = (1000..1127).map(|port| format!("web.example:{port}"));
+            let policy = NetworkPolicy::Allow { hosts: ports.chain(["10.1.2.3:7".to_owned()]).collect() };
+            let (plan, rules) = crate::network::plan(&policy).unwrap().unwrap();
+            let sockets = open_sockets(&plan).unwrap();
+            assert_eq!(sockets.len(), 2 + 128 + 1 + 1, "the last one sees refused connections");
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let access = crate::network::access(&policy, rules).await.unwrap();
+                let gateway = crate::network::start(sockets, &plan, access).unwrap();
+                let connect = |to: &str| TcpStream::connect(to).map(drop).map_err(|error| error.kind());
+                let refused = Err(io::ErrorKind::ConnectionRefused);
+                let unserved = [
+                    "198.18.1.0:6667",
+                    "10.1.2.3:22",
+                    "169.254.169.254:80",
+                    "8.8.8.8:53",
+                    "198.18.0.1:1",
+                    "9.9.9.9:3128",
+                ];
+                for to in unserved {
+                    assert_eq!(connect(to), refused, "{to}");
+                }
+                assert_eq!(connect("127.0.0.1:9"), refused, "the sandbox itself");
+                let reported: Vec<String> = gateway.denials().into_iter().map(|denial| denial.what).collect();
+                assert_eq!(reported, unserved.map(|to| format!("the connection to {to}")));
+                // These connections arrive at the gateway itself.
+                for to in ["198.18.1.0:1000", "11.22.33.44:7", "198.18.0.1:3128"] {
+                    assert_eq!(connect(to), Ok(()), "{to}");
+                }
+                assert_eq!(gateway.denials().len(), unserved.len(), "each is reported once");
+                assert_eq!(crate::network::usage(&gateway).refused, unserved.len() as u64);
+                gateway.close().await;
+            });
+        };
+        std::thread::spawn(in_network).join().unwrap();
     }
 }

@@ -31,6 +31,13 @@ fn calls_in_a_quota_notify_and_refusals_stay() {
         for family in [1, 2, 10] {
             assert_eq!(verdicts("socket", &[family, 1, 0]), (ALLOW, ALLOW));
         }
+        // The raw socket of the launcher, with flags, and others.
+        for kind in [3, 3 | 0o2_004_000] {
+            assert_eq!(verdicts("socket", &[2, kind, 6]), (ALLOW, EPERM));
+        }
+        for (family, protocol) in [(2, 0), (2, 1), (2, 17), (2, 255), (10, 6)] {
+            assert_eq!(verdicts("socket", &[family, 3, protocol]).0, EPERM, "{family} {protocol}");
+        }
         // Filters of its own, but no listener of its own.
         assert_eq!(verdicts("seccomp", &[1, 0]), (ALLOW, ALLOW));
         assert_eq!(verdicts("seccomp", &[1, 8]), (ALLOW, 0x0005_0000 | 16));

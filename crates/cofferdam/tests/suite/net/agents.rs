@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::{PRELUDE, Place};
+use super::{PRELUDE, Place, outcome};
 use crate::cli::{containers, machines};
 
 /// Returns a run of a line of Python in the servers' network, under a backend.
@@ -25,7 +25,10 @@ fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Comma
                 for thread in threads: thread.start()\n\
                 for thread in threads: thread.join()\n\
                 print(done == [b'3 bytes'] * 40)";
+    let ports: String = (20_000..20_127).map(|port| format!("web.example:{port},")).collect();
+    let ports = format!("{ports}web.example:7");
     for (policy, code, printed, denied) in [
+        (ports.as_str(), "print(talk('web.example', 7, b'abc'))", "b'3 bytes'\n", ""),
         ("web.example:80", get.as_str(), "b'HTTP/1.1 200 OK'\n", ""),
         ("web.example:443", tls, "b'secret greeting'\n", ""),
         ("*.suffix.example:22", "print(talk('a.suffix.example', 22, b'x\\n'))", "b'banner\\necho x\\n'\n", ""),
@@ -56,17 +59,87 @@ fn check(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Comma
     }
 }
 
+/// The value of a secret.
+const TOKEN: &str = "token-91b07ce4d2";
+
+/// Checks that interception, a secret, rules for requests and budgets hold under a backend.
+fn check_rules(place: &Place, backend: &str, prepare: impl Fn(Command) -> Option<Command>) {
+    let policy = place.policy(
+        r#"
+        [[allow]]
+        host = "api.example:443"
+        methods = ["GET"]
+        paths = ["/v1"]
+        [[allow]]
+        host = "api.example:80"
+        max_requests = 2
+        [[allow]]
+        host = "elsewhere.example:80"
+        max_bytes = "100k"
+        [[secret]]
+        name = "API_TOKEN"
+        from = "env:SOURCE"
+        hosts = ["api.example:443"]
+        "#,
+    );
+    let code = r"
+import os
+token = os.environ['API_TOKEN']
+print(*fetch('https://api.example/v1/x', headers={'Authorization': 'Bearer ' + token}))
+print('# rules', status('https://api.example/v2'), status('https://api.example/v1', 'PUT'))
+print('# budgets', [status('http://api.example/') for _ in range(3)],
+      status('http://elsewhere.example/size/1000'), status('http://elsewhere.example/size/200000') == 200)
+print('# variables', token in str(os.environ), 'SOURCE' in os.environ)";
+    let code = format!("{PRELUDE}\n{code}");
+    let options = ["--net-policy", &policy, "--timeout", "120s", "--", "python3", "-c", &code];
+    let mut run = place.command_under(backend, &options);
+    run.env("SOURCE", TOKEN).env("SSL_CERT_FILE", place.files().join("certificate.pem"));
+    let Some(mut run) = prepare(run) else { return };
+    let (status, stdout, stderr) = outcome(&mut run);
+    assert_eq!(status, 0, "{backend}: {stdout} {stderr}");
+    let backwards: String = TOKEN.chars().rev().collect();
+    let (answer, rest) = stdout.split_once("# rules ").unwrap_or_else(|| panic!("{backend}: {stdout} {stderr}"));
+    // The server has the value, and the sandbox stars of the same length.
+    assert!(answer.starts_with("200 GET /v1/x ") && answer.contains(&backwards), "{backend}: {answer}");
+    assert!(answer.contains(&format!("Bearer {}\n", "*".repeat(TOKEN.len()))), "{backend}: {answer}");
+    assert!(!stdout.contains(TOKEN) && !stderr.contains(TOKEN), "{backend}: {stdout} {stderr}");
+    let expected = "403 403\n# budgets [200, 200, 403] 200 False\n# variables True False\n";
+    assert_eq!(rest, expected, "{backend}: {stderr}");
+    for denied in ["does not allow this path", "does not allow this method", "the budget of its rule is used up"] {
+        assert!(stderr.contains(denied), "{backend} {denied}: {stderr}");
+    }
+}
+
+/// Returns a command that uses the other engine, if there is one.
+fn with_podman(mut run: Command) -> Option<Command> {
+    let socket = std::env::var("COFFERDAM_TEST_PODMAN").ok()?;
+    run.env("DOCKER_HOST", format!("unix://{socket}"));
+    Some(run)
+}
+
+/// Promise (Network): Interception, secrets, rules for requests and budgets hold in a container.
+#[test]
+fn a_container_has_secrets_and_budgets() {
+    let Some(place) = Place::new("a_container_has_secrets_and_budgets") else { return };
+    check_rules(&place, "docker", containers::with_engine);
+    check_rules(&place, "docker", with_podman);
+}
+
+/// Promise (Network): Interception, secrets, rules for requests and budgets hold in a VM.
+#[test]
+fn a_vm_has_secrets_and_budgets() {
+    let test = "a_vm_has_secrets_and_budgets";
+    let Some(place) = Place::new(test) else { return };
+    check_rules(&place, "vm", |run| machines::with_machines(run, test));
+}
+
 /// Promise (Network): A container reaches the hosts and ports of its policy by name, and nothing else.
 #[test]
 fn a_container_reaches_the_hosts_of_its_policy() {
     let Some(place) = Place::new("a_container_reaches_the_hosts_of_its_policy") else { return };
     check(&place, "docker", containers::with_engine);
     // The same API, by another engine.
-    check(&place, "docker", |mut run| {
-        let socket = std::env::var("COFFERDAM_TEST_PODMAN").ok()?;
-        run.env("DOCKER_HOST", format!("unix://{socket}"));
-        Some(run)
-    });
+    check(&place, "docker", with_podman);
 }
 
 /// Promise (Network): A VM reaches the hosts and ports of its policy by name, and nothing else.

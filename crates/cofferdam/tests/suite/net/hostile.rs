@@ -218,6 +218,7 @@ for address, port in (('11.22.33.44', 7), ('8.8.8.8', 53), ('198.18.0.1', 443), 
     try: print('datagram', address, datagram(address, port))
     except OSError: pass
 for family, kind, protocol in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_INET, socket.SOCK_RAW, 255),
+                               (socket.AF_INET, socket.SOCK_RAW, 6),
                                (socket.AF_PACKET, socket.SOCK_RAW, 768), (socket.AF_INET6, socket.SOCK_RAW, 58)):
     try: socket.socket(family, kind, protocol); print('raw socket', family)
     except OSError: pass

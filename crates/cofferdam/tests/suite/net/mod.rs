@@ -199,8 +199,27 @@ fn policy_allows_its_hosts_and_nothing_else() {
                 "failed: gaierror\n",
                 "the look-up of suffix.example",
             ),
-            ("web.example:80", "attempt(talk, 'web.example', 7)", "failed: ConnectionRefusedError\n", ""),
-            ("web.example:80", "attempt(talk, '11.22.33.44', 80)", "failed: OSError\n", ""),
+            (
+                "web.example:80",
+                "attempt(talk, 'web.example', 7)",
+                "failed: ConnectionRefusedError\n",
+                "the connection to web.example:7: the policy does not allow this port; --net web.example:7 would allow it",
+            ),
+            (
+                "web.example:80",
+                "attempt(talk, '11.22.33.44', 80)",
+                "b''\n",
+                "the connection to 11.22.33.44:80: no name in the policy resolved to it; --net 11.22.33.44:80 would \
+                 allow it",
+            ),
+            (
+                "web.example:80",
+                "attempt(talk, '169.254.169.254', 8775)",
+                "failed: ConnectionRefusedError\n",
+                "the connection to 169.254.169.254:8775: no name in the policy resolved to it",
+            ),
+            // A server of the sandbox's own is no matter of the policy.
+            ("web.example:80", "attempt(talk, '127.0.0.1', 81)", "failed: ConnectionRefusedError\n", ""),
             ("web.example:80", "attempt(talk, '198.18.200.200', 80)", "b''\n", "the connection to 198.18.200.200:80"),
             ("web.example:80", "attempt(talk, '198.18.0.1', 80)", "b''\n", "the connection to 198.18.0.1:80"),
             ("web.example:80", "attempt(talk, '127.0.0.1', 80)", "b''\n", "the connection to 127.0.0.1:80"),
@@ -214,6 +233,86 @@ fn policy_allows_its_hosts_and_nothing_else() {
             place.check((user, policy), code, printed, denied);
         }
     }
+}
+
+/// Promise (Network): A policy can have 128 different ports.
+#[test]
+fn policies_have_many_ports() {
+    let Some(place) = Place::new("policies_have_many_ports") else { return };
+    let ports = |count| (20_000..20_000 + count).map(|port| format!("web.example:{port},")).collect::<String>();
+    for user in USERS {
+        let policy = format!("{}web.example:7,web.example:22", ports(126));
+        let code = "print(talk('web.example', 7, b'abc'), talk('web.example', 22, b'x\\n'))";
+        place.check((user, &policy), code, "b'3 bytes' b'banner\\necho x\\n'\n", "");
+    }
+    let (status, _, stderr) = place.python("0", &format!("{}web.example:7", ports(128)), "");
+    assert!(status == 125 && stderr.contains("at most 128 different ports"), "{status} {stderr}");
+}
+
+/// Promise (Network): HTTP/2 over TLS passes, and is refused where the gateway intercepts TLS.
+#[test]
+fn http2_passes_over_tls_that_is_not_intercepted() {
+    let Some(place) = Place::new("http2_passes_over_tls_that_is_not_intercepted") else { return };
+    let code = r"
+def frame(kind, flags, stream, body=b''):
+    return len(body).to_bytes(3, 'big') + bytes((kind, flags)) + stream.to_bytes(4, 'big') + body
+def http2(name, cafile):
+    context = ssl.create_default_context(cafile=cafile)
+    context.set_alpn_protocols(['h2'])
+    with socket.create_connection((name, 8443), 15) as plain, context.wrap_socket(plain, server_hostname=name) as c:
+        file = c.makefile('rwb')
+        head = b'\x82\x87\x84\x41' + bytes([len(name)]) + name.encode()
+        file.write(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + frame(4, 0, 0) + frame(1, 5, 1, head))
+        file.flush()
+        while head := file.read(9):
+            body = file.read(int.from_bytes(head[:3], 'big'))
+            if head[3] == 0: return c.selected_alpn_protocol(), body
+import os
+bundle = os.environ.get('SSL_CERT_FILE')
+try: print(http2('api.example', bundle or '/workspace/certificate.pem'))
+except (ssl.SSLError, ConnectionResetError): print('failed')
+if bundle: print(status('https://api.example:8443/'))";
+    for (protocol, printed, denied) in [
+        ("tls", "('h2', b'over h2')\n", ""),
+        // The client speaks nothing else, and then the server.
+        ("https", "failed\n502\n", "the client must speak HTTP/1.1"),
+    ] {
+        let rule = format!("[[allow]]\nhost = \"api.example:8443\"\nprotocol = \"{protocol}\"\n");
+        let (status, stdout, stderr) = place.run("0", &["--net-policy", &place.policy(&rule)], code);
+        assert_eq!((status, stdout.as_str()), (0, printed), "{protocol}: {stderr}");
+        assert!(stderr.contains(denied), "{protocol}: {stderr}");
+    }
+    assert_eq!(place.log("requests"), "h2\n");
+}
+
+/// Promise (Network): The gateway looks names up in DNS, and the answers lead to public addresses only, whenever they
+/// change.
+#[test]
+fn names_of_dns_lead_to_public_addresses_only() {
+    let Some(place) = Place::new("names_of_dns_lead_to_public_addresses_only") else { return };
+    for (policy, code, printed, denied) in [
+        ("named.example:7", "print(talk('named.example', 7, b'abc'))", "b'3 bytes'\n", ""),
+        // One address is private: the other one serves.
+        ("mixed.example:7", "print(talk('mixed.example', 7, b'abc'))", "b'3 bytes'\n", ""),
+        // An answer changes after addresses of the first one are no longer used.
+        (
+            "turning.example:7",
+            "import time\nprint(talk('turning.example', 7, b'abc'))\ntime.sleep(11)\n\
+             attempt(talk, 'turning.example', 7)",
+            "b'3 bytes'\nb''\n",
+            "the address is not public",
+        ),
+        ("empty.example:7", "attempt(talk, 'empty.example', 7)", "b''\n", ""),
+        ("missing.example:7", "attempt(talk, 'missing.example', 7)", "b''\n", ""),
+    ] {
+        place.check(("0", policy), code, printed, denied);
+    }
+    let queries = place.log("queries");
+    assert!(queries.contains("turning.example 1\n"), "{queries}");
+    // Nothing but names of policies is looked up.
+    let asked: std::collections::BTreeSet<_> = queries.lines().filter_map(|line| line.split(' ').next()).collect();
+    let expected = ["empty.example", "missing.example", "mixed.example", "named.example", "turning.example"];
+    assert_eq!(asked, expected.into(), "{queries}");
 }
 
 /// Promise (Network): A connection of TLS or HTTP is for the name that was looked up, and for no other on the same server.

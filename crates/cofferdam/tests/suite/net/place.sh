@@ -25,6 +25,9 @@ cat > "$directory/hosts" << 'HOSTS'
 127.0.0.1 loopback.example
 HOSTS
 mount --bind "$directory/hosts" /etc/hosts
+# Other names are those of the servers' own DNS server.
+printf 'nameserver 11.22.33.45\noptions timeout:2 attempts:2\n' > "$directory/resolv.conf"
+mount --bind "$directory/resolv.conf" /etc/resolv.conf
 mkdir "$directory/served"
 # An authority, and a certificate for the names of all servers but wrong.example.
 key="-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"

@@ -1,14 +1,17 @@
-"""Servers outside of the sandboxes: HTTP, HTTPS, WebSocket, TLS, a banner, an echo, and one that never answers.
+"""Servers outside of the sandboxes: HTTP, HTTPS, HTTP/2, WebSocket, TLS, DNS, a banner, an echo, and one that never
+answers.
 
-Usage: server.py DIRECTORY. Serves the files of DIRECTORY/served/HOST, and logs to DIRECTORY/requests and
-DIRECTORY/connections. Prints "ready" once all ports accept connections.
+Usage: server.py DIRECTORY. Serves the files of DIRECTORY/served/HOST, and logs to DIRECTORY/requests,
+DIRECTORY/queries and DIRECTORY/connections. Prints "ready" once all ports accept connections.
 """
 
 import http.server
+import itertools
 import pathlib
 import socket
 import socketserver
 import ssl
+import struct
 import sys
 import threading
 
@@ -17,6 +20,16 @@ DIRECTORY = pathlib.Path(sys.argv[1])
 ADDRESS, WEB, PRIVATE = "11.22.33.44", "11.22.33.45", "10.1.2.3"
 CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 CONTEXT.load_cert_chain(DIRECTORY / "server.pem", DIRECTORY / "key.pem")
+HTTP2_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+HTTP2_CONTEXT.load_cert_chain(DIRECTORY / "server.pem", DIRECTORY / "key.pem")
+HTTP2_CONTEXT.set_alpn_protocols(["h2"])
+# The addresses of names that only the DNS server knows, one list for each look-up in turn.
+NAMES = {
+    b"named.example": itertools.cycle([[ADDRESS]]),
+    b"mixed.example": itertools.cycle([[PRIVATE, ADDRESS]]),
+    b"turning.example": itertools.chain([[ADDRESS]], itertools.repeat([PRIVATE])),
+    b"empty.example": itertools.repeat([]),
+}
 
 
 def log(name, line):
@@ -121,6 +134,52 @@ class Secure(Web):
         super().setup()
 
 
+def frame(kind, flags, stream, body=b""):
+    """Returns a frame of HTTP/2."""
+    return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
+
+
+class Http2(socketserver.StreamRequestHandler):
+    """Answers one request of HTTP/2 over TLS, and nothing else."""
+
+    def handle(self):
+        try:
+            with HTTP2_CONTEXT.wrap_socket(self.connection, server_side=True) as connection:
+                file = connection.makefile("rwb")
+                if connection.selected_alpn_protocol() != "h2" or len(file.read(24)) < 24:
+                    return
+                file.write(frame(4, 0, 0))
+                while head := file.read(9):
+                    file.read(int.from_bytes(head[:3], "big"))
+                    if head[3] == 1:
+                        break
+                log("requests", b"h2")
+                # The head is `:status: 200` in the static table of HPACK.
+                file.write(frame(4, 1, 0) + frame(1, 4, 1, b"\x88") + frame(0, 1, 1, b"over h2"))
+                file.flush()
+                connection.unwrap()
+        except OSError:
+            pass
+
+
+class Dns(socketserver.BaseRequestHandler):
+    """Answers look-ups of IPv4 addresses. Logs each query."""
+
+    def handle(self):
+        query, server = self.request
+        labels, at = [], 12
+        while length := query[at]:
+            labels.append(query[at + 1 : at + 1 + length])
+            at += 1 + length
+        name, kind = b".".join(labels).lower(), struct.unpack(">H", query[at + 1 : at + 3])[0]
+        log("queries", b"%s %d" % (name, kind))
+        addresses = next(NAMES[name]) if name in NAMES and kind == 1 else []
+        code = 0 if name in NAMES else 3
+        head = query[:2] + struct.pack(">5H", 0x8180 | code, 1, len(addresses), 0, 0)
+        answers = (struct.pack(">3HIH", 0xC00C, 1, 1, 0, 4) + socket.inet_aton(address) for address in addresses)
+        server.sendto(head + query[12 : at + 5] + b"".join(answers), self.client_address)
+
+
 class Banner(socketserver.StreamRequestHandler):
     """Speaks first, then echoes."""
 
@@ -173,11 +232,14 @@ for address, port, handler in (
     (ADDRESS, 19, Endless),
     (WEB, 80, Web),
     (WEB, 443, Secure),
+    (WEB, 8443, Http2),
     (PRIVATE, 7, Echo),
     (PRIVATE, 80, Http),
 ):
     server = Server((address, port), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+resolver = socketserver.UDPServer((WEB, 53), Dns)
+threading.Thread(target=resolver.serve_forever, daemon=True).start()
 silent = socket.create_server((ADDRESS, 9))
 print("ready", flush=True)
 threading.Event().wait()
