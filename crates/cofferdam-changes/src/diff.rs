@@ -11,6 +11,7 @@ use rustix::fs::FileType;
 use similar::{Algorithm, DiffOp, DiffTag};
 
 use crate::aliases::Aliases;
+use crate::apply::Effect;
 use crate::change::{Change, Kind, Node};
 use crate::conflict::Cause;
 use crate::error::{Result, io};
@@ -62,7 +63,14 @@ impl<'a> Review<'a> {
         let body = body(self.set, self.directory, change, &mut self.budget)?;
         let conflict = self.conflicts.get(&change.path).copied();
         let guarded = apply::guard(self.set, self.directory, change, &self.aliases);
-        Ok(Detail { body, conflict, guarded })
+        let is_applied = conflict.is_none() && self.is_applied(change)?;
+        Ok(Detail { body, conflict, guarded, is_applied })
+    }
+
+    /// Returns true if the workspace has a change already. Contents that are too large to show are not compared.
+    fn is_applied(&self, change: &Change) -> Result<bool> {
+        let is_small = change.size() <= self.budget.max_text;
+        Ok(is_small && apply::effect_of(self.set, self.directory, change)? == Effect::None)
     }
 }
 
@@ -103,6 +111,8 @@ pub(crate) struct Detail {
     pub body: Body,
     pub conflict: Option<Cause>,
     pub guarded: Option<&'static str>,
+    /// True if the workspace has the change already.
+    pub is_applied: bool,
 }
 
 fn body(set: &ChangeSet, directory: BorrowedFd<'_>, change: &Change, budget: &mut Budget) -> Result<Body> {

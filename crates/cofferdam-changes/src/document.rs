@@ -82,6 +82,9 @@ pub struct DocumentChange {
     /// Reason why the change needs a permission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarded: Option<String>,
+    /// True if the workspace has the change already. Not a part of the serialized form.
+    #[serde(skip)]
+    pub is_applied: bool,
 }
 
 /// Returns a review of a change set, compared with the workspace as it is now.
@@ -137,6 +140,7 @@ fn entry(change: &Change, detail: &Detail) -> DocumentChange {
         binary: matches!(detail.body, Body::Binary(..)),
         conflict: detail.conflict.map(|cause| cause.name().to_owned()),
         guarded: detail.guarded.map(str::to_owned),
+        is_applied: detail.is_applied,
     }
 }
 

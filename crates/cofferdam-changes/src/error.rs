@@ -58,6 +58,9 @@ pub enum ChangesError {
         /// The violated rule.
         reason: String,
     },
+    /// No change matches the patterns of paths.
+    #[error("no change matches the patterns: show all changes to see their paths")]
+    NoMatch,
     /// No stored change set has this id.
     #[error("no change set has the id '{id}': list the stored change sets for their ids")]
     NotFound {

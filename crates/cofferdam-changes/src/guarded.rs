@@ -53,6 +53,10 @@ const GUARDED: &[(&str, &str)] = &[
     (".config/systemd", "systemd starts it"),
     (".local/share/systemd", "systemd starts it"),
     (".local/bin", "it is in the search path of programs"),
+    (".cache/cofferdam", OWN),
+    (".config/cofferdam", OWN),
+    (".local/share/cofferdam", OWN),
+    (".local/state/cofferdam", OWN),
     (".envrc", "direnv runs it"),
     (".direnvrc", "direnv runs it"),
     (".config/direnv", "direnv runs it"),
@@ -235,6 +239,7 @@ const GUARDED: &[(&str, &str)] = &[
     ("warp.md", AGENT),
 ];
 const SHELL: &str = "shells and sessions run it";
+const OWN: &str = "Cofferdam has its settings, images or kept changes there";
 const VERSIONS: &str = "it selects programs that shells run, or settings of shells";
 const CLOUD: &str = "command-line clients run the programs that it names";
 const TRANSFER: &str = "programs for transfers obey it";

@@ -46,10 +46,10 @@
 //! - Review: `resolve.rs` compares with the workspace, `diff.rs` compares lines, `render.rs` prints, `document.rs` has
 //!   the form as data, `text.rs` makes guest bytes printable.
 //! - Application: `apply/mod.rs`; what is refused: `apply/refuse.rs`. Guarded files: the table in `guarded.rs`; links
-//!   of the host to them: `aliases.rs`. Conflicts: `conflict.rs`. One application at a time: `apply/lock.rs`; what a
+//!   of the host to them: `aliases.rs`. Cofferdam's own directories: `own.rs`. Conflicts: `conflict.rs`. One application at a time: `apply/lock.rs`; what a
 //!   killed one left: `apply/leftovers.rs`.
 //! - Copies between the host and sandboxes, and copy-on-write workspaces of backends without overlays: `sandbox/`.
-//! - Stored change sets: `store.rs`; files elsewhere: `saved.rs`; those of sandboxes that end: `sandbox/keep.rs`.
+//! - Stored change sets: `store.rs`; files elsewhere: `saved.rs`; removal of a part: `discard.rs`; those of sandboxes that end: `sandbox/keep.rs`.
 //! - Access to the workspace, beneath descriptors and never through links: `tree.rs`.
 #![forbid(unsafe_code)]
 
@@ -61,6 +61,7 @@ mod capture;
 mod change;
 mod conflict;
 mod diff;
+mod discard;
 mod document;
 mod error;
 mod fingerprint;
@@ -70,6 +71,7 @@ mod header;
 mod layer;
 mod names;
 mod overlay;
+mod own;
 mod pax;
 mod read;
 mod render;
@@ -90,6 +92,7 @@ pub use capture::{MAX_SKIPPED, SkipReason, Skipped, Summary, capture_comparison,
 pub use change::{Change, Kind, Node};
 pub use conflict::{Cause, Conflict};
 pub use diff::MAX_TEXT;
+pub use discard::{Discarded, would_discard};
 pub use document::{Document, DocumentChange, document};
 pub use error::{ChangesError, Result};
 pub use fingerprint::{Base, FileKind, Fingerprint, TreeDigest};
@@ -97,6 +100,7 @@ pub use glob::Globs;
 pub use header::{FORMAT, Header};
 pub use layer::LayerWriter;
 pub use overlay::Marks;
+pub use own::OwnDirectories;
 pub use read::{ChangeSet, Content};
 pub use render::{Color, RenderOptions, Stat, render};
 pub use resolve::resolve;

@@ -46,6 +46,13 @@ pub(crate) fn is_opaque(directory: BorrowedFd<'_>, marks: Marks) -> bool {
     value(directory, &format!("{}opaque", marks.prefix())).as_deref() == Some(b"y")
 }
 
+/// Makes a directory hide the contents of the lower one.
+#[cfg(feature = "sandbox")]
+pub(crate) fn make_opaque(directory: impl AsFd, marks: Marks) -> std::io::Result<()> {
+    let name = format!("{}opaque", marks.prefix());
+    Ok(rustix::fs::fsetxattr(directory, name, b"y", rustix::fs::XattrFlags::empty())?)
+}
+
 /// Returns the mark of an opened file or directory.
 pub(crate) fn mark(file: &impl AsFd, marks: Marks) -> Option<Mark> {
     let known = [("whiteout", Mark::Whiteout), ("metacopy", Mark::Metacopy), ("redirect", Mark::Redirect)];

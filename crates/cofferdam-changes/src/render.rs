@@ -177,6 +177,9 @@ impl Printer<'_> {
         for line in head(change) {
             self.line(Style::Head, &line)?;
         }
+        if detail.is_applied {
+            self.line(Style::Hunk, "applied: the directory has this change already")?;
+        }
         if let Some(cause) = detail.conflict {
             self.line(Style::Warning, &format!("conflict: {cause}"))?;
         }

@@ -45,8 +45,7 @@ pub fn resolve(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Change>
 /// Returns the number of changed files in a review: a renamed file is one. Without the workspace, each change is one.
 pub(crate) fn count(set: &ChangeSet, directory: Option<BorrowedFd<'_>>) -> usize {
     let compared = directory.and_then(|directory| {
-        let mut changes = expand(set, directory).ok()?;
-        rename(set, directory, &mut changes).ok()?;
+        let changes = expand_renamed(set, directory).ok()?;
         let renamed = renamed(&changes);
         Some(changes.iter().filter(|change| !is_half_of_rename(change, &renamed)).count())
     });
@@ -64,6 +63,13 @@ pub(crate) fn expand(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<C
         }
     }
     Ok(clear.changes.into_values().filter(|change| set.is_selected(&change.path)).collect())
+}
+
+/// Returns all selected changes as [`expand`] does, and finds renamed files.
+pub(crate) fn expand_renamed(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Change>> {
+    let mut changes = expand(set, directory)?;
+    rename(set, directory, &mut changes)?;
+    Ok(changes)
 }
 
 struct Clear<'a> {
@@ -103,7 +109,9 @@ impl Clear<'_> {
             Some(change) => matches!(change.node, Some(Node::Directory { .. })),
             None => {
                 let from = (std::ops::Bound::Excluded(path), std::ops::Bound::Unbounded);
-                self.changes.range::<Path, _>(from).next().is_some_and(|(next, _)| next.starts_with(path))
+                let changed = self.changes.range::<Path, _>(from).next().map(|(next, _)| next.as_path());
+                let cleared = self.cleared.range::<PathBuf, _>(path.to_owned()..).next().map(|next| next.as_path());
+                changed.into_iter().chain(cleared).any(|next| next.starts_with(path))
             }
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! .tmp-ID (locked by its writer) --complete, synced--> ID.tar --discard, prune--> removed
+//! ID.tar --discard_only--> .tmp-ID --complete, synced--> ID.tar
 //! ```
 //!
 //! A file gets its final name under the lock of the store. The file of a process that was killed keeps its temporary
@@ -11,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
 use std::io::{self as std_io, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +22,9 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::bounds::Bounds;
+use crate::discard::{Discarded, Remainder};
 use crate::error::{ChangesError, Result, io};
+use crate::glob::Globs;
 use crate::read::ChangeSet;
 use crate::{resolve, text, tree};
 
@@ -214,6 +217,36 @@ impl Store {
         let id = self.find(id)?;
         self.remove(id.file())?;
         Ok(id)
+    }
+
+    /// Removes matching changes from a stored change set, or the whole change set if nothing else is in it. `directory`
+    /// is the workspace. After an error or a kill, the change set is as before.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangesError::NoMatch`], those of [`Store::get`], and those of the operating system.
+    pub fn discard_only(&self, id: &str, directory: BorrowedFd<'_>, only: &Globs) -> Result<(Id, Discarded)> {
+        // Held to the end: of two removals at once, the second begins with the result of the first.
+        let _lock = self.lock()?;
+        let (id, set) = self.get(id)?;
+        let rest = Remainder::of(&set, directory, only)?;
+        if rest.is_empty() {
+            self.remove(id.file())?;
+            return Ok((id, rest.discarded));
+        }
+        let temporary = Temporary { store: self, name: format!("{TEMPORARY}{id}") };
+        let file = File::from(self.open_at(&temporary.name, OFlags::RDWR | OFlags::EXCL)?);
+        rest.write(&file)?;
+        // Nothing replaces a change set that the reader would refuse.
+        ChangeSet::read(file.try_clone().map_err(io("read", &self.path))?, &self.limits.bounds)?;
+        if let Some((_, time, _)) = self.files()?.into_iter().find(|(found, ..)| *found == id) {
+            file.set_modified(time).map_err(io("write", &self.path))?;
+        }
+        file.sync_all().map_err(io("write", &self.path))?;
+        rustix::fs::renameat(&self.directory, &temporary.name, &self.directory, id.file())
+            .map_err(io("store a change set in", &self.path))?;
+        rustix::fs::fsync(&self.directory).map_err(io("store a change set in", &self.path))?;
+        Ok((id, rest.discarded))
     }
 
     /// Removes change sets that are too old, and the oldest ones until the rest has at most `max_bytes`. Returns what

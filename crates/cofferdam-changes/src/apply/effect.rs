@@ -39,7 +39,7 @@ pub fn effect(set: &ChangeSet, directory: BorrowedFd<'_>, path: &Path) -> Result
     }
 }
 
-pub(super) fn effect_of(set: &ChangeSet, directory: BorrowedFd<'_>, change: &Change) -> Result<Effect> {
+pub(crate) fn effect_of(set: &ChangeSet, directory: BorrowedFd<'_>, change: &Change) -> Result<Effect> {
     let spot = tree::locate(directory, &change.path).map_err(io("open", &change.path))?;
     let now = spot.as_ref().map(Spot::stat).transpose().map_err(io("inspect", &change.path))?.flatten();
     let (Some(spot), Some(now)) = (&spot, &now) else {

@@ -25,19 +25,21 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, Stat};
 
 use self::lock::{LOCK_TIMEOUT, Lock, Sharing};
-use self::place::Temporary;
 use crate::aliases::{self, Aliases};
 use crate::change::{Change, Kind, Node};
 use crate::conflict::{self, Cause, Conflict};
 use crate::error::{ChangesError, Result, io};
 use crate::fingerprint::{FileKind, Fingerprint};
 use crate::glob::Globs;
+use crate::own::{Own, OwnDirectories};
 use crate::read::ChangeSet;
 use crate::tree::{self, Spot};
 use crate::{resolve, text};
 
+pub(crate) use effect::effect_of;
 pub use effect::{Effect, effect};
 pub use place::NEW_SUFFIX;
+pub(crate) use place::Temporary;
 pub(crate) use refuse::guard;
 pub use refuse::{Refusal, Refused};
 
@@ -74,6 +76,8 @@ pub struct ApplyOptions {
     pub workspace: Workspace,
     /// Treatment of files of the workspace that a change does not know.
     pub existing: Existing,
+    /// Directories in which nothing is applied. Those of this user by default.
+    pub own: OwnDirectories,
 }
 
 /// Result of an application.
@@ -113,6 +117,7 @@ pub fn apply(set: &ChangeSet, directory: BorrowedFd<'_>, options: &ApplyOptions)
         swept: HashSet::new(),
         owner,
         aliases: Aliases::find(directory),
+        own: Own::find(directory, &options.own),
         report: Applied::default(),
         modes: Vec::new(),
         planned: BTreeSet::new(),
@@ -154,7 +159,7 @@ pub fn conflicts(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<Vec<Confl
 /// Those of the operating system.
 pub fn is_applied(set: &ChangeSet, directory: BorrowedFd<'_>) -> Result<bool> {
     for change in resolve::expand(set, directory)? {
-        if effect::effect_of(set, directory, &change)? != Effect::None {
+        if effect_of(set, directory, &change)? != Effect::None {
             return Ok(false);
         }
     }
@@ -196,6 +201,7 @@ struct Session<'a> {
     /// Properties of the workspace, whose owner gets new files.
     owner: Stat,
     aliases: Aliases,
+    own: Own,
     report: Applied,
     /// Permissions of directories, which are set at the end.
     modes: Vec<(PathBuf, u32)>,
@@ -237,6 +243,9 @@ impl Session<'_> {
     }
 
     fn change(&mut self, change: &Change) -> Result<Outcome> {
+        if self.own.concerns(self.directory, change) {
+            return Ok(Outcome::Refused(Refusal::OwnDirectory));
+        }
         if let Some(reason) = refuse::reason(self.set, self.directory, change, &self.options.allow, &self.aliases)? {
             return Ok(Outcome::Refused(reason));
         }

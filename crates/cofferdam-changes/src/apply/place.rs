@@ -28,7 +28,7 @@ const OLD_SUFFIX: &str = ".cofferdam-old";
 const MAX_KEPT: usize = 1000;
 
 /// A complete file without a name or with a temporary one, which is removed unless it gets its final one.
-pub(super) struct Temporary<'a> {
+pub(crate) struct Temporary<'a> {
     parent: &'a OwnedFd,
     pub(super) name: OsString,
     /// The file. Its lock shows other processes that this one is alive. `None` for a link.
@@ -93,9 +93,23 @@ impl Session<'_> {
     }
 }
 
+impl<'a> Temporary<'a> {
+    /// Creates an empty file that only this user can access.
+    pub(crate) fn create(parent: &'a OwnedFd) -> io::Result<Self> {
+        let mut temporary = Self { parent, name: random_name()?, file: None, is_nameless: false };
+        temporary.file = Some(create_file(&mut temporary)?);
+        Ok(temporary)
+    }
+
+    /// Returns the file. `None` for a link.
+    pub(crate) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+}
+
 impl Temporary<'_> {
     /// Gives the file its final name. Returns the conflict if another process was faster.
-    pub(super) fn rename(&self, spot: &Spot, replaces: bool, path: &Path) -> Result<Option<Cause>> {
+    pub(crate) fn rename(&self, spot: &Spot, replaces: bool, path: &Path) -> Result<Option<Cause>> {
         let renamed = if replaces {
             self.link().and_then(|()| rustix::fs::renameat(self.parent, &self.name, &spot.parent, &spot.name))
         } else {
@@ -184,7 +198,7 @@ pub(super) fn is_same(set: &ChangeSet, node: &Node, spot: &Spot, now: &Stat) -> 
 /// Creates a file without a name, or with its temporary one where the file system has no nameless files. Locks it.
 fn create_file(temporary: &mut Temporary<'_>) -> io::Result<File> {
     let private = Mode::RUSR | Mode::WUSR;
-    match rustix::fs::openat(temporary.parent, ".", OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC, private) {
+    match rustix::fs::openat(temporary.parent, ".", OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC, private) {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {}
         opened => {
             let file = File::from(opened?);
@@ -194,7 +208,7 @@ fn create_file(temporary: &mut Temporary<'_>) -> io::Result<File> {
             return Ok(file);
         }
     }
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
         let file = File::from(rustix::fs::openat(temporary.parent, &temporary.name, flags, private)?);
         // Another process may remove it as a leftover before it is locked.

@@ -29,6 +29,8 @@ pub enum Refusal {
     LinkOnPath,
     /// A program on the host executes or obeys the file without being asked. Has the reason.
     Guarded(&'static str),
+    /// The file is in a directory of Cofferdam's own, such as that of its settings, or would replace one.
+    OwnDirectory,
     /// The name has the form of a temporary name of an application. The next application would delete the file.
     ReservedName,
     /// The file system of the workspace does not accept the name or the type.
@@ -54,6 +56,9 @@ impl fmt::Display for Refusal {
             Self::LinkOutside => f.write_str("the link is absolute or leads out of the workspace"),
             Self::LinkOnPath => f.write_str("a directory on the path is a symbolic link on the host"),
             Self::Guarded(reason) => write!(f, "{reason}; allow the path by name if you trust its contents"),
+            Self::OwnDirectory => f.write_str(
+                "a directory of Cofferdam's own, whose files decide what sandboxes may do, is never changed",
+            ),
             Self::ReservedName => f.write_str("the name is reserved for temporary files of this program"),
             Self::Unsupported => f.write_str("the file system of the workspace does not accept the file"),
         }

@@ -15,6 +15,7 @@ mod copy_end;
 mod host_tree;
 mod keep;
 mod outgoing;
+mod overlay_layer;
 mod review;
 
 pub use by_copy::CopyOnWriteByCopy;
@@ -22,6 +23,7 @@ pub use copy_end::CopyEnd;
 pub use host_tree::{HostTree, Sent};
 pub use keep::{KeptChanges, keep};
 pub use outgoing::{CopiedOut, copy_out, copy_out_with};
+pub use overlay_layer::OverlayLayer;
 pub use review::{ChangesReview, apply_reviewed, review};
 
 use std::fs::File;
@@ -53,7 +55,7 @@ pub async fn received(layer: FileReader) -> Result<File> {
 #[must_use]
 pub fn to_error(operation: &'static str, error: &ChangesError) -> Error {
     let kind = match error {
-        ChangesError::NotFound { .. } => ErrorKind::NotFound,
+        ChangesError::NotFound { .. } | ChangesError::NoMatch => ErrorKind::NotFound,
         ChangesError::NoSpace { .. } | ChangesError::TooLarge { .. } => ErrorKind::ResourceExhausted,
         ChangesError::Busy { .. } => ErrorKind::Conflict,
         ChangesError::Malformed { .. }

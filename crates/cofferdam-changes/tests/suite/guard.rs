@@ -1,9 +1,11 @@
 //! Changes that are refused: guarded files, set-user-ID files, links to outside.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::Command;
 
-use cofferdam_changes::{ApplyOptions, Globs, Refusal};
+use cofferdam_changes::{ApplyOptions, Globs, OwnDirectories, Refusal, Workspace};
 
 use crate::common::*;
 
@@ -96,4 +98,76 @@ fn links_and_settings_of_the_host_extend_the_guard() {
     link("docs", &f.guest, "config");
     let done = f.apply(&f.set(), &ApplyOptions { only: Globs::new(["config"]), ..ApplyOptions::default() });
     assert_eq!(done.refused.len(), 1, "{done:?}");
+}
+
+/// Promise (Files): No change is applied to a directory of Cofferdam's own, with whatever permission.
+#[test]
+fn own_directories_are_never_changed() {
+    let f = Fixture::new(&[(".local/state/cofferdam/images/x", "1"), ("disk/config/file", "1"), ("project/a", "1")]);
+    for root in [&f.base, &f.guest] {
+        link("../disk/config", root, ".local/config");
+    }
+    let header = start(&f.base);
+    let f = Fixture { header, ..f };
+    let own = [".local/state/cofferdam", ".local/config/cofferdam", ".cache/cofferdam"].map(|path| f.base.join(path));
+    let inside =
+        [".cache/cofferdam/plugins/new", ".local/state/cofferdam/images/x", "disk/config/cofferdam/config.toml"];
+    for path in inside.into_iter().chain([".cache/other", "project/a", "disk/config/file"]) {
+        put(&f.guest, path, "guest");
+    }
+    // The way to another directory.
+    fs::remove_file(f.guest.join(".local/config")).unwrap();
+    link("../project", &f.guest, ".local/config");
+    let apply = |only: &[&str]| {
+        let (only, allow) = (Globs::new(only), Globs::new(["**"]));
+        let own = OwnDirectories::new(own.clone());
+        f.apply(&f.set(), &ApplyOptions { only, allow, own, ..ApplyOptions::default() })
+    };
+    let done = apply(&[]);
+    let refused: Vec<_> = done.refused.iter().map(|refused| refused.path.to_str().unwrap()).collect();
+    for path in inside.into_iter().chain([".cache/cofferdam", ".local/config"]) {
+        assert!(refused.contains(&path), "{path}: {refused:?}");
+    }
+    assert!(done.refused.iter().all(|refused| refused.reason == Refusal::OwnDirectory), "{done:?}");
+    assert_eq!(
+        done.applied,
+        [".cache", ".cache/other", "disk/config/file", "project/a"].map(PathBuf::from),
+        "{done:?}"
+    );
+    assert_eq!(read(&f.base, ".local/state/cofferdam/images/x"), "1");
+    assert!(!f.base.join(".cache/cofferdam").exists() && !f.base.join("disk/config/cofferdam").exists());
+    // A directory that contains one is not deleted.
+    fs::remove_dir_all(f.guest.join(".local/state")).unwrap();
+    assert_eq!(apply(&[".local/state"]).refused.len(), 1);
+    assert!(f.base.join(".local/state/cofferdam/images/x").exists());
+}
+
+#[test]
+fn own_directories_are_known_by_their_identity() {
+    let f = Fixture::new(&[("bound/x", "1"), ("plain/x", "1")]);
+    for path in ["bound/new", "bound/sub/new", "plain/new"] {
+        put(&f.guest, path, "guest");
+    }
+    // As after a bind mount, the path of the own directory is another one.
+    let elsewhere = f.temp.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let bound = Command::new("mount").arg("--bind").args([&f.base.join("bound"), &elsewhere]).status();
+    if !bound.is_ok_and(|status| status.success()) {
+        println!("SKIP own_directories_are_known_by_their_identity: only root can mount");
+        return;
+    }
+    let own = OwnDirectories::new([elsewhere.clone()]);
+    let done = f.apply(&f.set(), &ApplyOptions { own: own.clone(), ..ApplyOptions::default() });
+    let in_own = File::open(f.base.join("bound")).unwrap();
+    let whole = cofferdam_changes::apply(
+        &f.set(),
+        in_own.as_fd(),
+        &ApplyOptions { own, workspace: Workspace::Any, ..ApplyOptions::default() },
+    );
+    // Unmounted before anything can fail.
+    assert!(Command::new("umount").arg(&elsewhere).status().unwrap().success());
+    let refused: Vec<_> = done.refused.iter().map(|refused| refused.path.to_str().unwrap()).collect();
+    assert_eq!(refused, ["bound/new", "bound/sub", "bound/sub/new"], "{done:?}");
+    assert_eq!(done.applied, [PathBuf::from("plain/new")]);
+    assert!(whole.unwrap().applied.is_empty());
 }

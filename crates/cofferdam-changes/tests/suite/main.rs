@@ -3,6 +3,7 @@
 
 mod application;
 mod common;
+mod discard;
 mod guard;
 mod hostile;
 mod interrupted;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use cofferdam_changes::{ChangeSet, Color, Kind, RenderOptions, Stat, document, render, resolve};
+use cofferdam_changes::{ApplyOptions, ChangeSet, Color, Kind, RenderOptions, Stat, document, render, resolve};
 
 use crate::common::*;
 
@@ -12,6 +12,29 @@ fn text(f: &Fixture, set: &ChangeSet, options: &RenderOptions) -> (String, Stat)
     let mut text = Vec::new();
     let stat = render(set, f.open().as_fd(), options, &mut text).unwrap();
     (String::from_utf8(text).unwrap(), stat)
+}
+
+#[test]
+fn changes_that_the_workspace_has_are_marked() {
+    let f = Fixture::new(&[("edit", "1\n"), ("gone", "1\n"), ("old", "contents\n"), ("run", "#!\n")]);
+    put(&f.guest, "edit", "2\n");
+    put(&f.guest, "d/new", "2\n");
+    put(&f.guest, ".envrc", "2\n");
+    fs::remove_file(f.guest.join("gone")).unwrap();
+    fs::rename(f.guest.join("old"), f.guest.join("moved")).unwrap();
+    mode(&f.guest.join("run"), 0o755);
+    let set = f.set();
+    let applied = || {
+        let changes = document(&set, f.open().as_fd()).unwrap().changes;
+        let applied = changes.iter().filter(|change| change.is_applied).map(|change| change.path.clone());
+        let marks = text(&f, &set, &RenderOptions::default()).0.matches("\napplied: ").count();
+        let applied: Vec<_> = applied.collect();
+        assert_eq!(marks, applied.len());
+        applied
+    };
+    assert_eq!(applied(), Vec::<String>::new());
+    f.apply(&set, &ApplyOptions::default());
+    assert_eq!(applied(), ["d", "d/new", "edit", "gone", "moved", "old", "run"]);
 }
 
 #[test]

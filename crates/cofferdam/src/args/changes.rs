@@ -6,15 +6,16 @@ use clap::{Args, Subcommand};
 
 const CHANGES_HELP: &str = "\
 Examples:
-  cofferdam run --workspace . -- make test    the guest works on a copy-on-write view of this directory
+  cofferdam run --workspace . -- make test    the guest changes a copy of this directory
   cofferdam changes ls                        list the changes that were kept
   cofferdam changes show 3f8a                 show the differences
   cofferdam changes apply 3f8a --only 'src/**'
+  cofferdam changes discard 3f8a --only '*.log'
   cofferdam changes discard 3f8a
 
-CHANGES is the id that a run printed, the beginning of one, or a file of `run --save-changes`. A file
+CHANGES is the id that a run printed, its beginning, or a file of `run --save-changes`. A file
 takes precedence over an id. Kept changes are in $XDG_STATE_HOME/cofferdam/changes or
-~/.local/state/cofferdam/changes, and those of root in /var/lib/cofferdam/changes: at most 4 GiB, for
+~/.local/state/cofferdam/changes, those of root in /var/lib/cofferdam/changes: at most 4 GiB, for
 30 days.";
 
 /// `cofferdam changes`.
@@ -35,7 +36,7 @@ pub enum ChangesCommand {
     Show(ShowChangesArgs),
     /// Write changes to the directory; exit status 1 if one was not written
     Apply(ApplyChangesArgs),
-    /// Delete kept changes, or a file of changes
+    /// Delete kept changes, a part of them, or a file of changes
     Discard(DiscardChangesArgs),
     /// Delete the oldest kept changes
     Prune(PruneChangesArgs),
@@ -52,7 +53,7 @@ pub struct ListChangesArgs {
 /// `cofferdam changes show`.
 #[derive(Debug, Args)]
 pub struct ShowChangesArgs {
-    /// An id, the beginning of one, or a file
+    /// Select the changes by their id, the beginning of it, or a file
     #[arg(value_name = "CHANGES")]
     pub changes: String,
 
@@ -76,7 +77,7 @@ pub struct ShowChangesArgs {
 /// `cofferdam changes apply`.
 #[derive(Debug, Args)]
 pub struct ApplyChangesArgs {
-    /// An id, the beginning of one, or a file
+    /// Select the changes by their id, the beginning of it, or a file
     #[arg(value_name = "CHANGES")]
     pub changes: String,
 
@@ -104,9 +105,17 @@ pub struct ApplyChangesArgs {
 /// `cofferdam changes discard`.
 #[derive(Debug, Args)]
 pub struct DiscardChangesArgs {
-    /// Ids, the beginnings of some, or files
+    /// Delete the changes with these ids, beginnings of ids, or files
     #[arg(value_name = "CHANGES", required = true)]
     pub changes: Vec<String>,
+
+    /// Delete only paths that match this pattern, such as 'src/**/*.rs', and keep the others; repeatable
+    #[arg(long, value_name = "GLOB")]
+    pub only: Vec<String>,
+
+    /// With --only, compare with this directory [default: the one that the guest saw]
+    #[arg(long, value_name = "DIR", requires = "only")]
+    pub to: Option<PathBuf>,
 
     /// Delete nothing, and print what would be deleted
     #[arg(long)]

@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use cofferdam::{ByteSize, Error, Result};
 use cofferdam_changes::{
-    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Effect, Globs, Id, KeptContents, RenderOptions, Workspace,
-    apply, document, effect, open_saved, render, text,
+    Applied, ApplyOptions, Bounds, ChangeSet, ChangesError, Discarded, Effect, Globs, Id, KeptContents, RenderOptions,
+    Workspace, apply, document, effect, open_saved, render, text, would_discard,
 };
 use cofferdam_linux::named;
 use serde_json::json;
@@ -20,6 +20,7 @@ use crate::args::{
 };
 use crate::report::{self, Form, READER_GONE};
 use crate::style::Tone;
+use crate::terminal::ago;
 
 /// Runs the command.
 pub fn main(args: &ChangesArgs) -> u8 {
@@ -30,7 +31,7 @@ pub fn main(args: &ChangesArgs) -> u8 {
         ChangesCommand::Discard(args) => (discard(args), false),
         ChangesCommand::Prune(args) => (prune(args), false),
     };
-    done.unwrap_or_else(|error| report::error(&error, if is_json { Form::Json } else { Form::Text }))
+    report::finish(done, Form::of(is_json))
 }
 
 fn list(args: &ListChangesArgs) -> Result<u8> {
@@ -48,7 +49,7 @@ fn list(args: &ListChangesArgs) -> Result<u8> {
     }
     let mut lines = String::new();
     for kept in &kept {
-        let age = super::ago(kept.time.elapsed().unwrap_or_default());
+        let age = ago(kept.time.elapsed().unwrap_or_default());
         let size = ByteSize::from_bytes(kept.bytes);
         let contents = match &kept.contents {
             Some(KeptContents { changes, workspace }) => {
@@ -72,12 +73,15 @@ fn show(args: &ShowChangesArgs) -> Result<u8> {
         }
         let mut lines = String::new();
         for change in &document.changes {
+            let kind = if change.is_applied { "applied" } else { &change.kind };
             let lines_changed = match (change.insertions, change.deletions) {
                 (Some(insertions), Some(deletions)) => format!("+{insertions} -{deletions}"),
                 _ => String::new(),
             };
-            let path = text::line(change.path.as_bytes());
-            lines.push_str(&format!("{:<13} {lines_changed:>11}  {path}\n", change.kind));
+            let from =
+                change.from.as_ref().map(|from| format!("{} => ", text::line(from.as_bytes()))).unwrap_or_default();
+            let path = format!("{from}{}", text::line(change.path.as_bytes()));
+            lines.push_str(&format!("{kind:<13} {lines_changed:>11}  {path}\n"));
         }
         lines.push_str(&format!("{}\n", document.summary));
         return Ok(report::printed(report::print(&lines), 0));
@@ -101,6 +105,9 @@ fn apply_to(args: &ApplyChangesArgs) -> Result<u8> {
     };
     let applied = apply(&found.set, found.directory.as_fd(), &options).map_err(failed)?;
     let is_whole = review::applied_whole(&applied);
+    if is_whole && applied.applied.is_empty() && !args.only.is_empty() {
+        return Err(failed(ChangesError::NoMatch));
+    }
     let status = u8::from(!is_whole);
     if let Some(id) =
         found.id.as_ref().filter(|_| is_whole && args.only.is_empty() && args.to.is_none() && !args.dry_run)
@@ -164,6 +171,12 @@ fn action(effect: Effect) -> &'static str {
 
 fn discard(args: &DiscardChangesArgs) -> Result<u8> {
     for changes in &args.changes {
+        if !args.only.is_empty() {
+            if let Err(error) = discard_only(changes, args)? {
+                return Ok(report::printed(Err(error), 0));
+            }
+            continue;
+        }
         let discarded = match is_file(changes) {
             true => discard_file(Path::new(changes), args.dry_run)?,
             false => discard_kept(changes, args.dry_run)?,
@@ -175,6 +188,38 @@ fn discard(args: &DiscardChangesArgs) -> Result<u8> {
         }
     }
     Ok(0)
+}
+
+/// Deletes the selected paths of one change set, or prints them in a dry run. Returns the result of printing.
+fn discard_only(changes: &str, args: &DiscardChangesArgs) -> Result<std::io::Result<()>> {
+    let Found { set, id, directory, .. } = find(changes, args.to.as_deref())?;
+    let only = Globs::new(&args.only);
+    let name = id.as_ref().map_or_else(|| text::path(Path::new(changes)), ToString::to_string);
+    let described = |discarded: &Discarded| {
+        let count = discarded.paths.len();
+        let plural = if count == 1 { "" } else { "s" };
+        match discarded.remaining {
+            0 => format!("{count} change{plural} of {name}: nothing is left, and it is deleted"),
+            left => format!("{count} change{plural} of {name}; {left} of its changes remain"),
+        }
+    };
+    if args.dry_run {
+        let discarded = would_discard(&set, directory.as_fd(), &only).map_err(failed)?;
+        let lines: String =
+            discarded.paths.iter().map(|path| format!("discard         {}\n", text::path(path))).collect();
+        let printed = report::print(&lines);
+        report::remark(&format!("would discard {}", described(&discarded)), Tone::Good);
+        return Ok(printed);
+    }
+    let discarded = match &id {
+        Some(id) => {
+            review::store()?.discard_only(id.as_str(), directory.as_fd(), &only).map(|(_, discarded)| discarded)
+        }
+        None => open_saved(Path::new(changes), &Bounds::default())
+            .and_then(|saved| saved.discard_only(directory.as_fd(), &only)),
+    };
+    report::remark(&format!("discarded {}", described(&discarded.map_err(failed)?)), Tone::Good);
+    Ok(Ok(()))
 }
 
 /// Deletes kept changes. Returns their identifier. A dry run returns their contents, too.

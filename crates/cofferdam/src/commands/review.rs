@@ -117,7 +117,9 @@ pub async fn review(sandbox: &dyn Sandbox, review: Review<'_>, status: u8) -> Re
     let changes = sandbox.changes().await?;
     if changes.skipped_count > 0 && !review.quiet {
         let count = changes.skipped_count;
-        report::remark(&format!("{count} changed files cannot be kept: {}", changes.skipped.join("; ")), Tone::Warning);
+        let plural = if count == 1 { "" } else { "s" };
+        let skipped = changes.skipped.join("; ");
+        report::remark(&format!("{count} changed file{plural} cannot be kept: {skipped}"), Tone::Warning);
     }
     let file = received(changes.layer).await?;
     let set = ChangeSet::read(file.try_clone().map_err(unread)?, &Bounds::default()).map_err(failed)?;

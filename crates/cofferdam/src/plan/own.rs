@@ -13,10 +13,6 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use crate::{resident, state};
 
-/// The directory in which volumes are mounted for container engines.
-const DISKS: &str = "/run/cofferdam-disks";
-/// The directory of root's state.
-const STATE_OF_ROOT: &str = "/var/lib/cofferdam";
 /// The remedy for a writable directory that contains one of Cofferdam's own.
 const REMEDY: &str = "use a directory below it, mount it with :ro or :cow, or move Cofferdam's own directory with \
                       XDG_STATE_HOME, XDG_CACHE_HOME, XDG_DATA_HOME or XDG_CONFIG_HOME";
@@ -103,17 +99,7 @@ fn submounts(path: &Path, mounts: &str) -> Vec<Location> {
 /// Returns the directories in which Cofferdam keeps settings, change sets, images, plugins, volumes and sockets. They
 /// need not exist.
 fn directories() -> Vec<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = set("HOME");
-    let bases = [
-        ("XDG_STATE_HOME", ".local/state"),
-        ("XDG_CACHE_HOME", ".cache"),
-        ("XDG_DATA_HOME", ".local/share"),
-        ("XDG_CONFIG_HOME", ".config"),
-    ];
-    let bases = bases.into_iter().flat_map(|(name, below)| [set(name), home.as_ref().map(|home| home.join(below))]);
-    let mut all: Vec<PathBuf> = bases.flatten().map(|base| base.join("cofferdam")).collect();
-    all.extend([STATE_OF_ROOT, DISKS].map(PathBuf::from));
+    let mut all = cofferdam_changes::OwnDirectories::of_user().paths().to_vec();
     all.push(resident::candidates().directory());
     all.extend(KINDS.map(state::directory));
     all

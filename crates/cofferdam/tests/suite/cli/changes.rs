@@ -266,6 +266,66 @@ fn files_of_changes_are_discarded() {
     assert!(status == 0 && !layer.exists(), "{stderr}");
 }
 
+/// Promise (Files): `changes discard --only` removes these changes and no others, from the store and from a file (K4).
+#[test]
+fn selected_changes_are_discarded() {
+    let project = Project::new(&[("a", "1\n"), ("b", "1\n"), ("old", "contents\n")]);
+    let script = "echo 2 >> a; rm b; mv old new; mkdir logs; echo x > logs/l.log";
+    assert_eq!(outcome(&mut project.run(&[], script)).0, 0);
+    let id = project.kept().remove(0);
+    for words in
+        [&["discard", "--only", "none"][..], &["discard", "--dry-run", "--only", "none"], &["apply", "--only", "none"]]
+    {
+        let (status, stdout, stderr) = project.changes(&[words, &[&id]].concat());
+        assert!(
+            status == 127 && stdout.is_empty() && stderr.contains("no change matches the patterns"),
+            "{words:?} {stderr}"
+        );
+    }
+    let (status, stdout, stderr) = project.changes(&["discard", "--dry-run", "--only", "logs", &id[..6]]);
+    assert_eq!((status, stdout.as_str()), (0, "discard         logs\ndiscard         logs/l.log\n"), "{stderr}");
+    assert!(stderr.contains(&format!("would discard 2 changes of {id}; 3 of its changes remain")), "{stderr}");
+    let (status, _, stderr) = project.changes(&["discard", "--only", "*.log", "--only", "logs", &id]);
+    assert!(status == 0 && stderr.contains(&format!("discarded 2 changes of {id}; 3 of its")), "{status} {stderr}");
+    let (_, stdout, _) = project.changes(&["show", "--stat", &id]);
+    assert!(stdout.contains("old => new\n") && stdout.contains("\n3 files changed, "), "{stdout}");
+    // The deletion of the old name goes with the new one.
+    let (status, _, stderr) = project.changes(&["discard", "--only", "new", &id]);
+    assert!(status == 0 && stderr.contains("discarded 1 change of "), "{status} {stderr}");
+    assert_eq!(project.changes(&["apply", &id]).0, 0);
+    assert_eq!((project.read("a").as_deref(), project.read("old").as_deref()), (Some("1\n2\n"), Some("contents\n")));
+    assert!(["b", "new", "logs"].iter().all(|name| !project.path(name).exists()));
+    assert_eq!(project.kept(), Vec::<String>::new());
+    let layer = project.state.path().join("layer.tar");
+    let path = layer.to_str().expect("text");
+    assert_eq!(outcome(&mut project.run(&["--save-changes", path], "echo 3 > c; echo 3 > d")).0, 0);
+    let (status, _, stderr) = project.changes(&["discard", "--only", "c", path]);
+    assert!(
+        status == 0 && stderr.contains(&format!("discarded 1 change of {path}; 1 of its changes remain")),
+        "{stderr}"
+    );
+    let (status, _, stderr) = project.changes(&["discard", "--only", "d", path]);
+    assert!(status == 0 && stderr.contains("nothing is left, and it is deleted") && !layer.exists(), "{stderr}");
+}
+
+/// Promise (Files): Changes of a home directory are not applied to Cofferdam's own directories in it (K4).
+#[test]
+fn settings_of_cofferdam_are_not_applied() {
+    let project = Project::new(&[("a", "1\n")]);
+    let script = "mkdir -p .config/cofferdam .local/share/cofferdam/plugins; echo > .config/cofferdam/config.toml; \
+        echo > .local/share/cofferdam/plugins/x; echo fine > fine";
+    let at_home = |mut command: Command| outcome(command.env("HOME", project.directory.path()));
+    let (status, _, stderr) = at_home(project.run(&["--apply"], script));
+    assert_eq!(status, 125, "{stderr}");
+    for name in [".config/cofferdam/config.toml", ".local/share/cofferdam/plugins/x"] {
+        assert!(stderr.contains(&format!("not applied: {name}: a directory of Cofferdam's own")), "{name}: {stderr}");
+    }
+    let id = project.kept().remove(0);
+    let (status, _, stderr) = at_home(project.command(&["changes", "apply", "--allow", "**", &id]));
+    assert_eq!((status, project.read("fine").as_deref()), (1, Some("fine\n")), "{stderr}");
+    assert!([".config/cofferdam", ".local/share/cofferdam"].iter().all(|name| !project.path(name).exists()));
+}
+
 /// Writes a project, and keeps changes of it that take a while to apply.
 fn large_changes() -> (Project, String) {
     let project = Project::new(&[("edit", "1\n"), ("gone/a", "1\n"), ("gone/b", "1\n"), ("tofile/x", "1\n")]);

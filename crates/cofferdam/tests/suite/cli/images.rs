@@ -97,20 +97,34 @@ fn images_are_imported_listed_inspected_and_removed() {
     assert!(code == 125 && stderr.contains("is not a name of an image"), "{code} {stderr}");
 }
 
-/// Returns a layer with one file.
+/// Returns a layer with one file, and what is not kept of a layer: an owner, set-id bits and a FIFO.
 fn layer() -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
+    let members = [("tool", 0o755, 0), ("setuid", 0o4755, 0), ("owned", 0o644, 1000)];
+    for (name, mode, user) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(4);
+        header.set_mode(mode);
+        header.set_uid(user);
+        header.set_gid(0);
+        tar.append_data(&mut header, name, &b"tool"[..]).expect("a member");
+    }
     let mut header = tar::Header::new_gnu();
-    header.set_size(4);
-    header.set_mode(0o755);
-    tar.append_data(&mut header, "tool", &b"tool"[..]).expect("a member");
+    header.set_entry_type(tar::EntryType::Fifo);
+    header.set_size(0);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, "pipe", &b""[..]).expect("a member");
     tar.into_inner().expect("a layer")
 }
+
+/// The report on [`layer`].
+const NOT_KEPT: &str = "owners of 1 files, set-id bits of 1 files, 1 devices or FIFOs";
 
 fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", cofferdam_util::sha256::of(bytes))
 }
 
+/// Promise (Images): `image load`, `image pull` and `image inspect` report what is not kept of an image.
 #[test]
 fn images_are_loaded_from_an_archive() {
     let home = Home::new();
@@ -129,6 +143,15 @@ fn images_are_loaded_from_an_archive() {
     let path = path.display().to_string();
     let (code, stdout, stderr) = home.image(&["load", &path]);
     assert!(code == 0 && stdout.starts_with("loaded saved/tool:1;"), "{stderr}");
+    assert!(stderr.contains(&format!("not kept of its files: {NOT_KEPT}\n")), "{stderr}");
+    let (code, stdout, _) = home.image(&["inspect", "saved/tool:1"]);
+    assert!(
+        code == 0 && stdout.lines().any(|line| line.starts_with("not kept ") && line.ends_with(NOT_KEPT)),
+        "{stdout}"
+    );
+    let (_, stdout, _) = home.image(&["load", &path, "--json"]);
+    let expected = json!({"owners": 1, "set_id": 1, "attributes": 0, "special": 1});
+    assert_eq!(parsed(&stdout)["images"][0]["dropped"], expected, "{stdout}");
     let (code, _, stderr) = home.image(&["load", &path, "--name", "other"]);
     assert_eq!(code, 0, "{stderr}");
     assert_eq!(home.list()["images"][0]["names"], json!(["other:latest", "saved/tool:1"]));
@@ -257,6 +280,7 @@ fn an_image_is_pulled_with_the_logins_of_docker() {
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.starts_with(&format!("pulled {name};")), "{stdout}");
     assert!(stderr.contains("unpacking layer 1 of 1") && !stderr.contains("sesame"), "{stderr}");
+    assert!(stderr.contains(&format!("not kept of its files: {NOT_KEPT}\n")), "{stderr}");
     assert_eq!(home.list()["images"][0]["names"], json!([name]));
     // A password in the file, which is wrong.
     let auth = "dGVzdGVyOndyb25n";
