@@ -3,9 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use cofferdam_contract::{Error, Result};
+use cofferdam_contract::configuration::Variables;
+use cofferdam_contract::{Error, ErrorKind, Result};
 use hyper::Uri;
 
+/// The environment variable with the key.
+const KEY: &str = "E2B_API_KEY";
 /// E2B's own domain.
 pub const DEFAULT_DOMAIN: &str = "e2b.app";
 /// The template that E2B's SDKs use by default.
@@ -77,6 +80,27 @@ impl E2bConfig {
             template: DEFAULT_TEMPLATE.to_owned(),
             lifetime: DEFAULT_LIFETIME,
         }
+    }
+
+    /// Reads the environment variables of E2B's own clients: `E2B_API_KEY`, `E2B_DOMAIN`, `E2B_API_URL` and
+    /// `E2B_SANDBOX_URL`. The template comes from the backend's name, as in `e2b:TEMPLATE`.
+    ///
+    /// # Errors
+    /// - `Denied` without a key, `InvalidInput` for a key that cannot be valid. The other values are checked when the
+    ///   backend is created.
+    pub fn from_environment(variables: Variables<'_>, template: Option<String>) -> Result<Self> {
+        let key = variables.text(KEY).ok_or_else(|| {
+            Error::new(ErrorKind::Denied, "select backend", format!("{KEY} is not set"))
+                .with_remedy("set it to a key of the E2B dashboard")
+        })?;
+        let base = Self::new(Key::new(key)?);
+        Ok(Self {
+            domain: variables.text("E2B_DOMAIN").unwrap_or(base.domain),
+            api_url: variables.text("E2B_API_URL"),
+            sandbox_url: variables.text("E2B_SANDBOX_URL"),
+            template: template.unwrap_or(base.template),
+            ..base
+        })
     }
 
     /// Checks the values, and that no key travels without TLS to another host.
@@ -155,6 +179,34 @@ mod tests {
 
     fn config() -> E2bConfig {
         E2bConfig::new(Key::new("e2b_0123").unwrap())
+    }
+
+    #[test]
+    fn the_environment_has_all_settings_but_the_template() {
+        let from = |set: &'static [(&str, &str)], template: Option<&str>| {
+            let lookup = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            E2bConfig::from_environment(Variables::new(&lookup), template.map(str::to_owned))
+        };
+        let found = from(&[("E2B_API_KEY", "e2b_1")], None).unwrap();
+        assert_eq!((found.key.reveal(), found.domain.as_str()), ("e2b_1", DEFAULT_DOMAIN));
+        assert_eq!((found.api_url, found.sandbox_url, found.template.as_str()), (None, None, DEFAULT_TEMPLATE));
+        let all = &[
+            ("E2B_API_KEY", "e2b_1"),
+            ("E2B_DOMAIN", "own.example"),
+            ("E2B_API_URL", "https://a"),
+            ("E2B_SANDBOX_URL", "https://s"),
+        ];
+        let found = from(all, Some("mine")).unwrap();
+        assert_eq!((found.domain.as_str(), found.template.as_str()), ("own.example", "mine"));
+        assert_eq!((found.api_url.as_deref(), found.sandbox_url.as_deref()), (Some("https://a"), Some("https://s")));
+        for (set, kind) in [
+            (&[] as &[_], ErrorKind::Denied),
+            (&[("E2B_API_KEY", "")], ErrorKind::Denied),
+            (&[("E2B_API_KEY", "a b")], ErrorKind::InvalidInput),
+        ] {
+            let error = from(set, None).unwrap_err();
+            assert!(error.kind() == kind && error.remedy().is_some(), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::config::E2bConfig;
 use crate::error::Failure;
 
 /// Asks E2B whether it takes the key. Creates no sandbox.
-pub async fn examine(config: E2bConfig) -> Vec<Finding> {
+pub async fn doctor(config: E2bConfig) -> Vec<Finding> {
     const NAME: &str = "E2B";
     let api = config.api();
     let client = match Client::new(config) {

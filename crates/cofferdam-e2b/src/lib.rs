@@ -44,7 +44,7 @@ mod wire;
 
 pub use backend::E2bBackend;
 pub use config::{DEFAULT_DOMAIN, DEFAULT_LIFETIME, DEFAULT_TEMPLATE, E2bConfig, Key};
-pub use doctor::examine;
+pub use doctor::doctor;
 
 /// The backend's name.
 pub const NAME: &str = "e2b";

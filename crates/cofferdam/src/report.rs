@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 use clap::error::ErrorKind as UsageKind;
-use cofferdam::{ByteSize, Error, Exit, LimitKind, Limits};
+use cofferdam::{ByteSize, Error, Exit, LimitKind, Limits, Result};
 use serde_json::{Value, json};
 
 use crate::args::Cli;
@@ -27,6 +27,18 @@ pub enum Form {
     Json,
     /// JSON lines on standard output.
     Events,
+}
+
+impl Form {
+    /// Returns the form of a command with the option `--json`.
+    pub fn of(json: bool) -> Self {
+        if json { Self::Json } else { Self::Text }
+    }
+}
+
+/// Returns the exit status of a command, after reporting its error.
+pub fn finish(result: Result<u8>, form: Form) -> u8 {
+    result.unwrap_or_else(|failure| error(&failure, form))
 }
 
 /// Reports an error. Returns the exit status.
@@ -113,6 +125,14 @@ pub fn print(text: &str) -> io::Result<()> {
 /// Prints one JSON document on standard output.
 pub fn document(value: &Value) -> io::Result<()> {
     write_safe_json(value, io::stdout().lock())
+}
+
+/// Prints a result as one JSON document or as text.
+pub fn show(form: Form, value: &Value, text: &str) -> io::Result<()> {
+    match form {
+        Form::Text => print(text),
+        Form::Json | Form::Events => document(value),
+    }
 }
 
 /// Returns the exit status after printing: `status`, unless printing failed.

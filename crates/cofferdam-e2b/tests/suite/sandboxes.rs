@@ -121,10 +121,10 @@ async fn pause_without_an_answer_does_not_end_the_sandbox() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn doctor_reports_valid_and_invalid_keys() {
     let server = LocalE2b::start().await;
-    let good = cofferdam_e2b::examine(config(&server)).await;
+    let good = cofferdam_e2b::doctor(config(&server)).await;
     assert_eq!(good[0].state, cofferdam_contract::FindingState::Ok, "{good:?}");
     let wrong = E2bConfig { key: cofferdam_e2b::Key::new("e2b_wrong").unwrap(), ..config(&server) };
-    let bad = cofferdam_e2b::examine(wrong).await;
+    let bad = cofferdam_e2b::doctor(wrong).await;
     assert_eq!(bad[0].state, cofferdam_contract::FindingState::Missing, "{bad:?}");
     assert!(bad[0].remedy.as_deref().is_some_and(|remedy| remedy.contains("E2B_API_KEY")), "{bad:?}");
     drop(create(&server).await);

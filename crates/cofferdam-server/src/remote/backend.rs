@@ -1,6 +1,5 @@
 //! Connection to a server, and creation of its sandboxes.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,9 +10,9 @@ use cofferdam_contract::{
 use hyper::Method;
 
 use super::NAME;
+use super::config::RemoteConfig;
 use super::sandbox::{RemoteSandbox, RemoteSnapshot};
 use crate::client::{Client, Credentials, detached};
-use crate::listen::TlsFiles;
 use crate::rest::views::{BackendList, BackendView, CreateSandbox, SandboxDetails, Version};
 
 /// The version of the API that this client speaks.
@@ -33,21 +32,6 @@ const USABLE: [Capability; 12] = [
     Capability::Watch,
     Capability::UnixPrograms,
 ];
-
-/// The server of a [`RemoteBackend`].
-#[derive(Debug, Clone, Default)]
-pub struct RemoteConfig {
-    /// The address: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`.
-    pub server: String,
-    /// The key.
-    pub key: Option<String>,
-    /// A PEM file of authorities to trust instead of those of this host.
-    pub ca: Option<PathBuf>,
-    /// The client's certificate.
-    pub certificate: Option<TlsFiles>,
-    /// The server's backend. Default: the server's own.
-    pub backend: Option<String>,
-}
 
 /// A backend whose sandboxes are on a server.
 #[derive(Debug)]

@@ -10,12 +10,16 @@
 //! capabilities are those that it lists.
 
 mod backend;
+mod config;
+mod doctor;
 mod exec;
 mod files;
 mod sandbox;
 mod watch;
 
-pub use backend::{RemoteBackend, RemoteConfig};
+pub use backend::RemoteBackend;
+pub use config::{RemoteConfig, variables};
+pub use doctor::doctor;
 
 /// The backend's name.
 pub const NAME: &str = "remote";

@@ -22,7 +22,7 @@ after another limit; 128 and its number after a signal; 125 if the client or the
 #[derive(Debug, Args)]
 #[command(after_help = CODE_HELP)]
 pub struct CodeArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
     /// Run this code [default: standard input]
@@ -63,7 +63,7 @@ pub struct KernelArgs {
 pub enum KernelCommand {
     /// Start a kernel and print its id
     Start {
-        /// The id or name of the sandbox
+        /// Select the sandbox by its id or name
         #[arg(add = crate::completion::sandboxes())]
         sandbox: String,
         /// Select the language
@@ -77,7 +77,7 @@ pub enum KernelCommand {
     },
     /// List the kernels of a sandbox
     Ls {
-        /// The id or name of the sandbox
+        /// Select the sandbox by its id or name
         #[arg(add = crate::completion::sandboxes())]
         sandbox: String,
         /// Print a JSON document
@@ -88,20 +88,20 @@ pub enum KernelCommand {
     },
     /// Interrupt the code that a kernel runs
     Interrupt {
-        /// The id or name of the sandbox
+        /// Select the sandbox by its id or name
         #[arg(add = crate::completion::sandboxes())]
         sandbox: String,
-        /// The id of the kernel
+        /// Select the kernel by its id
         kernel: String,
         #[command(flatten)]
         client: ClientArgs,
     },
     /// End a kernel
     Rm {
-        /// The id or name of the sandbox
+        /// Select the sandbox by its id or name
         #[arg(add = crate::completion::sandboxes())]
         sandbox: String,
-        /// The id of the kernel
+        /// Select the kernel by its id
         kernel: String,
         #[command(flatten)]
         client: ClientArgs,

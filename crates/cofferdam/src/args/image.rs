@@ -13,7 +13,7 @@ Examples:
   cofferdam image load saved.tar       an archive of docker save, or an OCI image layout
   cofferdam run --image my/root -- sh -c 'cat /etc/os-release'
 
-The store is $XDG_STATE_HOME/cofferdam/images or ~/.local/state/cofferdam/images, and that of root is
+The store is $XDG_STATE_HOME/cofferdam/images or ~/.local/state/cofferdam/images, for root
 /var/lib/cofferdam/images. Container engines and VMs get its images when a sandbox needs them.";
 
 /// `cofferdam image`.
@@ -87,7 +87,7 @@ pub enum ImageCommand {
     },
     /// Remove names, and images without another name
     Rm {
-        /// Names or digests
+        /// Remove the images with these names or digests
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
         #[command(flatten)]
@@ -103,7 +103,7 @@ pub enum ImageCommand {
     },
     /// Print details of an image
     Inspect {
-        /// Name or digest
+        /// Select the image by its name or digest
         name: String,
         #[command(flatten)]
         output: OutputArgs,

@@ -25,7 +25,7 @@ pub enum ServerCommand {
     Exec(Box<ExecArgs>),
     /// Run code of a language in a sandbox of a server
     Code(CodeArgs),
-    /// Start, list, interrupt and end interpreters in a sandbox of a server
+    /// Start, list, interrupt and stop interpreters in a sandbox of a server
     Kernel(KernelArgs),
     /// Connect again to a command in a sandbox of a server
     Attach(AttachArgs),
@@ -60,7 +60,7 @@ pub enum ServerCommand {
 /// `cofferdam pause` and `resume`.
 #[derive(Debug, Args)]
 pub struct SandboxesArgs {
-    /// The ids or names of the sandboxes
+    /// Select the sandboxes by their ids or names
     #[arg(required = true, add = crate::completion::sandboxes())]
     pub sandboxes: Vec<String>,
     /// Print a JSON document
@@ -73,7 +73,7 @@ pub struct SandboxesArgs {
 /// `cofferdam extend`.
 #[derive(Debug, Args)]
 pub struct ExtendArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
     /// Close it after this time from now
@@ -92,7 +92,7 @@ pub struct ExtendArgs {
 /// `cofferdam fork`.
 #[derive(Debug, Args)]
 pub struct ForkArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
     /// Name the copy
@@ -114,10 +114,10 @@ pub struct ForkArgs {
 /// `cofferdam rename`.
 #[derive(Debug, Args)]
 pub struct RenameArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The new name
+    /// Give the sandbox this name
     pub name: String,
     /// Print a JSON document
     #[arg(long)]
@@ -129,13 +129,13 @@ pub struct RenameArgs {
 const STATS_HELP: &str = "\
 Examples:
   cofferdam stats                      all sandboxes, again each second on a terminal until Ctrl-C
-  cofferdam stats --once build         measure for a second, print and end";
+  cofferdam stats --once build         measure for a second, print and exit";
 
 /// `cofferdam stats`.
 #[derive(Debug, Args)]
 #[command(after_help = STATS_HELP)]
 pub struct StatsArgs {
-    /// The ids or names of the sandboxes [default: all]
+    /// Select the sandboxes by their ids or names [default: all]
     #[arg(add = crate::completion::sandboxes())]
     pub sandboxes: Vec<String>,
     /// Print once, also on a terminal
@@ -183,16 +183,16 @@ Examples:
   cofferdam attach build               the newest command that runs in the sandbox
   cofferdam attach build ex-0192…      another one
 
-In a terminal, Ctrl-] leaves the command running and ends this client. Elsewhere, Ctrl-C does.";
+In a terminal, Ctrl-] leaves the command running and stops this client. Elsewhere, Ctrl-C does.";
 
 /// `cofferdam attach`.
 #[derive(Debug, Args)]
 #[command(after_help = ATTACH_HELP)]
 pub struct AttachArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The id of the exec [default: the newest that runs]
+    /// Select the exec by its id [default: the newest that runs]
     pub exec: Option<String>,
     /// Skip this number of bytes of output, which were read before
     #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true)]
@@ -209,16 +209,16 @@ Examples:
   cofferdam port build 8000            forward 127.0.0.1:8000
   cofferdam port build 5432 --listen 127.0.0.1:15432
 
-Every protocol over TCP passes. Ctrl-C ends it.";
+All protocols over TCP work. Ctrl-C stops the forwarding.";
 
 /// `cofferdam port`.
 #[derive(Debug, Args)]
 #[command(after_help = PORT_HELP)]
 pub struct PortArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The port in the sandbox
+    /// Forward to this port in the sandbox
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
     /// Listen on this address [default: the same port of 127.0.0.1]
@@ -234,14 +234,14 @@ Examples:
   cofferdam diff --apply fix           write the changes to the directory
   cofferdam diff --save fix.tar fix    save them for `cofferdam changes show` and `apply`
 
-The sandbox was created with `cofferdam create --workspace`. Files that the host changed meanwhile, and
-files that programs of the host obey, are not overwritten: exit status 1.";
+The sandbox was created with `cofferdam create --workspace`. Exit status 1: files that the host
+changed meanwhile, or that programs of the host obey, were not overwritten.";
 
 /// `cofferdam diff`.
 #[derive(Debug, Args)]
 #[command(after_help = DIFF_HELP)]
 pub struct DiffArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
     /// Write the changes to the directory instead of printing them
@@ -260,10 +260,10 @@ pub struct DiffArgs {
 /// `cofferdam watch`.
 #[derive(Debug, Args)]
 pub struct WatchArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The directory, with all beneath it [default: the workspace]
+    /// Watch this directory, with all beneath it [default: the workspace]
     #[arg(default_value = "", hide_default_value = true)]
     pub path: String,
     /// Print JSON lines instead of text

@@ -50,9 +50,9 @@ pub struct ObserveArgs {
 /// The treatment of connections while a policy is learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Learn {
-    /// They are refused. Programs may give up before they have asked for everything.
+    /// Refuse all connections. Programs may stop before they have requested everything.
     Refuse,
-    /// They are allowed, to every name that leads to a public address.
+    /// Allow connections to all names with public addresses.
     Allow,
 }
 
@@ -87,7 +87,7 @@ pub enum NetCommand {
 /// `cofferdam net explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// HOST, HOST:PORT (IPv6 in brackets) or an http or https URL
+    /// Explain this HOST, HOST:PORT (IPv6 in brackets), or http or https URL
     #[arg(value_name = "HOST[:PORT]|URL")]
     pub server: String,
 
@@ -99,7 +99,7 @@ pub struct ExplainArgs {
     #[command(flatten)]
     pub network: NetworkArgs,
 
-    /// The method of the request
+    /// Set the method of the request
     #[arg(long, default_value = "GET")]
     pub method: String,
 

@@ -64,7 +64,7 @@ pub enum PluginsCommand {
 /// `cofferdam plugins validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// Manifests, or directories with a plugin.toml or plugin.json
+    /// Check these manifests, or directories with a plugin.toml or plugin.json
     #[arg(value_name = "PATH", default_value = ".")]
     pub paths: Vec<PathBuf>,
 
@@ -221,7 +221,7 @@ pub struct ServePluginsArgs {
 /// The options of a host of plugins.
 #[derive(Debug, Default, PartialEq, Args)]
 pub struct HostArgs {
-    /// Load this plugin too, for invocations: an installed one, or a directory; repeatable
+    /// Load this plugin too, so that plugins can invoke it: an installed one, or a directory; repeatable
     #[arg(long, value_name = "PLUGIN")]
     pub with: Vec<String>,
 
@@ -283,7 +283,7 @@ pub enum StrategyArg {
     Wasm,
     /// A child of this process, without isolation
     Thread,
-    /// As thread, and started again when a file of the plugin changes
+    /// Like thread, and restarted when a file of the plugin changes
     Inline,
 }
 
@@ -305,11 +305,11 @@ pub struct CallArgs {
     /// Call this method
     pub method: String,
 
-    /// Pass this JSON as the input, or that of standard input for -
+    /// Pass this JSON as the input; `-` reads it from standard input
     #[arg(value_name = "INPUT", default_value = "{}")]
     pub input: String,
 
-    /// Bound the call's time, below the manifest's bound
+    /// Limit the call's time, below the manifest's limit
     #[arg(long, value_name = "DURATION", value_parser = cofferdam::parse_duration)]
     pub timeout: Option<std::time::Duration>,
 
@@ -338,7 +338,7 @@ pub struct RunPluginsArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,
 
-    /// Let running calls end within this time at the end
+    /// Wait at most this long for running calls when the plugins are stopped
     #[arg(long, value_name = "DURATION", value_parser = cofferdam::parse_duration)]
     pub drain: Option<std::time::Duration>,
 

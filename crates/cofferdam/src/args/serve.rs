@@ -21,7 +21,7 @@ Examples:
   cofferdam keys create --tenant acme && cofferdam serve --listen 127.0.0.1:8080
   cofferdam serve --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem
   cofferdam serve --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --oidc oidc.json
-  cofferdam serve --check              examine the settings and this host, and end
+  cofferdam serve --check              check the settings and this host, and exit
 
 A server without --listen and --socket has a private socket, which only its user can access. It runs
 the commands of `cofferdam run`, and answers HTTP without keys.
@@ -59,7 +59,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub backend: Vec<String>,
 
-    /// Let runs and requests end for this time after a stop request [default: 10s]
+    /// Wait at most this long for runs and requests after a stop request [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub drain: Option<Duration>,
 

@@ -71,7 +71,7 @@ pub struct HttpArgs {
     #[command(flatten)]
     pub plugins: super::ServePluginsArgs,
 
-    /// Lead requests for PORT-SANDBOX.DOMAIN to ports of sandboxes; the names must have this server's address
+    /// Forward requests for PORT-SANDBOX.DOMAIN to ports of sandboxes; the names must have this server's address
     #[arg(long, value_name = "DOMAIN")]
     pub port_domain: Option<String>,
 
@@ -91,7 +91,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub max_life: Option<Duration>,
 
-    /// Let sandboxes live for this time after another process took over [default: 1h]
+    /// Close the remaining sandboxes this long after another process took over [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub handover: Option<Duration>,
 
@@ -132,7 +132,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "RATIO", help_heading = "Traces")]
     pub trace_sample: Option<f64>,
 
-    /// Examine the settings and this host, and end
+    /// Check the settings and this host, and exit
     #[arg(long, conflicts_with = "detach")]
     pub check: bool,
 
@@ -199,11 +199,11 @@ pub enum KeysCommand {
         #[command(flatten)]
         state: StateArgs,
     },
-    /// Create a key with the rights of another one, which ends
+    /// Replace a key: create one with the same rights, and let the old one expire
     Rotate {
-        /// The public part of the key
+        /// Select the key by its public part
         id: String,
-        /// Accept the other key for this time [default: 1h]
+        /// Accept the old key for this time [default: 1h]
         #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
         grace: Option<Duration>,
         /// Print a JSON document
@@ -214,7 +214,7 @@ pub enum KeysCommand {
     },
     /// Revoke a key at once
     Revoke {
-        /// The public part of the key
+        /// Select the key by its public part
         id: String,
         #[command(flatten)]
         state: StateArgs,
@@ -227,7 +227,7 @@ pub struct CreateKeyArgs {
     /// Create a key of this tenant
     #[arg(long, value_parser = |text: &str| TenantId::new(text))]
     pub tenant: TenantId,
-    /// Name the key for people
+    /// Name the key
     #[arg(long, default_value = "", hide_default_value = true)]
     pub name: String,
     /// Grant this scope; may be repeated [default: all but admin and changes:apply]
@@ -277,7 +277,7 @@ Examples:
   cofferdam create --name fix --workspace . && cofferdam exec fix -- make fmt && cofferdam diff fix
 
 `cofferdam serve` must run. The sandbox is closed by `cofferdam rm`, after its idle time, and after
-its life time. Changes of a --workspace that were not applied are then kept, for `cofferdam changes`.";
+its life time. Changes of a --workspace that were not applied are kept for `cofferdam changes`.";
 
 /// `cofferdam create`.
 #[derive(Debug, Default, Args)]
@@ -359,19 +359,19 @@ Examples:
   tar c src | cofferdam exec --stdin build -- tar x
   cofferdam exec --detach build -- ./server && cofferdam logs build
 
-A cut connection is made again, and the output continues where it was. Ctrl-C ends the command;
-without --detach the command ends with this client's signal. In a terminal, Ctrl-] leaves the command
-running, and `cofferdam attach` connects to it again.
-Exit status: as of cofferdam run.";
+The client reconnects after a cut connection, and the output resumes. Ctrl-C ends the command;
+without --detach the command ends with this client's signal. In a terminal, Ctrl-] leaves the
+command running, and `cofferdam attach` connects to it again.
+Exit status: as for `cofferdam run`.";
 
 /// `cofferdam exec`.
 #[derive(Debug, Args)]
 #[command(after_help = EXEC_HELP)]
 pub struct ExecArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The command with its arguments
+    /// Run this command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
     /// Pass standard input to the command
@@ -405,10 +405,10 @@ pub struct ExecArgs {
 /// `cofferdam logs`.
 #[derive(Debug, Args)]
 pub struct OutputOfExecArgs {
-    /// The id or name of the sandbox
+    /// Select the sandbox by its id or name
     #[arg(add = crate::completion::sandboxes())]
     pub sandbox: String,
-    /// The id of the exec [default: the newest]
+    /// Select the exec by its id [default: the newest]
     pub exec: Option<String>,
     /// Print JSON lines instead of text
     #[arg(long)]
@@ -425,17 +425,17 @@ Examples:
   cofferdam cp src build:project       a directory, which becomes project/src
   cofferdam cp build:out .             a directory, which becomes ./out
 
-A directory is copied with its name into the other one. Of this host, existing files are replaced
-only with --force, and files that programs of the host obey, such as .git/config, never are.";
+A directory is copied with its name into the other one. Existing files of this host are replaced
+only with --force. Files that programs of the host obey, such as .git/config, are never replaced.";
 
 /// `cofferdam cp`.
 #[derive(Debug, Args)]
 #[command(after_help = COPY_HELP)]
 pub struct CopyFilesArgs {
-    /// The file or directory: PATH of this host, SANDBOX:PATH, or - for standard input
+    /// Copy this file or directory: PATH of this host, SANDBOX:PATH, or - for standard input
     #[arg(add = crate::completion::ends_of_copies())]
     pub from: String,
-    /// The new file, or the directory for a directory: PATH of this host, SANDBOX:PATH, or - for standard output
+    /// Copy to this file, or into this directory: PATH of this host, SANDBOX:PATH, or - for standard output
     #[arg(add = crate::completion::ends_of_copies())]
     pub to: String,
     /// Replace files of this host
@@ -451,7 +451,7 @@ pub struct CopyFilesArgs {
 /// `cofferdam rm`.
 #[derive(Debug, Args)]
 pub struct RemoveArgs {
-    /// The ids or names of the sandboxes
+    /// Select the sandboxes by their ids or names
     #[arg(required = true, add = crate::completion::sandboxes())]
     pub sandboxes: Vec<String>,
     /// Discard changes of a --workspace, which are otherwise kept for `cofferdam changes`

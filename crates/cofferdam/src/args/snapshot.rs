@@ -135,7 +135,7 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "LANG", requires = "code")]
     pub lang: Option<String>,
 
-    /// Run this code in the VM instead of COMMAND, screened like other code; needs --lang
+    /// Run this code in the VM instead of COMMAND, after static analysis like other code; needs --lang
     #[arg(long, value_name = "TEXT", requires = "lang", allow_hyphen_values = true)]
     pub code: Option<String>,
 

@@ -20,7 +20,7 @@ Examples:
   cofferdam snapshot restore m.snap --for 10s
   cofferdam snapshot take build --name base && cofferdam create --snapshot base
 
-The file of save holds the memory of the VM, including passwords and keys. Only its owner can read it.
+The file of save holds the memory of the VM, with passwords and keys. Only its owner can read it.
 With --key-file it is encrypted, and restore accepts only files that were written with the same key:
   (umask 077; head -c 32 /dev/urandom > m.key)";
 
@@ -57,7 +57,7 @@ pub enum SnapshotCommand {
 pub enum StoredCommand {
     /// Take a snapshot of a sandbox of a server
     Take {
-        /// The id or name of the sandbox
+        /// Select the sandbox by its id or name
         #[arg(add = crate::completion::sandboxes())]
         sandbox: String,
         /// Name the snapshot
@@ -79,7 +79,7 @@ pub enum StoredCommand {
     },
     /// Delete snapshots of a server
     Rm {
-        /// The ids or names of the snapshots
+        /// Select the snapshots by their ids or names
         #[arg(required = true)]
         snapshots: Vec<String>,
         /// Print a JSON document
@@ -90,7 +90,7 @@ pub enum StoredCommand {
     },
     /// Write a snapshot of a server to a file
     Download {
-        /// The id or name of the snapshot
+        /// Select the snapshot by its id or name
         snapshot: String,
         /// Write to this file, which appears complete or not at all
         file: PathBuf,
@@ -105,9 +105,9 @@ pub enum StoredCommand {
     },
     /// Send a file that was downloaded to a server
     Upload {
-        /// The file
+        /// Send this file
         file: PathBuf,
-        /// The backend of the snapshot [default: the server's own]
+        /// Select the backend of the snapshot [default: the server's own]
         #[arg(long, value_name = "NAME")]
         backend: Option<String>,
         /// Name the snapshot

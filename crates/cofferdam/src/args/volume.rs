@@ -102,7 +102,7 @@ pub struct ListVolumesArgs {
 /// `cofferdam volume inspect`.
 #[derive(Debug, Args)]
 pub struct InspectVolumeArgs {
-    /// The volume
+    /// Select the volume
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub name: Name,
 
@@ -118,7 +118,7 @@ pub struct InspectVolumeArgs {
 /// `cofferdam volume rm`.
 #[derive(Debug, Args)]
 pub struct RemoveVolumesArgs {
-    /// The volumes
+    /// Delete these volumes
     #[arg(value_name = "NAME", required = true, value_parser = parse_name)]
     pub names: Vec<Name>,
 
@@ -130,7 +130,7 @@ pub struct RemoveVolumesArgs {
 /// `cofferdam volume export`.
 #[derive(Debug, Args)]
 pub struct ExportVolumeArgs {
-    /// The volume
+    /// Select the volume
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub name: Name,
 

@@ -23,13 +23,13 @@ pub fn main(args: &AuditArgs, config: Option<PathBuf>) -> u8 {
     };
     #[cfg(feature = "server")]
     if let Some(done) = crate::commands::server::audit(&args.command) {
-        return done.unwrap_or_else(|error| report::error(&error, form));
+        return report::finish(done, form);
     }
     let done = crate::config::load(config, |name| std::env::var_os(name)).and_then(|file| match &args.command {
         AuditCommand::Verify(verify) => verified(verify, &file),
         AuditCommand::Query(query) => found(query, &file),
     });
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 fn verified(args: &VerifyArgs, file: &ConfigFile) -> Result<u8> {

@@ -6,17 +6,12 @@ use cofferdam::registry::{DEFAULT_BACKEND, known};
 use serde_json::json;
 
 use crate::args::BackendsArgs;
-use crate::report::{document, print, printed};
+use crate::report::{Form, printed, show};
 
 /// Lists the backends.
 pub fn main(args: &BackendsArgs) -> u8 {
-    let result = if args.json {
-        let all: Vec<_> = known().collect();
-        document(&json!({"default": DEFAULT_BACKEND, "backends": all}))
-    } else {
-        print(&table())
-    };
-    printed(result, 0)
+    let all: Vec<_> = known().collect();
+    printed(show(Form::of(args.json), &json!({"default": DEFAULT_BACKEND, "backends": all}), &table()), 0)
 }
 
 fn table() -> String {

@@ -17,11 +17,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Runs the suite. The exit status is 0 if no case fails.
 pub fn main(args: &ConformanceArgs) -> u8 {
-    let form = if args.json { Form::Json } else { Form::Text };
-    match conform(args) {
-        Ok(status) => status,
-        Err(error) => report::error(&error, form),
-    }
+    report::finish(conform(args), Form::of(args.json))
 }
 
 fn conform(args: &ConformanceArgs) -> Result<u8> {
@@ -34,11 +30,8 @@ fn conform(args: &ConformanceArgs) -> Result<u8> {
     };
     let options = Options { filter: args.filter.clone(), progress: Some(Arc::new(progress)), ..Options::default() };
     let report = block_on(examine(args, &options))?;
-    let result = if args.json {
-        report::document(&json!({"success": report.is_success(), "backend": report.backend, "cases": report.cases}))
-    } else {
-        report::print(&format!("{}\n", report.summary()))
-    };
+    let value = json!({"success": report.is_success(), "backend": report.backend, "cases": report.cases});
+    let result = report::show(Form::of(args.json), &value, &format!("{}\n", report.summary()));
     Ok(report::printed(result, u8::from(!report.is_success())))
 }
 

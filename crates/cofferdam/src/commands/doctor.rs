@@ -16,11 +16,7 @@ use crate::terminal::one_line;
 
 /// Examines the host. The exit status is 0 if the default backend, or the named one, can be used.
 pub fn main(args: &DoctorArgs, config: Option<PathBuf>) -> u8 {
-    let form = if args.json { Form::Json } else { Form::Text };
-    match examine(args, config) {
-        Ok(status) => status,
-        Err(error) => report::error(&error, form),
-    }
+    report::finish(examine(args, config), Form::of(args.json))
 }
 
 fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
@@ -48,12 +44,10 @@ fn examine(args: &DoctorArgs, config: Option<PathBuf>) -> Result<u8> {
         Ok(reports)
     })?;
     let usable = reports.iter().any(|report| report.backend == default.name && report.usable);
-    let result = if args.json {
-        report::document(&json!({"default": default.name, "usable": usable, "backends": reports}))
-    } else {
-        let style = Style::stdout();
-        report::print(&reports.iter().map(|report| table(report, style)).collect::<Vec<_>>().join("\n"))
-    };
+    let style = Style::stdout();
+    let text = reports.iter().map(|report| table(report, style)).collect::<Vec<_>>().join("\n");
+    let value = json!({"default": default.name, "usable": usable, "backends": reports});
+    let result = report::show(Form::of(args.json), &value, &text);
     Ok(report::printed(result, u8::from(!usable)))
 }
 

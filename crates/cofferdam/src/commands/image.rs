@@ -23,15 +23,15 @@ use crate::progress::Progress;
 use crate::report::{self, Form};
 use crate::settings::{Environment, setup};
 use crate::style::Tone;
-use crate::terminal::one_line;
+use crate::terminal::{ago, one_line};
 
 /// Number of digits of a digest in lists.
 const DIGITS: usize = 12;
 
 /// Runs the command. The exit status is 0 on success.
 pub fn main(args: &ImageArgs, config: Option<PathBuf>) -> u8 {
-    let form = if args.command.json() { Form::Json } else { Form::Text };
-    carry_out(args, config, form).unwrap_or_else(|error| report::error(&error, form))
+    let form = Form::of(args.command.json());
+    report::finish(carry_out(args, config, form), form)
 }
 
 fn carry_out(args: &ImageArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
@@ -212,8 +212,7 @@ fn list(store: &ImageStore, form: Form) -> Result<Output> {
     for image in &images {
         let digest = &image.manifest.digits()[..DIGITS];
         let size = ByteSize::from_bytes(image.bytes).to_string();
-        let used =
-            if image.in_use { "in use".to_owned() } else { super::ago(image.used.elapsed().unwrap_or_default()) };
+        let used = if image.in_use { "in use".to_owned() } else { ago(image.used.elapsed().unwrap_or_default()) };
         let _ = writeln!(text, "{digest}  {size:>8}  {used:>9}  {}", one_line(&names(image)));
     }
     if !images.is_empty() {

@@ -21,8 +21,8 @@ use crate::terminal::one_line;
 
 /// Runs the command. The exit status is 0 on success.
 pub fn main(args: &MachineArgs, config: Option<PathBuf>) -> u8 {
-    let form = if args.command.json() { Form::Json } else { Form::Text };
-    carry_out(args, config, form).unwrap_or_else(|error| report::error(&error, form))
+    let form = Form::of(args.command.json());
+    report::finish(carry_out(args, config, form), form)
 }
 
 fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<u8> {
@@ -39,17 +39,11 @@ fn carry_out(args: &MachineArgs, config: Option<PathBuf>, form: Form) -> Result<
         MachineCommand::ImportImage(args) => return block_on(carry::import(&images, args, form)),
         MachineCommand::Images { .. } => {
             let all = images.list();
-            match form {
-                Form::Text => report::print(&table(&all)),
-                _ => report::document(&json!(all)),
-            }
+            report::show(form, &json!(all), &table(&all))
         }
         MachineCommand::Prune { name, unused, .. } => {
             let freed = block_on(images.prune(name, unused.unwrap_or(KEEP_IMAGES)))?;
-            match form {
-                Form::Text => report::print(&format!("{} freed\n", ByteSize::from_bytes(freed))),
-                _ => report::document(&json!({ "freed": freed })),
-            }
+            report::show(form, &json!({ "freed": freed }), &format!("{} freed\n", ByteSize::from_bytes(freed)))
         }
     };
     Ok(report::printed(printed, 0))
@@ -75,17 +69,13 @@ fn build(images: &Images, args: &BuildImageArgs) -> Result<MachineImage> {
 }
 
 fn built(image: &MachineImage, form: Form) -> std::io::Result<()> {
-    match form {
-        Form::Text => {
-            let size = image.size.map_or_else(String::new, |bytes| format!(", {}", ByteSize::from_bytes(bytes)));
-            report::print(&format!(
-                "image {0} ({1}{size}) is ready; use it: cofferdam run --level vm --image {0} ...\n",
-                image.name,
-                one_line(&image.about)
-            ))
-        }
-        _ => report::document(&json!(image)),
-    }
+    let size = image.size.map_or_else(String::new, |bytes| format!(", {}", ByteSize::from_bytes(bytes)));
+    let text = format!(
+        "image {0} ({1}{size}) is ready; use it: cofferdam run --level vm --image {0} ...\n",
+        image.name,
+        one_line(&image.about)
+    );
+    report::show(form, &json!(image), &text)
 }
 
 fn table(all: &MachineImages) -> String {

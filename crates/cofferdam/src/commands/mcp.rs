@@ -31,7 +31,7 @@ const FORCED_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Serves until the client disconnects or a signal arrives.
 pub fn main(args: McpArgs, config: Option<PathBuf>) -> u8 {
     // Standard output belongs to the client, so errors go to standard error.
-    serve(args, config).unwrap_or_else(|error| report::error(&error, Form::Text))
+    report::finish(serve(args, config), Form::Text)
 }
 
 fn serve(args: McpArgs, config: Option<PathBuf>) -> Result<u8> {

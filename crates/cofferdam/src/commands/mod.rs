@@ -110,17 +110,6 @@ fn absent(command: &str, feature: &str) -> u8 {
     crate::report::error(&error.with_remedy(cofferdam::registry::build_with(feature)), crate::report::Form::Text)
 }
 
-/// Returns an age in its largest unit.
-fn ago(age: Duration) -> String {
-    let seconds = age.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s ago"),
-        60..3600 => format!("{} min ago", seconds / 60),
-        3600..86_400 => format!("{} h ago", seconds / 3600),
-        _ => format!("{} d ago", seconds / 86_400),
-    }
-}
-
 /// Runs a future to completion on this thread.
 fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     // Other threads may still clean up. They must not block the exit forever.

@@ -19,10 +19,7 @@ const HTTPS: u16 = 443;
 /// Runs the subcommand.
 pub fn main(args: &NetArgs) -> u8 {
     let NetCommand::Explain(args) = &args.command;
-    match explain(args) {
-        Ok(status) => status,
-        Err(error) => report::error(&error, if args.json { Form::Json } else { Form::Text }),
-    }
+    report::finish(explain(args), Form::of(args.json))
 }
 
 /// The decision about one kind of contents.

@@ -47,12 +47,12 @@ pub fn main(args: &PluginsArgs, config: Option<PathBuf>) -> u8 {
 
 /// Returns the exit status, after reporting an error.
 fn finish(result: Result<u8>, json: bool) -> u8 {
-    result.unwrap_or_else(|error| report::error(&error, if json { Form::Json } else { Form::Text }))
+    report::finish(result, Form::of(json))
 }
 
 /// Prints the result of a command. Returns the exit status.
 fn answer(json: bool, value: &Value, text: &str) -> u8 {
-    printed(if json { document(value) } else { print(text) }, 0)
+    printed(report::show(Form::of(json), value, text), 0)
 }
 
 fn validate(args: &ValidateArgs) -> Result<u8> {

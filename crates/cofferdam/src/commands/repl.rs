@@ -54,7 +54,7 @@ pub fn main(args: ReplArgs, config: Option<PathBuf>) -> u8 {
     let history = if no_history { None } else { history.or_else(|| default_history(&language)) };
     let volumes = run.volumes.volume;
     let outcome = prepared.and_then(|(spec, settings)| block_on(repl(&language, spec, settings, volumes, history)));
-    outcome.unwrap_or_else(|error| report::error(&error, Form::Text))
+    report::finish(outcome, Form::Text)
 }
 
 fn default_history(language: &str) -> Option<PathBuf> {

@@ -95,7 +95,7 @@ pub fn main(args: &RunArgs, config: Option<PathBuf>, launcher: Option<ForkedLaun
         };
         block_on(run.session())
     });
-    outcome.unwrap_or_else(|error| report::error(&images::with_hint(args, error), form))
+    report::finish(outcome.map_err(|error| images::with_hint(args, error)), form)
 }
 
 pub(super) fn prepare(args: &RunArgs, config: Option<PathBuf>) -> Result<(Plan, Settings)> {
@@ -298,6 +298,9 @@ impl<'a> Run<'a> {
     fn report_observed(&self, observed: Observed) {
         if let Some(error) = observed.error {
             report::remark(&format!("cannot write the log of the network: {error}"), Tone::Warning);
+        }
+        if self.args.observe.net_learn.is_some() && self.backend.name != "process" {
+            report::remark("network: this level reports only connections to usual ports", Tone::Warning);
         }
         if self.args.observe.net_learn.is_some() && !observed.hosts.is_empty() {
             let hosts: Vec<String> = observed.hosts.into_iter().collect();

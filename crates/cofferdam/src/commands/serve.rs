@@ -55,7 +55,7 @@ pub fn main(args: ServeArgs, config: Option<PathBuf>) -> u8 {
         (None, None) if args.detach => detach::detach(),
         (None, _) => plan(args, config).and_then(start),
     };
-    outcome.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(outcome, form)
 }
 
 fn plan(mut args: ServeArgs, config: Option<PathBuf>) -> Result<Plan> {

@@ -10,18 +10,12 @@ use crate::report::{self, Form};
 
 /// Installs the requested interpreters. The exit status is 0 if all of them are installed.
 pub fn main(args: &SetupArgs) -> u8 {
-    let form = if args.json { Form::Json } else { Form::Text };
-    match install(args) {
-        Ok(installed) => {
-            let result = if args.json {
-                report::document(&json!({ "installed": installed }))
-            } else {
-                report::print(&installed.iter().map(line).collect::<String>())
-            };
-            report::printed(result, 0)
-        }
-        Err(error) => report::error(&error, form),
-    }
+    let form = Form::of(args.json);
+    let shown = install(args).map(|installed| {
+        let text: String = installed.iter().map(line).collect();
+        report::printed(report::show(form, &json!({ "installed": installed }), &text), 0)
+    });
+    report::finish(shown, form)
 }
 
 fn install(args: &SetupArgs) -> Result<Vec<Installed>> {

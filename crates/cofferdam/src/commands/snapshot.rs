@@ -26,11 +26,11 @@ use crate::report::Form;
 
 /// Runs the command. The exit status is that of a command in the VM, if there is one.
 pub fn main(args: SnapshotArgs, config: Option<PathBuf>) -> u8 {
-    let form = if args.command.json() { Form::Json } else { Form::Text };
+    let form = Form::of(args.command.json());
     #[cfg(not(feature = "vm"))]
     drop(config);
     #[cfg(feature = "vm")]
-    let ended = |done: Result<u8>| done.unwrap_or_else(|error| report::error(&error, form));
+    let ended = |done: Result<u8>| report::finish(done, form);
     match args.command {
         #[cfg(feature = "vm")]
         SnapshotCommand::Save(args) => ended(save::carry_out(*args, config, form)),

@@ -42,7 +42,7 @@ pub fn main(args: &VolumeArgs) -> u8 {
         VolumeCommand::Export(args) => (export(args), args.json),
         VolumeCommand::Import(args) => (import(args), args.json),
     };
-    done.unwrap_or_else(|error| report::error(&error, if is_json { Form::Json } else { Form::Text }))
+    report::finish(done, Form::of(is_json))
 }
 
 /// Opens this user's store of volumes.

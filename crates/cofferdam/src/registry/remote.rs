@@ -1,30 +1,19 @@
-//! The remote backend's entry in the registry. The server is in the environment variables of its other clients.
+//! The remote backend's entry in the registry.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use cofferdam_contract::{Backend, Error, Finding, FindingState, Result};
-use cofferdam_server::TlsFiles;
-use cofferdam_server::remote::{RemoteBackend, RemoteConfig};
+use cofferdam_contract::configuration::Variables;
+use cofferdam_contract::{Backend, Error, Finding, Result};
+use cofferdam_server::remote::{RemoteBackend, RemoteConfig, doctor, variables};
 
 use super::Setup;
 use super::table::{Creation, Examination, Implementation};
 use crate::resident::Candidates;
 
-/// The address of the server.
-const SERVER: &str = "COFFERDAM_SERVER";
-/// The key.
-const KEY: &str = "COFFERDAM_KEY";
-/// A PEM file of authorities to trust instead of those of this host.
-const CA: &str = "COFFERDAM_CA";
-/// PEM files of the client's certificate and of its private key.
-const CLIENT_CERT: &str = "COFFERDAM_CLIENT_CERT";
-const CLIENT_KEY: &str = "COFFERDAM_CLIENT_KEY";
-
 pub(super) static IMPLEMENTATION: Implementation = Implementation {
     qualified: |name| Setup { remote: Some(name.to_owned()), ..Setup::default() },
     qualifier: |setup| setup.remote.clone(),
-    fingerprint: |setup| Some(format!("{:?} {:?}", std::env::var_os(SERVER), setup.remote)),
+    fingerprint: |setup| Some(format!("{:?} {:?}", std::env::var_os(variables::SERVER), setup.remote)),
     is_tried: false,
     ..Implementation::new(create, examine)
 };
@@ -33,14 +22,12 @@ fn create(creation: Creation<'_>) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(connect(config(creation.setup)?)?))
 }
 
+/// Reads the environment only here: the key is of no concern to other backends.
 fn config(setup: &Setup) -> Result<RemoteConfig> {
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let lookup = |name: &str| std::env::var_os(name);
     // Like other clients, by default that of this user.
-    let own = || format!("unix:{}", Candidates::read(|name| std::env::var_os(name)).socket().display());
-    let server = variable(SERVER).unwrap_or_else(own);
-    let file = |name| variable(name).map(PathBuf::from);
-    let certificate = TlsFiles::of(file(CLIENT_CERT), file(CLIENT_KEY))?;
-    Ok(RemoteConfig { server, key: variable(KEY), ca: file(CA), certificate, backend: setup.remote.clone() })
+    let own = || format!("unix:{}", Candidates::read(lookup).socket().display());
+    RemoteConfig::from_environment(Variables::new(&lookup), setup.remote.clone(), own)
 }
 
 /// Connects in a thread with a runtime of its own: the caller may be in one.
@@ -53,19 +40,11 @@ fn connect(config: RemoteConfig) -> Result<RemoteBackend> {
     connecting.join().map_err(|_| failed())?
 }
 
-/// Asks the server for its backend.
 fn examine(setup: &Setup) -> Examination<'_> {
     Box::pin(async move {
-        const NAME: &str = "server";
-        let connected: Result<String> = async {
-            let config = config(setup)?;
-            let backend = RemoteBackend::connect(&config).await?;
-            Ok(format!("{} answers; its backend has level {}", config.server, backend.level()))
+        match config(setup) {
+            Ok(config) => doctor(&config).await,
+            Err(error) => vec![Finding::missing("server", &error)],
         }
-        .await;
-        vec![match connected {
-            Ok(what) => Finding::new(NAME, FindingState::Ok, what, None),
-            Err(error) => Finding::missing(NAME, &error),
-        }]
     })
 }

@@ -23,10 +23,7 @@ pub fn main(command: &ImageCommand, settings: &ContainerSettings, form: Form, pr
         Ok(match command {
             ImageCommand::List { .. } => {
                 let all = images.list().await?;
-                match form {
-                    Form::Text => report::print(&table(&all)),
-                    _ => report::document(&json!({ "images": all })),
-                }
+                report::show(form, &json!({ "images": all }), &table(&all))
             }
             ImageCommand::Import { source, name, .. } => show(&images.import(source, name).await?, form, progress),
             ImageCommand::Build { name, tiny, package, .. } => {
@@ -36,10 +33,8 @@ pub fn main(command: &ImageCommand, settings: &ContainerSettings, form: Form, pr
             ImageCommand::Pull { name, .. } => {
                 images.pull(name, on_step).await?;
                 progress.finish();
-                match form {
-                    Form::Text => report::print(&format!("pulled {name}; use it: cofferdam run --image {name} ...\n")),
-                    _ => report::document(&json!({ "name": name })),
-                }
+                let text = format!("pulled {name}; use it: cofferdam run --image {name} ...\n");
+                report::show(form, &json!({ "name": name }), &text)
             }
             ImageCommand::Load { .. }
             | ImageCommand::Rm { .. }

@@ -24,11 +24,8 @@ pub fn status(form: Form) -> Result<u8> {
         Ok(status) => status,
         Err(refusal) => return report_refusal(&refusal, form),
     };
-    let printed = match form {
-        Form::Json => report::document(&serde_json::to_value(&status).unwrap_or_default()),
-        _ => report::print(&table(&status)),
-    };
-    Ok(report::printed(printed, 0))
+    let value = serde_json::to_value(&status).unwrap_or_default();
+    Ok(report::printed(report::show(form, &value, &table(&status)), 0))
 }
 
 fn report_refusal(refusal: &Refusal, form: Form) -> Result<u8> {

@@ -15,13 +15,9 @@ use crate::plan::served_workspace;
 use crate::report::{self, Form};
 use crate::terminal::one_line;
 
-pub(super) fn form(json: bool) -> Form {
-    if json { Form::Json } else { Form::Text }
-}
-
 /// Creates a sandbox and prints its id.
 pub fn create(args: CreateArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let made = connect(&args.client).and_then(|client| {
         let request = request(args)?;
         block_on(async { client.call::<Value>(Method::POST, "/v1/sandboxes", Some(&request)).await })
@@ -72,7 +68,7 @@ fn request(args: CreateArgs) -> Result<CreateSandbox> {
 
 /// Lists the sandboxes.
 pub fn list(args: ListSandboxesArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let all = connect(&args.client).and_then(|client| block_on(async { all(&client).await }));
     let wanted = |one: &SandboxView| args.label.iter().all(|(key, value)| one.labels.get(key) == Some(value));
     match all {
@@ -112,7 +108,7 @@ fn table(all: &[SandboxView]) -> String {
 
 /// Closes sandboxes.
 pub fn remove(args: RemoveArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let done = connect(&args.client).and_then(|client| {
         block_on(async {
             let mut kept = Vec::new();

@@ -11,7 +11,7 @@ use cofferdam_server::client::{Client, Content, Method};
 use cofferdam_server::rest::views::{KernelList, KernelView, OpenKernel, RunCode};
 use serde_json::{Value, json};
 
-use super::client::{encoded, form, print_id};
+use super::client::{encoded, print_id};
 use super::connect;
 use crate::args::{CodeArgs, KernelArgs, KernelCommand};
 use crate::commands::block_on;
@@ -34,7 +34,7 @@ const FIGURES: [(&str, &str); 2] = [("image/png", "png"), ("image/svg+xml", "svg
 
 /// Runs code and prints its output and results.
 pub fn main(args: &CodeArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     match run(args) {
         Err(error) => report::error(&error, form),
         Ok((outcome, status)) if form == Form::Json => report::printed(report::document(&outcome), status),
@@ -177,7 +177,7 @@ pub fn kernel(args: &KernelArgs) -> u8 {
             let path = format!("/v1/sandboxes/{}/kernels", encoded(sandbox));
             let made = connect(client)
                 .and_then(|client| block_on(async { client.call(Method::POST, &path, Some(&body)).await }));
-            print_id(made, form(*json))
+            print_id(made, Form::of(*json))
         }
         KernelCommand::Ls { sandbox, json, client } => {
             let path = format!("/v1/sandboxes/{}/kernels", encoded(sandbox));
@@ -185,7 +185,7 @@ pub fn kernel(args: &KernelArgs) -> u8 {
                 block_on(async { client.call::<KernelList>(Method::GET, &path, None::<&()>).await })
             });
             match list {
-                Err(error) => report::error(&error, form(*json)),
+                Err(error) => report::error(&error, Form::of(*json)),
                 Ok(list) if *json => report::printed(report::document(&json!(list)), 0),
                 Ok(list) => report::printed(report::print(&table(&list.kernels)), 0),
             }

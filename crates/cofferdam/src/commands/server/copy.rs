@@ -9,7 +9,7 @@ use cofferdam_server::rest::views::{FileStat, Written};
 use serde_json::{Value, json};
 use tokio::io::{AsyncWriteExt, BufWriter};
 
-use super::client::{encoded, form};
+use super::client::encoded;
 use super::{connect, trees};
 use crate::args::CopyFilesArgs;
 use crate::commands::block_on;
@@ -37,7 +37,7 @@ impl<'a> End<'a> {
 
 /// Copies a file or directory into or out of a sandbox.
 pub fn main(args: CopyFilesArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let copied = connect(&args.client).and_then(|client| block_on(async { copy(&client, &args).await }));
     match copied {
         Err(error) => report::error(&error, form),

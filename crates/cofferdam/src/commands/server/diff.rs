@@ -6,7 +6,7 @@ use cofferdam_contract::WorkspaceChanges;
 use cofferdam_server::client::{Client, Content, Method};
 use cofferdam_server::rest::views::DeletedSandbox;
 
-use super::client::{encoded, form};
+use super::client::encoded;
 use super::connect;
 use crate::args::{DiffArgs, ReviewArgs};
 use crate::commands::block_on;
@@ -16,7 +16,7 @@ use crate::style::Tone;
 
 /// Shows, applies or saves the changes of a workspace.
 pub fn main(args: &DiffArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     match diff(args, form) {
         Err(error) => report::error(&error, form),
         Ok(Reviewed { status, document }) if form == Form::Json => report::printed(report::document(&document), status),

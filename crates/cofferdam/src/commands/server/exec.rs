@@ -11,7 +11,7 @@ use cofferdam_server::rest::views::{ExecList, ExecState, ExecView, Signal, Signa
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::client::{encoded, form};
+use super::client::encoded;
 use super::connect;
 use crate::args::{AttachArgs, ExecArgs, OutputOfExecArgs};
 use crate::commands::block_on;
@@ -32,9 +32,9 @@ const DETACH_KEY: u8 = 0x1d;
 
 /// Runs a command in a sandbox.
 pub fn main(args: ExecArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let done = connect(&args.client).and_then(|client| block_on(async { run(&client, &args, form).await }));
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 async fn run(client: &Client, args: &ExecArgs, form: Form) -> Result<u8> {
@@ -340,7 +340,7 @@ async fn put(sink: &mut Sink, event: OutputEvent) -> Result<Option<Left>> {
 pub fn logs(args: OutputOfExecArgs) -> u8 {
     let form = if args.json { Form::Events } else { Form::Text };
     let done = connect(&args.client).and_then(|client| block_on(async { print_logs(&client, &args).await }));
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 async fn print_logs(client: &Client, args: &OutputOfExecArgs) -> Result<u8> {

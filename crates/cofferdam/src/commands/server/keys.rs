@@ -20,7 +20,7 @@ pub fn main(args: KeysArgs) -> u8 {
         KeysCommand::Ls { json, .. } | KeysCommand::Rotate { json, .. } => *json,
         KeysCommand::Revoke { .. } => false,
     };
-    let form = if json { Form::Json } else { Form::Text };
+    let form = Form::of(json);
     let done = block_on(async move {
         match args.command {
             KeysCommand::Create(CreateKeyArgs { tenant, name, scope, expires, state, .. }) => {
@@ -36,7 +36,7 @@ pub fn main(args: KeysArgs) -> u8 {
             KeysCommand::Revoke { id, state } => keys::revoke(&open(&state).await?, &id).await.map(|()| 0),
         }
     });
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 /// Prints a new key, which cannot be printed again.

@@ -8,7 +8,7 @@ use cofferdam_server::rest::views::{ExtendSandbox, ForkSandbox, RenameSandbox, S
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::client::{all, encoded, form, print_id};
+use super::client::{all, encoded, print_id};
 use super::{connect, diff};
 use crate::args::{ExtendArgs, ForkArgs, PruneArgs, RenameArgs, SandboxesArgs};
 use crate::commands::block_on;
@@ -38,7 +38,7 @@ fn change_each(args: &SandboxesArgs, operation: &str) -> u8 {
             Ok(json!({ "sandboxes": changed }))
         })
     });
-    print(changed, form(args.json))
+    print(changed, Form::of(args.json))
 }
 
 async fn change(
@@ -65,7 +65,7 @@ pub fn extend(args: &ExtendArgs) -> u8 {
     let body = ExtendSandbox { life: args.life, idle: args.idle };
     let changed = connect(&args.client)
         .and_then(|client| block_on(async { change(&client, &args.sandbox, "extend", Some(&body)).await }));
-    print(changed, form(args.json))
+    print(changed, Form::of(args.json))
 }
 
 /// Copies a sandbox, and prints the id of the copy.
@@ -73,7 +73,7 @@ pub fn fork(args: &ForkArgs) -> u8 {
     let body = ForkSandbox { name: args.name.clone(), idle: args.idle, life: args.life };
     let made = connect(&args.client)
         .and_then(|client| block_on(async { change(&client, &args.sandbox, "fork", Some(&body)).await }));
-    print_id(made, form(args.json))
+    print_id(made, Form::of(args.json))
 }
 
 /// Gives a sandbox another name.
@@ -81,12 +81,12 @@ pub fn rename(args: &RenameArgs) -> u8 {
     let body = RenameSandbox { name: Some(args.name.clone()) };
     let changed = connect(&args.client)
         .and_then(|client| block_on(async { change(&client, &args.sandbox, "rename", Some(&body)).await }));
-    print(changed, form(args.json))
+    print(changed, Form::of(args.json))
 }
 
 /// Closes sandboxes that are not in use, or that have labels.
 pub fn prune(args: &PruneArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let removed = connect(&args.client).and_then(|client| {
         let chosen: Vec<_> =
             block_on(async { all(&client).await })?.into_iter().filter(|one| chosen(args, one)).collect();

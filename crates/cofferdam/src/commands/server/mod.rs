@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
+use cofferdam_server::remote::variables::{CA, CLIENT_CERT, CLIENT_KEY, KEY, SERVER};
 use cofferdam_server::client::{Client, Credentials, Method};
 use cofferdam_server::rest::views::SandboxList;
 use cofferdam_server::{Database, Store, TlsFiles};
@@ -42,12 +43,6 @@ use crate::resident;
 pub use audit::main as audit;
 pub use serve::serve;
 
-/// The environment variables of clients.
-const SERVER: &str = "COFFERDAM_SERVER";
-const KEY: &str = "COFFERDAM_KEY";
-const CA: &str = "COFFERDAM_CA";
-const CLIENT_CERT: &str = "COFFERDAM_CLIENT_CERT";
-const CLIENT_KEY: &str = "COFFERDAM_CLIENT_KEY";
 /// The place of this program in a trace, as W3C Trace Context writes it.
 const TRACE: &str = "TRACEPARENT";
 /// The most bytes of a file with a secret or with settings.

@@ -66,7 +66,7 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     }
     let (quota, otlp) = (quota(args)?, traces::config(args)?);
     if args.check {
-        return check(&plan.args, &plan.settings, &listens, &identities).await;
+        return check(&plan, &listens, &identities).await;
     }
     let claimed = if is_private { Some(plan.claim()?) } else { None };
     let _locked = state::lock(&directory, args.successor).await?;
@@ -162,11 +162,7 @@ fn server(
 ) -> Result<Server> {
     let Given { quota, identities, otlp, plugins } = given;
     let (args, settings) = (&plan.args.http, &plan.settings);
-    let audit = plan.file.audit.as_ref().map(|audit| cofferdam_audit::Log::open(audit.log())).transpose();
-    let audit = audit.map_err(|error| {
-        Error::new(ErrorKind::Unavailable, "serve", format!("cannot open the audit log: {error}"))
-            .with_remedy("repair it, or leave [audit] out of the configuration file")
-    })?;
+    let audit = audit_log(plan)?;
     let base = QueueBounds::default();
     Server::new(ServerConfig {
         bounds: bounds(args, plan.config()?.drain),
@@ -193,6 +189,15 @@ fn server(
         code: settings.code.clone(),
         port_domain: args.port_domain.clone(),
         otlp,
+    })
+}
+
+/// Opens the audit log of the configuration file.
+fn audit_log(plan: &Plan) -> Result<Option<cofferdam_audit::Log>> {
+    let log = plan.file.audit.as_ref().map(|audit| cofferdam_audit::Log::open(audit.log())).transpose();
+    log.map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "serve", format!("cannot open the audit log: {error}"))
+            .with_remedy("repair it, or leave [audit] out of the configuration file")
     })
 }
 
@@ -347,38 +352,64 @@ fn archive(name: &str, backend: &Arc<dyn Backend>, settings: &Settings) -> Resul
     }
 }
 
-/// Examines the files of TLS, the issuer of tokens, and this host for each backend. The exit status is 1 if one cannot
-/// be used.
-async fn check(args: &ServeArgs, settings: &Settings, listens: &[Listen], identities: &Identities) -> Result<u8> {
-    let mut status = 0;
+/// Examines the addresses, the files of TLS, the issuer of tokens, the audit log, the plugins, and this host for each
+/// backend. The exit status is 1 if one cannot be used.
+async fn check(plan: &Plan, listens: &[Listen], identities: &Identities) -> Result<u8> {
+    let mut found = Checked::default();
     for listen in listens {
         listen.check()?;
     }
     if let Some(oidc) = &identities.oidc {
         match oidc.check().await {
-            Ok(0) => {
-                report::remark("the issuer of tokens has no key that can be used", Tone::Bad);
-                status = 1;
-            }
-            Ok(keys) => report::remark(&format!("the issuer of tokens has {keys} keys"), Tone::Good),
-            Err(error) => {
-                report::remark(&format!("the issuer of tokens cannot be used: {error}"), Tone::Bad);
-                status = 1;
-            }
+            Ok(0) => found.bad("the issuer of tokens has no key that can be used"),
+            Ok(keys) => found.good(&format!("the issuer of tokens has {keys} keys")),
+            Err(error) => found.bad(&format!("the issuer of tokens cannot be used: {error}")),
         }
     }
-    for name in names(args, settings) {
-        let found = registry::doctor(name, &settings.setup).await?;
-        let missing = found.items.iter().filter(|item| item.state == FindingState::Missing);
-        for item in missing {
-            report::remark(&format!("backend {name}: {} is missing: {}", item.name, item.detail), Tone::Bad);
+    match audit_log(plan) {
+        Ok(Some(_)) => found.good("the audit log can be written"),
+        Ok(None) => {}
+        Err(error) => found.bad(&error.to_string()),
+    }
+    // Starts them, as a server does.
+    match plugins(plan).await {
+        Ok(Some(plugins)) => {
+            let names: Vec<_> = plugins.plugins().into_iter().map(|plugin| plugin.name).collect();
+            plugins.close().await;
+            found.good(&format!("the plugins start: {}", names.join(", ")));
         }
-        let (tone, word) = if found.usable { (Tone::Good, "can be used") } else { (Tone::Bad, "cannot be used") };
-        report::remark(&format!("backend {name} {word}"), tone);
-        status |= u8::from(!found.usable);
+        Ok(None) => {}
+        Err(error) => found.bad(&format!("the plugins cannot be used: {error}")),
     }
-    if status == 0 {
-        report::remark("the settings and the database are valid", Tone::Good);
+    for name in names(&plan.args, &plan.settings) {
+        let host = registry::doctor(name, &plan.settings.setup).await?;
+        for item in host.items.iter().filter(|item| item.state == FindingState::Missing) {
+            found.bad(&format!("backend {name}: {} is missing: {}", item.name, item.detail));
+        }
+        match host.usable {
+            true => found.good(&format!("backend {name} can be used")),
+            false => found.bad(&format!("backend {name} cannot be used")),
+        }
     }
-    Ok(status)
+    if found.status == 0 {
+        found.good("the settings and the database are valid");
+    }
+    Ok(found.status)
+}
+
+/// The results of `--check`, which are printed as they are found.
+#[derive(Default)]
+struct Checked {
+    status: u8,
+}
+
+impl Checked {
+    fn good(&self, text: &str) {
+        report::remark(text, Tone::Good);
+    }
+
+    fn bad(&mut self, text: &str) {
+        report::remark(text, Tone::Bad);
+        self.status = 1;
+    }
 }

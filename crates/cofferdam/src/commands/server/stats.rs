@@ -9,7 +9,7 @@ use cofferdam_server::client::{Client, Method};
 use cofferdam_server::rest::views::{SandboxView, StatsView};
 use serde_json::{Value, json};
 
-use super::client::{all, encoded, form};
+use super::client::{all, encoded};
 use super::connect;
 use crate::args::StatsArgs;
 use crate::commands::block_on;
@@ -34,9 +34,9 @@ struct Sample {
 
 /// Prints the resource usage of sandboxes.
 pub fn main(args: &StatsArgs) -> u8 {
-    let form = form(args.json);
+    let form = Form::of(args.json);
     let done = connect(&args.client).and_then(|client| block_on(async { watch(&client, args, form).await }));
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 async fn watch(client: &Client, args: &StatsArgs, form: Form) -> Result<u8> {

@@ -49,7 +49,7 @@ pub fn main(command: StoredCommand, form: Form) -> u8 {
             .and_then(|client| block_on(async { download(&client, &snapshot, &file, force).await }))
             .map(|view| print_done(&json!(view), form)),
     };
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 fn print_done(document: &Value, form: Form) -> u8 {

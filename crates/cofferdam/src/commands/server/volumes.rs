@@ -7,7 +7,7 @@ use cofferdam_server::rest::views::{CreateVolume, VolumeList, VolumeView};
 use cofferdam_volume::Name;
 use serde_json::json;
 
-use super::client::{encoded, form};
+use super::client::encoded;
 use super::connect;
 use crate::args::{ClientArgs, CreateVolumeArgs, VolumeCommand, VolumeServerArgs};
 use crate::commands::block_on;
@@ -18,9 +18,9 @@ use crate::terminal::one_line;
 /// Runs a command for volumes of a server. Returns `None` for one that is for volumes of this host.
 pub fn main(command: &VolumeCommand) -> Option<u8> {
     let (on, form) = match command {
-        VolumeCommand::Create(args) => (&args.on, form(args.json)),
-        VolumeCommand::Ls(args) => (&args.on, form(args.json)),
-        VolumeCommand::Inspect(args) => (&args.on, form(args.json)),
+        VolumeCommand::Create(args) => (&args.on, Form::of(args.json)),
+        VolumeCommand::Ls(args) => (&args.on, Form::of(args.json)),
+        VolumeCommand::Inspect(args) => (&args.on, Form::of(args.json)),
         VolumeCommand::Rm(args) => (&args.on, Form::Text),
         VolumeCommand::Export(_) | VolumeCommand::Import(_) => return None,
     };
@@ -38,7 +38,7 @@ pub fn main(command: &VolumeCommand) -> Option<u8> {
             }
         })
     });
-    Some(done.unwrap_or_else(|error| report::error(&error, form)))
+    Some(report::finish(done, form))
 }
 
 fn is_on_server(on: &VolumeServerArgs) -> bool {

@@ -21,7 +21,7 @@ const MAX_EVENT: usize = 64 << 10;
 pub fn main(args: &WatchArgs) -> u8 {
     let form = if args.json { Form::Events } else { Form::Text };
     let done = block_on(async { watch(args, form).await });
-    done.unwrap_or_else(|error| report::error(&error, form))
+    report::finish(done, form)
 }
 
 async fn watch(args: &WatchArgs, form: Form) -> Result<u8> {

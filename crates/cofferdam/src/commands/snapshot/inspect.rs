@@ -18,11 +18,7 @@ pub(super) fn carry_out(args: &InspectArgs, form: Form) -> Result<u8> {
     let found = inspect_archive(&args.file, key.as_ref(), args.verify.then(|| work.watch()));
     work.finish();
     let found = found.map_err(|error| error.with_context("file", args.file.display().to_string()))?;
-    let printed = match form {
-        Form::Text => report::print(&text(&found)),
-        _ => report::document(&json!(found)),
-    };
-    Ok(report::printed(printed, 0))
+    Ok(report::printed(report::show(form, &json!(found), &text(&found)), 0))
 }
 
 /// Describes the running commands, as a clause. An archive does not list processes that a command left running.
