@@ -30,15 +30,21 @@ pub enum Listen {
 }
 
 impl Listen {
-    /// Checks that the files of TLS can be used, without listening.
+    /// Checks that the files of TLS can be used, and that the host has the address. The address may be in use, by a
+    /// server that runs.
     ///
     /// # Errors
+    /// - `Unavailable` and `Denied` for an address at which this user cannot listen.
     /// - `Io`, `InvalidInput` and `Denied` for files that cannot be used.
     pub fn check(&self) -> Result<()> {
-        match self {
-            Self::Tcp(_, Some(tls)) => Tls::load(tls).map(drop),
-            Self::Tcp(_, None) | Self::Socket(_) => Ok(()),
+        let Self::Tcp(address, tls) = self else { return Ok(()) };
+        match std::net::TcpListener::bind(address) {
+            Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
+                return Err(cannot_listen(&address.to_string(), error));
+            }
+            _ => {}
         }
+        tls.as_ref().map_or(Ok(()), |tls| Tls::load(tls).map(drop))
     }
 }
 

@@ -46,6 +46,8 @@ struct Acknowledged {
     creates: BTreeMap<String, String>,
     /// The weights of tenants.
     quotas: BTreeMap<String, u64>,
+    /// The names of volumes.
+    volumes: BTreeSet<String>,
     /// Exits of execs.
     execs: i64,
     /// Calls of the API, which the audit log must have.
@@ -62,8 +64,7 @@ impl Acknowledged {
             calls.fetch_add(1, Ordering::SeqCst);
             (answer.0 < 400).then(|| String::from_utf8(answer.1).unwrap())
         };
-        let (snapshots, creates, quotas, execs) =
-            (&mut self.snapshots, &mut self.creates, &mut self.quotas, &mut self.execs);
+        let Self { snapshots, creates, quotas, volumes, execs, .. } = self;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let made = ask(&line("POST", "/v1/sandboxes"), r#"{"name": "files", "backend": "simulated"}"#);
@@ -108,6 +109,21 @@ impl Acknowledged {
                     quotas.insert(tenant, weight);
                 }
             });
+            scope.spawn(|| {
+                for number in 0.. {
+                    let name = format!("v{round}-{number}");
+                    if ask(&line("POST", "/v1/volumes"), &format!(r#"{{"name": "{name}"}}"#)).is_none() {
+                        break;
+                    }
+                    // Every second one stays.
+                    if number % 2 == 0 && ask(&line("DELETE", &format!("/v1/volumes/{name}")), "").is_none() {
+                        break;
+                    }
+                    if number % 2 == 1 {
+                        volumes.insert(name);
+                    }
+                }
+            });
         });
     }
 
@@ -145,6 +161,13 @@ impl Acknowledged {
         for (tenant, weight) in &self.quotas {
             assert_eq!(quotas[tenant]["weight"], *weight, "{tenant}");
         }
+        let listed = &server.get("/v1/volumes")["volumes"];
+        let names: BTreeSet<_> =
+            listed.as_array().unwrap().iter().filter_map(|volume| volume["name"].as_str()).collect();
+        for name in &self.volumes {
+            assert!(names.contains(&**name), "the volume {name} is lost");
+        }
+        assert_eq!(state["volumes"], names.len(), "{state}");
         let usage = server.get("/v1/usage");
         let execs: i64 = usage["usage"].as_array().unwrap().iter().map(|row| row["execs"].as_i64().unwrap()).sum();
         assert!(execs >= self.execs, "{usage}: {} were reported", self.execs);
@@ -212,7 +235,8 @@ fn kill_at_all_moments(words: &[&str]) {
     }
     let server = Server::start_in(state, &all);
     acknowledged.check(&server, MOMENTS.len() - 1);
-    let found: [usize; 4] = [
+    let found: [usize; 5] = [
+        acknowledged.volumes.len(),
         acknowledged.snapshots.len(),
         acknowledged.creates.len(),
         acknowledged.quotas.len(),

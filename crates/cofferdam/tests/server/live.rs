@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::terminal::Terminal;
 use super::{Server, WEAKER, json, outcome, program};
 
 /// A proxy that cuts connections.
@@ -36,6 +37,15 @@ impl Proxy {
             }
         });
         Self { url, streams }
+    }
+
+    /// Waits until a client has connected again after a cut.
+    fn wait_for_a_client(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.streams.lock().unwrap().is_empty() {
+            assert!(Instant::now() < deadline, "the client does not connect again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Cuts all connections, and returns their number.
@@ -71,11 +81,7 @@ fn a_cut_connection_is_made_again() {
     wait_for(&mut child, "one-a\n");
     assert!(proxy.cut() >= 1, "no connection was cut");
     // Input that was sent before the cut was noticed may be lost, so it is sent over the new connection.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while proxy.streams.lock().unwrap().is_empty() {
-        assert!(Instant::now() < deadline, "the client does not connect again");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    proxy.wait_for_a_client();
     input.write_all(b"b\n").unwrap();
     let ended = child.wait_with_output().unwrap();
     assert_eq!((ended.status.code(), &*String::from_utf8_lossy(&ended.stdout)), (Some(5), "two-b\n"), "{ended:?}");
@@ -87,6 +93,40 @@ fn a_cut_connection_is_made_again() {
     assert_eq!((again.0, again.1.as_str()), (6, "45\nend\n"), "{again:?}");
     let (code, _, stderr) = outcome(&mut server.client(&["attach", "box"]));
     assert!(code == 127 && stderr.contains("no command runs in this sandbox"), "{stderr}");
+    assert_eq!(server.stop(), Some(0));
+}
+
+/// Promise (Server): `exec -it` gives a terminal with the client's size and keys, which survives a cut connection and can
+/// be left with Ctrl-] while its command runs on.
+#[test]
+fn a_terminal_survives_a_cut_connection() {
+    let server = Server::start(&["--listen", "127.0.0.1:0", "--without-keys"]);
+    let proxy = Proxy::before(&server);
+    server.ask(&["create", "--name", "box"]);
+    let mut terminal = Terminal::new();
+    terminal.resize(41, 101);
+    let mut client = server.client(&["exec", "-it", "box", "--", "sh"]);
+    client.env("COFFERDAM_SERVER", &proxy.url).stdin(terminal.stdio()).stdout(terminal.stdio());
+    let mut child = client.stderr(terminal.stdio()).spawn().unwrap();
+    let type_line = |terminal: &mut Terminal, keys: &[u8], expected: &str| {
+        terminal.screen.write_all(keys).unwrap();
+        terminal.read_until(expected)
+    };
+    // The sums differ from the echo of the keys.
+    type_line(&mut terminal, b"x=40; stty size; echo ready $((x + 2))\r", "ready 42");
+    assert!(!terminal.is_cooked());
+    type_line(&mut terminal, b"stty size\r", "41 101");
+    type_line(&mut terminal, b"sleep 600; echo after $((x + 3))\r", "\r\n");
+    type_line(&mut terminal, b"\x03", "^C");
+    assert!(proxy.cut() >= 1, "no connection was cut");
+    proxy.wait_for_a_client();
+    type_line(&mut terminal, b"echo again $((x + 4))\r", "again 44");
+
+    terminal.screen.write_all(b"\x1d").unwrap();
+    let left = terminal.read_until("cofferdam attach");
+    assert!(child.wait().unwrap().success(), "{left}");
+    assert!(terminal.is_cooked());
+    assert_eq!(json(&server.ask(&["ls", "--json"]))["sandboxes"][0]["running"], 1);
     assert_eq!(server.stop(), Some(0));
 }
 

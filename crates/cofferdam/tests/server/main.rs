@@ -3,6 +3,8 @@
 
 #[path = "../../../cofferdam-server/tests/suite/postgres.rs"]
 mod postgres;
+#[path = "../suite/terminal.rs"]
+mod terminal;
 
 mod faults;
 mod identity;
@@ -240,8 +242,24 @@ fn unsafe_listeners_and_broken_settings_are_refused() {
         assert!(code == 125 && stdout.is_empty() && stderr.contains(expected), "{words:?}: {stderr}");
         assert!(stderr.contains("try: "), "{stderr}");
     }
-    let checked = outcome(program(state.path()).args(["serve", "--check"]));
-    assert!(checked.2.contains("the settings and the database are valid"), "{checked:?}");
+    let file = |name: &str, directory: &str| {
+        let file = state.path().join(name);
+        let audit = state.path().join(directory);
+        std::fs::write(&file, format!("[audit]\ndirectory = {audit:?}\n")).unwrap();
+        file.into_os_string().into_string().unwrap()
+    };
+    let (usable, broken) = (file("usable.toml", "audit"), file("broken.toml", "usable.toml"));
+    let check = |config: &str, words: &[&str]| {
+        outcome(program(state.path()).args(["--config", config, "serve", "--check", "--without-keys"]).args(words))
+    };
+    let checked = check(&usable, &["--listen", "127.0.0.1:0"]);
+    for expected in ["the audit log can be written", "the settings and the database are valid"] {
+        assert!(checked.2.contains(expected), "{checked:?}");
+    }
+    let checked = check(&broken, &[]);
+    assert!(checked.0 == 1 && checked.2.contains("cannot open the audit log"), "{checked:?}");
+    let checked = check(&usable, &["--listen", "192.0.2.1:80", "--without-tls"]);
+    assert!(checked.0 == 125 && checked.2.contains("cannot listen"), "{checked:?}");
     let (code, _, stderr) = outcome(program(state.path()).arg("ls"));
     assert!(code == 125 && stderr.contains("cannot connect"), "{stderr}");
 }

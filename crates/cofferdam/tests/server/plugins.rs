@@ -76,5 +76,9 @@ fn a_plugin_that_cannot_be_loaded_stops_the_start() {
     ] {
         let (code, _, stderr) = serve(words);
         assert!([125, 127].contains(&code) && stderr.contains(expected), "{words:?}: {code} {stderr}");
+        let (code, _, stderr) = serve(&[words, &["--check"]].concat());
+        assert!(code == 1 && stderr.contains(expected), "{words:?}: {code} {stderr}");
     }
+    let (_, _, stderr) = serve(&["--plugin", "./hello", "--check"]);
+    assert!(stderr.contains("the plugins start: hello"), "{stderr}");
 }

@@ -20,4 +20,5 @@ mod plugins;
 mod pool;
 mod resident;
 mod supervisor;
+mod terminal;
 mod watch;

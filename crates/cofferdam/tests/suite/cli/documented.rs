@@ -1,8 +1,13 @@
 //! Every command in README.md, CONTRIBUTING.md, SECURITY.md, the pages of docs and `--help` is run verbatim, or has a
 //! row with the reason, and with the test that stands for it if there is one. Output that a page shows is not compared.
+//! Every program in Rust on these pages is part of a test. Configurations on the pages are accepted.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cofferdam::engine::PoolConfig;
+use cofferdam::{ExecRequest, Spec};
 
 use super::documents::{configure, shell};
 use super::{cofferdam, has_weaker_containers, outcome, repository};
@@ -45,7 +50,6 @@ const ROWS: &[(&str, Row)] = &[
         Row::Tested("downloads for minutes", "both_interpreters_are_obtained_found_again_and_repaired"),
     ),
     ("cofferdam run --tty", Row::Tested("needs a terminal", "a_terminal_program_gets_keys_size_and_its_own_terminal")),
-    ("cofferdam run --copy-in ", Row::Tested("copies files of an example", "files_are_copied_in_and_out")),
     ("cofferdam run --config bad.toml", Row::Fails(&[125])),
     // Without control groups, the interpreter reports the failed allocation itself.
     ("cofferdam run --memory 64M --lang python --code 'x = ", Row::Fails(&[137, 1])),
@@ -86,6 +90,12 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam kernel", Row::Tested("needs a server", "code_and_kernels_run")),
     ("source <(cofferdam completions", Row::Tested("changes the shell", "names_are_completed_by_the_shell")),
     ("cofferdam create --volume", Row::Tested("needs a server", "volumes_of_a_server_are_used")),
+    // These are in a block that starts a server.
+    ("cofferdam create --name build", Row::Here),
+    ("cofferdam exec build -- sh", Row::Here),
+    ("cofferdam logs build", Row::Here),
+    ("cofferdam cp build:greeting", Row::Here),
+    ("cofferdam rm build", Row::Here),
     ("cofferdam create", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam attach", Row::Tested("needs a server", "a_cut_connection_is_made_again")),
     ("cofferdam fork", Row::Tested("needs a server", "snapshots_are_taken_moved_and_restored")),
@@ -100,7 +110,8 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam prune", Row::Tested("needs a server", "sandboxes_are_paused_renamed_measured_and_pruned")),
     ("cofferdam exec", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam logs", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
-    ("cofferdam ls", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam ls --server", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
+    ("cofferdam ls", Row::Here),
     ("cofferdam cp", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam rm", Row::Tested("needs a server", "a_server_is_used_from_the_command_line")),
     ("cofferdam changes ls", Row::Here),
@@ -114,7 +125,6 @@ const ROWS: &[(&str, Row)] = &[
         "cofferdam run --volume ",
         Row::Tested("needs a volume", "a_volume_with_a_size_survives_and_limits_its_sandboxes"),
     ),
-    ("cofferdam volume ", Row::Tested("leaves volumes", "volumes_are_created_listed_exported_imported_and_removed")),
     ("cofferdam run --net ", Row::Here),
     ("export E2B_API_KEY=", Row::Untested("sets a key of the reader")),
     ("cofferdam doctor --backend e2b", Row::Tested("needs a key of E2B", "doctor_reports_valid_and_invalid_keys")),
@@ -135,12 +145,6 @@ const ROWS: &[(&str, Row)] = &[
     ("cofferdam image build", Row::Tested("takes long; every run of the tests makes this image", "make_base_image")),
     ("cofferdam image prune", Row::Here),
     ("cofferdam image load", Row::Tested("needs an archive", "images_are_loaded_from_an_archive")),
-    (
-        "cofferdam image import",
-        Row::Tested("needs a root file system", "images_are_imported_listed_inspected_and_removed"),
-    ),
-    ("cofferdam image inspect", Row::Tested("needs an image", "images_are_imported_listed_inspected_and_removed")),
-    ("cofferdam image rm", Row::Tested("needs an image", "images_are_imported_listed_inspected_and_removed")),
     (
         "cofferdam image pull --engine",
         Row::Tested("needs a public registry", "an_image_comes_from_a_registry_with_its_progress"),
@@ -237,8 +241,8 @@ fn commands_of(block: &str) -> Option<Vec<String>> {
     Some(lines.filter_map(|line| command_of(line.strip_prefix("$ ")?)).collect())
 }
 
-/// Returns the commands of all pages.
-fn pages() -> Vec<Block> {
+/// Returns the names and texts of all pages.
+fn texts() -> Vec<(String, String)> {
     let mut files: Vec<_> = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| repository().join(name)).into();
     let mut docs: Vec<PathBuf> = std::fs::read_dir(repository().join("docs"))
         .expect("docs")
@@ -246,10 +250,17 @@ fn pages() -> Vec<Block> {
         .collect();
     docs.sort();
     files.extend(docs.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")));
-    let mut blocks = Vec::new();
-    for file in files {
+    let read = |file: PathBuf| {
         let page = file.file_name().expect("a name").to_string_lossy().into_owned();
-        let text = std::fs::read_to_string(&file).expect("a page");
+        (page, std::fs::read_to_string(&file).expect("a page"))
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// Returns the commands of all pages.
+fn pages() -> Vec<Block> {
+    let mut blocks = Vec::new();
+    for (page, text) in texts() {
         for commands in text.split("\n```").filter_map(commands_of) {
             blocks.push(Block { page: page.clone(), commands });
         }
@@ -299,6 +310,10 @@ fn home() -> tempfile::TempDir {
     write("project/script.js", b"console.log('ran')\n");
     write("plugin.toml", include_bytes!("../../../../cofferdam-plugin/tests/full.toml"));
     write("Makefile", b"all:\n\techo made\ntest:\n\techo tested\n");
+    write("report.py", b"import os\nos.mkdir('out')\nopen('out/plot.png', 'w').close()\n");
+    write("data/a.csv", b"1\n");
+    write("data.csv", b"1\n");
+    write("rootfs/etc/os-release", b"NAME=Example\n");
     // A module whose _start returns immediately.
     write(
         "prog.wasm",
@@ -330,7 +345,12 @@ fn run_shown(command: &str, how: Row, home: &Path, state: &Path) -> Option<(i32,
             }
             shell.env("DOCKER_HOST", format!("unix://{socket}"));
         }
-        Row::WithInterpreter => {}
+        Row::WithInterpreter => {
+            let interpreters = std::env::var_os("COFFERDAM_TEST_WASM_CACHE").map(PathBuf::from);
+            if let Some(cache) = interpreters.as_deref().and_then(Path::parent).and_then(Path::parent) {
+                shell.env("XDG_CACHE_HOME", cache);
+            }
+        }
     }
     let ended = outcome(&mut shell);
     if how == Row::WithInterpreter && ended.0 != 0 && ended.2.contains("is not installed") {
@@ -413,4 +433,94 @@ fn every_test_that_stands_for_a_documented_command_exists() {
         let is_there = sources.iter().any(|text| forms.iter().any(|form| text.contains(form)));
         assert!(is_there, "no function is called {test}, which stands for '{start}'");
     }
+}
+
+/// Configurations on pages: page, language, first words, file, and a command that accepts the file.
+const CONFIGURATIONS: &[(&str, &str, &str, &str, &str)] = &[
+    (
+        "network.md",
+        "toml",
+        "[[allow]]",
+        "policy.toml",
+        "cofferdam net explain --net-policy policy.toml https://api.example.com/v1/x",
+    ),
+    ("plugins.md", "toml", "manifest = 1", "plugin.toml", "cofferdam plugins validate plugin.toml"),
+    (
+        "server.md",
+        "json",
+        "{\"sandboxes\": 20",
+        "quota.json",
+        "cofferdam serve --check --listen 127.0.0.1:0 --quota quota.json",
+    ),
+    (
+        "server.md",
+        "json",
+        "{\"rules\"",
+        "rules.json",
+        "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+         -keyout key.pem -out cert.pem && cofferdam serve --check --listen 127.0.0.1:0 --tls-cert cert.pem --tls-key \
+         key.pem --tls-client-ca cert.pem --client-rules rules.json",
+    ),
+];
+
+#[test]
+fn every_configuration_of_the_pages_is_accepted() {
+    let texts = texts();
+    for (page, language, start, file, command) in CONFIGURATIONS {
+        let (home, state) = (home(), tempfile::tempdir().expect("a directory"));
+        let (_, text) = texts.iter().find(|(name, _)| name == page).expect(page);
+        let start = format!("{language}\n{start}");
+        let block = text.split("\n```").find(|block| block.starts_with(&start)).expect(&start);
+        std::fs::write(home.path().join(file), &block[language.len()..]).expect("written");
+        let (status, _, stderr) = run_shown(command, Row::Here, home.path(), state.path()).expect("it runs here");
+        assert_eq!(status, 0, "{page}: {command}: {stderr}");
+    }
+}
+
+/// Runs the programs of docs/reference.md.
+async fn shown_on_the_page_of_reference() -> cofferdam::Result<()> {
+    let request = ExecRequest::argv(["echo", "hello"]).build()?;
+    let (completed, posture) = cofferdam::run(Spec::default(), request).await?;
+    assert_eq!(completed.stdout, "hello\n");
+    assert!(!posture.items().is_empty());
+
+    let (spec, request) = (Spec::default(), ExecRequest::argv(["true"]).build()?);
+    let pooled = cofferdam::registry::pooled("process", Spec::default(), PoolConfig::default())?;
+    let (completed, posture) = pooled.pool().run(spec, request).await?;
+    assert!(completed.exit.success() && !posture.items().is_empty());
+    pooled.pool().shutdown(Duration::from_secs(10)).await
+}
+
+#[tokio::test]
+async fn the_programs_of_the_page_of_reference_run() {
+    match shown_on_the_page_of_reference().await {
+        Err(error) if error.kind() == cofferdam::ErrorKind::Unsupported => {
+            println!("SKIP on a host that cannot enforce all default protections: {error}");
+        }
+        ended => ended.expect("they run"),
+    }
+}
+
+/// Returns code without comments and white space.
+fn bare(code: &str) -> String {
+    let lines = code.lines().filter_map(|line| line.split("// ").next());
+    lines.flat_map(str::split_whitespace).collect()
+}
+
+#[test]
+fn every_program_in_rust_of_the_pages_is_in_a_test() {
+    let sources: Vec<_> = sources(&repository().join("crates")).iter().map(|text| bare(text)).collect();
+    let mut count = 0;
+    for (page, text) in texts() {
+        for program in text.split("\n```").filter_map(|block| block.strip_prefix("rust\n")) {
+            let body = match program.split_once("\n\n") {
+                Some((imports, body)) if imports.starts_with("use ") => bare(body),
+                _ => bare(program),
+            };
+            let is_there = sources.iter().any(|source| source.contains(&body));
+            assert!(is_there, "{page}: no test has this program:\n{program}");
+            count += 1;
+        }
+    }
+    assert!(count >= 8, "{count} programs were found");
 }

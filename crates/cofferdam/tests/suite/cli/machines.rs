@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::code::typed;
-use super::terminals::Terminal;
+use crate::terminal::Terminal;
 use super::{cofferdam, json, outcome, run};
 
 /// Gives a command a user with empty directories: no image, no configuration, no other cache.

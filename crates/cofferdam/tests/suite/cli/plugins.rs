@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use super::terminals::Terminal;
+use crate::terminal::Terminal;
 use super::{cofferdam, json, outcome, repository};
 
 /// The number of installs that are killed.

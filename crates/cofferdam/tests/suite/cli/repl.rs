@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::terminals::{Terminal, wait_readable};
+use crate::terminal::{Terminal, wait_readable};
 use super::{WEAKER, repository};
 use crate::census::{census, left_behind};
 

@@ -79,7 +79,7 @@ fn the_top_level_help() {
       ls           List the sandboxes of a server
       exec         Run a command in a sandbox of a server
       code         Run code of a language in a sandbox of a server
-      kernel       Start, list, interrupt and end interpreters in a sandbox of a server
+      kernel       Start, list, interrupt and stop interpreters in a sandbox of a server
       attach       Connect again to a command in a sandbox of a server
       logs         Print the output of a command in a sandbox of a server
       cp           Copy a file or directory into or out of a sandbox of a server
@@ -133,7 +133,7 @@ fn the_help_of_volumes_that_travel() {
     Usage: cofferdam volume export [OPTIONS] <NAME> [FILE]
 
     Arguments:
-      <NAME>  The volume
+      <NAME>  Select the volume
       [FILE]  Write to this file, which appears complete or not at all [default: standard output]
 
     Options:

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Home, by_server, leaving_nothing, read, ready};
 use crate::cli::published::{ECHO, Serving, exchange};
-use crate::cli::terminals::Terminal;
+use crate::terminal::Terminal;
 
 /// Arguments of a run and its standard input.
 type Row = (&'static [&'static str], &'static str);
