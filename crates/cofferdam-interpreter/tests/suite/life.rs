@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cofferdam_contract::{Backend, LimitKind};
 use cofferdam_contract::{
-    ByteSize, ErrorKind, ExecRequest, Limits, OutputEvent, Retry, SandboxPath, Spec, Stdin, collect,
+    ByteSize, Completed, ErrorKind, ExecRequest, Limits, OutputEvent, Result, Retry, SandboxPath, Spec, Stdin, collect,
 };
 use cofferdam_interpreter::{EXTRA_PROCESSES, InterpreterConfig, WarmInterpreter};
 use tokio::io::AsyncWriteExt;
@@ -345,5 +345,22 @@ fn the_sandbox_lives_as_long_as_a_reference_to_it() {
         let weak = Arc::downgrade(waiting.sandbox());
         drop(waiting);
         assert!(weak.upgrade().is_none(), "the sandbox is released without a wait");
+    });
+}
+
+/// Runs the program of docs/interpreters.md.
+async fn shown_on_the_page(backend: &dyn Backend, spec: Spec, request: ExecRequest) -> Result<Completed> {
+    let sandbox = backend.create(spec).await?;
+    let config = InterpreterConfig::python().with_modules(["decimal", "json"]);
+    let waiting = WarmInterpreter::prepare(sandbox, config).await?; // now, or an hour ahead
+    let handle = waiting.start(request).await?; // once; it is gone afterwards
+    collect(handle).await
+}
+
+#[test]
+fn documented_program_runs() {
+    block_on(async {
+        let completed = shown_on_the_page(&backend(), Spec::default(), python("print(6 * 7)")).await.expect("it runs");
+        assert_eq!(stdout(&completed), "42\n");
     });
 }

@@ -1,4 +1,4 @@
-//! Tests that the tables of `docs/screening.md` are correct.
+//! Tests that the examples of `docs/screening.md` are correct.
 
 use cofferdam_screen::{Analyzer, Language, Rules};
 
@@ -6,17 +6,61 @@ use crate::found;
 
 const TEXT: &str = include_str!("../../../../docs/screening.md");
 
-/// Returns the rows under a heading: the text between backquotes in the first two cells.
-fn rows(heading: &str) -> Vec<(String, String)> {
-    let (_, section) = TEXT.split_once(&format!("### {heading}\n")).expect(heading);
-    let lines = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
-    let rows: Vec<(String, String)> = lines
+/// Code with its findings that the page describes without an example.
+const FOUND: &[(Language, &str, &str)] = &[
+    (Language::Python, "import os.path as p", "1:8 import:os"),
+    (Language::Python, "from os import system as s", "1:16 import:os"),
+    (Language::Python, "getattr(f, \"__globals__\")", "1:12 attribute:__globals__"),
+    (Language::Python, "import builtins as b; b.eval(x)", "1:23 call:eval"),
+    (Language::Python, "__import__(name)", "1:1 call:__import__, 1:1 dynamic-import"),
+    (Language::Python, "f = eval; f = print; f(1)", "1:5 call:eval, 1:22 call:eval"),
+    (Language::Python, "import mine; mine.os", "1:14 import:os"),
+    (Language::JavaScript, "export * from \"node:fs/promises\"", "1:1 import:fs"),
+    (Language::JavaScript, "const r = module.require; r(\"fs\")", "1:27 import:fs"),
+    (
+        Language::JavaScript,
+        "const { binding: b } = process; b(\"fs\")",
+        "1:9 call:process.binding, 1:33 call:process.binding",
+    ),
+    (Language::JavaScript, "import(name)", "1:1 dynamic-import"),
+    (Language::JavaScript, "let r = require; r = mine; r(\"fs\")", "1:28 import:fs"),
+    (Language::JavaScript, "var require = mine; require(\"fs\")", "1:21 import:fs"),
+];
+
+/// Code that analysis misses, as the page describes.
+const MISSED: &[(Language, &str)] = &[
+    // Code in data.
+    (Language::Python, "import pickle; pickle.loads(data)"),
+    // Other files are not read.
+    (Language::Python, "from mine import run; run(\"rm -r x\")"),
+    // An item.
+    (Language::Python, "h = {\"f\": sys}; h[\"f\"].modules[\"os\"]"),
+    // A name in a string.
+    (Language::Python, "\"{0.__globals__}\".format(f)"),
+    // The function is not on the list.
+    (Language::JavaScript, "fetch(\"http://example.com\")"),
+    // Other files are not read.
+    (Language::JavaScript, "import(\"./payload.mjs\")"),
+    // An argument.
+    (Language::JavaScript, "[\"fs\"].map(require)"),
+    // A property.
+    (Language::JavaScript, "const o = { p: process }; o.p.binding(\"fs\")"),
+];
+
+/// Returns the rows of the page's table: language, code and findings, which are empty for missed code.
+fn rows() -> Vec<(Language, &'static str, &'static str)> {
+    let (_, table) = TEXT.split_once("| language | code | finding |\n|---|---|---|\n").expect("a table");
+    let lines = table.lines().take_while(|line| line.starts_with('|'));
+    let rows: Vec<_> = lines
         .map(|line| {
-            let (code, rest) = line.trim_start_matches("| `").split_once("` | ").expect(line);
-            (code.to_owned(), rest.trim_end_matches(" |").trim_matches('`').to_owned())
+            let (language, rest) = line.strip_prefix("| ").and_then(|line| line.split_once(" | `")).expect(line);
+            let (code, finding) = rest.split_once("` | ").expect(line);
+            let finding = finding.trim_end_matches(" |");
+            let language = if language == "Python" { Language::Python } else { Language::JavaScript };
+            (language, code, if finding.starts_with("none: ") { "" } else { finding.trim_matches('`') })
         })
         .collect();
-    assert!(rows.len() > 1, "{heading}");
+    assert!(rows.iter().any(|row| row.2.is_empty()) && rows.iter().any(|row| !row.2.is_empty()), "{rows:?}");
     rows
 }
 
@@ -24,15 +68,8 @@ fn rows(heading: &str) -> Vec<(String, String)> {
 #[test]
 fn documented_findings_are_found() {
     let screen = Analyzer::default();
-    for (heading, language) in [
-        ("Found in Python", Language::Python),
-        ("Found in JavaScript", Language::JavaScript),
-        ("Found though harmless in Python", Language::Python),
-        ("Found though harmless in JavaScript", Language::JavaScript),
-    ] {
-        for (code, expected) in rows(heading) {
-            assert_eq!(found(&screen, language, &code), expected, "{code}");
-        }
+    for (language, code, expected) in rows().into_iter().filter(|row| !row.2.is_empty()).chain(FOUND.iter().copied()) {
+        assert_eq!(found(&screen, language, code), expected, "{code}");
     }
 }
 
@@ -40,12 +77,9 @@ fn documented_findings_are_found() {
 #[test]
 fn documented_evasions_are_not_found() {
     let screen = Analyzer::default();
-    for (heading, language) in
-        [("Not found in Python", Language::Python), ("Not found in JavaScript", Language::JavaScript)]
-    {
-        for (code, _) in rows(heading) {
-            assert_eq!(found(&screen, language, &code), "", "{code}");
-        }
+    let missed = rows().into_iter().filter(|row| row.2.is_empty()).map(|(language, code, _)| (language, code));
+    for (language, code) in missed.chain(MISSED.iter().copied()) {
+        assert_eq!(found(&screen, language, code), "", "{code}");
     }
 }
 

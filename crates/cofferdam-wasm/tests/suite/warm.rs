@@ -1,8 +1,10 @@
 //! Scripts in prepared interpreters.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use cofferdam_contract::{Backend, ByteSize, ErrorKind, ExecRequest, SandboxPath, Stdin};
+use cofferdam_contract::{Backend, ByteSize, ErrorKind, ExecRequest, SandboxPath, Spec, Stdin};
 use cofferdam_wasm::{Call, Language, SessionKind, SessionSnapshot, WasmBackend, WasmConfig};
 
 use crate::interpreters::{BOTH, backend, cache_for, patient, run, source};
@@ -523,4 +525,33 @@ async fn what_is_not_installed_says_how_it_is() {
         assert!(refused.remedy().is_some(), "{refused}");
     }
     assert!(!empty.exists(), "a lookup must not create the directory");
+}
+
+/// Runs the programs of docs/wasm.md.
+async fn shown_on_the_page(cache: PathBuf, file: PathBuf) -> Result<(), Box<dyn std::error::Error>> {
+    let backend = WasmBackend::new(WasmConfig { cache: Some(cache), ..WasmConfig::default() });
+    let session = backend.open_session(SessionKind::Language(Language::Python), Spec::default()).await?;
+    session.execute("x = 41").await?;
+    let done = session.execute("x += 1; print(x)").await?; // 42
+
+    let twin = session.fork().await?; // goes its own way from here
+    session.snapshot()?.write(File::create(&file)?)?;
+    let snapshot = SessionSnapshot::read(File::open(&file)?, ByteSize::from_mebibytes(512))?;
+    let later = backend.restore_session(&snapshot, Spec::default()).await?; // also in another process
+    assert_eq!(text(&done.stdout), "42\n");
+    for copy in [twin, later] {
+        assert_eq!(text(&copy.execute("print(x)").await?.stdout), "42\n");
+    }
+
+    let loaded = backend.load_language(Language::Python, Spec::default()).await?;
+    let done = loaded.on_runner(|runner| runner.run(&Call { source: "print(1)".into(), ..Call::default() }))??;
+    assert_eq!(text(&done.stdout), "1\n");
+    Ok(())
+}
+
+#[tokio::test]
+async fn documented_programs_run() {
+    let Some(cache) = cache_for("documented programs") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    shown_on_the_page(cache.to_owned(), directory.path().join("session.snapshot")).await.unwrap();
 }
