@@ -12,9 +12,11 @@ use cofferdam_guest::network;
 use crate::NAME;
 use crate::config::ContainerConfig;
 use crate::disks;
-use crate::image::{self, Image, Imported, PullProgress};
+use crate::image::{self, Image, Imported};
 use crate::load::ImageSource;
+use crate::overlay;
 use crate::prepared::PreparedContainer;
+use crate::progress::PullProgress;
 use crate::reference::Reference;
 use crate::sandbox::ContainerSandbox;
 use crate::snapshot::ContainerSnapshot;
@@ -78,8 +80,10 @@ impl Backend for ContainerBackend {
         Level::Container
     }
 
-    /// Returns the capabilities. Mounting a host directory is declared for ordinary users only: root can mount
-    /// directories of other users, but not its own, because sandboxes never run as root.
+    /// Returns the capabilities. Copy-on-write directories are declared for root. Whether the engine and the kernel
+    /// have them is known when a sandbox is created, which fails with `Unsupported` without them. Mounting a host
+    /// directory is declared for ordinary users only: root can mount directories of other users, but not its own,
+    /// because sandboxes never run as root.
     fn capabilities(&self) -> Capabilities {
         let mut all = Capabilities::from([
             Capability::MultipleExecs,
@@ -97,6 +101,9 @@ impl Backend for ContainerBackend {
             Capability::Watch,
         ]);
         all.extend(disks::are_available().then_some(Capability::DiskMounts));
+        if overlay::is_permitted() {
+            all.extend([Capability::CopyOnWrite, Capability::CopyOnWriteMounts]);
+        }
         all.extend(network::IS_SUPPORTED.then_some(Capability::NetworkAllowlist));
         if !rustix::process::geteuid().is_root() {
             all.insert(Capability::HostWorkspace);
@@ -116,7 +123,7 @@ impl Backend for ContainerBackend {
     }
 
     async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        if matches!(spec.workspace(), Workspace::HostDir { .. }) || !spec.mounts().is_empty() {
+        if !matches!(spec.workspace(), Workspace::Private { .. }) || !spec.mounts().is_empty() {
             return Err(Error::invalid("warm", "a sandbox with a host directory or other mounts cannot be prepared")
                 .with_remedy("use a template with a private workspace and no mounts; others are created on request"));
         }

@@ -22,10 +22,10 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::attached::{Reader, Stderr};
+use crate::create_request;
 use crate::engine::{self, Engine, within};
 use crate::error::{self, Failed};
 use crate::outside;
-use crate::plan;
 use crate::removal::{remove, wait_until_gone};
 use crate::state::BackendState;
 use crate::stream::next;
@@ -179,8 +179,8 @@ impl Container {
             memory,
             memory_swap: memory,
             pids_limit: pids,
-            cpu_period: limits.cpus.map(|_| plan::CPU_PERIOD),
-            cpu_quota: limits.cpus.map(plan::quota),
+            cpu_period: limits.cpus.map(|_| create_request::CPU_PERIOD),
+            cpu_quota: limits.cpus.map(create_request::quota),
             ..ContainerUpdateBody::default()
         };
         let changed = self.engine.change(self.engine.docker.update_container(&self.id, change)).await;

@@ -11,7 +11,7 @@
 use std::ffi::CString;
 use std::fs::{self, Metadata};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -34,38 +34,45 @@ pub(crate) fn are_available() -> bool {
     rustix::process::geteuid().is_root() && loop_device::probe().is_ok()
 }
 
-/// A mounted disk at a path of the host. Dropping it detaches the mount.
+/// Mounts the file system in an opened file. Its files appear as those of a sandbox's user.
+pub(crate) fn mount_disk(file: impl AsFd, access: Access, user: (u32, u32), owner: &Owner) -> Result<MountPoint> {
+    let access = match access {
+        Access::ReadOnly => loop_device::Access::ReadOnly,
+        Access::ReadWrite => loop_device::Access::ReadWrite,
+    };
+    let tree = loop_device::mount_ext4(file.as_fd(), access).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, "create", format!("the disk of a mount cannot be used: {error}"))
+            .with_remedy("run as root on a host with loop devices (`modprobe loop`), or mount a directory")
+    })?;
+    let failed = |step: &'static str| {
+        move |error: io::Error| {
+            Error::new(ErrorKind::Unavailable, "create", format!("cannot {step}")).with_source(error)
+        }
+    };
+    show_owner_as(tree.as_fd(), DISK_OWNER, user).map_err(failed("map the owner of a disk"))?;
+    MountPoint::attach(tree.as_fd(), owner).map_err(failed("attach a disk"))
+}
+
+/// Maps owners of a detached mount: files of `owner` appear as those of `user`.
+pub(crate) fn show_owner_as(tree: BorrowedFd<'_>, owner: (u32, u32), user: (u32, u32)) -> io::Result<()> {
+    let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let users = namespace::with_ids(proc.as_fd(), owner, user)?;
+    mount::map_owners(tree, users.as_fd())
+}
+
+/// A path of the host at which a file system is mounted for an engine. Dropping it detaches the mount.
 #[derive(Debug)]
-pub(crate) struct MountedDisk {
+pub(crate) struct MountPoint {
     path: PathBuf,
 }
 
-impl MountedDisk {
-    /// Mounts the file system in an opened file. Its files appear as those of a sandbox's user.
-    pub(crate) fn new(file: impl AsFd, access: Access, user: (u32, u32), owner: &Owner) -> Result<Self> {
-        let access = match access {
-            Access::ReadOnly => loop_device::Access::ReadOnly,
-            Access::ReadWrite => loop_device::Access::ReadWrite,
-        };
-        let tree = loop_device::mount_ext4(file.as_fd(), access).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, "create", format!("the disk of a mount cannot be used: {error}"))
-                .with_remedy("run as root on a host with loop devices (`modprobe loop`), or mount a directory")
-        })?;
-        let failed = |step: &'static str| {
-            move |error: io::Error| {
-                Error::new(ErrorKind::Unavailable, "create", format!("cannot {step}")).with_source(error)
-            }
-        };
-        let proc = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let users = proc.map_err(io::Error::from).and_then(|proc| namespace::with_ids(proc.as_fd(), DISK_OWNER, user));
-        let users = users.map_err(failed("create a user namespace that maps the owner of a disk"))?;
-        mount::map_owners(tree.as_fd(), users.as_fd()).map_err(failed("map the owner of a disk"))?;
-        let disk = Self::directory(owner).map_err(failed("create the directory for a disk"))?;
-        let target = rustix::fs::open(&disk.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
-        let attached =
-            target.map_err(io::Error::from).and_then(|target| mount::attach_onto(tree.as_fd(), target.as_fd()));
-        attached.map_err(failed("attach a disk"))?;
-        Ok(disk)
+impl MountPoint {
+    /// Attaches a detached mount at a new path.
+    pub(crate) fn attach(tree: BorrowedFd<'_>, owner: &Owner) -> io::Result<Self> {
+        let point = Self::directory(owner)?;
+        let target = rustix::fs::open(&point.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        mount::attach_onto(tree, target.as_fd())?;
+        Ok(point)
     }
 
     /// Creates an empty directory, which nothing is mounted on yet.
@@ -87,7 +94,7 @@ impl MountedDisk {
     }
 }
 
-impl Drop for MountedDisk {
+impl Drop for MountPoint {
     fn drop(&mut self) {
         remove(&self.path);
     }

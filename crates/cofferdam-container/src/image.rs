@@ -3,76 +3,33 @@
 //! A container is always created from an image's id. Each create resolves the name to an id once, and compares the
 //! found image with the name, since engines accept a short name of hexadecimal digits as the prefix of an id.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::AtomicU64;
 
 use bollard::models::{CreateImageInfo, ImageInspect};
 use bollard::query_parameters::{CreateImageOptionsBuilder, ListImagesOptionsBuilder};
-use bytes::Bytes;
 use cofferdam_contract::{Error, ErrorKind, Fault, Result};
 use cofferdam_linux::named;
 use futures_core::Stream;
-use tokio::time::{Instant, sleep_until};
 
 use crate::config::{Checked, PullPolicy};
+use crate::create_request::ImageFacts;
 use crate::engine::Engine;
 use crate::error::{self, Failed, shown};
 use crate::labels;
 use crate::load::{ImageSource, load};
-use crate::plan::ImageFacts;
+use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
 use crate::stream::{self, next};
 use crate::tree;
+use crate::upload::{CountingBody, read_answers};
 
 /// The maximum number of volumes of an image.
 const MAX_VOLUMES: usize = 64;
 /// The maximum length of an image's PATH.
 const MAX_PATH: usize = 4096;
-
-/// A progress event of an engine that pulls an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PullEvent {
-    /// The layer, by the engine's short name; `None` for the image as a whole.
-    pub layer: Option<String>,
-    /// The current action, such as `Downloading` or `Extracting`.
-    pub status: String,
-    /// Completed bytes, if the engine reports them.
-    pub current: Option<u64>,
-    /// Total bytes, if the engine reports them.
-    pub total: Option<u64>,
-}
-
-/// A callback for the progress of pulls. It is called often, so it must not block.
-#[derive(Clone)]
-pub struct PullProgress(Arc<dyn Fn(&PullEvent) + Send + Sync>);
-
-impl PullProgress {
-    /// Creates a callback that calls `report` for each event.
-    pub fn new(report: impl Fn(&PullEvent) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(report))
-    }
-
-    /// Calls it.
-    pub(crate) fn report(&self, event: &PullEvent) {
-        (self.0)(event);
-    }
-
-    /// Creates a callback that ignores all events.
-    pub fn silent() -> Self {
-        Self::new(|_| {})
-    }
-}
-
-impl fmt::Debug for PullProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("PullProgress")
-    }
-}
 
 /// An image of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -317,54 +274,5 @@ fn read(mut source: std::fs::File, mut chunks: stream::ChunkWriter) -> io::Resul
     match outcome {
         Ok(walked) => chunks.finish(Ok(())).map(|()| walked),
         Err(error) => chunks.finish(Err(error)).map(|()| tree::Walked::default()),
-    }
-}
-
-/// Reads the engine's answers to an import. They come after all bytes, so until then a stall is detected by the bytes.
-pub(crate) async fn read_answers<T>(
-    engine: &Engine,
-    answers: impl Stream<Item = Result<T, bollard::errors::Error>>,
-    moved: &AtomicU64,
-) -> Result<(), Failed> {
-    let mut answers = Box::pin(answers);
-    let stall = engine.deadlines.stall;
-    let (mut seen, mut until) = (0, Instant::now() + stall);
-    loop {
-        tokio::select! {
-            answer = next(&mut answers) => match answer {
-                Some(Ok(_)) => until = Instant::now() + stall,
-                Some(Err(answer)) => return Err(Failed::Answered(answer)),
-                None => return Ok(()),
-            },
-            () = sleep_until(until) => {
-                let now = moved.load(Ordering::Relaxed);
-                if now == seen {
-                    return Err(Failed::Silent(stall));
-                }
-                (seen, until) = (now, Instant::now() + stall);
-            }
-        }
-    }
-}
-
-/// A request body that counts how often the engine reads from it.
-pub(crate) struct CountingBody {
-    body: stream::Body,
-    moved: Arc<AtomicU64>,
-}
-
-impl CountingBody {
-    /// Creates a body that counts in `moved`.
-    pub(crate) fn new(body: stream::Body, moved: Arc<AtomicU64>) -> Self {
-        Self { body, moved }
-    }
-}
-
-impl Stream for CountingBody {
-    type Item = io::Result<Bytes>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.moved.fetch_add(1, Ordering::Relaxed);
-        Pin::new(&mut self.body).poll_next(context)
     }
 }

@@ -9,7 +9,6 @@ use std::fs;
 
 use cofferdam_contract::{SandboxId, TenantId};
 use cofferdam_linux::process::Life;
-use rustix::process::{Pid, test_kill_process};
 
 const SANDBOX: &str = "dev.cofferdam.sandbox";
 const TENANT: &str = "dev.cofferdam.tenant";
@@ -58,15 +57,10 @@ impl Owner {
         if self.host != here {
             return OwnerState::Foreign;
         }
-        let Some(pid) = i32::try_from(self.process).ok().and_then(Pid::from_raw) else { return OwnerState::Foreign };
-        match test_kill_process(pid) {
-            Err(rustix::io::Errno::SRCH) => OwnerState::Dead,
-            // A process or zombie has this pid. If its state is not visible, it may be the owner.
-            _ => match Life::of(self.process) {
-                Some(life) if life.over || life.start != self.start => OwnerState::Dead,
-                _ => OwnerState::Alive,
-            },
+        if i32::try_from(self.process).is_ok_and(|process| process > 0) {
+            return if Life::is_over(self.process, self.start) { OwnerState::Dead } else { OwnerState::Alive };
         }
+        OwnerState::Foreign
     }
 }
 

@@ -12,12 +12,15 @@
 //!
 //! # Where to look
 //!
-//! - From a spec to a container: `spec_plan.rs`, then `plan.rs`, which are pure; creation of a sandbox: `pending.rs`.
+//! - From a spec to a plan: `plan.rs`; from a plan to the request to the engine: `create_request.rs`. Both are pure.
+//!   Creation of a sandbox: `pending.rs`.
+//! - Sizes of writable directories: `sizes.rs`, which is pure.
 //! - Settings of the backend from a file, the environment or options: `settings.rs`.
-//! - Mounts: `mounts.rs`; file systems in files: `disks.rs`.
+//! - Mounts: `mounts.rs`; file systems in files: `disks.rs`; copy-on-write directories: `overlay.rs`.
 //! - Removal of the containers of killed supervisors: `labels.rs` and `sweep.rs`.
 //! - From evidence to posture: `posture.rs`, which is pure.
-//! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`.
+//! - Image names and the allowlist: `reference.rs`, which is pure; pulls and imports: `image.rs`; images of
+//!   other stores: `load.rs`; what both send: `upload.rs`.
 //! - The connection to the engine: `engine.rs` and `attached.rs`.
 #![forbid(unsafe_code)]
 
@@ -25,6 +28,7 @@ mod attached;
 mod backend;
 mod config;
 mod container;
+mod create_request;
 mod disks;
 mod doctor;
 mod engine;
@@ -34,23 +38,26 @@ mod labels;
 mod load;
 mod mounts;
 mod outside;
+mod overlay;
 mod pending;
 mod plan;
 mod posture;
 #[cfg(test)]
 mod posture_tests;
 mod prepared;
+mod progress;
 mod reference;
 mod removal;
 mod sandbox;
 mod settings;
+mod sizes;
 mod snapshot;
-mod spec_plan;
 mod state;
 mod stored;
 mod stream;
 mod sweep;
 mod tree;
+mod upload;
 mod user;
 mod volume;
 
@@ -58,8 +65,9 @@ pub use backend::ContainerBackend;
 pub use config::{ContainerConfig, DEFAULT_IMAGE, Deadlines, EngineName, PullPolicy};
 pub use disks::sweep_disks;
 pub use doctor::{doctor, doctor_with_source};
-pub use image::{Image, Imported, PullEvent, PullProgress};
+pub use image::{Image, Imported};
 pub use load::ImageSource;
+pub use progress::{PullEvent, PullProgress};
 pub use settings::ContainerSettings;
 pub use snapshot::ContainerSnapshot;
 

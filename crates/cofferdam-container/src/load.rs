@@ -9,9 +9,10 @@ use bollard::query_parameters::ImportImageOptionsBuilder;
 use cofferdam_contract::{Error, ErrorKind, Result};
 
 use crate::engine::Engine;
-use crate::image::{CountingBody, PullEvent, PullProgress, read_answers};
+use crate::progress::{PullEvent, PullProgress};
 use crate::reference::Reference;
 use crate::stream;
+use crate::upload::{CountingBody, read_answers};
 
 /// A store of images outside of the engine. Its methods block.
 pub trait ImageSource: Send + Sync + fmt::Debug {

@@ -5,19 +5,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cofferdam_contract::{
-    Access, DirectoryId, Error, ErrorKind, Mount, MountAccess, MountSource, Result, Spec, unsupported_mount,
+    Access, DirectoryId, Error, ErrorKind, Mount, MountAccess, MountSource, Result, Spec, Workspace, unsupported_mount,
 };
 use cofferdam_guest::{Identity, Rule};
 use cofferdam_linux::beneath;
 use cofferdam_linux::landlock::access;
-use cofferdam_linux::named::NamedPath;
+use cofferdam_linux::named::{Directory, NamedPath};
 use rustix::fs::{FileType, OFlags};
 
-use crate::disks::{self, MountedDisk};
+use crate::disks::{self, MountPoint};
 use crate::engine::Facts;
 use crate::error;
 use crate::labels::Owner;
-use crate::plan::AGENT_DIRECTORY;
+use crate::overlay::{self, Layers, Overlay};
+use crate::volume::AGENT_DIRECTORY;
 
 /// File systems of the kernel, of which nothing may be mounted.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -35,7 +36,9 @@ pub(crate) enum PlannedSource {
     /// A file or directory of the host. While the descriptor is open, no other file gets its inode number.
     Host { path: PathBuf, device: u64, inode: u64, is_directory: bool, read_only: bool, _opened: OwnedFd },
     /// A file system in a file of this size in bytes. It is mounted on the host as long as this lives.
-    Disk { disk: MountedDisk, device: u64, inode: u64, read_only: bool, size: u64 },
+    Disk { disk: MountPoint, device: u64, inode: u64, read_only: bool, size: u64 },
+    /// A layer over a directory of the host. It is mounted on the host as long as this lives.
+    Layered(Overlay),
     /// Memory of this size in bytes.
     Tmpfs(u64),
 }
@@ -44,7 +47,9 @@ pub(crate) enum PlannedSource {
 pub(crate) fn check(mounts: &[Mount]) -> Result<()> {
     for mount in mounts {
         let why = match &mount.source {
-            MountSource::HostPath { access: MountAccess::CopyOnWrite, .. } => "engines have no copy-on-write mounts",
+            MountSource::HostPath { access: MountAccess::CopyOnWrite, .. } if !overlay::is_permitted() => {
+                "only root can mount a directory copy-on-write for a container"
+            }
             MountSource::Disk { .. } if !disks::are_available() => "mounting a disk requires root and loop devices",
             _ if mount.target.as_path().starts_with(AGENT_DIRECTORY) => "the agent of the container is there",
             MountSource::HostPath { .. } | MountSource::Tmpfs { .. } | MountSource::Disk { .. } => continue,
@@ -63,11 +68,28 @@ pub(crate) fn has_host_files(spec: &Spec) -> bool {
     spec.mounts().iter().any(|mount| mount.source.host_path().is_some())
 }
 
-/// Opens the host paths of a spec's mounts, and mounts its disks for a sandbox's user.
-pub(crate) fn open(spec: &Spec, facts: &Facts, user: (u32, u32), owner: &Owner) -> Result<Vec<PlannedMount>> {
+/// Returns true if a spec needs overlays.
+pub(crate) fn has_layers(spec: &Spec) -> bool {
+    let is_layered =
+        |mount: &Mount| matches!(mount.source, MountSource::HostPath { access: MountAccess::CopyOnWrite, .. });
+    matches!(spec.workspace(), Workspace::CopyOnWrite { .. }) || spec.mounts().iter().any(is_layered)
+}
+
+/// Opens the host paths of a spec's mounts, and mounts its disks for a sandbox's user. `layers` are there if the spec
+/// needs overlays.
+pub(crate) fn open(
+    spec: &Spec,
+    facts: &Facts,
+    user: (u32, u32),
+    owner: &Owner,
+    layers: Option<&Layers>,
+) -> Result<Vec<PlannedMount>> {
     let one = |mount: &Mount| {
         let source = match &mount.source {
             MountSource::Tmpfs { size } => PlannedSource::Tmpfs(size.as_bytes()),
+            MountSource::HostPath { path, access: MountAccess::CopyOnWrite } => {
+                open_layered(spec, mount, path, layers)?
+            }
             MountSource::HostPath { path, access } => open_path(spec, mount, path, *access, facts)?,
             MountSource::Disk { path, access } => open_disk(spec, mount, path, *access, facts, user, owner)?,
         };
@@ -100,9 +122,22 @@ fn open_disk(
     let read_only = access == Access::ReadOnly;
     let flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
     let file = beneath::reopen(&OwnedFd::from(opened), flags).map_err(failed)?;
-    let disk = MountedDisk::new(&file, access, user, owner)?;
+    let disk = disks::mount_disk(&file, access, user, owner)?;
     let root = disk.path().symlink_metadata().map_err(failed)?;
     Ok(PlannedSource::Disk { disk, device: root.dev(), inode: root.ino(), read_only, size })
+}
+
+fn open_layered(spec: &Spec, mount: &Mount, path: &Path, layers: Option<&Layers>) -> Result<PlannedSource> {
+    let opened = Directory::open(path)
+        .map_err(|error| error::named("create", "cannot open the directory of a copy-on-write mount", path, error))?;
+    let (device, inode) = opened.identity();
+    spec.check_directory(path, DirectoryId { device, inode })?;
+    if is_kernels(opened.path()) {
+        return denied(opened.path(), "the root directory, /proc, /sys and /dev of the host are not mounted");
+    }
+    let layers = layers.ok_or_else(|| Error::new(ErrorKind::Internal, "create", "the sandbox has no layers"))?;
+    let named = |error: Error| error.with_context("target", mount.target.to_string());
+    layers.over(&opened, mount.target.as_str(), None).map(PlannedSource::Layered).map_err(named)
 }
 
 fn open_path(spec: &Spec, mount: &Mount, path: &Path, access: MountAccess, facts: &Facts) -> Result<PlannedSource> {
@@ -169,6 +204,10 @@ impl PlannedMount {
         matches!(self.source, PlannedSource::Disk { read_only: false, .. })
     }
 
+    pub(crate) fn is_layered(&self) -> bool {
+        matches!(self.source, PlannedSource::Layered(_))
+    }
+
     /// Returns the files of the host that the engine binds.
     pub(crate) fn bound(&self) -> Option<Bound<'_>> {
         match &self.source {
@@ -182,6 +221,9 @@ impl PlannedMount {
                 inode: *inode,
                 is_directory: true,
             }),
+            PlannedSource::Layered(Overlay { point, device, inode, .. }) => {
+                Some(Bound { path: point.path(), read_only: false, device: *device, inode: *inode, is_directory: true })
+            }
             PlannedSource::Tmpfs(_) => None,
         }
     }
@@ -190,6 +232,7 @@ impl PlannedMount {
     pub(crate) fn rule(&self) -> Option<Rule> {
         let rights = match self.source {
             PlannedSource::Tmpfs(_)
+            | PlannedSource::Layered(_)
             | PlannedSource::Disk { read_only: false, .. }
             | PlannedSource::Host { is_directory: true, read_only: false, .. } => access::ALL,
             PlannedSource::Host { is_directory: false, read_only: false, .. } => {

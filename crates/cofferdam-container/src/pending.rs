@@ -5,26 +5,31 @@ use std::os::unix::fs::MetadataExt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use cofferdam_changes::Marks;
+use cofferdam_changes::sandbox::OverlayLayer;
 use cofferdam_contract::{
     Error, ErrorKind, Limits, Posture, Result, RootFs, SandboxId, Spec, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::network::{Network, Opening};
 use cofferdam_guest::{AGENT, Evidence, Guest, Reason, Settings, Termination, usual_rules};
+use cofferdam_linux::named::Directory;
 
 use crate::container::{Attached, Cause, Container};
+use crate::create_request::{self, CreateRequest, ImageFacts};
 use crate::engine::Engine;
 use crate::image;
 use crate::mounts::{self, PlannedMount};
 use crate::outside;
-use crate::plan::{self, AGENT_DIRECTORY, AGENT_FILE, DirectorySizes, ImageFacts, Plan};
+use crate::overlay::{self, Layers, Overlay};
+use crate::plan::Plan;
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
 use crate::reference::Reference;
-use crate::spec_plan::SpecPlan;
+use crate::sizes::{self, DirectorySizes};
 use crate::state::{BackendState, ConnectedEngine};
 use crate::user::{self, MountedDirectory};
-use crate::volume::AgentVolume;
+use crate::volume::{AGENT_DIRECTORY, AGENT_FILE, AgentVolume};
 
 /// Time limit for an agent to start and to install its part of the isolation, on a machine under heavy load.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,6 +46,8 @@ pub(crate) struct PendingSandbox {
     pub evidence: Evidence,
     /// `None` if the policy allows no network.
     pub network: Option<Network>,
+    /// The layers of a copy-on-write workspace.
+    pub layer: Option<Arc<OverlayLayer>>,
     engine_limits: EngineLimits,
     quotas: bool,
     user: (u32, u32),
@@ -49,11 +56,16 @@ pub(crate) struct PendingSandbox {
 
 impl PendingSandbox {
     /// Creates a pending sandbox in a separate task, so that a dropped future leaves nothing half created.
-    pub(crate) async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<Self> {
+    /// `origin` is the layer that a fork begins with.
+    pub(crate) async fn create(
+        state: &Arc<BackendState>,
+        spec: &Spec,
+        origin: Option<Arc<OverlayLayer>>,
+    ) -> Result<Self> {
         // Refused before anything is created.
-        SpecPlan::of(spec)?;
+        Plan::of(spec)?;
         let (state, spec) = (Arc::clone(state), spec.clone());
-        let creation = tokio::spawn(async move { create(&state, &spec).await });
+        let creation = tokio::spawn(async move { create(&state, &spec, origin).await });
         creation
             .await
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the creation was interrupted")))
@@ -117,27 +129,58 @@ impl fmt::Debug for PendingSandbox {
     }
 }
 
-async fn create(state: &Arc<BackendState>, spec: &Spec) -> Result<PendingSandbox> {
+async fn create(state: &Arc<BackendState>, spec: &Spec, origin: Option<Arc<OverlayLayer>>) -> Result<PendingSandbox> {
     // Kept open until the sandbox is created.
     let (mounted, _directory) = MountedDirectory::open(spec)?.unzip();
+    let (base, requested) = (user::open_base(spec)?, SystemTime::now());
     let connected = state.engine().await?;
     let engine = &connected.engine;
     state.retry_leftovers(engine);
+    let has_layers = mounts::has_layers(spec);
+    if has_layers {
+        overlay::check(&engine.facts, state.config.runtime.as_deref())?;
+        if connected.lacks_mounts.load(Ordering::Acquire) {
+            return Err(overlay::not_seen());
+        }
+    }
     let caller = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let workspace = mounted.as_ref().map(|mounted| (mounted, spec.workspace().access()));
     let user = user::choose(&engine.facts, workspace, mounts::has_host_files(spec), caller)?;
     let _turn = state.creation_slots.acquire().await.map_err(|_| Error::closed("create"))?;
     let image = image_of(state, engine, spec).await?;
-    // Last, because disks are mounted on the host until the container is created.
-    let mounts = open_mounts(state, engine, spec, user).await?;
-    let creation =
-        Creation { state, connected: &connected, spec, image, user, mounted, mounts, volume: AgentVolume::of(AGENT) };
-    creation.run().await.inspect_err(|error| {
-        if error.kind() == ErrorKind::Unavailable {
-            state.mark_stale();
+    // Last, because disks and overlays are mounted on the host until the container is created.
+    let (mounts, overlay, base) = open_mounts(state, engine, spec, user, (base, origin)).await?;
+    let mounted = overlay.as_ref().map(|overlay| MountedDirectory::layered(overlay, user)).or(mounted);
+    let layer = match (base, &overlay) {
+        (Some(base), Some(overlay)) => Some(layer(base, overlay, requested)?),
+        _ => None,
+    };
+    let volume = AgentVolume::of(AGENT);
+    let creation = Creation { state, connected: &connected, spec, image, user, mounted, mounts, layer, volume };
+    creation.run().await.map_err(|error| match error.kind() {
+        ErrorKind::NotFound if has_layers => {
+            connected.lacks_mounts.store(true, Ordering::Release);
+            overlay::not_seen().with_source(error)
+        }
+        kind => {
+            if kind == ErrorKind::Unavailable {
+                state.mark_stale();
+            }
+            error
         }
     })
 }
+
+/// Returns what the changes of a copy-on-write workspace are read from.
+fn layer(base: Directory, overlay: &Overlay, requested: SystemTime) -> Result<Arc<OverlayLayer>> {
+    let upper = overlay.upper.try_clone().map_err(|error| {
+        Error::new(ErrorKind::Io, "create", "cannot open the layer of the workspace again").with_source(error)
+    })?;
+    Ok(Arc::new(OverlayLayer { base, upper, marks: Marks::Trusted, requested }))
+}
+
+/// The mounts of a sandbox, the overlay of its workspace, and the directory below that.
+type Opened = (Vec<PlannedMount>, Option<Overlay>, Option<Directory>);
 
 /// Opens the mounts of a spec. A disk's file system may have a journal to write first.
 async fn open_mounts(
@@ -145,9 +188,16 @@ async fn open_mounts(
     engine: &Engine,
     spec: &Spec,
     user: (u32, u32),
-) -> Result<Vec<PlannedMount>> {
+    (base, origin): (Option<Directory>, Option<Arc<OverlayLayer>>),
+) -> Result<Opened> {
     let (state, facts, spec) = (Arc::clone(state), engine.facts.clone(), spec.clone());
-    let opening = tokio::task::spawn_blocking(move || mounts::open(&spec, &facts, user, &state.owner));
+    let opening = tokio::task::spawn_blocking(move || {
+        let size = DirectorySizes::of(spec.limits().disk, spec.workspace()).layers;
+        let layers = mounts::has_layers(&spec).then(|| Layers::new(size, user, &state.owner)).transpose()?;
+        let over = |(layers, base): (&Layers, &Directory)| layers.over(base, WORKSPACE_PATH, origin.as_deref());
+        let workspace = layers.as_ref().zip(base.as_ref()).map(over).transpose()?;
+        Ok((mounts::open(&spec, &facts, user, &state.owner, layers.as_ref())?, workspace, base))
+    });
     opening.await.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "create", "the mounts were not opened")))
 }
 
@@ -172,6 +222,7 @@ struct Creation<'a> {
     user: (u32, u32),
     mounted: Option<MountedDirectory>,
     mounts: Vec<PlannedMount>,
+    layer: Option<Arc<OverlayLayer>>,
     volume: AgentVolume,
 }
 
@@ -222,7 +273,7 @@ impl Creation<'_> {
     async fn attempt(&self) -> Result<PendingSandbox, Failure> {
         let (engine, runtime) = (&self.connected.engine, self.state.config.runtime.as_deref());
         let id = self.state.new_id();
-        let body = plan::body(&Plan {
+        let body = create_request::body(&CreateRequest {
             spec: self.spec,
             id: &id,
             owner: &self.state.owner,
@@ -252,7 +303,7 @@ impl Creation<'_> {
             Err(error) => return Err(self.not_started(container, error, known).await),
         };
         let ready_by = Instant::now() + self.state.config.deadlines.change + READY_TIMEOUT;
-        let opening = Opening::of(self.spec.network(), SpecPlan::of(self.spec)?.network).await?;
+        let opening = Opening::of(self.spec.network(), Plan::of(self.spec)?.network).await?;
         let mut settings = self.settings(container);
         if let Some(opening) = &opening {
             opening.configure(&mut settings);
@@ -297,8 +348,19 @@ impl Creation<'_> {
         };
         let own_namespaces = if engine.facts.local { read_own_namespaces() } else { Vec::new() };
         let (container, quotas) = (Arc::clone(container), self.has_quotas());
-        let user = self.user;
-        Ok(PendingSandbox { id, container, guest, evidence, network, engine_limits, quotas, user, own_namespaces })
+        let (user, layer) = (self.user, self.layer.clone());
+        Ok(PendingSandbox {
+            id,
+            container,
+            guest,
+            evidence,
+            network,
+            layer,
+            engine_limits,
+            quotas,
+            user,
+            own_namespaces,
+        })
     }
 
     /// Classifies a failed start of the container. The cause may be a missing or damaged agent.
@@ -366,7 +428,10 @@ impl Creation<'_> {
     fn settings(&self, container: &Arc<Container>) -> Settings {
         let access = self.spec.workspace().access();
         let mounted = matches!(self.spec.workspace(), Workspace::HostDir { .. });
-        let stores = ["/tmp", "/dev/shm"].into_iter().chain((!mounted).then_some(WORKSPACE_PATH));
+        // The layers of a sandbox share one tmpfs, which is counted once.
+        let layered = self.mounts.iter().find(|mount| self.layer.is_none() && mount.is_layered());
+        let own = (!mounted).then_some(WORKSPACE_PATH).into_iter().chain(layered.map(|mount| mount.target.as_str()));
+        let stores = ["/tmp", "/dev/shm"].into_iter().chain(own);
         let defaults = Settings::default();
         Settings {
             stores: stores.map(str::to_owned).collect(),
@@ -459,10 +524,10 @@ pub(crate) fn max_archive_bytes(limits: &Limits, workspace: &Workspace) -> u64 {
     const ENTRY: u64 = 16 << 10;
     const UNLIMITED: u64 = 64 << 30;
     let size = DirectorySizes::of(limits.disk, workspace).workspace;
-    size.map_or(UNLIMITED, |bytes| bytes + plan::max_files(bytes) * ENTRY + (1 << 20))
+    size.map_or(UNLIMITED, |bytes| bytes + sizes::max_files(bytes) * ENTRY + (1 << 20))
 }
 
-/// Returns true if the workspace is a mounted host directory.
-pub(crate) fn is_host_directory(spec: &Spec) -> bool {
-    matches!(spec.workspace(), Workspace::HostDir { .. })
+/// Returns true if the sandbox shows files of the host.
+pub(crate) fn has_host_files(spec: &Spec) -> bool {
+    !matches!(spec.workspace(), Workspace::Private { .. }) || !spec.mounts().is_empty()
 }

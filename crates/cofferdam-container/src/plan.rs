@@ -1,355 +1,155 @@
-//! Conversion of a spec to a request to the engine. It is pure, and cannot request a privilege.
+//! The plan of a container: the meaning of a spec for this backend, or its refusal. Creation and the comparison with a
+//! prepared container use the same function. Pure. `create_request.rs` converts a plan to the request to the engine.
 
-use std::collections::HashMap;
-use std::path::{Component, Path};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
 
-use bollard::models::{
-    ContainerCreateBody, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum, HostConfigLogConfig, Mount,
-    MountBindOptions, MountBindOptionsPropagationEnum, MountType, MountVolumeOptions, ResourcesUlimits,
-};
 use cofferdam_contract::{
-    Access, ByteSize, Cpus, Error, ErrorKind, Result, SandboxId, Spec, WORKSPACE_PATH, Workspace,
+    ByteSize, Cpus, DirectoryId, Error, Limits, Mount, NetworkPolicy, Result, RootFs, Spec, SpecParts, TenantId,
+    Workspace,
 };
+use cofferdam_egress::Plan as NetworkPlan;
 use cofferdam_guest::network;
 
-use crate::engine::Facts;
-use crate::labels::{self, Owner};
-use crate::mounts::{PlannedMount, PlannedSource};
-use crate::spec_plan::{Adjustable, BuiltIn, SpecPlan};
+use crate::sizes::PAGE;
+use crate::{NAME, mounts, overlay};
 
-/// The directory of the agent inside.
-pub(crate) const AGENT_DIRECTORY: &str = "/.cofferdam";
-/// The name of the agent in [`AGENT_DIRECTORY`].
-pub(crate) const AGENT_FILE: &str = "init";
-/// The paths that the engine masks: its own list, and further files with information about the host.
-const MASKED: &[&str] = &[
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/buddyinfo",
-    "/proc/cmdline",
-    "/proc/config.gz",
-    "/proc/diskstats",
-    "/proc/fs",
-    "/proc/interrupts",
-    "/proc/irq",
-    "/proc/kallsyms",
-    "/proc/kcore",
-    "/proc/key-users",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/locks",
-    "/proc/modules",
-    "/proc/partitions",
-    "/proc/pressure",
-    "/proc/sched_debug",
-    "/proc/schedstat",
-    "/proc/scsi",
-    "/proc/softirqs",
-    "/proc/swaps",
-    "/proc/sys/fs/dentry-state",
-    "/proc/sys/fs/file-nr",
-    "/proc/sys/fs/inode-nr",
-    "/proc/sys/fs/inode-state",
-    "/proc/sys/kernel/random/boot_id",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/vmstat",
-    "/proc/zoneinfo",
-    "/sys/firmware",
-    "/sys/kernel",
-    "/sys/devices/virtual/powercap",
-    "/sys/devices/virtual/dmi",
-];
-const HOST_NAME: &str = "sandbox";
-/// The bytes by which a file's length may exceed the disk limit. Programs that fill a directory get ENOSPC before this
-/// limit.
-const FILE_SIZE_SLACK: u64 = 1 << 20;
-const PAGE: u64 = 4096;
-/// Options of a tmpfs that hides a directory. Without a size a tmpfs could use half of the host's memory.
-const COVERED: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0555";
-/// Tasks of a runtime with its own kernel, in addition to those of its guests.
-const KERNEL_TASKS: i64 = 256;
-/// The period of the CPU quota in microseconds.
-pub(crate) const CPU_PERIOD: i64 = 100_000;
-/// The kernel's minimum quota in a period.
-const MIN_CPU_QUOTA: i64 = 1000;
+/// The minimum disk limit: space for the entries that every sandbox has in its directories.
+const MIN_DISK: ByteSize = ByteSize::from_bytes(64 * PAGE);
+/// The minimum memory limit. Engines refuse less, and no program could start.
+const MIN_MEMORY: ByteSize = ByteSize::from_mebibytes(6);
 
-/// The properties of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ImageFacts {
-    /// The id, `sha256:…`, since a name can change its meaning.
-    pub id: String,
-    /// The directories for which the image declares a volume.
-    pub volumes: Vec<String>,
-    /// The PATH of the image, if it has one.
-    pub path: Option<String>,
-}
-
-/// The input for a container.
-#[derive(Debug, Clone, Copy)]
+/// The settings of a sandbox.
+#[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    pub spec: &'a Spec,
-    pub id: &'a SandboxId,
-    pub owner: &'a Owner,
-    pub facts: &'a Facts,
-    pub runtime: Option<&'a str>,
-    pub image: &'a ImageFacts,
-    pub agent_volume: &'a str,
-    /// User and group of all processes inside. Never root.
-    pub user: (u32, u32),
-    /// The resolved path of the mounted host directory, if the workspace is one.
-    pub host_dir: Option<&'a Path>,
-    /// Mounts besides the workspace.
-    pub mounts: &'a [PlannedMount],
+    pub built_in: BuiltIn<'a>,
+    pub adjustable: Adjustable,
+    /// `None` if the policy allows no network.
+    pub network: Option<NetworkPlan>,
 }
 
-/// The size in bytes of each writable directory; `None` without a limit.
+/// Settings that are fixed once a container exists.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BuiltIn<'a> {
+    pub workspace: &'a Workspace,
+    pub mounts: &'a [Mount],
+    /// The policy decides which images are allowed.
+    root: &'a RootFs,
+    directories: &'a BTreeMap<PathBuf, DirectoryId>,
+    pub tenant: &'a TenantId,
+    pub labels: &'a BTreeMap<String, String>,
+    pub disk: Option<ByteSize>,
+    /// Enforced by the agent, or reported as missing by the posture.
+    processes: Option<u32>,
+    /// The agent listens on its ports, and the gateway serves them by its rules.
+    policy: &'a NetworkPolicy,
+}
+
+/// Limits that the engine or the supervisor can change.
+#[derive(Debug)]
+pub(crate) struct Adjustable {
+    pub memory: Option<ByteSize>,
+    pub pids: Option<u32>,
+    pub cpus: Option<Cpus>,
+    /// Enforced by the supervisor or the agent.
+    cpu_time: Option<Duration>,
+}
+
+/// The properties of a created container that can be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DirectorySizes {
-    /// The size of a private workspace.
-    pub workspace: Option<u64>,
-    pub tmp: Option<u64>,
-    pub shm: Option<u64>,
+pub(crate) struct Changeable {
+    /// True for limits that the engine enforces by control groups that are visible inside.
+    pub bounds: bool,
+    /// True if a control group counts CPU time, instead of the agent.
+    pub cpu_time: bool,
 }
 
-impl DirectorySizes {
-    /// Divides the disk limit. A private workspace gets all of it; `/tmp` and `/dev/shm` have further limits and count
-    /// as memory. If the workspace is a host directory, `/tmp` and `/dev/shm` share the limit.
-    pub(crate) fn of(disk: Option<ByteSize>, workspace: &Workspace) -> Self {
-        let Some(disk) = disk else { return Self { workspace: None, tmp: None, shm: None } };
-        let pages = disk.as_bytes() / PAGE;
-        let own = matches!(workspace, Workspace::Private { .. });
-        let (tmp, shm) = if own { (pages / 4, pages / 16) } else { (pages - pages / 8, pages / 8) };
-        let workspace = if own { pages } else { 0 };
-        Self { workspace: Some(workspace * PAGE), tmp: Some(tmp * PAGE), shm: Some(shm * PAGE) }
-    }
-}
-
-/// Returns the request to the engine.
-pub(crate) fn body(plan: &Plan<'_>) -> Result<ContainerCreateBody> {
-    let (uid, gid) = plan.user;
-    if uid == 0 || gid == 0 {
-        return Err(Error::new(ErrorKind::Internal, "create", "a sandbox must not run as root"));
-    }
-    let spec_plan = SpecPlan::of(plan.spec)?;
-    let BuiltIn { tenant, labels, .. } = spec_plan.built_in;
-    Ok(ContainerCreateBody {
-        hostname: Some(HOST_NAME.to_owned()),
-        user: Some(format!("{uid}:{gid}")),
-        attach_stdin: Some(true),
-        attach_stdout: Some(true),
-        attach_stderr: Some(true),
-        open_stdin: Some(true),
-        // The end of the attached connection ends the agent's input, and with it the agent.
-        stdin_once: Some(true),
-        tty: Some(false),
-        entrypoint: Some(vec![format!("{AGENT_DIRECTORY}/{AGENT_FILE}")]),
-        cmd: Some(Vec::new()),
-        working_dir: Some("/".to_owned()),
-        // The engine would run an image's own health check next to the agent.
-        healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
-        image: Some(plan.image.id.clone()),
-        labels: Some(labels::of(plan.id, tenant, plan.owner, labels)),
-        host_config: Some(host_config(plan, &spec_plan)?),
-        ..ContainerCreateBody::default()
-    })
-}
-
-fn host_config(plan: &Plan<'_>, spec_plan: &SpecPlan<'_>) -> Result<HostConfig> {
-    let BuiltIn { workspace, disk, .. } = spec_plan.built_in;
-    let Adjustable { memory: max_memory, pids, cpus, .. } = spec_plan.adjustable;
-    let sizes = DirectorySizes::of(disk, workspace);
-    let memory = max_memory.map(|memory| i64::try_from(memory.as_bytes()).unwrap_or(i64::MAX));
-    Ok(HostConfig {
-        privileged: Some(false),
-        cap_drop: Some(vec!["ALL".to_owned()]),
-        security_opt: Some(vec!["no-new-privileges".to_owned()]),
-        readonly_rootfs: Some(true),
-        masked_paths: Some(MASKED.iter().map(|path| (*path).to_owned()).collect()),
-        network_mode: Some("none".to_owned()),
-        ipc_mode: Some("private".to_owned()),
-        cgroupns_mode: plan.facts.has_cgroup_namespaces().then_some(HostConfigCgroupnsModeEnum::PRIVATE),
-        log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
-        auto_remove: Some(true),
-        init: Some(false),
-        memory,
-        memory_swap: memory,
-        // Where the kernel does not count swap, the container uses none.
-        memory_swappiness: plan.facts.has_uncounted_swap().then_some(0),
-        // Includes the agent.
-        pids_limit: pids.map(|pids| tasks(pids, plan)),
-        cpu_period: cpus.map(|_| CPU_PERIOD),
-        cpu_quota: cpus.map(quota),
-        ulimits: Some(ulimits(plan, disk, max_memory)),
-        sysctls: (!has_own_kernel(plan)).then(|| network_settings(plan.facts, spec_plan.network.is_some())),
-        dns: spec_plan.network.is_some().then(|| vec![network::RESOLVER.to_string()]),
-        tmpfs: Some(tmpfs(plan, workspace, sizes)?),
-        mounts: Some(mounts(plan, workspace)),
-        runtime: plan.runtime.map(str::to_owned),
-        ..HostConfig::default()
-    })
-}
-
-/// Returns the limit on tasks. It includes the agent, or the tasks of a kernel that runs in the container.
-fn tasks(pids: u32, plan: &Plan<'_>) -> i64 {
-    i64::from(pids) + if has_own_kernel(plan) { KERNEL_TASKS } else { 1 }
-}
-
-fn has_own_kernel(plan: &Plan<'_>) -> bool {
-    plan.facts.has_own_kernel(plan.runtime)
-}
-
-/// Returns limits of the kernel memory of connections in the container, as in the process backend. With a network
-/// policy, the agent can listen on every port.
-fn network_settings(facts: &Facts, policy: bool) -> HashMap<String, String> {
-    let mut settings = vec![
-        ("net.ipv4.tcp_rmem", "4096 65536 65536"),
-        ("net.ipv4.tcp_wmem", "4096 16384 131072"),
-        ("net.ipv4.tcp_max_tw_buckets", "1024"),
-    ];
-    // Older kernels hide it from an engine without root. The agent then refuses longer queues.
-    if !(facts.rootless || facts.remapped) || facts.kernel_is_at_least(6, 6) {
-        settings.push(("net.core.somaxconn", "16"));
-    }
-    if policy {
-        settings.push(("net.ipv4.ip_unprivileged_port_start", "0"));
-    }
-    settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
-/// Returns the limits of each process.
-fn ulimits(plan: &Plan<'_>, disk: Option<ByteSize>, memory: Option<ByteSize>) -> Vec<ResourcesUlimits> {
-    let limit =
-        |name: &str, soft, hard| ResourcesUlimits { name: Some(name.to_owned()), soft: Some(soft), hard: Some(hard) };
-    // The agent polls several descriptors for each exec.
-    let mut all = vec![limit("core", 0, 0), limit("nice", 0, 0), limit("nofile", 4096, 4096), limit("rtprio", 0, 0)];
-    if let Some(disk) = disk {
-        // Includes holes, since the sizes of the directories bound the stored bytes. Memory files count as files.
-        let mounts = plan.mounts.iter().map(|mount| match mount.source {
-            PlannedSource::Tmpfs(size) | PlannedSource::Disk { size, .. } => size,
-            PlannedSource::Host { .. } => 0,
-        });
-        let max =
-            disk.max(memory.unwrap_or(disk)).as_bytes().max(mounts.max().unwrap_or(0)).saturating_add(FILE_SIZE_SLACK);
-        let max = i64::try_from(max).unwrap_or(i64::MAX);
-        all.push(limit("fsize", max, max));
-    }
-    // By default, Podman requests more than an engine without the privilege may set.
-    if plan.facts.podman && !plan.facts.rootless {
-        all.push(limit("nproc", 16_384, 16_384));
-    }
-    all
-}
-
-pub(crate) fn quota(cpus: Cpus) -> i64 {
-    (i64::from(cpus.as_millis()) * CPU_PERIOD / 1000).max(MIN_CPU_QUOTA)
-}
-
-fn tmpfs(plan: &Plan<'_>, workspace: &Workspace, sizes: DirectorySizes) -> Result<HashMap<String, String>> {
-    let mut all = HashMap::from([
-        ("/tmp".to_owned(), directory(plan, sizes.tmp, "exec,nosuid,nodev", "1777")),
-        ("/dev/shm".to_owned(), directory(plan, sizes.shm, "noexec,nosuid,nodev", "1777")),
-    ]);
-    if matches!(workspace, Workspace::Private { .. }) {
-        all.insert(WORKSPACE_PATH.to_owned(), directory(plan, sizes.workspace, "exec,nosuid,nodev", "0700"));
-    }
-    if plan.facts.podman {
-        // Hides Podman's own writable directories, which have no limit.
-        let covered = ["/run", "/var/tmp"].map(|path| (path.to_owned(), COVERED.to_owned()));
-        all.extend(covered);
-    }
-    for mount in plan.mounts {
-        all.remove(&mount.target);
-        if let PlannedSource::Tmpfs(size) = mount.source {
-            all.insert(mount.target.clone(), directory(plan, Some(size), "exec,nosuid,nodev", "0755"));
+impl<'a> Plan<'a> {
+    /// Plans a container. Fails if this backend does not support a field of the spec. Destructures the spec, so that a
+    /// new field causes a compile error here.
+    pub(crate) fn of(spec: &'a Spec) -> Result<Self> {
+        spec.validate()?;
+        let SpecParts {
+            workspace,
+            root,
+            mounts,
+            limits,
+            network,
+            tenant,
+            labels,
+            allow_weaker,
+            attributes,
+            directories,
+        } = spec.parts();
+        mounts::check(mounts)?;
+        // Permissions only: compared with the posture.
+        let _ = allow_weaker;
+        let Limits { cpu_time, memory, disk, wall_time, pids, processes, cpus } = *limits;
+        // A timer of the supervisor.
+        let _ = wall_time;
+        check_root(root)?;
+        if matches!(workspace, Workspace::CopyOnWrite { .. }) && !overlay::is_permitted() {
+            return Err(overlay::refused("only root can mount it for a container"));
         }
-    }
-    for path in &plan.image.volumes {
-        let is_mounted = plan.mounts.iter().any(|mount| mount.target == *path);
-        if all.contains_key(path) || path == WORKSPACE_PATH || is_mounted {
-            continue;
+        let policy = network;
+        let network = network::plan(policy, NAME)?;
+        check_sizes(memory, disk)?;
+        let own = attributes.keys().find(|key| key.split('.').next() == Some(NAME));
+        if let Some(key) = own {
+            return Err(Error::invalid(
+                "create",
+                format!("the docker backend has no attribute '{}'", key.escape_debug()),
+            )
+            .with_remedy("remove it: this backend takes no attributes"));
         }
-        if !is_coverable(path) {
-            return Err(Error::invalid("create", "the image declares a volume at a path that the sandbox uses")
-                .with_context("path", path.escape_debug().to_string())
-                .with_remedy("use an image without that VOLUME"));
-        }
-        // Otherwise the engine would create a volume: writable, without a limit, on its disk.
-        all.insert(path.clone(), COVERED.to_owned());
+        Ok(Self {
+            built_in: BuiltIn { workspace, mounts, root, directories, tenant, labels, disk, processes, policy },
+            adjustable: Adjustable { memory, pids, cpus, cpu_time },
+            network,
+        })
     }
-    Ok(all)
+
+    /// Returns true if a container that was created by this plan can be changed to match another one.
+    pub(crate) fn can_become(&self, asked: &Self, changeable: Changeable) -> bool {
+        let Adjustable { memory, pids, cpus, cpu_time } = &asked.adjustable;
+        let prepared = &self.adjustable;
+        // An existing limit can be changed, but none can be added or removed.
+        let bound = |same: bool, both: bool| same || (changeable.bounds && both);
+        matches!(asked.built_in.workspace, Workspace::Private { .. })
+            && self.built_in == asked.built_in
+            && (cpu_time == &prepared.cpu_time || changeable.cpu_time)
+            && bound(memory == &prepared.memory, memory.is_some() && prepared.memory.is_some())
+            && bound(pids == &prepared.pids, pids.is_some() && prepared.pids.is_some())
+            && bound(cpus == &prepared.cpus, cpus.is_some() && prepared.cpus.is_some())
+    }
 }
 
-/// Returns the options of a writable directory.
-fn directory(plan: &Plan<'_>, size: Option<u64>, flags: &str, mode: &str) -> String {
-    let (uid, gid) = plan.user;
-    // Podman cannot set the owner of a tmpfs. There is only one user inside.
-    let (owner, mode) =
-        if plan.facts.podman { (String::new(), "1777") } else { (format!(",uid={uid},gid={gid}"), mode) };
-    match size {
-        None => format!("rw,{flags},mode={mode}{owner}"),
-        Some(bytes) => {
-            let files = if plan.facts.podman { String::new() } else { format!(",nr_inodes={}", max_files(bytes)) };
-            format!("rw,{flags},size={bytes},mode={mode}{owner}{files}")
+fn check_root(root: &RootFs) -> Result<()> {
+    match root {
+        RootFs::Default | RootFs::Image { .. } => Ok(()),
+        RootFs::Directory { path } => {
+            Err(Error::unsupported("create", "the docker backend cannot use a directory as root file system")
+                .with_context("path", path.display().to_string())
+                .with_remedy("import it with `cofferdam image import DIR NAME`, and use the image with --image"))
         }
     }
 }
 
-/// Returns the maximum number of files, since each takes memory at any size.
-pub(crate) fn max_files(bytes: u64) -> u64 {
-    (bytes / PAGE).clamp(64, 1 << 20)
-}
-
-/// Returns true if a path is a plain absolute path outside the directories of Cofferdam and the kernel.
-fn is_coverable(path: &str) -> bool {
-    let reserved = [WORKSPACE_PATH, AGENT_DIRECTORY, "/tmp", "/proc", "/sys", "/dev", "/etc"];
-    let plain = path.starts_with('/')
-        && path.len() > 1
-        && path.len() <= 4096
-        && !path.contains(|c: char| c.is_control() || c == ':' || c == ',')
-        && Path::new(path).components().skip(1).all(|part| matches!(part, Component::Normal(_)))
-        && Path::new(path).components().collect::<std::path::PathBuf>().as_os_str() == path;
-    plain && reserved.iter().all(|reserved| !Path::new(path).starts_with(reserved))
-}
-
-/// Returns the mount of the agent's volume.
-pub(crate) fn agent_mount(volume: &str, access: Access) -> Mount {
-    Mount {
-        target: Some(AGENT_DIRECTORY.to_owned()),
-        source: Some(volume.to_owned()),
-        typ: Some(MountType::VOLUME),
-        read_only: Some(access == Access::ReadOnly),
-        volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
-        ..Mount::default()
+fn check_sizes(memory: Option<ByteSize>, disk: Option<ByteSize>) -> Result<()> {
+    if memory.is_some_and(|memory| memory < MIN_MEMORY) {
+        return Err(Error::invalid(
+            "create",
+            format!("the memory limit is below {MIN_MEMORY}, the minimum of container engines"),
+        )
+        .with_remedy("raise --memory, or use the process backend"));
     }
-}
-
-fn mounts(plan: &Plan<'_>, workspace: &Workspace) -> Vec<Mount> {
-    let agent = agent_mount(plan.agent_volume, Access::ReadOnly);
-    let workspace = plan.host_dir.map(|path| bind(WORKSPACE_PATH, path, workspace.access() == Access::ReadOnly));
-    let others = plan.mounts.iter().filter_map(|mount| {
-        let bound = mount.bound()?;
-        Some(bind(&mount.target, bound.path, bound.read_only))
-    });
-    [agent].into_iter().chain(workspace).chain(others).collect()
-}
-
-/// Returns the mount of a host path.
-fn bind(target: &str, path: &Path, read_only: bool) -> Mount {
-    Mount {
-        target: Some(target.to_owned()),
-        source: Some(path.display().to_string()),
-        typ: Some(MountType::BIND),
-        read_only: Some(read_only),
-        bind_options: Some(MountBindOptions {
-            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
-            // Excludes mounts below. They would stay writable even in a read-only directory.
-            non_recursive: Some(true),
-            ..MountBindOptions::default()
-        }),
-        ..Mount::default()
+    if disk.is_some_and(|disk| disk < MIN_DISK) {
+        return Err(Error::invalid(
+            "create",
+            format!("the disk limit is below {MIN_DISK}, the minimum of a container"),
+        )
+        .with_remedy("raise --disk, or use the process backend"));
     }
+    Ok(())
 }
-
-#[cfg(test)]
-mod tests;

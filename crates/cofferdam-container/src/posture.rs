@@ -1,14 +1,15 @@
 //! Conversion of the measurements inside a container to a posture. Pure.
 
 use cofferdam_contract::{
-    Access, ByteSize, Limits, MountSource, NetworkPolicy, Posture, PostureItem, Protection, ProtectionState, Spec,
-    WORKSPACE_PATH, Workspace,
+    Access, ByteSize, Limits, MountAccess, MountSource, NetworkPolicy, Posture, PostureItem, Protection,
+    ProtectionState, Spec, WORKSPACE_PATH, Workspace,
 };
 use cofferdam_guest::{Evidence, Mount};
 use cofferdam_linux::cgroup::socket_share;
 
+use crate::create_request::quota;
 use crate::engine::Facts;
-use crate::plan::{DirectorySizes, quota};
+use crate::sizes::DirectorySizes;
 
 /// The limits around a sandbox that the engine reports, for a sandbox without control groups inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -217,8 +218,10 @@ fn workspace(measured: &Measured<'_>) -> PostureItem {
         );
     }
     let (holds, mechanism) = match measured.spec.workspace() {
-        // Refused by the plan.
-        Workspace::CopyOnWrite { .. } => (false, "a copy-on-write workspace"),
+        Workspace::CopyOnWrite { .. } => (
+            mount.is_some_and(|mount| mount.kind == "overlay" && !mount.read_only),
+            "host directory below a private layer (overlayfs), never written",
+        ),
         Workspace::HostDir { access: Access::ReadOnly, .. } => (read_only, "host directory, mounted read-only"),
         Workspace::HostDir { access: Access::ReadWrite, .. } => {
             (mount.is_some() && !read_only, "host directory, read-write, without mounts below")
@@ -442,6 +445,8 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
     let sizes = DirectorySizes::of(Some(asked), workspace);
     let writable = [(WORKSPACE_PATH, sizes.workspace), ("/tmp", sizes.tmp), ("/dev/shm", sizes.shm)];
     let mounted = matches!(workspace, Workspace::HostDir { .. });
+    let is_layered = matches!(workspace, Workspace::CopyOnWrite { .. });
+    let kind = |path: &str| if is_layered && path == WORKSPACE_PATH { "overlay" } else { "tmpfs" };
     let mut sized = Vec::new();
     let mut wrong = Vec::new();
     let is_covered = |path: &str| {
@@ -451,7 +456,7 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         let max = size.unwrap_or(0);
         match measured.evidence.mount_of(path).filter(|mount| mount.path == path) {
             Some(mount) if mount.read_only => {}
-            Some(mount) if mount.kind == "tmpfs" && is_sized(mount, max) => {
+            Some(mount) if mount.kind == kind(path) && is_sized(mount, max) => {
                 sized.push(format!("{path} {}", ByteSize::from_bytes(max)));
             }
             _ => wrong.push(path),
@@ -464,6 +469,13 @@ fn disk(measured: &Measured<'_>, asked: ByteSize) -> PostureItem {
         match (&mount.source, found) {
             (MountSource::Tmpfs { size }, Some(found)) if found.kind == "tmpfs" && is_sized(found, size.as_bytes()) => {
                 sized.push(format!("{path} {size}"));
+            }
+            (MountSource::HostPath { access: MountAccess::CopyOnWrite, .. }, Some(found)) => {
+                let max = sizes.layers.unwrap_or(0);
+                match found.kind == "overlay" && is_sized(found, max) {
+                    true => sized.push(format!("{path}, a layer, {}", ByteSize::from_bytes(max))),
+                    false => wrong.push(path),
+                }
             }
             (MountSource::HostPath { .. }, Some(_)) => {}
             (MountSource::Disk { .. }, Some(_)) => sized.push(format!("{path}, a disk")),

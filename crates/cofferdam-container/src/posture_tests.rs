@@ -7,8 +7,8 @@ use cofferdam_guest::{Bounds, Evidence, ForbiddenCall, Mount, Space, Trial};
 use cofferdam_contract::{Access, Limits, Posture, Protection, ProtectionState, Spec, Workspace};
 
 use crate::engine::Facts;
-use crate::plan::DirectorySizes;
 use crate::posture::{EngineLimits, Measured, NAMESPACES, posture};
+use crate::sizes::DirectorySizes;
 
 const MIB: u64 = 1 << 20;
 
@@ -237,5 +237,23 @@ fn mounted_directory_has_no_size_limit() {
         evidence.mounts.as_mut().unwrap()[6] = mount("/workspace", "ext4", access == Access::ReadOnly, 0);
         let posture = posture_of(&spec, &facts(), &evidence, BOUNDED);
         assert_eq!(short(&posture).contains(&Protection::Disk), weaker);
+    }
+}
+
+#[test]
+fn a_layer_over_a_directory_is_measured() {
+    let spec = Spec::builder().workspace(Workspace::CopyOnWrite { path: "/x".into() }).build().unwrap();
+    let size = DirectorySizes::of(spec.limits().disk, spec.workspace()).workspace.unwrap();
+    for (kind, read_only, bytes, expected) in [
+        ("overlay", false, size, &[][..]),
+        ("overlay", false, size + MIB, &[Protection::Disk]),
+        ("overlay", true, size, &[Protection::Workspace]),
+        ("ext4", false, size, &[Protection::Workspace, Protection::Disk]),
+    ] {
+        let mut evidence = evidence(&spec);
+        evidence.mounts.as_mut().unwrap()[6] = mount("/workspace", kind, read_only, bytes);
+        let short = short(&posture_of(&spec, &facts(), &evidence, BOUNDED));
+        assert!(expected.iter().all(|protection| short.contains(protection)), "{kind}: {short:?}");
+        assert_eq!(short.len(), expected.len(), "{kind}: {short:?}");
     }
 }

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use cofferdam_contract::{Error, ErrorKind, Limits, PreparedSandbox, Result, Retry, Sandbox, Spec};
 
 use crate::pending::PendingSandbox;
+use crate::plan::{Changeable, Plan};
 use crate::sandbox::ContainerSandbox;
-use crate::spec_plan::{Changeable, SpecPlan};
 use crate::state::BackendState;
 
 /// A prepared container.
@@ -26,7 +26,7 @@ pub(crate) struct PreparedContainer {
 impl PreparedContainer {
     /// Creates a prepared container. Fails if a sandbox of the template itself would be refused.
     pub(crate) async fn create(state: &Arc<BackendState>, template: Spec) -> Result<Self> {
-        let pending = PendingSandbox::create(state, &template).await?;
+        let pending = PendingSandbox::create(state, &template, None).await?;
         pending.verify_posture(&template).await?;
         let bounds = pending.evidence.bounds.version > 0 && pending.container.engine.facts.can_update();
         let changeable = Changeable { bounds, cpu_time: pending.evidence.counts_cpu };
@@ -49,7 +49,7 @@ impl PreparedSandbox for PreparedContainer {
     }
 
     async fn claim(mut self: Box<Self>, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        SpecPlan::of(&spec)?;
+        Plan::of(&spec)?;
         if !self.is_compatible(&spec) {
             return Err(Error::invalid("claim", "the spec differs from the prepared sandbox in a fixed property"));
         }
@@ -82,7 +82,7 @@ fn same_bounds(template: &Limits, asked: &Limits) -> bool {
 
 /// Returns true if a container of `template` can be changed to match `spec`.
 fn is_compatible(template: &Spec, spec: &Spec, changeable: Changeable) -> bool {
-    match (SpecPlan::of(template), SpecPlan::of(spec)) {
+    match (Plan::of(template), Plan::of(spec)) {
         (Ok(prepared), Ok(asked)) => prepared.can_become(&asked, changeable),
         _ => false,
     }

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use cofferdam_changes::sandbox::OverlayLayer;
 use cofferdam_contract::{
     Connection, DirEntry, Error, ErrorKind, ExecHandle, ExecRequest, FileReader, NetworkDenial, NetworkEvent,
     NetworkPolicy, NetworkUsage, NewEntry, Posture, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot,
-    Spec, WatchEvents, WatchOptions,
+    Spec, WatchEvents, WatchOptions, WorkspaceChanges,
 };
 use cofferdam_guest::network::Network;
 use tokio::sync::Mutex;
 
 use crate::NAME;
-use crate::pending::{PendingSandbox, is_host_directory, max_archive_bytes};
+use crate::overlay;
+use crate::pending::{PendingSandbox, has_host_files, max_archive_bytes};
 use crate::snapshot::{AsyncSnapshotWriter, ContainerSnapshot};
 use crate::state::BackendState;
 use crate::stored::Follower;
@@ -39,14 +41,18 @@ impl ContainerSandbox {
 
     /// Creates a sandbox and verifies its posture. Closes it if the posture falls short of the spec.
     pub(crate) async fn create(state: &Arc<BackendState>, spec: Spec) -> Result<Self> {
-        let pending = PendingSandbox::create(state, &spec).await?;
+        Self::create_from(state, spec, None).await
+    }
+
+    async fn create_from(state: &Arc<BackendState>, spec: Spec, origin: Option<Arc<OverlayLayer>>) -> Result<Self> {
+        let pending = PendingSandbox::create(state, &spec, origin).await?;
         let posture = pending.verify_posture(&spec).await?;
         Ok(Self::new(pending, spec, posture))
     }
 
     /// Creates a sandbox with the files of a snapshot.
     pub(crate) async fn restore(state: &Arc<BackendState>, spec: Spec, snapshot: &ContainerSnapshot) -> Result<Self> {
-        if is_host_directory(&spec) || !spec.mounts().is_empty() {
+        if has_host_files(&spec) {
             return Err(Error::invalid("restore", "a snapshot cannot be restored to a host directory or other mounts")
                 .with_remedy("restore it with a private workspace"));
         }
@@ -64,10 +70,20 @@ impl ContainerSandbox {
 
     async fn take_snapshot(&self, operation: &'static str) -> Result<ContainerSnapshot> {
         self.open(operation)?;
-        if is_host_directory(&self.spec) || !self.spec.mounts().is_empty() {
+        if has_host_files(&self.spec) {
             return Err(Error::unsupported(operation, "the contents of mounts and of a host directory are not copied")
                 .with_remedy("use a private workspace"));
         }
+        let export = async {
+            let mut writer = AsyncSnapshotWriter::new(max_archive_bytes(self.spec.limits(), self.spec.workspace()))?;
+            self.inner.guest.export(&mut writer).await?;
+            writer.finish().await
+        };
+        Ok(self.frozen(operation, export).await?.with_tenant(self.spec.tenant().clone()))
+    }
+
+    /// Completes work while the guest's processes are frozen.
+    async fn frozen<T>(&self, operation: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
         // Prevents a pause meanwhile.
         let paused = self.paused.lock().await;
         if paused.is_some() {
@@ -75,18 +91,12 @@ impl ContainerSandbox {
                 Error::new(ErrorKind::Conflict, operation, "the sandbox is paused").with_remedy("resume it first")
             );
         }
-        let guest = &self.inner.guest;
-        guest.freeze().await?;
-        let export = async {
-            let mut writer = AsyncSnapshotWriter::new(max_archive_bytes(self.spec.limits(), self.spec.workspace()))?;
-            guest.export(&mut writer).await?;
-            writer.finish().await
-        };
-        let export = export.await;
-        let thawed = guest.thaw().await;
-        let snapshot = export?;
+        self.inner.guest.freeze().await?;
+        let done = work.await;
+        let thawed = self.inner.guest.thaw().await;
+        let done = done?;
         thawed?;
-        Ok(snapshot.with_tenant(self.spec.tenant().clone()))
+        Ok(done)
     }
 }
 
@@ -184,18 +194,39 @@ impl Sandbox for ContainerSandbox {
         self.inner.guest.watch(path, options).await
     }
 
+    async fn changes(&self) -> Result<WorkspaceChanges> {
+        match &self.inner.layer {
+            Some(layer) => layer.capture(self.spec.limits().disk).await,
+            None if !overlay::is_permitted() => {
+                Err(Error::unsupported("changes", "without root, containers have no copy-on-write workspaces"))
+            }
+            None => Err(Error::invalid("changes", "the workspace is not copy-on-write")
+                .with_remedy("create the sandbox with a copy-on-write workspace")),
+        }
+    }
+
     async fn snapshot(&self) -> Result<Snapshot> {
         self.take_snapshot("snapshot").await.map(Snapshot::from)
     }
 
     async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        let snapshot = self.take_snapshot("fork").await?;
         // The policy may have changed since the sandbox was created.
         let spec = match &self.inner.network {
             Some(network) => self.spec.to_builder().network(network.policy()).build()?,
             None => self.spec.clone(),
         };
-        Ok(Arc::new(Self::restore(&self.inner.container.state, spec, &snapshot).await?))
+        let state = &self.inner.container.state;
+        match &self.inner.layer {
+            Some(layer) if spec.mounts().is_empty() => {
+                self.open("fork")?;
+                let created = Self::create_from(state, spec, Some(Arc::clone(layer)));
+                Ok(Arc::new(self.frozen("fork", created).await?))
+            }
+            _ => {
+                let snapshot = self.take_snapshot("fork").await?;
+                Ok(Arc::new(Self::restore(state, spec, &snapshot).await?))
+            }
+        }
     }
 
     async fn pause(&self) -> Result<()> {

@@ -14,9 +14,9 @@ use crate::config::Checked;
 use crate::disks;
 use crate::engine::Engine;
 use crate::error;
-use crate::image::PullProgress;
 use crate::labels::Owner;
 use crate::load::ImageSource;
+use crate::progress::PullProgress;
 use crate::removal::remove;
 use crate::sweep::sweep;
 
@@ -44,6 +44,8 @@ pub(crate) struct ConnectedEngine {
     pub has_agent: AtomicBool,
     /// The lock for filling the volume.
     pub filling: Mutex<()>,
+    /// True if the engine did not see an overlay that this process had mounted.
+    pub lacks_mounts: AtomicBool,
 }
 
 impl BackendState {
@@ -80,8 +82,12 @@ impl BackendState {
         // A failed sweep does not prevent new sandboxes.
         let _ = sweep(&engine, &self.owner).await;
         disks::sweep(&self.owner);
-        let connected =
-            Arc::new(ConnectedEngine { engine, has_agent: AtomicBool::new(false), filling: Mutex::new(()) });
+        let connected = Arc::new(ConnectedEngine {
+            engine,
+            has_agent: AtomicBool::new(false),
+            filling: Mutex::new(()),
+            lacks_mounts: AtomicBool::new(false),
+        });
         *known = Some(Arc::clone(&connected));
         Ok(connected)
     }

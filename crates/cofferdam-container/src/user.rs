@@ -1,6 +1,6 @@
 //! The user of a sandbox: never root, and never shared with another sandbox.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,6 +9,7 @@ use cofferdam_linux::named::Directory;
 
 use crate::engine::Facts;
 use crate::error;
+use crate::overlay::Overlay;
 
 /// The range of users for sandboxes, which no host uses. Each sandbox has its own, so that the kernel's counts for a
 /// user belong to one sandbox.
@@ -20,7 +21,7 @@ const FIRST_REMAPPED_UID: u32 = 20_000;
 const REMAPPED_UID_COUNT: u32 = 12_000;
 const _: () = assert!(FIRST_REMAPPED_UID + REMAPPED_UID_COUNT <= 65_536 / 2);
 
-/// A mounted host directory.
+/// A host directory, or an overlay over one, that is mounted as the workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MountedDirectory {
     /// The path, without symbolic links.
@@ -35,16 +36,19 @@ impl MountedDirectory {
     /// other directory gets its inode number.
     pub(crate) fn open(spec: &Spec) -> Result<Option<(Self, Directory)>> {
         let Workspace::HostDir { path, .. } = spec.workspace() else { return Ok(None) };
-        let opened = Directory::open(path)
-            .map_err(|error| error::named("create", "cannot open the workspace directory", path, error))?;
+        let opened = open_directory(spec, path)?;
         let (device, inode) = opened.identity();
-        spec.check_directory(path, DirectoryId { device, inode })?;
         if opened.path().to_str().is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "create", "the path is not UTF-8, which engines require")
                 .with_context("path", path.display().to_string()));
         }
         let mounted = Self { path: opened.path().to_owned(), device, inode, owner: opened.owner() };
         Ok(Some((mounted, opened)))
+    }
+
+    /// Returns the overlay of a copy-on-write workspace.
+    pub(crate) fn layered(overlay: &Overlay, owner: (u32, u32)) -> Self {
+        Self { path: overlay.point.path().to_owned(), device: overlay.device, inode: overlay.inode, owner }
     }
 
     /// Returns true if its path still leads to it, and if it is the workspace that the agent measured.
@@ -57,6 +61,20 @@ impl MountedDirectory {
     pub(crate) fn is_in_place(&self) -> bool {
         Directory::open(&self.path).is_ok_and(|now| now.identity() == (self.device, self.inode))
     }
+}
+
+/// Opens the directory below a copy-on-write workspace.
+pub(crate) fn open_base(spec: &Spec) -> Result<Option<Directory>> {
+    let Workspace::CopyOnWrite { path } = spec.workspace() else { return Ok(None) };
+    open_directory(spec, path).map(Some)
+}
+
+fn open_directory(spec: &Spec, path: &Path) -> Result<Directory> {
+    let opened = Directory::open(path)
+        .map_err(|error| error::named("create", "cannot open the workspace directory", path, error))?;
+    let (device, inode) = opened.identity();
+    spec.check_directory(path, DirectoryId { device, inode })?;
+    Ok(opened)
 }
 
 /// Returns successive numbers below `count` from a random start, so that sandboxes of this process share none until all

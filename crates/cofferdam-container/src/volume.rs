@@ -15,7 +15,9 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::time::Duration;
 
-use bollard::models::{ContainerCreateBody, HostConfig, Volume, VolumeCreateRequest};
+use bollard::models::{
+    ContainerCreateBody, HostConfig, Mount, MountType, MountVolumeOptions, Volume, VolumeCreateRequest,
+};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, RemoveContainerOptionsBuilder,
     UploadToContainerOptionsBuilder,
@@ -27,9 +29,12 @@ use cofferdam_util::sha256;
 use crate::engine::Engine;
 use crate::error::Failed;
 use crate::labels::{self, Owner};
-use crate::plan::{AGENT_DIRECTORY, AGENT_FILE, agent_mount};
 use crate::stream::next;
 
+/// The directory of the agent inside.
+pub(crate) const AGENT_DIRECTORY: &str = "/.cofferdam";
+/// The name of the agent in [`AGENT_DIRECTORY`].
+pub(crate) const AGENT_FILE: &str = "init";
 /// The maximum size that a tar adds to a file.
 const MAX_TAR_OVERHEAD: usize = 64 << 10;
 /// The mode of the agent: readable and executable for all users, writable for none.
@@ -37,6 +42,18 @@ const MODE: u32 = 0o555;
 /// The highest number of uploads, and the increase of the interval between them.
 const MAX_UPLOADS: u32 = 5;
 const UPLOAD_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Returns the mount of the agent's volume.
+pub(crate) fn agent_mount(volume: &str, access: Access) -> Mount {
+    Mount {
+        target: Some(AGENT_DIRECTORY.to_owned()),
+        source: Some(volume.to_owned()),
+        typ: Some(MountType::VOLUME),
+        read_only: Some(access == Access::ReadOnly),
+        volume_options: Some(MountVolumeOptions { no_copy: Some(true), ..MountVolumeOptions::default() }),
+        ..Mount::default()
+    }
+}
 
 /// The volume of an agent.
 #[derive(Debug, Clone)]

@@ -41,8 +41,15 @@ const LAYERS: &[Layer] = &[
     ),
     layer(
         "cofferdam-container",
-        &["cofferdam-contract", "cofferdam-egress", "cofferdam-guest", "cofferdam-linux", "cofferdam-util"],
-        &["cofferdam-changes", "cofferdam-conformance"],
+        &[
+            "cofferdam-changes",
+            "cofferdam-contract",
+            "cofferdam-egress",
+            "cofferdam-guest",
+            "cofferdam-linux",
+            "cofferdam-util",
+        ],
+        &["cofferdam-conformance"],
     ),
     layer("cofferdam-e2b", &["cofferdam-contract"], &["cofferdam-conformance", "cofferdam-process"]),
     layer(

@@ -15,7 +15,7 @@ const FILES_FASTER_THAN_LIMITS: (&str, &str) =
     ("limits/disk-beyond-memory", "it changes a memory limit more slowly than the program stores files");
 
 /// Cases that gVisor may fail, with the reason. Its kernel differs, and the posture of the sandbox is correct.
-const OF_GVISOR: [(&str, &str); 8] = [
+const OF_GVISOR: [(&str, &str); 9] = [
     FILES_FASTER_THAN_LIMITS,
     ("terminal/resize", "older versions do not report the new size of a terminal"),
     ("terminal/control-c-interrupts", "older versions do not convert control-C to a signal"),
@@ -25,6 +25,7 @@ const OF_GVISOR: [(&str, &str); 8] = [
         "it has no Landlock, so that a private read-only workspace is refused",
     ),
     ("watch/links-are-not-followed", "its kernel follows a link to a directory of the workspace that is watched"),
+    ("mounts/copy-on-write", "it creates files as root, so that a copy-on-write mount is refused"),
     ("mounts/disk", "it creates files as root, so that a writable disk is refused"),
     ("posture/agrees-with-the-kernel", "its /proc/self/status does not show no_new_privs, which is set"),
 ];
@@ -71,7 +72,7 @@ async fn conformance_suite_passes_on_podman() {
 
 /// Runs the suite with gVisor, which does not count processes, so that a weaker limit is accepted.
 ///
-/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for eight cases that the test names.
+/// Promise (Containers): The conformance suite passes on Docker with gVisor, except for nine cases that the test names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance_suite_passes_on_docker_with_gvisor() {
     if let Some(engine) = support::runsc("conformance_suite_passes_on_docker_with_gvisor").await {

@@ -7,6 +7,7 @@ mod faults;
 mod images;
 mod life;
 mod network;
+mod overlay;
 mod own;
 mod starved;
 mod support;

@@ -40,6 +40,14 @@ impl TestEngine {
         self.client().negotiate_version().await.expect("the engine answers")
     }
 
+    /// Returns the number of containers with a label.
+    pub(crate) async fn census_of(&self, label: &str) -> usize {
+        let filters = HashMap::from([("label".to_owned(), vec![label.to_owned()])]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let listed = self.negotiated().await.list_containers(Some(options)).await;
+        listed.map_or(usize::MAX, |containers| containers.len())
+    }
+
     /// Returns all containers, and all volumes except those of agents, which stay.
     pub(crate) async fn census(&self) -> BTreeSet<String> {
         let docker = self.negotiated().await;

@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::sizes::PAGE;
 
-fn json_of(spec: &Spec, change: impl FnOnce(&mut Plan<'_>, &mut Facts, &mut ImageFacts)) -> Result<Value> {
+fn json_of(spec: &Spec, change: impl FnOnce(&mut CreateRequest<'_>, &mut Facts, &mut ImageFacts)) -> Result<Value> {
     let id = SandboxId::new("cofferdam-1");
     let owner = Owner { host: "h".to_owned(), process: 7, start: 9 };
     let (mut facts, mut image) = (
@@ -17,7 +18,7 @@ fn json_of(spec: &Spec, change: impl FnOnce(&mut Plan<'_>, &mut Facts, &mut Imag
     );
     let mut seen = (facts.clone(), image.clone());
     let base = (facts.clone(), image.clone());
-    let mut plan = Plan {
+    let mut request = CreateRequest {
         spec,
         id: &id,
         owner: &owner,
@@ -29,10 +30,10 @@ fn json_of(spec: &Spec, change: impl FnOnce(&mut Plan<'_>, &mut Facts, &mut Imag
         host_dir: None,
         mounts: &[],
     };
-    change(&mut plan, &mut facts, &mut image);
+    change(&mut request, &mut facts, &mut image);
     (seen.0, seen.1) = (facts, image);
-    let plan = Plan { facts: &seen.0, image: &seen.1, ..plan };
-    body(&plan).map(|body| serde_json::to_value(body).unwrap())
+    let request = CreateRequest { facts: &seen.0, image: &seen.1, ..request };
+    body(&request).map(|body| serde_json::to_value(body).unwrap())
 }
 
 fn plain(spec: &Spec) -> Value {
@@ -213,11 +214,11 @@ fn unsupported_specs_are_refused() {
         (Spec::builder().limits(small).build().unwrap(), ErrorKind::InvalidInput),
         (Spec::builder().limits(narrow).build().unwrap(), ErrorKind::InvalidInput),
     ] {
-        let error = SpecPlan::of(&spec).unwrap_err();
+        let error = Plan::of(&spec).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.remedy().is_some(), "{error}");
     }
-    assert!(SpecPlan::of(&spec(|spec| spec.attribute("process.x", true))).is_ok());
+    assert!(Plan::of(&spec(|spec| spec.attribute("process.x", true))).is_ok());
 }
 
 /// Promise (Network): A container with a policy has no other network than one without, but its own resolver.
@@ -235,7 +236,7 @@ fn a_policy_adds_a_resolver_and_no_network() {
     assert_eq!(ports, Some(json!("0")));
     assert_eq!(body, plain(&Spec::default()));
     for hosts in [&["localhost:80"][..], &["10.0.0.7:5432"], &["a.example"], &["a.example:53"]] {
-        let error = SpecPlan::of(&of(hosts)).unwrap_err();
+        let error = Plan::of(&of(hosts)).unwrap_err();
         assert!(error.kind() == ErrorKind::Unsupported && error.remedy().is_some(), "{hosts:?}: {error}");
     }
 }
