@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Text, Timestamp};
+use crate::{Listed, MAX_FILES, Text, Timestamp};
 
 /// A request of a plugin that its manifest does not permit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,12 +24,12 @@ pub struct PluginDenied {
     pub target: Text<256>,
 }
 
-/// A call of a server's API by an authenticated caller.
+/// A call of a server's API by an authenticated caller, or one that was refused because its caller is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiCall {
-    /// The tenant of the caller.
+    /// The tenant of the caller; empty for an unknown caller.
     pub tenant: Text<128>,
-    /// The public part of the key, or `local`.
+    /// The public part of the key, or `local`. For an unknown caller, the public part as it was presented, or empty.
     pub key: Text<64>,
     /// The address of the client, or its user for a Unix socket.
     pub peer: Text<64>,
@@ -46,4 +46,65 @@ pub struct ApiCall {
     pub status: u16,
     /// The time until the answer began, in microseconds.
     pub duration_us: u64,
+    /// Earlier calls of unknown callers that have no record of their own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unrecorded: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// An action of a caller, which continues if the client leaves: changes that are applied, a snapshot, a sandbox that is
+/// restored or forked. It has a record at its begin and another one at its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Action {
+    /// The id, which both records have.
+    pub id: Text<64>,
+    /// The tenant of the caller.
+    pub tenant: Text<128>,
+    /// The public part of the key, or `local`.
+    pub key: Text<64>,
+    /// The time of the record.
+    pub time: Timestamp,
+    /// `apply`, `snapshot`, `restore` or `fork`.
+    pub action: Text<16>,
+    /// The state.
+    pub state: ActionState,
+    /// The sandbox that it is done to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Text<128>>,
+    /// The snapshot that is restored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<Text<128>>,
+    /// The snapshot or sandbox that it made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made: Option<Text<128>>,
+    /// The digest of the changes that were reviewed, as the caller gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Text<80>>,
+    /// True if the changes are only tried.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+    /// The changes that were applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Listed<Text<256>, MAX_FILES>>,
+    /// The number of changes that were not applied, because of conflicts or rules.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unapplied: u64,
+    /// The reason of a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<Text<256>>,
+}
+
+/// The state of an [`Action`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ActionState {
+    /// It begins.
+    Begun,
+    /// It has ended.
+    Ended,
+    /// It has failed, perhaps after a part of it.
+    Failed,
 }

@@ -13,6 +13,7 @@ impl Record {
         "network-lost",
         "plugin-denied",
         "call",
+        "action",
         "torn",
         "gap",
         "removed",
@@ -29,6 +30,7 @@ impl Record {
             Self::NetworkLost(_) => "network-lost",
             Self::PluginDenied(_) => "plugin-denied",
             Self::Call(_) => "call",
+            Self::Action(_) => "action",
             Self::Torn(_) => "torn",
             Self::Gap(_) => "gap",
             Self::Removed(_) => "removed",
@@ -43,6 +45,7 @@ impl Record {
             Self::Network(line) => Some(&line.sandbox),
             Self::NetworkLost(line) => Some(&line.sandbox),
             Self::Call(line) => line.sandbox.as_ref(),
+            Self::Action(line) => line.sandbox.as_ref(),
             _ => None,
         };
         sandbox.map(Text::as_str)
@@ -68,6 +71,7 @@ impl Record {
             Self::NetworkLost(line) => Some(&line.tenant),
             Self::PluginDenied(line) => line.tenant.as_ref(),
             Self::Call(line) => Some(&line.tenant),
+            Self::Action(line) => Some(&line.tenant),
             _ => None,
         };
         tenant.map(Text::as_str)
@@ -84,6 +88,7 @@ impl Record {
             Self::NetworkLost(line) => Some(line.time),
             Self::PluginDenied(line) => Some(line.time),
             Self::Call(line) => Some(line.time),
+            Self::Action(line) => Some(line.time),
             Self::Torn(line) => Some(line.time),
             Self::Gap(line) => Some(line.time),
             Self::Removed(line) => Some(line.time),

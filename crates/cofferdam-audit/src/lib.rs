@@ -77,7 +77,7 @@ mod verify;
 mod writer;
 
 pub use artifact::ArtifactWriter;
-pub use calls::{ApiCall, PluginDenied};
+pub use calls::{Action, ActionState, ApiCall, PluginDenied};
 pub use config::{Config, Mandatory, Sync};
 pub use error::{Error, Result};
 pub use hash::{Digest, NotADigest};
@@ -91,7 +91,7 @@ pub use record::{
     SegmentStart, Subject, Torn, Usage,
 };
 pub use redact::{RedactionStream, Redactor};
-pub use report::{Counts, Finding, Report, Verdict, Weight};
+pub use report::{Counts, Finding, PartReport, Report, Verdict, Weight};
 pub use text::Text;
 pub use time::{NotATime, Timestamp};
 pub use verify::{Expect, verify};

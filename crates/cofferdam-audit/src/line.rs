@@ -42,7 +42,7 @@ pub(crate) struct Sealed {
     pub hash: Digest,
 }
 
-/// Encodes a line. Lists in an end record are shortened until it fits.
+/// Encodes a line. Lists in a record are shortened until it fits.
 pub(crate) fn seal(seq: u64, prev: Digest, mut record: Record, key: Option<&Key>) -> Result<Sealed> {
     loop {
         let line = Line { v: VERSION, seq, prev, record };
@@ -56,6 +56,7 @@ pub(crate) fn seal(seq: u64, prev: Digest, mut record: Record, key: Option<&Key>
             Record::End(end) => {
                 end.outcome.files.as_mut().is_some_and(|files| files.halve()) || end.outcome.denials.halve()
             }
+            Record::Action(action) => action.files.as_mut().is_some_and(|files| files.halve()),
             _ => false,
         };
         if !shorter {
@@ -194,6 +195,32 @@ mod tests {
             assert_eq!((files.count(), end.outcome.denials.count()), (100, 100));
             assert!(files.named().len() >= 8);
         }
+    }
+
+    #[test]
+    fn a_long_list_of_applied_changes_fits_and_keeps_its_count() {
+        let action = Action {
+            id: "act-1".into(),
+            tenant: "acme".into(),
+            key: "local".into(),
+            time: Timestamp::from_micros(0),
+            action: "apply".into(),
+            state: ActionState::Ended,
+            sandbox: None,
+            snapshot: None,
+            made: None,
+            digest: None,
+            dry_run: false,
+            files: Some((0..100).map(|_| Text::new("\\".repeat(300))).collect()),
+            unapplied: 0,
+            failed: None,
+        };
+        let sealed = seal(1, Digest::ZERO, Record::Action(Box::new(action)), None).unwrap();
+        let checked = check(&sealed.bytes[..sealed.bytes.len() - 1], None).unwrap();
+        let Record::Action(action) = checked.line.record else { panic!("not an action") };
+        let files = action.files.unwrap();
+        assert_eq!(files.count(), 100);
+        assert!((8..=MAX_FILES).contains(&files.named().len()));
     }
 
     #[test]

@@ -12,8 +12,9 @@ use crate::error::failed;
 use crate::synchronise::{Group, Written};
 use crate::writer::{Notice, Writer};
 use crate::{
-    ArtifactWriter, Cancelled, Config, End, Error, Expect, Filter, Head, Key, Mandatory, Outcome, Page, Part, Record,
-    Redactor, Report, Result, SandboxRecord, Subject, Text, Timestamp, files, page, verify,
+    ArtifactWriter, Cancelled, Config, End, Error, Expect, Filter, Head, Key, Mandatory, Outcome, Page, Part,
+    PartReport, Record, Redactor, Report, Result, SandboxRecord, Subject, Text, Timestamp, Verdict, files, page, query,
+    verify,
 };
 
 /// The maximum pause between two attempts to lock the log.
@@ -123,6 +124,39 @@ impl Log {
     pub fn verify(&self) -> Result<Report> {
         let key = self.0.key.as_deref().map(Key::read).transpose()?;
         verify(&self.0.path, &Expect { key, ..Expect::default() })
+    }
+
+    /// Verifies the log, and describes the part of a tenant without anything of other tenants.
+    pub fn verify_part(&self, tenant: &Text<128>) -> Result<PartReport> {
+        let is_whole = self.verify()?.verdict != Verdict::Broken;
+        let mut part = PartReport { is_whole, records: 0, first: None, last: None, network_lost: 0 };
+        let filter = Filter { tenant: Some(tenant.clone()), ..Filter::default() };
+        for entry in query(&self.0.path, filter)? {
+            let entry = match entry {
+                Ok(entry) => entry,
+                // The verdict has it.
+                Err(Error::Damaged { .. }) => continue,
+                Err(error) => return Err(error),
+            };
+            part.records += 1;
+            part.first.get_or_insert(entry.hash);
+            part.last = Some(entry.hash);
+            if let Record::NetworkLost(lost) = entry.record {
+                part.network_lost = part.network_lost.saturating_add(lost.count);
+            }
+        }
+        Ok(part)
+    }
+
+    /// Calls a function with the tenant and the bytes of each further line that has a tenant. The function must not use the
+    /// log.
+    pub fn set_meter(&self, meter: impl Fn(&str, usize) + Send + 'static) {
+        self.0.lock().meter = Some(Box::new(meter));
+    }
+
+    /// Returns true if nothing may happen without a record.
+    pub fn is_mandatory(&self) -> bool {
+        self.0.mandatory == Mandatory::Yes
     }
 
     /// Returns irregularities found since the last call, at most 64.

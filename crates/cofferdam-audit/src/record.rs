@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ApiCall, Digest, Error, PluginDenied, Result, Text, Timestamp};
+use crate::{Action, ApiCall, Digest, Error, PluginDenied, Result, Text, Timestamp};
 
 /// The most files that a record names.
 pub const MAX_FILES: usize = 32;
@@ -337,6 +337,8 @@ pub enum Record {
     PluginDenied(Box<PluginDenied>),
     /// A call of a server's API.
     Call(Box<ApiCall>),
+    /// The begin or the end of an action of a caller.
+    Action(Box<Action>),
     /// A line that a crash left unfinished and that was set aside.
     Torn(Torn),
     /// A gap: lines that are known to have been written are missing.
@@ -460,6 +462,8 @@ pub enum SandboxRecord {
     PluginDenied(Box<PluginDenied>),
     /// A call of a server's API.
     Call(Box<ApiCall>),
+    /// The begin or the end of an action of a caller.
+    Action(Box<Action>),
 }
 
 impl From<SandboxRecord> for Record {
@@ -469,6 +473,7 @@ impl From<SandboxRecord> for Record {
             SandboxRecord::Lost(lost) => Self::NetworkLost(lost),
             SandboxRecord::PluginDenied(denied) => Self::PluginDenied(denied),
             SandboxRecord::Call(call) => Self::Call(call),
+            SandboxRecord::Action(action) => Self::Action(action),
         }
     }
 }

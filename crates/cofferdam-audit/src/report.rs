@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Head, Timestamp};
+use crate::{Digest, Head, Timestamp};
 
 /// The maximum number of listed findings of each severity; the others are counted.
 const MAX_FINDINGS: u64 = 100;
@@ -90,6 +90,21 @@ pub struct Report {
     pub losses: u64,
     /// The number of breaches.
     pub breaches: u64,
+}
+
+/// The report of the part of one tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartReport {
+    /// True if every line of the log is unchanged and in its place.
+    pub is_whole: bool,
+    /// The number of lines of the tenant.
+    pub records: u64,
+    /// The hash of the first one.
+    pub first: Option<Digest>,
+    /// The hash of the last one. Stored elsewhere, it proves later that the log was not cut off before it.
+    pub last: Option<Digest>,
+    /// Connections and requests of the tenant without a line of their own.
+    pub network_lost: u64,
 }
 
 impl Report {

@@ -322,7 +322,7 @@ impl<'a> Walk<'a> {
                 self.loss(reason);
             }
             Record::Removed(removed) => self.removed = Some(removed),
-            Record::Network(_) | Record::PluginDenied(_) | Record::Call(_) => {}
+            Record::Network(_) | Record::PluginDenied(_) | Record::Call(_) | Record::Action(_) => {}
             Record::NetworkLost(lost) => {
                 self.loss(format!("{} connections and requests of a sandbox have no line of their own", lost.count));
             }

@@ -8,7 +8,7 @@ use cofferdam_contract::{Error, Result, TenantId};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::quota::{Book, Capacity, Demand, FairQueue, Quota, Refused, Reservation, Ticket, day_of};
+use crate::quota::{Book, Capacity, Demand, FairQueue, Prices, Quota, QuotaFile, Refused, Reservation, Ticket, day_of};
 use crate::refusal::{exhausted, overloaded};
 use crate::store::{Usage, UsageRow};
 
@@ -36,6 +36,8 @@ impl Default for QueueBounds {
 pub struct Admission {
     state: Mutex<State>,
     bounds: QueueBounds,
+    /// The operator's prices.
+    prices: Mutex<Option<Prices>>,
     /// A moment by both clocks, so that times never go back.
     start: (Instant, Duration),
 }
@@ -73,7 +75,7 @@ impl Admission {
     pub fn new(default: Quota, capacity: Capacity, bounds: QueueBounds) -> Arc<Self> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let state = State { book: Book::new(default, capacity), queue: FairQueue::new(bounds.block) };
-        Arc::new(Self { state: Mutex::new(state), bounds, start: (Instant::now(), since) })
+        Arc::new(Self { state: Mutex::new(state), bounds, prices: Mutex::default(), start: (Instant::now(), since) })
     }
 
     fn now(&self) -> Duration {
@@ -94,12 +96,14 @@ impl Admission {
             if !state.book.could_fit(demand) {
                 let message = "the sandbox is larger than the room that this server has for all";
                 return Err(Error::new(cofferdam_contract::ErrorKind::ResourceExhausted, "create", message)
-                    .with_remedy("ask for less memory"));
+                    .with_remedy("ask for less memory or disk"));
             }
             if state.queue.is_empty() {
                 match state.book.reserve(tenant, demand, now) {
                     Ok(reservation) => return Ok(self.grant(reservation)),
-                    Err(refused @ Refused::Quota { .. }) => return Err(refusal("create", refused)),
+                    Err(refused @ (Refused::Quota { .. } | Refused::Total { .. })) => {
+                        return Err(refusal("create", refused));
+                    }
                     Err(Refused::Full) => {}
                 }
             }
@@ -194,6 +198,18 @@ impl Admission {
         self.state.lock().book.exec(tenant, now).map_err(|refused| refusal("start", refused))
     }
 
+    /// Checks that a tenant may write further audit records.
+    ///
+    /// # Errors
+    /// - `ResourceExhausted` with the time of a retry.
+    pub fn audit(&self, tenant: &TenantId) -> Result<()> {
+        let now = self.now();
+        self.state.lock().book.audit(tenant, now).map_err(|refused| {
+            refusal("audit", refused)
+                .with_remedy("wait until the next day (UTC), or ask the operator for a larger quota")
+        })
+    }
+
     /// Adds what was used.
     pub fn add(&self, row: &UsageRow) {
         if let Ok(tenant) = TenantId::new(row.tenant.clone()) {
@@ -217,6 +233,23 @@ impl Admission {
             state.book.prune(now);
         }
         self.admit_waiting();
+    }
+
+    /// Returns the prices of usage, if the operator has set any.
+    pub fn prices(&self) -> Option<Prices> {
+        self.prices.lock().clone()
+    }
+
+    /// Replaces the quotas and prices of the operator's file.
+    pub fn set_default(self: &Arc<Self>, file: &QuotaFile) {
+        *self.prices.lock() = file.prices.clone();
+        self.state.lock().book.set_default(file.quota, file.total);
+        self.admit_waiting();
+    }
+
+    /// Returns the disk of a tenant's live sandboxes, in mebibytes.
+    pub fn disk_mib(&self, tenant: &TenantId) -> u64 {
+        self.state.lock().book.disk_mib(tenant)
     }
 
     /// Returns today as days since 1970.
@@ -260,6 +293,10 @@ fn refusal(operation: &'static str, refused: Refused) -> Error {
         Refused::Quota { what, wait } => {
             exhausted(operation, format!("the tenant's quota '{what}' is used up"), wait).with_context("quota", what)
         }
+        Refused::Total { what, wait } => {
+            let message = format!("the quota '{what}' of all tenants of this server is used up");
+            overloaded(operation, message, wait).with_context("quota", what)
+        }
         Refused::Full => overloaded(operation, "the server is full", Duration::from_secs(1)),
     }
 }
@@ -269,7 +306,7 @@ mod tests {
     use super::*;
     use cofferdam_contract::ErrorKind;
 
-    const SMALL: Demand = Demand { memory_mib: 1 };
+    const SMALL: Demand = Demand { memory_mib: 1, disk_mib: 0 };
 
     fn tenant(number: usize) -> TenantId {
         TenantId::new(format!("t{number}")).unwrap()
@@ -345,7 +382,7 @@ mod tests {
         let serving = tokio::spawn(Arc::clone(&admission).serve_waiting());
         let ask = |number, memory_mib| {
             let admission = Arc::clone(&admission);
-            tokio::spawn(async move { admission.sandbox(&tenant(number), Demand { memory_mib }).await })
+            tokio::spawn(async move { admission.sandbox(&tenant(number), Demand { memory_mib, disk_mib: 0 }).await })
         };
         let held = ask(1, 5).await.unwrap().unwrap();
         let large = ask(2, 10);
@@ -364,10 +401,10 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let capacity = Capacity { sandboxes: None, memory: Some(cofferdam_contract::ByteSize::from_bytes(10 * MIB)) };
         let admission = Admission::new(Quota::default(), capacity, QueueBounds::default());
-        let _held = admission.sandbox(&tenant(1), Demand { memory_mib: 5 }).await.unwrap();
+        let _held = admission.sandbox(&tenant(1), Demand { memory_mib: 5, disk_mib: 0 }).await.unwrap();
         let ask = |number, memory_mib| {
             let admission = Arc::clone(&admission);
-            tokio::spawn(async move { admission.sandbox(&tenant(number), Demand { memory_mib }).await })
+            tokio::spawn(async move { admission.sandbox(&tenant(number), Demand { memory_mib, disk_mib: 0 }).await })
         };
         let (large, small) = (ask(2, 10), ask(3, 1));
         until_waiting(&admission, 2).await;

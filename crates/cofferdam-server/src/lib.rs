@@ -13,6 +13,7 @@
 //! - What tenants may ask for: `policy.rs`, which is pure. Bounds: `bounds.rs`.
 //! - Quotas, rates and fair sharing: `quota/`, which is pure; `admission.rs` is its lock, `recorder.rs` its durable side.
 //! - Layers around backends for traces, quota, audit and metrics: `layers/`. Metrics: `metrics.rs`.
+//! - Bytes of audit records: `metering.rs`. Work at intervals: `upkeep.rs`.
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
 //! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
@@ -40,6 +41,7 @@ mod images;
 mod layers;
 mod listen;
 mod live;
+mod metering;
 mod metrics;
 mod otlp;
 mod plugins;
@@ -57,6 +59,7 @@ mod tasks;
 mod trace;
 mod tracer;
 mod turns;
+mod upkeep;
 mod volumes;
 
 pub use admission::QueueBounds;
@@ -70,7 +73,7 @@ pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
 pub use otlp::OtlpConfig;
 pub use plugins::{HostPlugin, HostPlugins, PluginAnswer, PluginCall, PluginError, PluginItem, PluginMethod};
 pub use policy::{Policy, ServedBackend};
-pub use quota::{Capacity, Quota};
+pub use quota::{Capacity, Prices, Quota, QuotaFile, Total};
 pub use rest::document;
 pub use server::{Server, ServerConfig};
 pub use snapshots::{SnapshotArchive, WorkspaceArchive};

@@ -58,6 +58,11 @@ impl Recorder {
     /// written when it works again.
     pub async fn record(&self, entry: Entry) {
         self.count(&entry);
+        self.record_counted(entry).await;
+    }
+
+    /// Records an entry like [`Self::record`] that the quotas have counted already.
+    pub async fn record_counted(&self, entry: Entry) {
         let (done, written) = oneshot::channel();
         if self.sender.send((entry, Some(done))).await.is_ok() {
             // The sender is dropped after a failed write.

@@ -25,28 +25,26 @@ use crate::images::HostImages;
 use crate::layers::Around;
 use crate::layers::audit::AuditConcern;
 use crate::layers::metrics::MetricsConcern;
-use crate::layers::quota::{QuotaConcern, recover};
+use crate::layers::quota::{Accounts, QuotaConcern, recover};
 use crate::layers::traces::TracesConcern;
 use crate::listen::{Connections, Listener};
 use crate::live::Sandboxes;
+use crate::metering::AuditBytes;
 use crate::metrics::Metrics;
 use crate::otlp::{Exporter, OtlpConfig};
 use crate::plugins::HostPlugins;
 use crate::policy::Policy;
-use crate::quota::{Capacity, Quota};
+use crate::quota::{Capacity, Quota, QuotaFile};
 use crate::recorder::Recorder;
 use crate::report;
-use crate::rest::{App, FORGET_AFTER, QUOTA_RELOAD, Services, load_quotas, router};
+use crate::rest::{App, Services, load_quotas, router};
 use crate::snapshots::Snapshots;
 use crate::store::{Store, now};
 use crate::tasks::Tasks;
 use crate::tracer::Tracer;
+use crate::upkeep::{Followed as FollowedQuotas, charge, keep_up};
 use crate::volumes::{Volumes, VolumesConfig};
 
-/// The time between two records that the sandboxes live.
-const SEEN: Duration = Duration::from_secs(5);
-/// The time between two removals of old answers.
-const FORGET: Duration = Duration::from_secs(60 * 60);
 /// The reason for the end of sandboxes of a process that stopped.
 const STOPPED: &str = "it was closed when the server stopped";
 /// The time between two checks for sandboxes that are left.
@@ -104,6 +102,7 @@ pub struct Server {
     /// The tasks of connections.
     connected: TaskTracker,
     predecessor: Option<Predecessor>,
+    quotas: Option<FollowedQuotas>,
     control: Control,
     orders: mpsc::Receiver<Order>,
 }
@@ -125,13 +124,22 @@ impl Server {
         config.quota.check()?;
         let (control, orders) = Control::new();
         let sandboxes = Arc::new(Sandboxes::new(config.changes.clone(), Volumes::open(config.volumes.clone())?));
-        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, control, orders })
+        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, quotas: None, control, orders })
     }
 
     /// Returns a function that returns true while a client is connected or a sandbox lives.
     pub fn is_busy(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let (sandboxes, connected) = (Arc::clone(&self.sandboxes), self.connected.clone());
         move || !connected.is_empty() || !sandboxes.is_empty()
+    }
+
+    /// Reads the quotas of tenants that have none of their own, the quotas of all tenants together and the prices by a
+    /// function, now and again at intervals. If it fails later, the old ones remain.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn with_quotas(self, read: impl Fn() -> Result<QuotaFile> + Send + Sync + 'static) -> Result<Self> {
+        Ok(Self { quotas: Some(FollowedQuotas::new(Arc::new(read))?), ..self })
     }
 
     /// Takes over from another process, which keeps its sandboxes until they end.
@@ -150,7 +158,7 @@ impl Server {
     /// # Errors
     /// - `Unavailable` if the database fails at the start, or if the predecessor ends before the handover.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
-        let Self { config, sandboxes, connected, predecessor, control, mut orders } = self;
+        let Self { config, sandboxes, connected, predecessor, quotas, control, mut orders } = self;
         let (predecessor, instance) = (predecessor.map(Arc::new), new_id("in")?);
         let ServerConfig {
             bounds,
@@ -174,6 +182,14 @@ impl Server {
         } = config;
         code.audit = None;
         let admission = Admission::new(quota, capacity, queue);
+        if let Some(quotas) = &quotas {
+            admission.set_default(quotas.current());
+        }
+        let audit_bytes = Arc::new(AuditBytes::new(Arc::clone(&admission)));
+        if let Some(log) = &audit {
+            let audit_bytes = Arc::clone(&audit_bytes);
+            log.set_meter(move |tenant, bytes| audit_bytes.count(tenant, bytes));
+        }
         let lives = |instance: &str| predecessor.as_ref().is_some_and(|other| other.instance() == instance);
         let left = recover(&store, &name, lives).await?;
         if left > 0 {
@@ -183,6 +199,7 @@ impl Server {
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
         let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
+        let accounts = Arc::new(Accounts::default());
         let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
         let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
@@ -195,11 +212,11 @@ impl Server {
                 instance: instance.clone(),
                 label: usage_label.clone(),
                 tasks: Arc::clone(&tasks),
+                accounts: Arc::clone(&accounts),
             };
             let inner = Arc::clone(&served.backend);
             served.backend = layered(inner, backend, quota, audit.clone(), &metrics, &tracer);
         }
-        drop(recorder);
         let (files, server) = (bounds.snapshot, name.clone());
         let is_shared = predecessor.is_some();
         let snapshots =
@@ -237,7 +254,9 @@ impl Server {
         let expiry = tasks.spawn("close expired sandboxes", Arc::clone(&sandboxes).close_expired(tick));
         let serving = tasks.spawn("admit waiting creates", Arc::clone(&admission).serve_waiting());
         let lost = store.clone();
-        let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone()));
+        let upkeep = tasks.spawn("update quotas and records", keep_up(store, admission, instance.clone(), quotas));
+        let settling =
+            tasks.spawn("charge live sandboxes", charge(accounts, Arc::clone(&audit_bytes), recorder.clone()));
         let accept = |listener: Listener| tasks.spawn("accept connections", public.clone().accept(listener));
         let accepts: Vec<_> = listeners.into_iter().map(accept).collect();
         control.is_serving();
@@ -281,6 +300,7 @@ impl Server {
             drain([&public, &private], drain_time, &kill).await;
             expiry.abort();
             upkeep.abort();
+            settling.abort();
             serving.abort();
             let lose = lost.lose_sandboxes(&instance, now(), STOPPED);
             match tokio::time::timeout(FLUSH_TIMEOUT, lose).await {
@@ -291,6 +311,8 @@ impl Server {
             sandboxes.stop().await;
             // The recorder ends when the last backend has gone with the connections.
             drop((sandboxes, public, private));
+            audit_bytes.flush(&recorder).await;
+            drop(recorder);
             if tokio::time::timeout(FLUSH_TIMEOUT, recording).await.is_err() {
                 report::warning("some usage could not be recorded");
             }
@@ -370,44 +392,13 @@ fn layered(
     let concern = MetricsConcern { backend: name.to_owned(), metrics: Arc::clone(metrics) };
     let mut backend: Arc<dyn Backend> = Arc::new(Around::new(inner, Arc::new(concern)));
     if let Some(log) = audit {
-        let concern = AuditConcern { backend: name.to_owned(), level, log };
+        let admission = Arc::clone(&quota.admission);
+        let concern = AuditConcern { backend: name.to_owned(), level, log, admission };
         backend = Arc::new(Around::new(backend, Arc::new(concern)));
     }
     let tasks = Arc::clone(&quota.tasks);
     let traces = TracesConcern { backend: name.to_owned(), tracer: tracer.clone(), tasks };
     Arc::new(Around::new(Arc::new(Around::new(backend, Arc::new(quota))), Arc::new(traces)))
-}
-
-/// Reads changed quotas, records that the sandboxes live, and forgets old answers. Runs until it is dropped.
-async fn keep_up(store: Store, admission: Arc<Admission>, instance: String) {
-    let mut quotas = tokio::time::interval(QUOTA_RELOAD);
-    let mut seen = tokio::time::interval(SEEN);
-    let mut forget = tokio::time::interval(FORGET);
-    for interval in [&mut quotas, &mut seen, &mut forget] {
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    }
-    let mut is_failing = false;
-    loop {
-        let done = tokio::select! {
-            _ = quotas.tick() => load_quotas(&store).await.map(|quotas| admission.set_quotas(quotas)),
-            _ = seen.tick() => store.see_sandboxes(&instance, now()).await,
-            _ = forget.tick() => forget_old(&store, now().saturating_sub(FORGET_AFTER)).await,
-        };
-        match done {
-            Ok(()) => is_failing = false,
-            // The next try reports it if it still fails then, once.
-            Err(error) if !is_failing => {
-                report::warning(&error.to_string());
-                is_failing = true;
-            }
-            Err(_) => {}
-        }
-    }
-}
-
-async fn forget_old(store: &Store, before: i64) -> Result<()> {
-    store.forget_answers(before).await?;
-    store.forget_lost(before).await
 }
 
 #[cfg(test)]
@@ -432,6 +423,7 @@ mod tests {
             instance: "test-1".to_owned(),
             label: None,
             tasks: Arc::default(),
+            accounts: Arc::default(),
         };
         let mut config = cofferdam_audit::Config::new(directory.path().join("audit"));
         config.sync = cofferdam_audit::Sync::Never;

@@ -101,7 +101,12 @@ pub(crate) struct Writer {
     unknown_end: bool,
     notices: Vec<Notice>,
     group: Arc<Group>,
+    /// Is called with the tenant and the bytes of each line that has a tenant.
+    pub(crate) meter: Option<Meter>,
 }
+
+/// A function that counts lines by tenant.
+pub(crate) type Meter = Box<dyn Fn(&str, usize) + Send>;
 
 impl Writer {
     /// Opens a log, or starts one in an empty directory.
@@ -122,6 +127,7 @@ impl Writer {
             unknown_end: false,
             notices: Vec::new(),
             group,
+            meter: None,
         };
         // A writer that was killed before it named the head file has not started a log.
         writer.unknown_end = expected.is_none() && (was_there || !writer.segments()?.is_empty());
@@ -179,8 +185,13 @@ impl Writer {
     /// Appends a line. Without a previous [`Self::reserve_space`], the line may use the reserve.
     pub fn append(&mut self, record: Record) -> Result<Head> {
         let end = self.end()?;
+        let tenant = self.meter.as_ref().and_then(|_| record.tenant().map(str::to_owned));
         let sealed = line::seal(end.seq + 1, end.hash, record, self.key.as_ref())?;
-        self.write(&sealed)
+        let head = self.write(&sealed)?;
+        if let (Some(meter), Some(tenant)) = (&self.meter, tenant) {
+            meter(&tenant, sealed.bytes.len());
+        }
+        Ok(head)
     }
 
     /// Returns the last written line, if the policy is to synchronize it.

@@ -1,8 +1,8 @@
 // The server: health, version, backends, and for the operator a summary of its metrics.
 
 import { ApiError, get, send } from './api'
-import { bytes, duration, words } from './format'
-import type { Backend } from './types'
+import { bytes, duration, name, words } from './format'
+import type { Backend, Pool } from './types'
 import { Badge, Failure, Loading, Table, usePolled } from './ui'
 
 const REFRESH = 5000
@@ -65,7 +65,46 @@ export function ServerPage() {
           ))}
         </Table>
       )}
+      <Pools />
       <Metrics />
+    </>
+  )
+}
+
+/** The pools of prepared sandboxes, for a key with the scope admin. */
+function Pools() {
+  const list = usePolled<{ pools: Pool[] }>((signal) => get('/v1/admin/pools', signal), REFRESH, [])
+  if (list.error instanceof ApiError && list.error.status === 403) return null
+  const pools = list.value?.pools ?? []
+  return (
+    <>
+      <h2>Pools</h2>
+      <Failure error={list.error} />
+      {list.value && pools.length === 0 && <p class="muted">There are no prepared sandboxes.</p>}
+      {pools.length > 0 && (
+        <Table label="Pools" head={['Pool', 'Level', 'Idle', 'In use', 'Waiting', 'Warm creates', 'Other creates', 'Failures']}>
+          {pools.map((pool) => (
+            <tr>
+              <th scope="row">
+                {name(pool.backend)}, {name(pool.pool)}
+              </th>
+              <td>{pool.level}</td>
+              <td>
+                {pool.idle} of {pool.target}
+                {pool.refilling > 0 && `, ${pool.refilling} being prepared`}
+              </td>
+              <td>{pool.claimed}</td>
+              <td>{pool.waiting}</td>
+              <td>{pool.claims.warm ?? 0}</td>
+              <td>{Object.entries(pool.claims).reduce((all, [kind, count]) => all + (kind === 'warm' ? 0 : count), 0)}</td>
+              <td>
+                {pool.failures + pool.refill_failures}
+                {pool.refill_error && `: ${name(pool.refill_error)}`}
+              </td>
+            </tr>
+          ))}
+        </Table>
+      )}
     </>
   )
 }

@@ -142,6 +142,22 @@ export interface QuotaState {
   today: UsageOfDay
 }
 
+export interface Pool {
+  backend: string
+  level: string
+  pool: string
+  idle: number
+  target: number
+  refilling: number
+  claimed: number
+  waiting: number
+  claims: Record<string, number>
+  failures: number
+  refills: number
+  refill_failures: number
+  refill_error?: string
+}
+
 export interface AuditLine {
   seq: number
   record: { kind: string; [key: string]: unknown }

@@ -11,14 +11,21 @@ const REFRESH = 5000
 const DAYS = 7
 
 export function UsagePage() {
-  const state = usePolled<QuotaState>((signal) => get('/v1/quota', signal), REFRESH, [])
+  // `null` is the tenant of the key.
+  const [tenant, setTenant] = useState<string | null>(null)
+  const path = tenant === null ? '/v1/quota' : `/v1/admin/quotas/${encodeURIComponent(tenant)}`
+  const state = usePolled<QuotaState>((signal) => get(path, signal), REFRESH, [path])
   return (
     <>
       <h1>Usage</h1>
+      <div class="title">
+        <h2>{tenant === null ? 'Quota' : `Quota of ${name(tenant)}`}</h2>
+        {tenant !== null && <button onClick={() => setTenant(null)}>Show this tenant</button>}
+      </div>
       <Failure error={state.error} />
       {!state.value && !state.error && <Loading />}
       {state.value && <Quota state={state.value} />}
-      <Days />
+      <Days onTenant={setTenant} />
     </>
   )
 }
@@ -44,7 +51,6 @@ function Quota({ state }: { state: QuotaState }) {
   ]
   return (
     <>
-      <h2>Quota</h2>
       <div class="meters">
         {rows.map(([label, used, limit, text]) => (
           <Meter label={label} used={used} limit={limit} text={limit === null ? `${text(used)}, no limit` : `${text(used)} of ${text(limit)}`} />
@@ -66,7 +72,7 @@ function gibSeconds(usage: UsageOfDay): number {
   return usage.memory_mib_ms / 1024 / 1000
 }
 
-function Days() {
+function Days({ onTenant }: { onTenant: (tenant: string) => void }) {
   const [all, setAll] = useState(false)
   const today = Math.floor(Date.now() / 86_400_000)
   const list = usePolled<{ usage: UsageRow[] }>(
@@ -97,7 +103,13 @@ function Days() {
           {rows.map((row) => (
             <tr>
               <th scope="row">{day(row.day)}</th>
-              {all && <td>{name(row.tenant)}</td>}
+              {all && (
+                <td>
+                  <button aria-label={`Quota of ${name(row.tenant)}`} onClick={() => onTenant(row.tenant)}>
+                    {name(row.tenant)}
+                  </button>
+                </td>
+              )}
               <td>{name(row.label)}</td>
               <td>{row.sandboxes}</td>
               <td>{row.execs}</td>

@@ -210,7 +210,9 @@ impl Followed {
             .collect();
         held.retain(|id, _| of_predecessor.contains_key(id));
         for (id, record) in of_predecessor {
-            let demand = Demand { memory_mib: u64::try_from(record.memory_mib).unwrap_or(0) };
+            let [memory_mib, disk_mib] =
+                [record.memory_mib, record.disk_mib].map(|mib| u64::try_from(mib).unwrap_or(0));
+            let demand = Demand { memory_mib, disk_mib };
             if let (false, Ok(tenant)) = (held.contains_key(&id), TenantId::new(record.tenant)) {
                 held.insert(id, self.shared.admission.hold(&tenant, demand));
             }

@@ -109,6 +109,13 @@ fn missing(operation: &'static str) -> Error {
     Error::new(ErrorKind::NotFound, operation, "there is no such valid key").with_remedy("cofferdam keys ls lists them")
 }
 
+/// Returns the public part of the key in a header `Authorization`, if it has the form of one.
+pub(crate) fn public_part(header: &str) -> Option<&str> {
+    let (_, text) = header.split_once(' ')?;
+    let (id, _) = text.trim().strip_prefix(PREFIX)?.split_once('_')?;
+    (id.len() == ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
+}
+
 /// Returns the caller behind the text of a key, or `None` if it is not valid.
 ///
 /// # Errors

@@ -1,17 +1,22 @@
-//! Audit: records each exec before it starts and after it has ended.
+//! Audit: records each exec before it starts and after it has ended, and the network of each sandbox.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_audit::{
-    Digest, ExecutionId, Exit as AuditedExit, Limits, Listed, Log, Outcome, Program, Reservation, Subject, Text,
-    Timestamp, Usage,
+    Denial, Digest, ExecutionId, Exit as AuditedExit, Limits, Listed, Log, Outcome, Program, Reservation, Subject,
+    Text, Timestamp, Usage,
 };
-use cofferdam_contract::{Command, Error, ErrorKind, ExecRequest, Exit, Level, Result, Sandbox, Spec};
+use cofferdam_contract::{
+    Command, Error, ErrorKind, ExecRequest, Exit, Level, NetworkDenial, NetworkPolicy, Result, Sandbox, Spec,
+};
+use parking_lot::Mutex;
 
-use super::Concern;
+use super::egress::Recording;
+use super::{Concern, WeakSandbox};
+use crate::admission::Admission;
 use crate::ids::new_id;
 use crate::live::CREATED;
 use crate::report;
@@ -24,6 +29,8 @@ pub struct AuditConcern {
     pub level: Level,
     /// The log.
     pub log: Log,
+    /// The quotas of audit records.
+    pub admission: Arc<Admission>,
 }
 
 impl fmt::Debug for AuditConcern {
@@ -35,13 +42,33 @@ impl fmt::Debug for AuditConcern {
 /// The audit of one sandbox.
 #[derive(Debug, Default)]
 pub struct Held {
-    sandbox: OnceLock<(String, Option<Digest>)>,
+    sandbox: OnceLock<Known>,
+    /// The recording of its network, until it is closed.
+    recording: Mutex<Option<Recording>>,
+}
+
+/// A sandbox that was created.
+#[derive(Debug)]
+struct Known {
+    id: String,
+    posture: Option<Digest>,
+    sandbox: WeakSandbox,
+}
+
+impl Held {
+    /// Returns what the network policy has refused so far.
+    fn denials(&self) -> Vec<NetworkDenial> {
+        let sandbox = self.sandbox.get().and_then(|known| Weak::upgrade(&known.sandbox));
+        sandbox.map(|sandbox| sandbox.network_denials()).unwrap_or_default()
+    }
 }
 
 /// An exec whose end is recorded. If it is abandoned, its record says so.
 pub struct Exec {
     reservation: Option<Reservation>,
     begun: Instant,
+    /// The refusals of the network policy before it began.
+    denied: Vec<NetworkDenial>,
 }
 
 impl Drop for Exec {
@@ -63,18 +90,22 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn unknown(exit: AuditedExit, time: Duration, sandbox: Option<&(String, Option<Digest>)>) -> Outcome {
+fn unknown(exit: AuditedExit, time: Duration, sandbox: Option<&Known>) -> Outcome {
     Outcome {
         exit,
         duration_us: micros(time),
         usage: Usage::default(),
-        posture: sandbox.and_then(|(_, posture)| *posture),
+        posture: sandbox.and_then(|known| known.posture),
         files: None,
         denials: Listed::default(),
         artifact: None,
-        sandbox: sandbox.map(|(id, _)| Text::new(id)),
+        sandbox: sandbox.map(|known| Text::new(&known.id)),
         restored: None,
     }
+}
+
+fn denial(denial: &NetworkDenial) -> Denial {
+    Denial { by: Text::new("network"), what: Text::new(&denial.what), times: denial.times }
 }
 
 fn program(command: &Command) -> Program {
@@ -135,20 +166,26 @@ impl Concern for AuditConcern {
         Ok(Held::default())
     }
 
+    fn separates_start(&self, spec: &Spec) -> bool {
+        // The network of a program that runs already would have connections without a record.
+        *spec.network() != NetworkPolicy::None
+    }
+
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         if let Ok(sandbox) = created {
             let posture = serde_json::to_vec(sandbox.posture()).ok().map(Digest::of);
             // Clients know a sandbox of the server by the server's id.
             let id = CREATED.try_with(|(id, _)| id.clone()).unwrap_or_else(|_| sandbox.id().as_str().to_owned());
-            let _ = held.sandbox.set((id, posture));
+            *held.recording.lock() = Recording::start(&self.log, &self.admission, sandbox, &id);
+            let _ = held.sandbox.set(Known { id, posture, sandbox: Arc::downgrade(sandbox) });
         }
         Ok(())
     }
 
-    async fn starting(&self, _: &Held, spec: &Spec, request: &ExecRequest) -> Result<Exec> {
-        let (log, subject) = (self.log.clone(), self.subject(spec, request)?);
+    async fn starting(&self, held: &Held, spec: &Spec, request: &ExecRequest) -> Result<Exec> {
+        let (log, subject, denied) = (self.log.clone(), self.subject(spec, request)?, held.denials());
         // The value is made on the thread of the log, so that its end is recorded even if no task awaits it.
-        blocking(move || Ok(Exec { reservation: Some(log.reserve(subject)?), begun: Instant::now() })).await
+        blocking(move || Ok(Exec { reservation: Some(log.reserve(subject)?), begun: Instant::now(), denied })).await
     }
 
     async fn ended(&self, held: &Held, mut exec: Exec, outcome: &Result<Exit>) {
@@ -167,6 +204,7 @@ impl Concern for AuditConcern {
             Err(error) => AuditedExit { failed: Some(Text::new(error.message())), ..AuditedExit::default() },
         };
         let mut record = unknown(audited, exec.begun.elapsed(), held.sandbox.get());
+        record.denials = NetworkDenial::since(held.denials(), &exec.denied).iter().map(denial).collect();
         if let Ok(exit) = outcome {
             record.usage = Usage {
                 cpu_us: Some(micros(Duration::try_from_secs_f64(exit.usage.cpu_seconds).unwrap_or_default())),
@@ -182,5 +220,10 @@ impl Concern for AuditConcern {
 
     async fn closing(&self, _: &Held, _: &dyn Sandbox) {}
 
-    async fn closed(&self, _: &Held) {}
+    async fn closed(&self, held: &Held) {
+        let recording = held.recording.lock().take();
+        if let Some(recording) = recording {
+            recording.end().await;
+        }
+    }
 }

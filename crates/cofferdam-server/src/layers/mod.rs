@@ -4,6 +4,7 @@
 //! around each of its sandboxes, and forwards everything else.
 
 pub mod audit;
+mod egress;
 pub mod metrics;
 pub mod quota;
 pub mod traces;
@@ -25,6 +26,11 @@ pub trait Concern: Send + Sync + fmt::Debug + 'static {
     type Held: Send + Sync + fmt::Debug + 'static;
     /// The state of one exec. Dropping it means that the exec was abandoned.
     type Exec: Send + 'static;
+
+    /// Returns true if a sandbox must be known to the concern before its first command starts.
+    fn separates_start(&self, _: &Spec) -> bool {
+        false
+    }
 
     /// Begins a create. May wait, and may refuse it.
     async fn enter(&self, spec: &Spec) -> Result<Self::Held>;
@@ -163,6 +169,13 @@ impl<C: Concern> Backend for Around<C> {
 
     async fn start_one(&self, spec: Spec, request: ExecRequest) -> Result<(Arc<dyn Sandbox>, ExecHandle)> {
         request.validate()?;
+        if self.concern.separates_start(&spec) {
+            let sandbox = self.create(spec).await?;
+            return match sandbox.start(request).await {
+                Ok(handle) => Ok((sandbox, handle)),
+                Err(error) => Err(error.with_failed_close(sandbox.close().await)),
+            };
+        }
         let held = Arc::new(self.concern.enter(&spec).await?);
         let layer = Layer { concern: Arc::clone(&self.concern), held };
         let exec = self.concern.starting(&layer.held, &spec, &request).await?;

@@ -1,12 +1,14 @@
-//! Quota: reserves before a create, settles what was used after each exec and at the end, and refuses what is beyond.
+//! Quota: reserves before a create, settles what was used at intervals, after each exec and at the end, and refuses what
+//! is beyond. A server that is killed loses the usage since the last interval.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cofferdam_contract::{Error, ExecRequest, Exit, Result, Sandbox, Spec, TenantId};
+use futures_util::StreamExt as _;
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt;
 use parking_lot::Mutex;
@@ -19,6 +21,11 @@ use crate::quota::Demand;
 use crate::recorder::{Entry, Recorder};
 use crate::store::{SandboxRecord, Store, Usage, now};
 use crate::tasks::{Task, TaskGuard, TaskKind, TaskState, Tasks};
+
+/// The sandboxes that are measured at once.
+const MAX_SETTLED_AT_ONCE: usize = 32;
+/// The time for a sandbox to report its usage.
+const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The quota of all sandboxes of a backend.
 pub struct QuotaConcern {
@@ -38,6 +45,8 @@ pub struct QuotaConcern {
     pub label: Option<String>,
     /// The tasks of the server.
     pub tasks: Arc<Tasks>,
+    /// The accounts of live sandboxes of all backends.
+    pub accounts: Arc<Accounts>,
 }
 
 impl fmt::Debug for QuotaConcern {
@@ -47,41 +56,67 @@ impl fmt::Debug for QuotaConcern {
 }
 
 /// The quota of one sandbox.
+#[derive(Debug)]
 pub struct Held {
+    account: Arc<Account>,
+    /// The task of the create, until it has ended.
+    create: Mutex<Option<TaskGuard>>,
+}
+
+/// The account of a sandbox that lives.
+pub struct Account {
     tenant: TenantId,
     label: String,
     recorder: Recorder,
-    memory_mib: u64,
+    demand: Demand,
     /// The reservation, until the sandbox has ended.
     grant: Mutex<Option<Grant>>,
-    /// The task of the create, until it has ended.
-    create: Mutex<Option<TaskGuard>>,
     sandbox: OnceLock<WeakSandbox>,
     record: OnceLock<String>,
     settled: Mutex<Settled>,
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for Account {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("tenant", &self.tenant).finish_non_exhaustive()
+        f.debug_struct("Account").field("tenant", &self.tenant).finish_non_exhaustive()
     }
 }
 
 /// The usage that was charged so far.
 #[derive(Debug)]
 struct Settled {
-    memory_until: Instant,
+    reserved_until: Instant,
     cpu_seconds: f64,
-    /// True if the CPU time of the sandbox could be measured.
-    is_measured: bool,
+    /// The time of the last measurement of the CPU time of the sandbox.
+    measured: Option<Instant>,
     egress_bytes: u64,
+}
+
+/// The accounts of live sandboxes.
+#[derive(Debug, Default)]
+pub struct Accounts(Mutex<Vec<Weak<Account>>>);
+
+impl Accounts {
+    fn add(&self, account: &Arc<Account>) {
+        self.0.lock().push(Arc::downgrade(account));
+    }
+
+    /// Charges all sandboxes for what they have used since the last time. Returns when that is on the disk.
+    pub async fn settle(&self) {
+        let live: Vec<_> = {
+            let mut accounts = self.0.lock();
+            accounts.retain(|account| account.strong_count() > 0);
+            accounts.iter().filter_map(Weak::upgrade).collect()
+        };
+        let settled = futures_util::stream::iter(live)
+            .for_each_concurrent(MAX_SETTLED_AT_ONCE, async |account| account.settle().await);
+        settled.await;
+    }
 }
 
 /// An exec that is charged when it ends.
 pub struct Exec {
-    held_label: String,
-    tenant: TenantId,
-    recorder: Recorder,
+    account: Arc<Account>,
     started: Instant,
     /// The processors that it can use.
     cpus: f64,
@@ -91,10 +126,12 @@ pub struct Exec {
 impl Drop for Exec {
     fn drop(&mut self) {
         if !self.is_over {
-            // The CPU time is lost with the sandbox: its processors were busy at most that long.
-            let cpu_us = micros(self.started.elapsed().as_secs_f64() * self.cpus);
+            // The CPU time is lost with the sandbox: its processors were busy at most since the last measurement.
+            let measured = self.account.settled.lock().measured;
+            let since = measured.map_or(self.started, |measured| measured.max(self.started));
+            let cpu_us = micros(since.elapsed().as_secs_f64() * self.cpus);
             let usage = Usage { execs: 1, cpu_us, ..Usage::default() };
-            self.recorder.record_later(Entry::usage(&self.tenant, &self.held_label, usage));
+            self.account.recorder.record_later(self.account.entry(usage, false));
         }
     }
 }
@@ -112,14 +149,31 @@ fn micros(seconds: f64) -> i64 {
     (seconds.max(0.0) * 1e6) as i64
 }
 
-impl Held {
-    /// Returns the usage of the reserved memory since the last time.
-    fn memory_used(&self) -> i64 {
+impl Account {
+    /// Charges the sandbox for what it has used since the last time, unless it has ended.
+    async fn settle(&self) {
+        let Some(inner) = self.sandbox.get().and_then(WeakSandbox::upgrade) else { return };
+        // A sandbox that does not answer is measured later.
+        let cpu_us = tokio::time::timeout(USAGE_TIMEOUT, self.cpu_used(Some(&*inner), None)).await.unwrap_or(0);
+        let reserved = {
+            let grant = self.grant.lock();
+            if grant.is_some() { self.reserved() } else { Usage::default() }
+        };
+        let usage = Usage { cpu_us, egress_bytes: self.egress_used(Some(&*inner)), ..reserved };
+        if usage != Usage::default() {
+            self.recorder.record(self.entry(usage, false)).await;
+        }
+    }
+
+    /// Returns the usage of the reserved memory and disk since the last time.
+    fn reserved(&self) -> Usage {
         let mut settled = self.settled.lock();
         let now = Instant::now();
-        let millis = now.duration_since(settled.memory_until).as_millis();
-        settled.memory_until = now;
-        i64::try_from(millis.saturating_mul(u128::from(self.memory_mib))).unwrap_or(i64::MAX)
+        let millis = now.duration_since(settled.reserved_until).as_millis();
+        settled.reserved_until = now;
+        let times = |mib: u64| i64::try_from(millis.saturating_mul(u128::from(mib))).unwrap_or(i64::MAX);
+        let Demand { memory_mib, disk_mib } = self.demand;
+        Usage { memory_mib_ms: times(memory_mib), disk_mib_ms: times(disk_mib), ..Usage::default() }
     }
 
     /// Returns the CPU time of the sandbox since the last time, in microseconds. Execs that run at once are counted once.
@@ -133,11 +187,11 @@ impl Held {
                 let mut settled = self.settled.lock();
                 let more = total - settled.cpu_seconds;
                 settled.cpu_seconds = settled.cpu_seconds.max(total);
-                settled.is_measured = true;
+                settled.measured = Some(Instant::now());
                 micros(more)
             }
             // A sandbox that closes was measured before; the time of its execs is part of that.
-            None if self.settled.lock().is_measured => 0,
+            None if self.settled.lock().measured.is_some() => 0,
             None => exit.map_or(0, |exit| micros(exit.usage.cpu_seconds)),
         }
     }
@@ -160,9 +214,10 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.grant.lock().take().is_some() {
-            let usage = Usage { memory_mib_ms: self.memory_used(), ..Usage::default() };
-            self.recorder.record_later(self.entry(usage, true));
+        let account = &self.account;
+        let grant = account.grant.lock().take();
+        if grant.is_some() {
+            account.recorder.record_later(account.entry(account.reserved(), true));
         }
     }
 }
@@ -174,43 +229,43 @@ impl Concern for QuotaConcern {
 
     async fn enter(&self, spec: &Spec) -> Result<Held> {
         // A sandbox without a limit could use everything; it counts as the least of them.
-        let memory_mib = spec.limits().memory.map_or(0, |memory| memory.as_bytes().div_ceil(1 << 20));
+        let [memory_mib, disk_mib] = [spec.limits().memory, spec.limits().disk]
+            .map(|size| size.map_or(0, |size| size.as_bytes().div_ceil(1 << 20)));
+        let demand = Demand { memory_mib, disk_mib };
         let task = Task::new(TaskKind::Create, &self.backend, Some(spec.tenant()));
         let sandbox = CREATED.try_with(|(id, _)| id.clone()).ok();
         let create = self.tasks.add(Task { state: TaskState::Queued, sandbox, ..task });
-        let grant = self.admission.sandbox(spec.tenant(), Demand { memory_mib }).await?;
+        let grant = self.admission.sandbox(spec.tenant(), demand).await?;
         create.set(TaskState::Running);
         Context::current().span().add_event("admitted", Vec::new());
         let label = self.label.as_ref().and_then(|label| spec.labels().get(label)).cloned().unwrap_or_default();
-        Ok(Held {
+        let settled = Settled { reserved_until: Instant::now(), cpu_seconds: 0.0, measured: None, egress_bytes: 0 };
+        let account = Arc::new(Account {
             tenant: spec.tenant().clone(),
             label: label.chars().take(64).collect(),
             recorder: self.recorder.clone(),
-            memory_mib,
+            demand,
             grant: Mutex::new(Some(grant)),
-            create: Mutex::new(Some(create)),
             sandbox: OnceLock::new(),
             record: OnceLock::new(),
-            settled: Mutex::new(Settled {
-                memory_until: Instant::now(),
-                cpu_seconds: 0.0,
-                is_measured: false,
-                egress_bytes: 0,
-            }),
-        })
+            settled: Mutex::new(settled),
+        });
+        Ok(Held { account, create: Mutex::new(Some(create)) })
     }
 
     async fn created(&self, held: &Held, created: Result<&Arc<dyn Sandbox>, &Error>) -> Result<()> {
         held.create.lock().take();
+        let account = &held.account;
         let Ok(inner) = created else {
-            held.grant.lock().take();
+            account.grant.lock().take();
             return Ok(());
         };
-        let _ = held.sandbox.set(Arc::downgrade(inner));
+        let _ = account.sandbox.set(Arc::downgrade(inner));
+        self.accounts.add(account);
         // The record outlives the server, so that its usage is settled after a crash.
         let id = new_id("rec")?;
         // Known before it is written, so that it is removed even if the caller leaves meanwhile.
-        let _ = held.record.set(id.clone());
+        let _ = account.record.set(id.clone());
         let now = now();
         // A run has no id for clients.
         let (sandbox, name) = CREATED.try_with(Clone::clone).unwrap_or_default();
@@ -221,10 +276,11 @@ impl Concern for QuotaConcern {
                 instance: self.instance.clone(),
                 sandbox,
                 name,
-                tenant: held.tenant.as_str().to_owned(),
+                tenant: account.tenant.as_str().to_owned(),
                 backend: self.backend.clone(),
-                label: held.label.clone(),
-                memory_mib: i64::try_from(held.memory_mib).unwrap_or(i64::MAX),
+                label: account.label.clone(),
+                memory_mib: i64::try_from(account.demand.memory_mib).unwrap_or(i64::MAX),
+                disk_mib: i64::try_from(account.demand.disk_mib).unwrap_or(i64::MAX),
                 created: now,
                 seen: now,
             })
@@ -232,50 +288,47 @@ impl Concern for QuotaConcern {
     }
 
     async fn starting(&self, held: &Held, spec: &Spec, _: &ExecRequest) -> Result<Exec> {
-        self.admission.exec(&held.tenant)?;
-        Ok(Exec {
-            held_label: held.label.clone(),
-            tenant: held.tenant.clone(),
-            recorder: self.recorder.clone(),
-            started: Instant::now(),
-            cpus: processors(spec),
-            is_over: false,
-        })
+        self.admission.exec(&held.account.tenant)?;
+        let (account, started) = (Arc::clone(&held.account), Instant::now());
+        Ok(Exec { account, started, cpus: processors(spec), is_over: false })
     }
 
     async fn ended(&self, held: &Held, mut exec: Exec, outcome: &Result<Exit>) {
         exec.is_over = true;
-        let inner = held.sandbox.get().and_then(WeakSandbox::upgrade);
+        let account = &held.account;
+        let inner = account.sandbox.get().and_then(WeakSandbox::upgrade);
         let exit = outcome.as_ref().ok();
         let usage = Usage {
             execs: i64::from(exit.is_some()),
-            cpu_us: held.cpu_used(inner.as_deref(), exit).await,
-            egress_bytes: held.egress_used(inner.as_deref()),
+            cpu_us: account.cpu_used(inner.as_deref(), exit).await,
+            egress_bytes: account.egress_used(inner.as_deref()),
             output_bytes: exit.map_or(0, |exit| i64::try_from(exit.usage.output_bytes).unwrap_or(i64::MAX)),
             ..Usage::default()
         };
         if usage != Usage::default() {
-            self.recorder.record(held.entry(usage, false)).await;
+            self.recorder.record(account.entry(usage, false)).await;
         }
     }
 
     async fn closing(&self, held: &Held, inner: &dyn Sandbox) {
+        let account = &held.account;
         // What programs used after the last exec.
         let usage = Usage {
-            cpu_us: held.cpu_used(Some(inner), None).await,
-            egress_bytes: held.egress_used(Some(inner)),
+            cpu_us: account.cpu_used(Some(inner), None).await,
+            egress_bytes: account.egress_used(Some(inner)),
             ..Usage::default()
         };
         if usage != Usage::default() {
-            self.recorder.record(held.entry(usage, false)).await;
+            self.recorder.record(account.entry(usage, false)).await;
         }
     }
 
     async fn closed(&self, held: &Held) {
-        let grant = held.grant.lock().take();
+        let account = &held.account;
+        let grant = account.grant.lock().take();
         if let Some(grant) = grant {
-            let usage = Usage { sandboxes: 1, memory_mib_ms: held.memory_used(), ..Usage::default() };
-            self.recorder.record(held.entry(usage, true)).await;
+            let usage = Usage { sandboxes: 1, ..account.reserved() };
+            self.recorder.record(account.entry(usage, true)).await;
             drop(grant);
         }
     }
@@ -284,8 +337,8 @@ impl Concern for QuotaConcern {
 /// The reason for the end of sandboxes of a killed process.
 const KILLED: &str = "it was lost when the server's process was killed";
 
-/// Settles the usage of sandboxes that killed processes of a server left in the database. Their programs ended with them,
-/// or the backends remove them. Those of the processes that `lives` accepts remain.
+/// Settles the sandboxes that killed processes of a server left in the database: counts them and removes their records.
+/// What they used was charged at intervals. Their programs ended with them, or the backends remove them. Those of the processes that `lives` accepts remain.
 ///
 /// # Errors
 /// - `Unavailable` if the database fails.
@@ -298,9 +351,7 @@ pub async fn recover(store: &Store, server: &str, lives: impl Fn(&str) -> bool) 
         store.lose_sandboxes(&instance, now(), KILLED).await?;
     }
     for record in left {
-        let lived = Duration::from_secs(record.seen.saturating_sub(record.created).unsigned_abs());
-        let millis = i64::try_from(lived.as_millis()).unwrap_or(i64::MAX);
-        let usage = Usage { sandboxes: 1, memory_mib_ms: record.memory_mib.saturating_mul(millis), ..Usage::default() };
+        let usage = Usage { sandboxes: 1, ..Usage::default() };
         let tenant = TenantId::new(record.tenant.clone())?;
         store.settle_lost(&Entry::usage(&tenant, &record.label, usage).row, &record.id).await?;
     }
@@ -314,22 +365,75 @@ mod tests {
     use crate::quota::{Capacity, Quota};
     use cofferdam_contract::{Cpus, Limits};
 
+    /// Promise (Server): A server that is killed loses the usage of one interval at most, and nothing is charged twice.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_killed_server_loses_one_interval_of_usage() {
+        use crate::layers::Around;
+        use cofferdam_contract::{Backend as _, ByteSize};
+        use cofferdam_simulated::{Program, SimulatedBackend, Step};
+        let (_directory, store) = crate::store::tests::fresh().await;
+        let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
+        let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
+        let accounts = Arc::new(Accounts::default());
+        let concern = concern(&admission, recorder, &store, &accounts);
+        let backend = Around::new(Arc::new(SimulatedBackend::default()), Arc::new(concern));
+        let limits = Limits { memory: Some(ByteSize::from_mebibytes(100)), ..Limits::default() };
+        let sandbox = backend.create(Spec::builder().limits(limits).build().unwrap()).await.unwrap();
+        let begun = Instant::now();
+        let request = Program::new(vec![Step::Spin { processes: 2 }]).request().build().unwrap();
+        let exec = sandbox.start(request).await.unwrap();
+        let sum = async || {
+            let rows = store.usage(None, 0, i64::MAX / 2).await.unwrap();
+            rows.iter().fold(Usage::default(), |mut sum, row| {
+                sum.add(&row.usage);
+                sum
+            })
+        };
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        accounts.settle().await;
+        let charged = sum().await;
+        let (least, most) = (100 * 300, 100 * i64::try_from(begun.elapsed().as_millis()).unwrap());
+        assert!((least..=most).contains(&charged.memory_mib_ms), "{charged:?}");
+        assert!(charged.cpu_us > 200_000, "{charged:?}");
+        // A killed server closes nothing. Its successor counts the sandbox and charges nothing again.
+        assert_eq!(recover(&store, "test", |_| false).await.unwrap(), 1);
+        assert_eq!(sum().await, Usage { sandboxes: 1, ..charged });
+        // The one that lives goes on, and everything is charged once.
+        accounts.settle().await;
+        drop(exec);
+        sandbox.close().await.unwrap();
+        accounts.settle().await;
+        let (all, lived) = (sum().await, begun.elapsed());
+        assert!(all.memory_mib_ms <= 100 * i64::try_from(lived.as_millis()).unwrap() + 100, "{all:?} {lived:?}");
+        assert!(all.cpu_us <= 3 * micros(lived.as_secs_f64()), "{all:?} {lived:?}");
+    }
+
+    fn concern(
+        admission: &Arc<Admission>,
+        recorder: Recorder,
+        store: &Store,
+        accounts: &Arc<Accounts>,
+    ) -> QuotaConcern {
+        QuotaConcern {
+            backend: "simulated".to_owned(),
+            admission: Arc::clone(admission),
+            recorder,
+            store: store.clone(),
+            server: "test".to_owned(),
+            instance: "test-1".to_owned(),
+            label: None,
+            tasks: Arc::default(),
+            accounts: Arc::clone(accounts),
+        }
+    }
+
     /// Promise (Server): An exec whose usage is lost is charged for all processors of its sandbox.
     #[tokio::test]
     async fn an_abandoned_exec_is_charged_for_all_its_processors() {
         let (_directory, store) = crate::store::tests::fresh().await;
         let admission = Admission::new(Quota::default(), Capacity::default(), QueueBounds::default());
         let (recorder, _recording) = Recorder::start(store.clone(), Arc::clone(&admission));
-        let concern = QuotaConcern {
-            backend: "simulated".to_owned(),
-            admission: Arc::clone(&admission),
-            recorder,
-            store,
-            server: "test".to_owned(),
-            instance: "test-1".to_owned(),
-            label: None,
-            tasks: Arc::default(),
-        };
+        let concern = concern(&admission, recorder, &store, &Arc::default());
         let limits = Limits { cpus: Some(Cpus::from_millis(8000)), ..Limits::default() };
         let spec = Spec::builder().limits(limits).build().unwrap();
         let request = ExecRequest::shell("true").build().unwrap();

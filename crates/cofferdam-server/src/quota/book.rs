@@ -5,9 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cofferdam_contract::TenantId;
+use cofferdam_contract::{ByteSize, TenantId};
 
-use super::{Bucket, Capacity, Quota};
+use super::{Bucket, Capacity, Quota, Total};
 use crate::store::Usage;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -17,6 +17,8 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Demand {
     /// Memory, in mebibytes.
     pub memory_mib: u64,
+    /// Disk, in mebibytes.
+    pub disk_mib: u64,
 }
 
 /// The reservation of a sandbox. It must be released.
@@ -37,6 +39,13 @@ pub enum Refused {
         /// The time after which a retry may succeed.
         wait: Duration,
     },
+    /// A quota of all tenants together is used up. It may have room after the time.
+    Total {
+        /// The name of the quota.
+        what: &'static str,
+        /// The time after which a retry may succeed.
+        wait: Duration,
+    },
     /// The machine is full.
     Full,
 }
@@ -45,6 +54,7 @@ pub enum Refused {
 struct Account {
     sandboxes: u32,
     memory_mib: u64,
+    disk_mib: u64,
     /// The day that `used` counts.
     day: i64,
     used: Usage,
@@ -59,8 +69,12 @@ pub struct Book {
     quotas: BTreeMap<TenantId, Quota>,
     default: Quota,
     capacity: Capacity,
+    total: Total,
     sandboxes: u32,
     memory_mib: u64,
+    disk_mib: u64,
+    /// The usage of all tenants on a day.
+    used: (i64, Usage),
 }
 
 /// Returns the day of a time.
@@ -82,6 +96,11 @@ impl Book {
         self.quotas = quotas;
     }
 
+    /// Replaces the quota of tenants that have none of their own, and that of all tenants together. Takes effect at once.
+    pub fn set_default(&mut self, default: Quota, total: Total) {
+        (self.default, self.total) = (default, total);
+    }
+
     /// Returns a tenant's quota.
     pub fn quota(&self, tenant: &TenantId) -> Quota {
         self.quotas.get(tenant).copied().unwrap_or(self.default)
@@ -95,10 +114,15 @@ impl Book {
             .map_or_else(Default::default, |account| (account.sandboxes, account.memory_mib, today(account)))
     }
 
-    /// Checks a tenant's quota for a sandbox, without the room on the machine.
+    /// Returns the disk of a tenant's live sandboxes, in mebibytes.
+    pub fn disk_mib(&self, tenant: &TenantId) -> u64 {
+        self.accounts.get(tenant).map_or(0, |account| account.disk_mib)
+    }
+
+    /// Checks the quotas of a tenant and of all tenants for a sandbox, without the room on the machine.
     ///
     /// # Errors
-    /// - [`Refused::Quota`].
+    /// - [`Refused::Quota`] or [`Refused::Total`].
     pub fn check(&self, tenant: &TenantId, demand: Demand, now: Duration) -> Result<(), Refused> {
         let quota = self.quota(tenant);
         let (sandboxes, memory_mib, used) = self.state(tenant, now);
@@ -106,40 +130,59 @@ impl Book {
         if quota.sandboxes.is_some_and(|most| sandboxes >= most) {
             return refuse("sandboxes", LATER);
         }
-        let memory = (memory_mib + demand.memory_mib) << 20;
-        if quota.memory.is_some_and(|most| memory > most.as_bytes()) {
+        if quota.memory.is_some_and(|most| memory_mib + demand.memory_mib > mib(most)) {
             return refuse("memory", LATER);
+        }
+        if quota.disk.is_some_and(|most| self.disk_mib(tenant) + demand.disk_mib > mib(most)) {
+            return refuse("disk", LATER);
         }
         self.check_day(&quota, &used, now)
     }
 
     fn check_day(&self, quota: &Quota, used: &Usage, now: Duration) -> Result<(), Refused> {
-        let tomorrow = Duration::from_secs(DAY.as_secs() - now.as_secs() % DAY.as_secs());
-        let count = |value: i64| u64::try_from(value).unwrap_or(0);
-        let memory_seconds = count(used.memory_mib_ms) / 1024 / 1000;
-        for (what, most, used) in [
-            ("cpu_seconds_per_day", quota.cpu_seconds_per_day, count(used.cpu_us) / 1_000_000),
-            ("memory_gib_seconds_per_day", quota.memory_gib_seconds_per_day, memory_seconds),
-            ("egress_per_day", quota.egress_per_day.map(|most| most.as_bytes()), count(used.egress_bytes)),
-        ] {
-            if most.is_some_and(|most| used >= most) {
-                return Err(Refused::Quota { what, wait: tomorrow });
-            }
+        let of_tenant = Total {
+            disk: None,
+            cpu_seconds_per_day: quota.cpu_seconds_per_day,
+            memory_gib_seconds_per_day: quota.memory_gib_seconds_per_day,
+            egress_per_day: quota.egress_per_day,
+        };
+        let wait = tomorrow(now);
+        match used_up(&of_tenant, used) {
+            Some(what) => return Err(Refused::Quota { what, wait }),
+            None if self.used.0 != day_of(now) => return Ok(()),
+            None => {}
         }
-        Ok(())
+        used_up(&self.total, &self.used.1).map_or(Ok(()), |what| Err(Refused::Total { what, wait }))
+    }
+
+    /// Checks that a tenant may write further audit records.
+    ///
+    /// # Errors
+    /// - [`Refused::Quota`].
+    pub fn audit(&self, tenant: &TenantId, now: Duration) -> Result<(), Refused> {
+        let written = u64::try_from(self.state(tenant, now).2.audit_bytes).unwrap_or(0);
+        match self.quota(tenant).audit_per_day {
+            Some(most) if written >= most.as_bytes() => {
+                Err(Refused::Quota { what: "audit_per_day", wait: tomorrow(now) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns true if the machine has room for a sandbox.
     pub fn has_room(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
         sandboxes.is_none_or(|most| self.sandboxes < most)
-            && memory.is_none_or(|most| (self.memory_mib + demand.memory_mib) << 20 <= most.as_bytes())
+            && memory.is_none_or(|most| self.memory_mib + demand.memory_mib <= mib(most))
+            && self.total.disk.is_none_or(|most| self.disk_mib + demand.disk_mib <= mib(most))
     }
 
     /// Returns true if the machine could have room for a sandbox if it were empty.
     pub fn could_fit(&self, demand: Demand) -> bool {
         let Capacity { sandboxes, memory } = self.capacity;
-        sandboxes != Some(0) && memory.is_none_or(|most| demand.memory_mib << 20 <= most.as_bytes())
+        sandboxes != Some(0)
+            && memory.is_none_or(|most| demand.memory_mib <= mib(most))
+            && self.total.disk.is_none_or(|most| demand.disk_mib <= mib(most))
     }
 
     /// Reserves what a sandbox needs.
@@ -159,8 +202,10 @@ impl Book {
         let account = self.accounts.entry(tenant.clone()).or_default();
         account.sandboxes += 1;
         account.memory_mib += demand.memory_mib;
+        account.disk_mib += demand.disk_mib;
         self.sandboxes += 1;
         self.memory_mib += demand.memory_mib;
+        self.disk_mib += demand.disk_mib;
         Reservation { tenant: tenant.clone(), demand }
     }
 
@@ -169,9 +214,11 @@ impl Book {
         let Reservation { tenant, demand } = reservation;
         self.sandboxes = self.sandboxes.saturating_sub(1);
         self.memory_mib = self.memory_mib.saturating_sub(demand.memory_mib);
+        self.disk_mib = self.disk_mib.saturating_sub(demand.disk_mib);
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.sandboxes = account.sandboxes.saturating_sub(1);
             account.memory_mib = account.memory_mib.saturating_sub(demand.memory_mib);
+            account.disk_mib = account.disk_mib.saturating_sub(demand.disk_mib);
         }
     }
 
@@ -184,6 +231,12 @@ impl Book {
         if account.day == day {
             account.used.add(usage);
         }
+        if self.used.0 < day {
+            self.used = (day, Usage::default());
+        }
+        if self.used.0 == day {
+            self.used.1.add(usage);
+        }
     }
 
     /// Raises what a tenant has used to an amount that another process has written, too.
@@ -191,6 +244,11 @@ impl Book {
         self.add(tenant, day, &Usage::default());
         if let Some(account) = self.accounts.get_mut(tenant).filter(|account| account.day == day) {
             account.used.raise(usage);
+        }
+        if self.used.0 == day {
+            self.used.1 = Usage::default();
+            let today = self.accounts.values().filter(|account| account.day == day);
+            today.for_each(|account| self.used.1.add(&account.used));
         }
     }
 
@@ -229,6 +287,29 @@ impl Book {
     }
 }
 
+/// Returns the whole mebibytes of a size. A size in mebibytes exceeds it exactly if it exceeds these.
+fn mib(size: ByteSize) -> u64 {
+    size.as_bytes() >> 20
+}
+
+/// Returns the time until the next day.
+fn tomorrow(now: Duration) -> Duration {
+    Duration::from_secs(DAY.as_secs() - now.as_secs() % DAY.as_secs())
+}
+
+/// Returns the name of a quota of a day that is used up.
+fn used_up(quota: &Total, used: &Usage) -> Option<&'static str> {
+    let count = |value: i64| u64::try_from(value).unwrap_or(0);
+    let memory_seconds = count(used.memory_mib_ms) / 1024 / 1000;
+    let quotas = [
+        ("cpu_seconds_per_day", quota.cpu_seconds_per_day, count(used.cpu_us) / 1_000_000),
+        ("memory_gib_seconds_per_day", quota.memory_gib_seconds_per_day, memory_seconds),
+        ("egress_per_day", quota.egress_per_day.map(|most| most.as_bytes()), count(used.egress_bytes)),
+    ];
+    let over = |(what, most, used): (&'static str, Option<u64>, u64)| (used >= most?).then_some(what);
+    quotas.into_iter().find_map(over)
+}
+
 fn take(bucket: &mut Option<Bucket>, rate: u32, now: Duration, what: &'static str) -> Result<(), Refused> {
     let bucket = bucket.get_or_insert_with(|| Bucket::new(rate, now));
     bucket.set_rate(rate, now);
@@ -238,10 +319,9 @@ fn take(bucket: &mut Option<Bucket>, rate: u32, now: Duration, what: &'static st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cofferdam_contract::ByteSize;
     use proptest::prelude::*;
 
-    const SMALL: Demand = Demand { memory_mib: 100 };
+    const SMALL: Demand = Demand { memory_mib: 100, disk_mib: 10 };
 
     fn tenant(name: &str) -> TenantId {
         TenantId::new(name).unwrap()
@@ -250,6 +330,7 @@ mod tests {
     fn what(refused: Result<Reservation, Refused>) -> &'static str {
         match refused.unwrap_err() {
             Refused::Quota { what, .. } => what,
+            Refused::Total { what, .. } => what,
             Refused::Full => "full",
         }
     }
@@ -261,13 +342,13 @@ mod tests {
         let mut book = Book::new(quota, capacity);
         let (now, a, b) = (Duration::from_secs(100), tenant("a"), tenant("b"));
         let first = book.reserve(&a, SMALL, now).unwrap();
-        assert_eq!(what(book.reserve(&a, Demand { memory_mib: 151 }, now)), "memory");
+        assert_eq!(what(book.reserve(&a, Demand { memory_mib: 151, ..SMALL }, now)), "memory");
         let second = book.reserve(&a, SMALL, now).unwrap();
         assert_eq!(what(book.reserve(&a, SMALL, now)), "sandboxes");
         let third = book.reserve(&b, SMALL, now).unwrap();
         assert_eq!(what(book.reserve(&b, SMALL, now)), "full");
         book.release(first);
-        assert!(book.has_room(SMALL) && !book.could_fit(Demand { memory_mib: 1001 }));
+        assert!(book.has_room(SMALL) && !book.could_fit(Demand { memory_mib: 1001, ..SMALL }));
         book.release(second);
         book.release(third);
         assert_eq!((book.sandboxes, book.memory_mib), (0, 0));
@@ -301,6 +382,48 @@ mod tests {
         assert!(book.accounts.is_empty());
     }
 
+    #[test]
+    fn all_tenants_together_have_quotas() {
+        let mut book = Book::new(Quota::default(), Capacity::default());
+        let disk = Some(ByteSize::from_mebibytes(20));
+        book.set_default(Quota::default(), Total { cpu_seconds_per_day: Some(10), disk, ..Total::default() });
+        let (a, b, now) = (tenant("a"), tenant("b"), DAY * 5);
+        let first = book.reserve(&a, SMALL, now).unwrap();
+        let second = book.reserve(&b, SMALL, now).unwrap();
+        assert_eq!(book.reserve(&b, SMALL, now), Err(Refused::Full));
+        assert!(!book.could_fit(Demand { disk_mib: 21, ..SMALL }));
+        book.release(first);
+        book.release(second);
+        book.add(&a, 5, &Usage { cpu_us: 6_000_000, ..Usage::default() });
+        assert_eq!(book.exec(&b, now), Ok(()));
+        book.add(&b, 5, &Usage { cpu_us: 4_000_000, ..Usage::default() });
+        let refused = Refused::Total { what: "cpu_seconds_per_day", wait: DAY };
+        assert_eq!((book.exec(&a, now), book.exec(&b, now)), (Err(refused.clone()), Err(refused)));
+        // Another process writes the usage of one of them.
+        book.raise(&a, 5, &Usage { cpu_us: 7_000_000, ..Usage::default() });
+        assert_eq!(book.used.1.cpu_us, 11_000_000);
+        assert_eq!(book.exec(&b, DAY * 6), Ok(()));
+    }
+
+    #[test]
+    fn disk_and_audit_records_of_a_tenant_are_bounded() {
+        let quota = Quota {
+            disk: Some(ByteSize::from_mebibytes(15)),
+            audit_per_day: Some(ByteSize::from_bytes(100)),
+            ..Quota::default()
+        };
+        let mut book = Book::new(quota, Capacity::default());
+        let (a, now) = (tenant("a"), DAY * 5);
+        let first = book.reserve(&a, SMALL, now).unwrap();
+        assert_eq!(what(book.reserve(&a, SMALL, now)), "disk");
+        book.release(first);
+        book.add(&a, 5, &Usage { audit_bytes: 99, ..Usage::default() });
+        assert_eq!(book.audit(&a, now), Ok(()));
+        book.add(&a, 5, &Usage { audit_bytes: 1, ..Usage::default() });
+        assert_eq!(book.audit(&a, now), Err(Refused::Quota { what: "audit_per_day", wait: DAY }));
+        assert_eq!((book.audit(&tenant("b"), now), book.audit(&a, DAY * 6)), (Ok(()), Ok(())));
+    }
+
     proptest! {
         /// Promise (Server): What is reserved is what lives, and never more than the quotas and the machine have.
         #[test]
@@ -311,7 +434,7 @@ mod tests {
             let mut live: Vec<Reservation> = Vec::new();
             for (who, memory_mib, adds) in steps {
                 if adds {
-                    live.extend(book.reserve(&tenant(["a", "b", "c"][who]), Demand { memory_mib }, Duration::ZERO));
+                    live.extend(book.reserve(&tenant(["a", "b", "c"][who]), Demand { memory_mib, disk_mib: 1 }, Duration::ZERO));
                 } else if !live.is_empty() {
                     book.release(live.swap_remove(who % live.len()));
                 }

@@ -10,10 +10,13 @@
 //! - `bucket.rs`: token buckets for rates.
 //! - `fair.rs`: the weighted fair queue.
 //! - `book.rs`: what is reserved and what was used, by tenant and in total.
+//! - `file.rs`: the operator's file of quotas and prices. `prices.rs`: the cost of usage.
 
 mod book;
 mod bucket;
 mod fair;
+mod file;
+mod prices;
 
 use cofferdam_contract::{ByteSize, Error, Result};
 use schemars::JsonSchema;
@@ -22,6 +25,8 @@ use serde::{Deserialize, Serialize};
 pub use book::{Book, Demand, Refused, Reservation, day_of};
 pub use bucket::Bucket;
 pub use fair::{FairQueue, Ticket};
+pub use file::{QuotaFile, Total};
+pub use prices::Prices;
 
 /// The most that a tenant may have. `None` means no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -31,6 +36,8 @@ pub struct Quota {
     pub sandboxes: Option<u32>,
     /// Memory of all sandboxes together, by their limits.
     pub memory: Option<ByteSize>,
+    /// Disk of all sandboxes together, by their limits.
+    pub disk: Option<ByteSize>,
     /// Snapshots at once.
     pub snapshots: Option<u32>,
     /// Bytes of all snapshots together.
@@ -45,6 +52,8 @@ pub struct Quota {
     pub memory_gib_seconds_per_day: Option<u64>,
     /// Bytes sent and received of a day (UTC).
     pub egress_per_day: Option<ByteSize>,
+    /// Bytes of audit records of a day (UTC). Calls beyond it are refused, because they would have no record.
+    pub audit_per_day: Option<ByteSize>,
     /// Requests in a second.
     pub requests_per_second: Option<u32>,
     /// Execs that start in a second.
@@ -58,6 +67,7 @@ impl Default for Quota {
         Self {
             sandboxes: None,
             memory: None,
+            disk: None,
             snapshots: None,
             snapshot_bytes: None,
             volumes: None,
@@ -65,6 +75,7 @@ impl Default for Quota {
             cpu_seconds_per_day: None,
             memory_gib_seconds_per_day: None,
             egress_per_day: None,
+            audit_per_day: None,
             requests_per_second: None,
             execs_per_second: None,
             weight: 1,

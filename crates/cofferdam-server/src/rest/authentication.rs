@@ -16,6 +16,7 @@ use tracing::Instrument;
 use super::App;
 use super::forward;
 use super::problem::Failure;
+use super::refused::{Refused, record_refused};
 use super::{attach, browser, linger, slots};
 use crate::caller::{Caller, Scope};
 use crate::identity::Peer;
@@ -30,7 +31,7 @@ const CLIENT_LEFT: u16 = 499;
 
 /// Answers a request of a caller with the scope. The answer begins within `limit`.
 pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
+    let ((mut parts, body), begun) = (request.into_parts(), Instant::now());
     let peer = match Extension::<Peer>::from_request_parts(&mut parts, &app).await {
         Ok(Extension(peer)) => peer,
         Err(_) => return Failure::unauthorized("the connection has no peer").into_response(),
@@ -52,14 +53,27 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     };
     // A browser presents the certificate of its user unasked. A server with TLS has a name of its own.
     let is_certified = matches!(peer, Peer::Certified(..));
-    if bearer.is_none() && browser::is_of_another_origin(&parts.uri, &parts.headers, is_certified) {
-        return Failure::unauthorized("a web page needs a key").into_response();
-    }
-    let recognised = app.gate().recognise(&peer, bearer.as_deref());
-    let caller = match within(limit, recognised).await.and_then(|caller| caller) {
+    let recognised = if bearer.is_none() && browser::is_of_another_origin(&parts.uri, &parts.headers, is_certified) {
+        Err(Failure::unauthorized("a web page needs a key"))
+    } else {
+        within(limit, app.gate().recognise(&peer, bearer.as_deref())).await.and_then(|caller| caller)
+    };
+    let recognised = recognised.map_err(|failure| (None, failure));
+    // An operator can always raise the quota.
+    let admitted = recognised.and_then(|caller| match app.services().admission.audit(&caller.tenant) {
+        Err(error) if scope != Scope::Admin => Err((Some(caller), Failure::from(error))),
+        _ => Ok(caller),
+    });
+    let caller = match admitted {
         Ok(caller) => caller,
-        Err(failure) => {
-            app.services().metrics.denied("key");
+        Err((caller, failure)) => {
+            app.services().metrics.denied(if caller.is_some() { "quota" } else { "key" });
+            if failure.0.is_client_error() {
+                let (method, bearer, status) = (method_name(&parts.method), bearer.as_deref(), failure.0.as_u16());
+                let caller = caller.as_ref();
+                let refused = Refused { caller, peer: &peer, method, endpoint: &endpoint, bearer, status, begun };
+                record_refused(&app, refused).await;
+            }
             return failure.into_response();
         }
     };
@@ -90,6 +104,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         sandbox,
         status: CLIENT_LEFT,
         duration_us: 0,
+        unrecorded: 0,
     };
     let call = Call { app: app.clone(), begun: Instant::now(), call: Some(call), span: Some(traced) };
     let answer = answer(&app, scope, caller, Request::from_parts(parts, body), next).with_context(context);
@@ -159,7 +174,7 @@ impl Drop for Call {
     }
 }
 
-fn record(log: &Log, call: ApiCall) -> cofferdam_audit::Result<()> {
+pub(super) fn record(log: &Log, call: ApiCall) -> cofferdam_audit::Result<()> {
     log.record_network(vec![SandboxRecord::Call(Box::new(call))])
 }
 

@@ -6,8 +6,9 @@ use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
+use cofferdam_audit::{Action, Text};
 use cofferdam_changes::sandbox::{ChangesReview, apply_reviewed, review};
-use cofferdam_changes::{ApplyOptions, Globs};
+use cofferdam_changes::{Applied, ApplyOptions, Globs};
 use cofferdam_contract::{Error, Result as Done, Workspace, WorkspaceChanges};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ use super::extract::{Json, Path, Query};
 use super::files::Kept;
 use super::problem::Failure;
 use super::views::{AppliedChanges, ApplyChanges, ChangesReport};
-use super::{Answer, App, CHANGES_SKIPPED, detached};
+use super::{Answer, App, CHANGES_SKIPPED, actions, detached};
 use crate::caller::Caller;
 use crate::live::LiveSandbox;
 
@@ -124,14 +125,30 @@ pub async fn apply(
     let turn = live.begin_apply()?;
     let work = async move {
         let (_use, _turn) = (live.keep(), turn);
-        let changes = live.used().changes().await?;
         let ApplyChanges { digest, only, allow, dry_run } = request;
+        let recorded = actions::begin(&app, &caller, "apply", |action| {
+            action.sandbox = Some(Text::new(&live.id));
+            (action.digest, action.dry_run) = (Some(Text::new(&digest)), dry_run);
+        });
+        let recorded = recorded.await?;
         let options =
             ApplyOptions { only: Globs::new(only), allow: Globs::new(allow), dry_run, ..ApplyOptions::default() };
-        apply_reviewed(changes, workspace(&live)?, digest, options).await
+        let applied = async { apply_reviewed(live.used().changes().await?, workspace(&live)?, digest, options).await };
+        let applied = applied.await;
+        recorded.end(&applied, audited).await;
+        applied
     };
     // What was begun is completed without its client.
     Ok(axum::Json(AppliedChanges::of(&detached(work).await?)))
+}
+
+/// Adds the changes that were applied to the record of an application.
+fn audited(action: &mut Action, applied: &Applied) {
+    action.files = Some(applied.applied.iter().map(|path| Text::new(path.as_os_str().as_encoded_bytes())).collect());
+    action.unapplied = u64::try_from(applied.conflicts.len() + applied.refused.len()).unwrap_or(u64::MAX);
+    if applied.failed.is_some() {
+        actions::fail(action, "an error ended the application");
+    }
 }
 
 fn workspace(live: &LiveSandbox) -> Done<&std::path::Path> {

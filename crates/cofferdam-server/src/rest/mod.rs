@@ -1,6 +1,7 @@
 //! The REST API: translates requests to calls of the contract, and results to documents. It decides nothing: the policy,
 //! the layers around the backends and the table of sandboxes do.
 
+mod actions;
 mod archives;
 mod attach;
 mod audit;
@@ -24,6 +25,7 @@ mod plugins;
 pub(crate) mod ports;
 pub mod problem;
 mod ranges;
+mod refused;
 mod runs;
 mod sandboxes;
 mod slots;
@@ -95,6 +97,7 @@ use crate::turns::Turns;
 use crate::volumes::Volumes;
 use idempotency::Idempotency;
 use problem::Failure;
+use refused::Refusals;
 use slots::{Slots, TenantSlot};
 
 /// The answer of most handlers.
@@ -141,6 +144,7 @@ struct Shared {
     slots: Arc<Slots>,
     plugin_slots: Arc<Slots>,
     audit_turns: [Turns; 2],
+    refusals: Refusals,
     document: String,
     stop: CancellationToken,
 }
@@ -172,6 +176,7 @@ impl App {
             slots,
             plugin_slots: Arc::new(Slots::new(PLUGIN_CALLS)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
+            refusals: Refusals::default(),
             document,
             stop,
         }))
@@ -219,6 +224,7 @@ impl App {
             slots: Arc::new(Slots::new(0)),
             plugin_slots: Arc::new(Slots::new(0)),
             audit_turns: AUDIT_TURNS.map(Turns::new),
+            refusals: Refusals::default(),
             document: String::new(),
             stop: CancellationToken::new(),
         }))
@@ -285,6 +291,11 @@ impl App {
     /// Returns the turns of searches of the audit log, of tenants or of operators.
     fn audit_turns(&self, of_operators: bool) -> &Turns {
         &self.0.audit_turns[usize::from(of_operators)]
+    }
+
+    /// Returns the records of calls of unknown callers.
+    fn refusals(&self) -> &Refusals {
+        &self.0.refusals
     }
 
     /// Takes the place of a request of a tenant, if the tenant has one left.
@@ -436,10 +447,12 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::UsageRead, routes!(usage::own)))
         .routes(quick(Scope::UsageRead, routes!(usage::quota)))
         .routes(quick(Scope::AuditRead, routes!(audit::own)))
+        .routes(slow(Scope::AuditRead, routes!(audit::verify_own)))
         .routes(quick(Scope::Admin, routes!(audit::all)))
         .routes(slow(Scope::Admin, routes!(audit::verify)))
         .routes(quick(Scope::Admin, routes!(usage::all)))
         .routes(quick(Scope::Admin, routes!(usage::quotas)))
+        .routes(quick(Scope::Admin, routes!(usage::quota_of)))
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
         .routes(quick(Scope::Admin, routes!(usage::remove_quota)))
         .routes(quick(Scope::Admin, routes!(usage::metrics)))

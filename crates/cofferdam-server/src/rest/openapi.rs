@@ -48,6 +48,7 @@ documented! {
     views::AppliedChanges = "AppliedChanges",
     views::ApplyChanges = "ApplyChanges",
     audit::AuditPage = "AuditPage",
+    audit::AuditPart = "AuditPart",
     views::BackendList = "BackendList",
     views::ChangesReport = "ChangesReport",
     views::CallPlugin = "CallPlugin",

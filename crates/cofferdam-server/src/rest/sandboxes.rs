@@ -6,6 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use cofferdam_audit::{Action, Text};
 use cofferdam_contract::{Error, ErrorKind};
 use opentelemetry::trace::FutureExt as _;
 use schemars::JsonSchema;
@@ -22,7 +23,7 @@ use super::snapshots::Start;
 use super::views::{
     CreateSandbox, DeletedSandbox, ExtendSandbox, RenameSandbox, SandboxDetails, SandboxList, SandboxView, StatsView,
 };
-use super::{Answer, App};
+use super::{Answer, App, actions};
 use crate::caller::Caller;
 use crate::live::{LiveSandbox, Unkept};
 use crate::policy::check_time;
@@ -44,7 +45,17 @@ pub async fn create(
         new.parent = Some(start.id().to_owned());
         new.snapshot = Some(start.load(&app, new.spec.limits()).await?);
     }
-    created(app.clone(), async move { app.sandboxes().create(&backend, new).await }).await
+    let Some(snapshot) = new.parent.clone() else {
+        return created(app.clone(), async move { app.sandboxes().create(&backend, new).await }).await;
+    };
+    created(app.clone(), async move {
+        let about = |action: &mut Action| action.snapshot = Some(Text::new(&snapshot));
+        let recorded = actions::begin(&app, &caller, "restore", about).await?;
+        let made = app.sandboxes().create(&backend, new).await;
+        recorded.end(&made, |action, live| action.made = Some(Text::new(&live.id))).await;
+        made
+    })
+    .await
 }
 
 /// Answers with a new sandbox. The work continues if the client leaves, and the sandbox is closed then. A request with

@@ -11,6 +11,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::IntoResponse;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use cofferdam_audit::{Action, Text};
 use cofferdam_contract::{Error, ErrorKind, Limits};
 use futures_util::StreamExt;
 use serde::Deserialize;
@@ -24,7 +25,7 @@ use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::upload::Upload;
 use super::views::{CreateSandbox, ForkSandbox, SandboxDetails, SnapshotList, SnapshotView, TakeSnapshot};
-use super::{Answer, App, detached};
+use super::{Answer, App, actions, detached};
 use crate::caller::{Caller, Scope};
 use crate::live::NewFork;
 use crate::policy::times;
@@ -55,11 +56,18 @@ pub async fn take(
     let record = detached(async move {
         let _turn = snapshots.turn(&caller.tenant).await?;
         let _use = live.keep();
-        let limits = live.inner().spec().limits().clone();
-        let snapshot = live.used().snapshot().await?;
-        let saved = archive.save(&snapshot, &limits, Box::new(new.writer())).await;
-        saved.map_err(|error| new.failure(error))?;
-        new.finish(&live.backend, &limits, Some(live.id.clone())).await
+        let about = |action: &mut Action| action.sandbox = Some(Text::new(&live.id));
+        let recorded = actions::begin(&app, &caller, "snapshot", about).await?;
+        let taken = async {
+            let limits = live.inner().spec().limits().clone();
+            let snapshot = live.used().snapshot().await?;
+            let saved = archive.save(&snapshot, &limits, Box::new(new.writer())).await;
+            saved.map_err(|error| new.failure(error))?;
+            new.finish(&live.backend, &limits, Some(live.id.clone())).await
+        };
+        let taken = taken.await;
+        recorded.end(&taken, |action, record| action.made = Some(Text::new(&record.id))).await;
+        taken
     });
     Ok((StatusCode::CREATED, axum::Json(SnapshotView::of(&*record.await?))).into_response())
 }
@@ -78,10 +86,14 @@ pub async fn fork(
 ) -> Answer {
     let ForkSandbox { name, life, idle } = request;
     check_name_is_free(&app, &caller, name.as_deref()).await?;
-    app.sandboxes().find(&caller.tenant, &id)?;
+    let from = app.sandboxes().find(&caller.tenant, &id)?.id.clone();
     let (life, idle) = times(life, idle, app.bounds())?;
     super::sandboxes::created(app.clone(), async move {
-        app.sandboxes().fork(&caller.tenant, &id, NewFork { name, life, idle }).await
+        let about = |action: &mut Action| action.sandbox = Some(Text::new(&from));
+        let recorded = actions::begin(&app, &caller, "fork", about).await?;
+        let forked = app.sandboxes().fork(&caller.tenant, &id, NewFork { name, life, idle }).await;
+        recorded.end(&forked, |action, live| action.made = Some(Text::new(&live.id))).await;
+        forked
     })
     .await
 }

@@ -19,7 +19,7 @@ use super::sandboxes::no_content;
 use super::{Answer, App};
 use crate::caller::Caller;
 use crate::metrics::OPENMETRICS;
-use crate::quota::Quota;
+use crate::quota::{Prices, Quota};
 use crate::store::{Store, Usage, UsageRow};
 
 /// The most days of one answer.
@@ -55,7 +55,46 @@ pub enum Format {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct UsageList {
     /// The rows, in the order of days.
-    pub usage: Vec<UsageRow>,
+    pub usage: Vec<PricedUsage>,
+    /// The cost of all rows, if the operator has set prices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+}
+
+/// Usage with its cost.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct PricedUsage {
+    /// The usage.
+    #[serde(flatten)]
+    pub row: UsageRow,
+    /// The cost in millionths of the currency, if the operator has set prices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_micros: Option<i64>,
+}
+
+/// A cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Cost {
+    /// The currency.
+    pub currency: String,
+    /// The sum of the costs of the rows, in millionths of the currency.
+    pub micros: i64,
+}
+
+impl UsageList {
+    /// Adds costs to rows, by the prices of now.
+    fn of(rows: Vec<UsageRow>, prices: Option<&Prices>) -> Self {
+        let priced = |row: UsageRow| {
+            let cost_micros = prices.map(|prices| prices.cost_micros(&row.usage));
+            PricedUsage { row, cost_micros }
+        };
+        let usage: Vec<_> = rows.into_iter().map(priced).collect();
+        let cost = prices.map(|prices| Cost {
+            currency: prices.currency().to_owned(),
+            micros: usage.iter().filter_map(|row| row.cost_micros).fold(0, i64::saturating_add),
+        });
+        Self { usage, cost }
+    }
 }
 
 /// A tenant's quota, and what it has of it.
@@ -67,6 +106,9 @@ pub struct QuotaState {
     pub sandboxes: u32,
     /// Their memory, in mebibytes.
     pub memory_mib: u64,
+    /// Their disk, in mebibytes.
+    #[serde(default)]
+    pub disk_mib: u64,
     /// Snapshots.
     pub snapshots: u32,
     /// Their size in bytes.
@@ -111,24 +153,34 @@ async fn listed(app: &App, tenant: Option<&TenantId>, query: &UsageQuery) -> Ans
         return Err(Failure::bad_request(format!("the days must be in order, and at most {MAX_DAYS}")));
     }
     let usage = app.store()?.usage(tenant, from, to).await?;
+    let list = UsageList::of(usage, app.services().admission.prices().as_ref());
     Ok(match query.format {
-        Some(Format::Csv) => ([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&usage)).into_response(),
-        _ => axum::Json(UsageList { usage }).into_response(),
+        Some(Format::Csv) => ([(CONTENT_TYPE, "text/csv; charset=utf-8")], csv(&list)).into_response(),
+        _ => axum::Json(list).into_response(),
     })
 }
 
-fn csv(rows: &[UsageRow]) -> String {
-    let mut text = "tenant,day,label,sandboxes,execs,cpu_us,memory_mib_ms,egress_bytes,output_bytes\r\n".to_owned();
-    for UsageRow { tenant, day, label, usage } in rows {
-        let Usage { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes } = usage;
+fn csv(list: &UsageList) -> String {
+    let columns =
+        "tenant,day,label,sandboxes,execs,cpu_us,memory_mib_ms,egress_bytes,output_bytes,disk_mib_ms,audit_bytes";
+    let mut text = columns.to_owned();
+    text.push_str(if list.cost.is_some() { ",cost_micros,currency\r\n" } else { "\r\n" });
+    for PricedUsage { row: UsageRow { tenant, day, label, usage }, cost_micros } in &list.usage {
+        let Usage { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes, disk_mib_ms, audit_bytes } =
+            usage;
         // A spreadsheet must not take a label for a formula.
         let mark = if label.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
         let label = label.replace('"', "\"\"");
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "{tenant},{day},\"{mark}{label}\",{sandboxes},{execs},{cpu_us},{memory_mib_ms},{egress_bytes},{output_bytes}\r\n"
+            "{tenant},{day},\"{mark}{label}\",{sandboxes},{execs},{cpu_us},{memory_mib_ms},{egress_bytes},{output_bytes},\
+             {disk_mib_ms},{audit_bytes}"
         );
+        if let (Some(cost), Some(Cost { currency, .. })) = (cost_micros, &list.cost) {
+            let _ = write!(text, ",{cost},{currency}");
+        }
+        text.push_str("\r\n");
     }
     text
 }
@@ -139,15 +191,27 @@ pub async fn quota(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
 ) -> Result<axum::Json<QuotaState>, Failure> {
-    let (quota, sandboxes, memory_mib, today) = app.services().admission.state_of(&caller.tenant);
-    let used = app.snapshots().map(|snapshots| snapshots.used(&caller.tenant)).unwrap_or_default();
+    Ok(axum::Json(state_of(&app, &caller.tenant).await?))
+}
+
+/// Describe the quota of a tenant and what it has of it.
+#[utoipa::path(get, path = "/v1/admin/quotas/{tenant}", tag = "admin", params(("tenant" = String, Path)),
+    responses((status = 200, body = QuotaState)))]
+pub async fn quota_of(State(app): State<App>, Path(tenant): Path<String>) -> Result<axum::Json<QuotaState>, Failure> {
+    Ok(axum::Json(state_of(&app, &TenantId::new(tenant)?).await?))
+}
+
+async fn state_of(app: &App, tenant: &TenantId) -> Result<QuotaState, Failure> {
+    let (quota, sandboxes, memory_mib, today) = app.services().admission.state_of(tenant);
+    let disk_mib = app.services().admission.disk_mib(tenant);
+    let used = app.snapshots().map(|snapshots| snapshots.used(tenant)).unwrap_or_default();
     let (snapshots, snapshot_bytes) = (used.snapshots, used.bytes);
     let used = match app.volumes() {
-        Ok(volumes) => volumes.used(&caller.tenant).await?,
+        Ok(volumes) => volumes.used(tenant).await?,
         Err(_) => Default::default(),
     };
     let (volumes, volume_bytes) = (used.volumes, used.bytes);
-    Ok(axum::Json(QuotaState { quota, sandboxes, memory_mib, snapshots, snapshot_bytes, volumes, volume_bytes, today }))
+    Ok(QuotaState { quota, sandboxes, memory_mib, disk_mib, snapshots, snapshot_bytes, volumes, volume_bytes, today })
 }
 
 /// List the quotas of tenants that differ from the default.

@@ -27,6 +27,8 @@ pub struct SandboxRecord {
     pub label: String,
     /// The memory that it reserves, in mebibytes.
     pub memory_mib: i64,
+    /// The disk that it reserves, in mebibytes.
+    pub disk_mib: i64,
     /// The time of creation.
     pub created: i64,
     /// The last time at which it lived.
@@ -45,6 +47,7 @@ impl SandboxRecord {
             backend: row.try_get("backend")?,
             label: row.try_get("label")?,
             memory_mib: row.try_get("memory_mib")?,
+            disk_mib: row.try_get("disk_mib")?,
             created: row.try_get("created")?,
             seen: row.try_get("seen")?,
         })
@@ -55,8 +58,8 @@ impl Store {
     /// Adds a sandbox.
     pub async fn add_sandbox(&self, record: &SandboxRecord) -> Result<()> {
         let insert = "INSERT INTO sandboxes
-            (id, server, tenant, backend, label, memory_mib, created, seen, instance, sandbox, name)
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+            (id, server, tenant, backend, label, memory_mib, created, seen, instance, sandbox, name, disk_mib)
+            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
         query(insert)
             .bind(&record.id)
             .bind(&record.server)
@@ -69,6 +72,7 @@ impl Store {
             .bind(&record.instance)
             .bind(&record.sandbox)
             .bind(&record.name)
+            .bind(record.disk_mib)
             .execute(&self.pool)
             .await
             .map(drop)
@@ -84,8 +88,8 @@ impl Store {
 
     /// Returns all sandboxes of a server, of all its processes.
     pub async fn sandboxes(&self, server: &str) -> Result<Vec<SandboxRecord>> {
-        let select = "SELECT id, server, tenant, backend, label, memory_mib, created, seen, instance, sandbox, name
-            FROM sandboxes WHERE server = $1 ORDER BY created, id";
+        let select = "SELECT id, server, tenant, backend, label, memory_mib, created, seen, instance, sandbox, name,
+            disk_mib FROM sandboxes WHERE server = $1 ORDER BY created, id";
         let rows = query(select).bind(server).fetch_all(&self.pool).await;
         let rows = rows.and_then(|rows| rows.iter().map(SandboxRecord::read).collect());
         rows.map_err(|error| failed("read sandboxes", error))

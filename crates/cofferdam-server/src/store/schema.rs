@@ -50,6 +50,9 @@ const MIGRATIONS: &[(&str, &str)] = &[
         "CREATE TABLE lost_sandboxes (
             id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT, lost BIGINT NOT NULL, reason TEXT NOT NULL)",
     ),
+    ("usage of disk", "ALTER TABLE usage_of_day ADD COLUMN disk_mib_ms BIGINT NOT NULL DEFAULT 0"),
+    ("audit bytes", "ALTER TABLE usage_of_day ADD COLUMN audit_bytes BIGINT NOT NULL DEFAULT 0"),
+    ("disk of sandboxes", "ALTER TABLE sandboxes ADD COLUMN disk_mib BIGINT NOT NULL DEFAULT 0"),
 ];
 
 /// Brings the tables up to date.

@@ -26,6 +26,12 @@ pub struct Usage {
     pub egress_bytes: i64,
     /// Bytes of output.
     pub output_bytes: i64,
+    /// Disk of sandboxes by their limits, in mebibytes times milliseconds.
+    #[serde(default)]
+    pub disk_mib_ms: i64,
+    /// Bytes of audit records.
+    #[serde(default)]
+    pub audit_bytes: i64,
 }
 
 impl Usage {
@@ -40,7 +46,8 @@ impl Usage {
     }
 
     fn each(&mut self, other: &Self, merge: fn(i64, i64) -> i64) {
-        let Self { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes } = other;
+        let Self { sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes, disk_mib_ms, audit_bytes } =
+            other;
         for (sum, more) in [
             (&mut self.sandboxes, sandboxes),
             (&mut self.execs, execs),
@@ -48,6 +55,8 @@ impl Usage {
             (&mut self.memory_mib_ms, memory_mib_ms),
             (&mut self.egress_bytes, egress_bytes),
             (&mut self.output_bytes, output_bytes),
+            (&mut self.disk_mib_ms, disk_mib_ms),
+            (&mut self.audit_bytes, audit_bytes),
         ] {
             *sum = merge(*sum, *more);
         }
@@ -81,6 +90,8 @@ impl UsageRow {
                 memory_mib_ms: row.try_get("memory_mib_ms")?,
                 egress_bytes: row.try_get("egress_bytes")?,
                 output_bytes: row.try_get("output_bytes")?,
+                disk_mib_ms: row.try_get("disk_mib_ms")?,
+                audit_bytes: row.try_get("audit_bytes")?,
             },
         })
     }
@@ -89,12 +100,15 @@ impl UsageRow {
 /// Adds the usage of a row.
 async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()> {
     let upsert = "INSERT INTO usage_of_day AS u (tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms,
-            egress_bytes, output_bytes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+            egress_bytes, output_bytes, disk_mib_ms, audit_bytes)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
         ON CONFLICT (tenant, day, label) DO UPDATE SET sandboxes = u.sandboxes + excluded.sandboxes,
             execs = u.execs + excluded.execs, cpu_us = u.cpu_us + excluded.cpu_us,
             memory_mib_ms = u.memory_mib_ms + excluded.memory_mib_ms,
             egress_bytes = u.egress_bytes + excluded.egress_bytes,
-            output_bytes = u.output_bytes + excluded.output_bytes";
+            output_bytes = u.output_bytes + excluded.output_bytes,
+            disk_mib_ms = u.disk_mib_ms + excluded.disk_mib_ms,
+            audit_bytes = u.audit_bytes + excluded.audit_bytes";
     let UsageRow { tenant, day, label, usage } = row;
     query(upsert)
         .bind(tenant)
@@ -106,6 +120,8 @@ async fn add(connection: &mut AnyConnection, row: &UsageRow) -> sqlx::Result<()>
         .bind(usage.memory_mib_ms)
         .bind(usage.egress_bytes)
         .bind(usage.output_bytes)
+        .bind(usage.disk_mib_ms)
+        .bind(usage.audit_bytes)
         .execute(connection)
         .await
         .map(drop)
@@ -177,8 +193,8 @@ impl Store {
     }
 
     async fn usage_rows(&self, tenant: Option<&TenantId>, from: i64, to: i64, most: usize) -> Result<Vec<UsageRow>> {
-        let select = "SELECT tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes
-            FROM usage_of_day WHERE day >= $1 AND day <= $2 AND ($3 = '' OR tenant = $3)
+        let select = "SELECT tenant, day, label, sandboxes, execs, cpu_us, memory_mib_ms, egress_bytes, output_bytes,
+            disk_mib_ms, audit_bytes FROM usage_of_day WHERE day >= $1 AND day <= $2 AND ($3 = '' OR tenant = $3)
             ORDER BY day, tenant, label LIMIT $4";
         let limit = i64::try_from(most).unwrap_or(i64::MAX).saturating_add(1);
         let tenant = tenant.map_or("", TenantId::as_str);
@@ -201,7 +217,8 @@ impl Store {
         let select = "SELECT tenant, day, '' AS label, CAST(SUM(sandboxes) AS BIGINT) AS sandboxes,
             CAST(SUM(execs) AS BIGINT) AS execs, CAST(SUM(cpu_us) AS BIGINT) AS cpu_us,
             CAST(SUM(memory_mib_ms) AS BIGINT) AS memory_mib_ms, CAST(SUM(egress_bytes) AS BIGINT) AS egress_bytes,
-            CAST(SUM(output_bytes) AS BIGINT) AS output_bytes
+            CAST(SUM(output_bytes) AS BIGINT) AS output_bytes, CAST(SUM(disk_mib_ms) AS BIGINT) AS disk_mib_ms,
+            CAST(SUM(audit_bytes) AS BIGINT) AS audit_bytes
             FROM usage_of_day WHERE day = $1 GROUP BY tenant, day ORDER BY tenant";
         let rows = query(select).bind(day).fetch_all(&self.pool).await;
         let rows = rows.and_then(|rows| rows.iter().map(UsageRow::read).collect());

@@ -116,6 +116,13 @@ async fn reviewed_changes_are_applied_by_the_server() {
     std::fs::write(project.join("a.txt"), "three\n").unwrap();
     let applied = apply(json!({ "digest": reviewed, "only": ["a.txt", "new.txt", ".envrc"] })).await.unwrap();
     assert_eq!(applied["applied"], json!(["new.txt"]), "{applied}");
+    let log = server.directory.path().join("audit");
+    let filter = cofferdam_audit::Filter { kind: Some("action".to_owned()), ..Default::default() };
+    let last = cofferdam_audit::query(&log, filter).unwrap().last().unwrap().unwrap().record;
+    let last = serde_json::to_value(last).unwrap();
+    assert_eq!((&last["action"], &last["state"], &last["key"]), (&json!("apply"), &json!("ended"), &json!("local")));
+    let files = json!({ "count": 1, "first": ["new.txt"] });
+    assert_eq!((&last["digest"], &last["files"], &last["unapplied"]), (&reviewed, &files, &json!(2)));
     assert_eq!((&applied["conflicts"][0]["path"], &applied["refused"][0]["path"]), (&json!("a.txt"), &json!(".envrc")));
     assert_eq!(std::fs::read_to_string(project.join("a.txt")).unwrap(), "three\n");
     let applied = apply(json!({ "digest": reviewed, "only": [".envrc"], "allow": [".envrc"] })).await.unwrap();

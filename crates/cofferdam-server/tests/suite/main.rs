@@ -16,6 +16,7 @@ mod identity;
 mod issuer;
 mod lifecycle;
 mod matrix;
+mod networked;
 mod oidc;
 mod openapi;
 mod plugins;

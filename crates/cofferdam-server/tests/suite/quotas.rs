@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use cofferdam_contract::ErrorKind;
+use cofferdam_contract::{ByteSize, ErrorKind, Limits};
 use cofferdam_server::client::{Client, Content, Method};
-use cofferdam_server::{Capacity, QueueBounds, Quota, Scope};
+use cofferdam_server::{Capacity, QueueBounds, Quota, QuotaFile, Scope, Server, ServerConfig, Usage, UsageRow};
 use cofferdam_simulated::Step;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{Connection as _, Executor as _};
 
-use crate::support::{Over, bounds, create, exec, get, post, send, start, start_with, steps};
+use crate::support::{Over, bounds, create, exec, get, post, send, start, start_made, start_with, steps};
 
 const ALL: &[Scope] = Scope::ALL;
 
@@ -116,14 +116,14 @@ async fn a_client_that_leaves_leaves_no_sandbox() {
     server.stop().await;
 }
 
-async fn text(client: &Client, path: &str) -> String {
+async fn text_of(client: &Client, path: &str) -> String {
     let response = client.send(Method::GET, path, Content::None).await.unwrap();
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
 /// Returns the value of the first line that starts so.
 async fn metric(client: &Client, start: &str) -> f64 {
-    let all = text(client, "/v1/metrics").await;
+    let all = text_of(client, "/v1/metrics").await;
     let line = all.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start} in {all}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
@@ -154,8 +154,96 @@ async fn usage_is_counted_before_an_exit_is_reported() {
     assert_eq!((sandboxes, execs), (2, 2), "{usage}");
     assert!(usage["usage"][0]["memory_mib_ms"].as_i64().unwrap() > 0 || usage["usage"][1]["memory_mib_ms"] != 0);
     assert_eq!(get(&other, "/v1/usage").await.unwrap()["usage"], json!([]));
-    let csv = text(&acme, "/v1/admin/usage?format=csv").await;
+    let csv = text_of(&acme, "/v1/admin/usage?format=csv").await;
     assert!(csv.contains(",\"'=x\",") && csv.lines().count() == 3, "{csv}");
+    server.stop().await;
+}
+
+/// Promise (Server): A tenant beyond its quota of audit records is refused, with a remedy, and the operator can raise it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_without_room_for_audit_records_is_refused() {
+    let server = start(Over::Tls, bounds()).await;
+    let ((acme, _), (other, _)) = (server.keyed("acme", ALL).await, server.keyed("other", ALL).await);
+    send(&acme, Method::PUT, "/v1/admin/quotas/acme", Some(json!({ "audit_per_day": "4K" }))).await.unwrap();
+    let mut answered = 0;
+    let refused = loop {
+        match get(&acme, "/v1/sandboxes").await {
+            Ok(_) => answered += 1,
+            Err(error) => break error,
+        }
+        assert!(answered < 100, "4 KiB have room for few records");
+    };
+    assert_eq!((refused.kind(), wait_of(&refused)), (ErrorKind::ResourceExhausted, Some("audit_per_day")));
+    assert!(refused.remedy().is_some_and(|remedy| remedy.contains("operator")), "{refused:?}");
+    get(&other, "/v1/sandboxes").await.unwrap();
+    let state = get(&acme, "/v1/admin/quotas/acme").await.unwrap();
+    assert!(state["today"]["audit_bytes"].as_i64().unwrap() >= 4096, "{state}");
+    assert_eq!(
+        state["quota"]["audit_per_day"],
+        get(&other, "/v1/admin/quotas").await.unwrap()["quotas"]["acme"]["audit_per_day"]
+    );
+    for _ in 0..100 {
+        assert!(get(&acme, "/v1/sandboxes").await.is_err());
+    }
+    let filter = cofferdam_audit::Filter { kind: Some("call".to_owned()), ..Default::default() };
+    let calls = cofferdam_audit::query(&server.directory.path().join("audit"), filter).unwrap();
+    let refusals = calls.filter(|entry| {
+        let record = serde_json::to_value(&entry.as_ref().unwrap().record).unwrap();
+        record["status"] == 429 && record["tenant"] == "acme"
+    });
+    assert_eq!(refusals.count(), 20, "few of them have records");
+    send(&acme, Method::DELETE, "/v1/admin/quotas/acme", None).await.unwrap();
+    get(&acme, "/v1/sandboxes").await.unwrap();
+    server.stop().await;
+}
+
+/// Promise (Server): The disk of a tenant's sandboxes, by their limits, is bounded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_disk_of_sandboxes_is_bounded() {
+    let quota = Quota { disk: Some(ByteSize::from_mebibytes(100)), ..Quota::default() };
+    let server = start_with(Over::Tls, bounds(), |config| config.quota = quota).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    let body = |name: &str, disk: &str| {
+        let limits = Limits { disk: Some(disk.parse().unwrap()), ..Limits::default() };
+        json!({ "name": name, "limits": limits })
+    };
+    create(&acme, body("a", "60M")).await;
+    let refused = post(&acme, "/v1/sandboxes", body("b", "41M")).await.unwrap_err();
+    assert_eq!((refused.kind(), wait_of(&refused)), (ErrorKind::ResourceExhausted, Some("disk")));
+    create(&acme, body("b", "40M")).await;
+    assert_eq!(get(&acme, "/v1/quota").await.unwrap()["disk_mib"], 100);
+    send(&acme, Method::DELETE, "/v1/sandboxes/a", None).await.unwrap();
+    assert_eq!(get(&acme, "/v1/quota").await.unwrap()["disk_mib"], 40);
+    server.stop().await;
+}
+
+/// Promise (Server): Usage has a cost by the operator's prices, in JSON and CSV, and none without prices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_has_a_cost_by_prices() {
+    let server = start(Over::Tls, bounds()).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    post(&acme, "/v1/runs", json!({ "exec": steps(vec![Step::Exit(0)]) })).await.unwrap();
+    let list = get(&acme, "/v1/usage").await.unwrap();
+    assert!(list.get("cost").is_none() && list["usage"][0].get("cost_micros").is_none(), "{list}");
+    server.stop().await;
+
+    let text = r#"{ "sandboxes": 1, "prices": { "currency": "EUR", "cpu_second": "0.5" } }"#;
+    let with_prices = move |config: ServerConfig| Server::new(config)?.with_quotas(move || QuotaFile::parse(text));
+    let server = start_made(Over::Tls, bounds(), with_prices).await;
+    let (acme, _) = server.keyed("acme", ALL).await;
+    assert_eq!(get(&acme, "/v1/quota").await.unwrap()["quota"]["sandboxes"], 1);
+    let tenant = cofferdam_contract::TenantId::new("acme").unwrap();
+    let usage = Usage { cpu_us: 3_000_000, ..Usage::default() };
+    for (day, label) in [(5, "x"), (6, "y")] {
+        let row = UsageRow { tenant: tenant.as_str().to_owned(), day, label: label.to_owned(), usage };
+        server.store.settle(&[row], &[]).await.unwrap();
+    }
+    let list = get(&acme, "/v1/usage?from=5&to=6").await.unwrap();
+    assert_eq!(list["cost"], json!({ "currency": "EUR", "micros": 3_000_000 }));
+    assert_eq!(list["usage"][1]["cost_micros"], 1_500_000);
+    let csv = text_of(&acme, "/v1/usage?from=5&to=6&format=csv").await;
+    let lines: Vec<_> = csv.lines().collect();
+    assert!(lines[0].ends_with(",audit_bytes,cost_micros,currency") && lines[2].ends_with(",0,1500000,EUR"), "{csv}");
     server.stop().await;
 }
 
@@ -165,7 +253,7 @@ async fn a_caller_that_leaves_pays() {
     let server = start(Over::Tls, bounds()).await;
     let (acme, _) = server.keyed("acme", ALL).await;
     let body = json!({ "exec": steps(vec![Step::Spin { processes: 3 }]) });
-    let asked = tokio::time::timeout(Duration::from_millis(400), post(&acme, "/v1/runs", body)).await;
+    let asked = tokio::time::timeout(Duration::from_millis(1000), post(&acme, "/v1/runs", body)).await;
     assert!(asked.is_err());
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     loop {
@@ -276,7 +364,7 @@ async fn metrics_count() {
     ] {
         assert_eq!(metric(&acme, start).await, value, "{start}");
     }
-    let all = text(&acme, "/v1/metrics").await;
+    let all = text_of(&acme, "/v1/metrics").await;
     assert!(!all.contains("acme") && !all.contains("sb-"), "labels have few values: {all}");
     assert!(get(&reader, "/v1/metrics").await.is_err());
     server.stop().await;

@@ -1,124 +1,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use cofferdam_contract::{
-    Backend, Capabilities, DirEntry, ExecHandle, ExecRequest, FileReader, Level, NetworkUsage, Posture,
-    PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage, Snapshot, Spec,
-};
 use cofferdam_server::client::{Content, Method};
 use cofferdam_server::{Scope, ServedBackend};
 use cofferdam_simulated::{FaultPlan, FaultPoint, SimulatedBackend, Step};
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
+use crate::networked::{BYTES, Networked};
 use crate::support::{Over, bounds, get, post, start_with, steps};
-
-/// The bytes that each sandbox of [`Networked`] has sent, and received.
-const BYTES: u64 = 1000;
-
-/// A backend whose sandboxes have used the network.
-#[derive(Debug)]
-struct Networked(SimulatedBackend);
-
-#[async_trait]
-impl Backend for Networked {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn level(&self) -> Level {
-        self.0.level()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        Ok(Arc::new(NetworkedSandbox(self.0.create(spec).await?)))
-    }
-
-    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
-        self.0.restore(snapshot, spec).await
-    }
-
-    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
-        self.0.prepare(spec).await
-    }
-}
-
-#[derive(Debug)]
-struct NetworkedSandbox(Arc<dyn Sandbox>);
-
-#[async_trait]
-impl Sandbox for NetworkedSandbox {
-    fn id(&self) -> &SandboxId {
-        self.0.id()
-    }
-
-    fn spec(&self) -> &Spec {
-        self.0.spec()
-    }
-
-    fn posture(&self) -> &Posture {
-        self.0.posture()
-    }
-
-    fn network_usage(&self) -> Option<NetworkUsage> {
-        Some(NetworkUsage { sent_bytes: BYTES, received_bytes: BYTES, ..NetworkUsage::default() })
-    }
-
-    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
-        self.0.start(request).await
-    }
-
-    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
-        self.0.read_file(path).await
-    }
-
-    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
-        self.0.write_file(path, contents).await
-    }
-
-    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        self.0.list_dir(path).await
-    }
-
-    async fn remove(&self, path: &SandboxPath) -> Result<()> {
-        self.0.remove(path).await
-    }
-
-    async fn snapshot(&self) -> Result<Snapshot> {
-        self.0.snapshot().await
-    }
-
-    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
-        self.0.fork().await
-    }
-
-    async fn pause(&self) -> Result<()> {
-        self.0.pause().await
-    }
-
-    async fn resume(&self) -> Result<()> {
-        self.0.resume().await
-    }
-
-    async fn usage(&self) -> Result<SandboxUsage> {
-        self.0.usage().await
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.0.close().await
-    }
-}
 
 /// Promise (Server): The bytes that a run sends and receives count, whether it ends or its caller leaves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_pays_for_its_network() {
     let server = start_with(Over::Tls, bounds(), |config| {
-        let backend = Arc::new(Networked(SimulatedBackend::default()));
+        let backend = Arc::new(Networked(Default::default()));
         config
             .policy
             .backends

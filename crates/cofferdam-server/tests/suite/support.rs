@@ -67,15 +67,24 @@ fn audit(directory: &std::path::Path) -> cofferdam_audit::Log {
 
 /// Starts a server like [`start`], with other settings.
 pub async fn start_with(over: Over, bounds: Bounds, change: impl FnOnce(&mut ServerConfig)) -> Running {
+    start_made(over, bounds, |mut config| {
+        change(&mut config);
+        Server::new(config)
+    })
+    .await
+}
+
+/// Starts a server like [`start`] that a function makes of settings.
+pub async fn start_made(over: Over, bounds: Bounds, make: impl FnOnce(ServerConfig) -> Result<Server>) -> Running {
     let directory = tempfile::tempdir().unwrap();
     let listen = match over {
         Over::Socket => Listen::Socket(directory.path().join("server.sock")),
         Over::Tcp => Listen::Tcp("127.0.0.1:0".parse().unwrap(), None),
         Over::Tls => Listen::Tcp("127.0.0.1:0".parse().unwrap(), Some(certificate(directory.path()).into())),
     };
-    start_on(directory, &listen, bounds, |config| {
+    start_server(directory, &listen, bounds, |mut config| {
         config.gate.without_keys = over == Over::Tcp;
-        change(config);
+        make(config)
     })
     .await
 }
@@ -86,6 +95,19 @@ pub async fn start_on(
     listen: &Listen,
     bounds: Bounds,
     change: impl FnOnce(&mut ServerConfig),
+) -> Running {
+    start_server(directory, listen, bounds, |mut config| {
+        change(&mut config);
+        Server::new(config)
+    })
+    .await
+}
+
+async fn start_server(
+    directory: tempfile::TempDir,
+    listen: &Listen,
+    bounds: Bounds,
+    make: impl FnOnce(ServerConfig) -> Result<Server>,
 ) -> Running {
     let simulated = Arc::new(SimulatedBackend::default());
     let process = Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the backend starts"));
@@ -114,7 +136,7 @@ pub async fn start_on(
     };
     let listener = Listener::bind(listen).await.unwrap();
     let (url, stop) = (listener.url(), CancellationToken::new());
-    let mut config = ServerConfig {
+    let config = ServerConfig {
         bounds,
         policy,
         gate,
@@ -134,8 +156,7 @@ pub async fn start_on(
         port_domain: Some("ports.example".to_owned()),
         otlp: None,
     };
-    change(&mut config);
-    let server = Server::new(config).unwrap();
+    let server = make(config).unwrap();
     let serving = server.serve(vec![listener], stop.clone());
     let task = Some(tokio::spawn(async move { serving.await.unwrap() }));
     Running { url, simulated, store, stop, task, directory }

@@ -1,0 +1,152 @@
+//! A backend with a network, which it only reports.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use cofferdam_contract::{
+    Backend, Capabilities, DirEntry, ExecHandle, ExecRequest, FileReader, Level, NetworkDenial, NetworkEvent,
+    NetworkPolicy, NetworkUsage, Posture, PreparedSandbox, Result, Sandbox, SandboxId, SandboxPath, SandboxUsage,
+    Snapshot, Spec,
+};
+use cofferdam_simulated::SimulatedBackend;
+use serde_json::json;
+use tokio::sync::broadcast;
+
+/// The bytes that each sandbox of [`Networked`] has sent, and received.
+pub const BYTES: u64 = 1000;
+
+/// A backend whose sandboxes have used the network. Each exec connects to `allowed.example` and is refused
+/// `denied.example`, and each close ends a connection to `late.example`.
+#[derive(Debug)]
+pub struct Networked(pub SimulatedBackend);
+
+#[async_trait]
+impl Backend for Networked {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn level(&self) -> Level {
+        self.0.level()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    async fn create(&self, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        let spec = spec.to_builder().network(NetworkPolicy::None).build()?;
+        let (inner, events) = (self.0.create(spec).await?, broadcast::channel(64).0);
+        Ok(Arc::new(NetworkedSandbox { inner, events, denied: AtomicU64::new(0), is_cut: AtomicBool::new(false) }))
+    }
+
+    async fn restore(&self, snapshot: Snapshot, spec: Spec) -> Result<Arc<dyn Sandbox>> {
+        self.0.restore(snapshot, spec).await
+    }
+
+    async fn prepare(&self, spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
+        self.0.prepare(spec).await
+    }
+}
+
+#[derive(Debug)]
+struct NetworkedSandbox {
+    inner: Arc<dyn Sandbox>,
+    events: broadcast::Sender<NetworkEvent>,
+    denied: AtomicU64,
+    is_cut: AtomicBool,
+}
+
+impl NetworkedSandbox {
+    fn report(&self, host: &str, reason: Option<&str>) {
+        let event = json!({ "time_ms": 1000, "host": host, "port": 443, "protocol": "tls", "reason": reason,
+            "sent": 5, "received": 7, "duration_ms": 1 });
+        if self.is_cut.load(Ordering::SeqCst) {
+            return;
+        }
+        // Without a receiver, the event is lost.
+        let _ = self.events.send(serde_json::from_value(event).unwrap());
+    }
+}
+
+#[async_trait]
+impl Sandbox for NetworkedSandbox {
+    fn id(&self) -> &SandboxId {
+        self.inner.id()
+    }
+
+    fn spec(&self) -> &Spec {
+        self.inner.spec()
+    }
+
+    fn posture(&self) -> &Posture {
+        self.inner.posture()
+    }
+
+    fn network_usage(&self) -> Option<NetworkUsage> {
+        Some(NetworkUsage { sent_bytes: BYTES, received_bytes: BYTES, ..NetworkUsage::default() })
+    }
+
+    fn network_denials(&self) -> Vec<NetworkDenial> {
+        let times = self.denied.load(Ordering::SeqCst);
+        vec![NetworkDenial { what: "denied.example".to_owned(), why: "no rule".to_owned(), times }]
+    }
+
+    fn network_events(&self) -> Option<broadcast::Receiver<NetworkEvent>> {
+        Some(self.events.subscribe())
+    }
+
+    async fn set_network(&self, policy: NetworkPolicy) -> Result<()> {
+        self.is_cut.store(policy == NetworkPolicy::None, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn start(&self, request: ExecRequest) -> Result<ExecHandle> {
+        self.report("allowed.example", None);
+        self.report("denied.example", Some("no rule"));
+        self.denied.fetch_add(1, Ordering::SeqCst);
+        self.inner.start(request).await
+    }
+
+    async fn read_file(&self, path: &SandboxPath) -> Result<FileReader> {
+        self.inner.read_file(path).await
+    }
+
+    async fn write_file(&self, path: &SandboxPath, contents: FileReader) -> Result<u64> {
+        self.inner.write_file(path, contents).await
+    }
+
+    async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
+        self.inner.list_dir(path).await
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<()> {
+        self.inner.remove(path).await
+    }
+
+    async fn snapshot(&self) -> Result<Snapshot> {
+        self.inner.snapshot().await
+    }
+
+    async fn fork(&self) -> Result<Arc<dyn Sandbox>> {
+        self.inner.fork().await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.inner.pause().await
+    }
+
+    async fn resume(&self) -> Result<()> {
+        self.inner.resume().await
+    }
+
+    async fn usage(&self) -> Result<SandboxUsage> {
+        self.inner.usage().await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.report("late.example", None);
+        self.inner.close().await
+    }
+}
