@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::otlp::{Exporter, OtlpConfig};
 use crate::plugins::HostPlugins;
 use crate::policy::Policy;
+use crate::pools::HostPools;
 use crate::quota::{Capacity, Quota};
 use crate::recorder::Recorder;
 use crate::report;
@@ -104,6 +105,7 @@ pub struct Server {
     /// The tasks of connections.
     connected: TaskTracker,
     predecessor: Option<Predecessor>,
+    pools: Option<Arc<dyn HostPools>>,
     control: Control,
     orders: mpsc::Receiver<Order>,
 }
@@ -125,7 +127,7 @@ impl Server {
         config.quota.check()?;
         let (control, orders) = Control::new();
         let sandboxes = Arc::new(Sandboxes::new(config.changes.clone(), Volumes::open(config.volumes.clone())?));
-        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, control, orders })
+        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, pools: None, control, orders })
     }
 
     /// Returns a function that returns true while a client is connected or a sandbox lives.
@@ -140,6 +142,12 @@ impl Server {
         Self { predecessor, ..self }
     }
 
+    /// Shows the state of the host's pools to operators.
+    #[must_use]
+    pub fn with_pools(self, pools: Arc<dyn HostPools>) -> Self {
+        Self { pools: Some(pools), ..self }
+    }
+
     /// Returns a handle that hands over.
     pub fn control(&self) -> Control {
         self.control.clone()
@@ -150,7 +158,7 @@ impl Server {
     /// # Errors
     /// - `Unavailable` if the database fails at the start, or if the predecessor ends before the handover.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
-        let Self { config, sandboxes, connected, predecessor, control, mut orders } = self;
+        let Self { config, sandboxes, connected, predecessor, pools, control, mut orders } = self;
         let (predecessor, instance) = (predecessor.map(Arc::new), new_id("in")?);
         let ServerConfig {
             bounds,
@@ -183,6 +191,7 @@ impl Server {
         store.usage_of_tenants(admission.today()).await?.iter().for_each(|row| admission.add(row));
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
         let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
+        pools.iter().for_each(|pools| metrics.add_pools(Arc::clone(pools)));
         let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
         let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
@@ -216,6 +225,7 @@ impl Server {
             snapshots: Some(Arc::clone(&snapshots)),
             images,
             plugins,
+            pools,
             predecessor: predecessor.clone(),
             tracer,
             tasks: Arc::clone(&tasks),

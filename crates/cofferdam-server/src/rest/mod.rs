@@ -21,6 +21,7 @@ mod openapi;
 mod output;
 mod pages;
 mod plugins;
+mod pools;
 pub(crate) mod ports;
 pub mod problem;
 mod ranges;
@@ -86,6 +87,7 @@ use crate::live::Sandboxes;
 use crate::metrics::Metrics;
 use crate::plugins::HostPlugins;
 use crate::policy::Policy;
+use crate::pools::HostPools;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
@@ -121,6 +123,8 @@ pub struct Services {
     pub images: Option<Arc<dyn HostImages>>,
     /// The plugins that the server hosts.
     pub plugins: Option<Arc<dyn HostPlugins>>,
+    /// The pools of the host.
+    pub pools: Option<Arc<dyn HostPools>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
     /// Spans.
@@ -210,6 +214,7 @@ impl App {
                 snapshots: None,
                 images: None,
                 plugins: None,
+                pools: None,
                 predecessor: None,
                 tracer: Tracer::default(),
                 tasks: Arc::default(),
@@ -443,6 +448,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
         .routes(quick(Scope::Admin, routes!(usage::remove_quota)))
         .routes(quick(Scope::Admin, routes!(usage::metrics)))
+        .routes(quick(Scope::Admin, routes!(pools::list)))
         .routes(quick(Scope::Admin, routes!(tasks::list)))
 }
 

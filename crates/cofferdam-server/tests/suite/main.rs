@@ -19,6 +19,7 @@ mod matrix;
 mod oidc;
 mod openapi;
 mod plugins;
+mod pools;
 mod ports;
 mod quotas;
 mod remote;

@@ -135,7 +135,7 @@ pub async fn start_on(
         otlp: None,
     };
     change(&mut config);
-    let server = Server::new(config).unwrap();
+    let server = Server::new(config).unwrap().with_pools(Arc::new(crate::pools::Two));
     let serving = server.serve(vec![listener], stop.clone());
     let task = Some(tokio::spawn(async move { serving.await.unwrap() }));
     Running { url, simulated, store, stop, task, directory }
