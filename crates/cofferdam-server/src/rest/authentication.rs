@@ -29,7 +29,7 @@ use crate::tracer::{Span, method_name};
 const CLIENT_LEFT: u16 = 499;
 
 /// Answers a request of a caller with the scope. The answer begins within `limit`.
-pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: Request, next: Next) -> Response {
+pub async fn require(app: App, scope: Scope, limit: Duration, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let peer = match Extension::<Peer>::from_request_parts(&mut parts, &app).await {
         Ok(Extension(peer)) => peer,
@@ -56,7 +56,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
         return Failure::unauthorized("a web page needs a key").into_response();
     }
     let recognised = app.gate().recognise(&peer, bearer.as_deref());
-    let caller = match within(limit, recognised).await.and_then(|caller| caller) {
+    let caller = match within(app.bounds().answer_time, recognised).await.and_then(|caller| caller) {
         Ok(caller) => caller,
         Err(failure) => {
             app.services().metrics.denied("key");
@@ -104,11 +104,10 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
 }
 
 /// Does work within a time.
-async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, Failure> {
-    let Some(limit) = limit else { return Ok(work.await) };
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
     tokio::time::timeout(limit, work).await.map_err(|_| {
-        let error = Error::new(ErrorKind::Unavailable, "answer", "the operation took too long");
-        Failure(StatusCode::SERVICE_UNAVAILABLE, error)
+        let message = format!("the operation took longer than {} s", limit.as_secs_f64());
+        Error::new(ErrorKind::Unavailable, "answer", message).into()
     })
 }
 

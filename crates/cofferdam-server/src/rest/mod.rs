@@ -37,6 +37,7 @@ mod volumes;
 
 use std::sync::Arc;
 
+use std::time::Duration;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode};
@@ -282,7 +283,7 @@ impl App {
     /// Takes the place of a request that is answered, if there is one.
     fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.0.requests).try_acquire_owned().map_err(|_| {
-            let wait = std::time::Duration::from_secs(1);
+            let wait = Duration::from_secs(1);
             crate::refusal::overloaded("admit", "the server answers too many requests now", wait).into()
         })
     }
@@ -295,7 +296,7 @@ impl App {
     /// Takes the place of a request of a tenant, if the tenant has one left.
     fn tenant_place(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
         self.0.slots.take(tenant).ok_or_else(|| {
-            let wait = std::time::Duration::from_secs(1);
+            let wait = Duration::from_secs(1);
             crate::refusal::exhausted("admit", "the server answers too many requests of the tenant now", wait).into()
         })
     }
@@ -374,10 +375,14 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Response
     slots::hold(next.run(request).await, permit)
 }
 
-/// Returns all routes. Each has its scope, here and in the document.
+/// Returns all routes. Each has its scope, here and in the document, and the time until its answer begins.
 fn routes_of(app: &App) -> OpenApiRouter<App> {
-    let quick = |scope, routes| guarded(app, scope, Timed::Yes, routes);
-    let slow = |scope, routes| guarded(app, scope, Timed::No, routes);
+    let Bounds { answer_time, work_time, transfer_time, max_life, .. } = *app.bounds();
+    let quick = |scope, routes| guarded(app, scope, answer_time, routes);
+    let work = |scope, routes| guarded(app, scope, work_time, routes);
+    let transfer = |scope, routes| guarded(app, scope, transfer_time, routes);
+    // Programs have limits of their own, which end no later.
+    let run = |scope, routes| guarded(app, scope, max_life + answer_time, routes);
     OpenApiRouter::new()
         .routes(routes!(meta::health))
         .routes(routes!(meta::ready))
@@ -387,27 +392,27 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::SandboxesRead, routes!(images::list)))
         .routes(quick(Scope::Plugins, routes!(plugins::list)))
         .routes(quick(Scope::Plugins, routes!(plugins::get)))
-        .routes(slow(Scope::Plugins, routes!(plugins::call)))
-        .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
+        .routes(run(Scope::Plugins, routes!(plugins::call)))
+        .routes(work(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::list)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::get)))
-        .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::delete)))
+        .routes(work(Scope::SandboxesWrite, routes!(sandboxes::delete)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::extend)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::rename)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::pause)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::resume)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::stats)))
-        .routes(slow(Scope::SnapshotsWrite, idempotent(app, routes!(snapshots::take))))
-        .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(snapshots::fork))))
+        .routes(transfer(Scope::SnapshotsWrite, idempotent(app, routes!(snapshots::take))))
+        .routes(work(Scope::SandboxesWrite, idempotent(app, routes!(snapshots::fork))))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::list)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::get)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::download)))
-        .routes(slow(Scope::SnapshotsWrite, routes!(snapshots::upload)))
+        .routes(transfer(Scope::SnapshotsWrite, routes!(snapshots::upload)))
         .routes(quick(Scope::SnapshotsWrite, routes!(snapshots::delete)))
-        .routes(slow(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
+        .routes(work(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
         .routes(quick(Scope::VolumesRead, routes!(volumes::list)))
         .routes(quick(Scope::VolumesRead, routes!(volumes::get)))
-        .routes(slow(Scope::VolumesWrite, routes!(volumes::delete)))
+        .routes(work(Scope::VolumesWrite, routes!(volumes::delete)))
         .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(execs::start))))
         .routes(quick(Scope::ExecsRead, routes!(execs::list)))
         .routes(quick(Scope::ExecsRead, routes!(execs::get)))
@@ -416,33 +421,33 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::ExecsWrite, routes!(execs::stdin)))
         .routes(quick(Scope::ExecsRead, routes!(output::follow)))
         .routes(quick(Scope::ExecsRead, routes!(attach::attach)))
-        .routes(slow(Scope::Ports, routes!(ports::proxy)))
-        .routes(slow(Scope::Ports, routes!(ports::proxy_root)))
+        .routes(run(Scope::Ports, routes!(ports::proxy)))
+        .routes(run(Scope::Ports, routes!(ports::proxy_root)))
         .routes(quick(Scope::Ports, routes!(ports::tunnel)))
-        .routes(slow(Scope::ExecsWrite, routes!(code::execute)))
+        .routes(run(Scope::ExecsWrite, routes!(code::execute)))
         .routes(quick(Scope::ExecsWrite, routes!(code::open)))
         .routes(quick(Scope::ExecsRead, routes!(code::list)))
-        .routes(slow(Scope::ExecsWrite, routes!(code::call)))
+        .routes(run(Scope::ExecsWrite, routes!(code::call)))
         .routes(quick(Scope::ExecsWrite, routes!(code::interrupt)))
         .routes(quick(Scope::ExecsWrite, routes!(code::close)))
-        .routes(slow(Scope::Runs, routes!(runs::run)))
+        .routes(run(Scope::Runs, routes!(runs::run)))
         .routes(quick(Scope::FilesRead, routes!(files::read)))
-        .routes(slow(Scope::FilesWrite, routes!(files::write)))
-        .routes(slow(Scope::FilesWrite, routes!(entries::put)))
+        .routes(transfer(Scope::FilesWrite, routes!(files::write)))
+        .routes(transfer(Scope::FilesWrite, routes!(entries::put)))
         .routes(quick(Scope::FilesWrite, routes!(files::remove)))
         .routes(quick(Scope::FilesWrite, routes!(files::rename)))
         .routes(quick(Scope::FilesRead, routes!(files::list)))
         .routes(quick(Scope::FilesRead, routes!(files::stat)))
-        .routes(slow(Scope::FilesRead, routes!(changes::read)))
-        .routes(slow(Scope::ChangesApply, routes!(changes::apply)))
+        .routes(work(Scope::FilesRead, routes!(changes::read)))
+        .routes(work(Scope::ChangesApply, routes!(changes::apply)))
         .routes(quick(Scope::FilesRead, routes!(archives::read)))
-        .routes(slow(Scope::FilesWrite, routes!(archives::write)))
+        .routes(transfer(Scope::FilesWrite, routes!(archives::write)))
         .routes(quick(Scope::FilesRead, routes!(archives::watch)))
         .routes(quick(Scope::UsageRead, routes!(usage::own)))
         .routes(quick(Scope::UsageRead, routes!(usage::quota)))
         .routes(quick(Scope::AuditRead, routes!(audit::own)))
         .routes(quick(Scope::Admin, routes!(audit::all)))
-        .routes(slow(Scope::Admin, routes!(audit::verify)))
+        .routes(transfer(Scope::Admin, routes!(audit::verify)))
         .routes(quick(Scope::Admin, routes!(usage::all)))
         .routes(quick(Scope::Admin, routes!(usage::quotas)))
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
@@ -452,19 +457,11 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::Admin, routes!(tasks::list)))
 }
 
-/// The deadline of the beginning of an answer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Timed {
-    Yes,
-    No,
-}
-
-/// Requires a scope of the callers of routes, and documents it.
-fn guarded(app: &App, scope: Scope, timed: Timed, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
+/// Requires a scope of the callers of routes, and documents it. Their answers begin within `limit`.
+fn guarded(app: &App, scope: Scope, limit: Duration, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
     let (schemas, mut paths, methods) = routes;
     openapi::require(&mut paths, scope);
     let gate = move |State(app): State<App>, request: Request, next: Next| async move {
-        let limit = (timed == Timed::Yes).then_some(app.bounds().answer_time);
         authentication::require(app, scope, limit, request, next).await
     };
     (schemas, paths, methods.layer(middleware::from_fn_with_state(app.clone(), gate)))

@@ -102,6 +102,21 @@ async fn half_closed_clients_leave_nothing() {
     server.stop().await;
 }
 
+/// Promise (Server): An upload that goes on for too long is answered with the time that it had, and leaves no file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_without_end_is_given_up() {
+    let tight = Bounds { transfer_time: Duration::from_millis(500), ..bounds() };
+    let server = start(Over::Tcp, tight).await;
+    let client = server.client();
+    create(&client, json!({ "name": "a" })).await;
+    let upload = "PUT /v1/sandboxes/a/files?path=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
+    let answer = timeout(END_TIMEOUT, drip(connect(&server).await, upload)).await.expect("it is given up");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.contains("the operation took longer than 0.5 s"), "{answer}");
+    assert_eq!(get(&client, "/v1/sandboxes/a/files/list?path=").await.unwrap()["entries"], json!([]));
+    server.stop().await;
+}
+
 /// Promise (Server): A client whose upload is refused by its sandbox before its end receives the answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_upload_is_answered() {
