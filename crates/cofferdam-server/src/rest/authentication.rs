@@ -193,10 +193,7 @@ async fn handle(app: &App, caller: Caller, mut request: Request, next: Next) -> 
 /// Answers a recognised caller.
 async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, next: Next) -> Response {
     let metrics = &app.services().metrics;
-    if let Err(error) = app.services().admission.request(&caller.tenant) {
-        metrics.denied("rate");
-        return Failure::from(error).into_response();
-    }
+    // All that follows, also the rest of a refused body, counts for the tenant.
     let place = match app.tenant_place(&caller.tenant) {
         Ok(place) => place,
         Err(failure) => {
@@ -204,29 +201,50 @@ async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, n
             return failure.into_response();
         }
     };
-    if !caller.may(scope) {
-        metrics.denied("scope");
-        let error = Error::new(ErrorKind::Denied, "authorize", format!("the key lacks the scope {scope}"))
-            .with_remedy("use a key with this scope; cofferdam keys create --scope makes one");
-        return Failure::from(error).into_response();
-    }
     // The key must not reach handlers.
     request.headers_mut().remove(AUTHORIZATION);
-    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
     let (request, rest) = linger::hold(request);
-    let response = match forward::owner(app, &caller, &endpoint, request.uri().path()) {
-        Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
-            .await
-            .unwrap_or_else(IntoResponse::into_response),
-        None => handle(app, caller, request, next).await,
+    let response = match refusal(app, scope, &caller) {
+        Some((reason, error)) => {
+            metrics.denied(reason);
+            drop(request);
+            Failure::from(error).into_response()
+        }
+        None => {
+            let response = admitted(app, caller, request, next).await;
+            match response.status() {
+                StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
+                StatusCode::FORBIDDEN => metrics.denied("policy"),
+                _ => {}
+            }
+            response
+        }
     };
     if response.status().is_client_error() || response.status().is_server_error() {
         rest.discard().await;
     }
-    match response.status() {
-        StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
-        StatusCode::FORBIDDEN => metrics.denied("policy"),
-        _ => {}
-    }
     slots::hold(response, place)
+}
+
+/// Returns the reason why a caller is refused before its request is read, for the metrics and for the answer.
+fn refusal(app: &App, scope: Scope, caller: &Caller) -> Option<(&'static str, Error)> {
+    if let Err(error) = app.services().admission.request(&caller.tenant) {
+        return Some(("rate", error));
+    }
+    let missing = || {
+        Error::new(ErrorKind::Denied, "authorize", format!("the key lacks the scope {scope}"))
+            .with_remedy("use a key with this scope; cofferdam keys create --scope makes one")
+    };
+    (!caller.may(scope)).then(|| ("scope", missing()))
+}
+
+/// Answers a caller that has the scope, here or in the process before.
+async fn admitted(app: &App, caller: Caller, request: Request, next: Next) -> Response {
+    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    match forward::owner(app, &caller, &endpoint, request.uri().path()) {
+        Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
+        None => handle(app, caller, request, next).await,
+    }
 }
