@@ -60,7 +60,9 @@ pub async fn execute(
 
 /// Start a kernel in a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code", request_body = OpenKernel,
-    params(("sandbox" = String, Path, description = "The id or name")),
+    params(("sandbox" = String, Path, description = "The id or name"),
+        ("Idempotency-Key" = Option<String>, Header, max_length = 128,
+        description = "A repeated request with the same key gets the first one's answer")),
     responses((status = 201, body = KernelView)))]
 pub async fn open(
     State(app): State<App>,

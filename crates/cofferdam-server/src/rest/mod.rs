@@ -425,7 +425,7 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(run(Scope::Ports, routes!(ports::proxy_root)))
         .routes(quick(Scope::Ports, routes!(ports::tunnel)))
         .routes(run(Scope::ExecsWrite, routes!(code::execute)))
-        .routes(quick(Scope::ExecsWrite, routes!(code::open)))
+        .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(code::open))))
         .routes(quick(Scope::ExecsRead, routes!(code::list)))
         .routes(run(Scope::ExecsWrite, routes!(code::call)))
         .routes(quick(Scope::ExecsWrite, routes!(code::interrupt)))

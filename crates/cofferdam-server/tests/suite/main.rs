@@ -8,6 +8,7 @@ mod certificates;
 mod changes;
 mod code;
 mod collector;
+mod creates;
 mod dashboard;
 mod execs;
 mod files;
