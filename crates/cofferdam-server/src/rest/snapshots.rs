@@ -241,16 +241,20 @@ impl Start {
             return Err(Error::new(ErrorKind::Denied, "authorize", message).into());
         }
         let record = app.snapshots()?.find(&caller.tenant, name)?;
-        if request.image.is_some() || request.backend.as_ref().is_some_and(|backend| *backend != record.backend) {
-            let message = format!("the snapshot is one of the backend '{}', and has its own root", record.backend);
-            return Err(Error::invalid("create", message).with_remedy("leave out the backend and the image").into());
+        let archive = Arc::clone(app.policy().archive(&record.backend)?);
+        if request.backend.as_ref().is_some_and(|backend| *backend != record.backend) {
+            let message = format!("the snapshot is one of the backend '{}'", record.backend);
+            return Err(Error::invalid("create", message).with_remedy("leave out the backend").into());
+        }
+        if request.image.is_some() && archive.has_root() {
+            let message = "the snapshot has its own root";
+            return Err(Error::invalid("create", message).with_remedy("leave out the image").into());
         }
         request.backend = Some(record.backend.clone());
         if request.limits.is_none() {
             let limits: Option<Limits> = serde_json::from_str(&record.limits).ok();
             request.limits = limits;
         }
-        let archive = Arc::clone(app.policy().archive(&record.backend)?);
         Ok(Some(Self { record, archive }))
     }
 
