@@ -21,8 +21,9 @@ use opentelemetry::trace::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
-use super::extract::{Json, Path};
+use super::extract::{Json, Path, Query};
 use super::output::{Events, KEEP_ALIVE};
+use super::pages::PageQuery;
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::views::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
@@ -79,17 +80,19 @@ pub async fn open(
 
 /// List the kernels of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code",
-    params(("sandbox" = String, Path, description = "The id or name")),
+    params(("sandbox" = String, Path, description = "The id or name"), PageQuery),
     responses((status = 200, body = KernelList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<KernelList>, Failure> {
     let kernels = app.sandboxes().find(&caller.tenant, &id)?.kernels(app.code())?;
     // A kernel may end meanwhile.
     let kernels = kernels.ids().iter().filter_map(|id| kernels.find(id).ok()).map(|kernel| view(&kernel)).collect();
-    Ok(axum::Json(KernelList { kernels }))
+    let (kernels, next) = query.page(kernels, |kernel| &kernel.id)?;
+    Ok(axum::Json(KernelList { kernels, next }))
 }
 
 /// Run code in a kernel.

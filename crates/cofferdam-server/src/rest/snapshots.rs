@@ -19,7 +19,7 @@ use utoipa::IntoParams;
 
 use super::extract::{Json, Path, Query};
 use super::forward::check_name_is_free;
-use super::pages::PageSize;
+use super::pages::{PageQuery, PageSize};
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::upload::Upload;
@@ -86,26 +86,13 @@ pub async fn fork(
     .await
 }
 
-/// Parameters of a list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct ListQuery {
-    /// The value of `next` of the page before.
-    #[param(max_length = 128)]
-    after: Option<String>,
-    /// The most snapshots of the page. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
-}
-
 /// List snapshots.
-#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", params(ListQuery),
+#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", params(PageQuery),
     responses((status = 200, body = SnapshotList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<SnapshotList>, Failure> {
     let size = PageSize::of(query.limit)?;
     let found = app.snapshots()?.list(&caller.tenant, query.after.as_deref(), size.wanted());

@@ -112,9 +112,11 @@ pub struct KernelView {
     pub language: String,
 }
 
-/// The kernels of a sandbox.
+/// A page of the kernels of a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct KernelList {
-    /// The kernels.
+    /// The kernels, in the order of ids.
     pub kernels: Vec<KernelView>,
 }
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
