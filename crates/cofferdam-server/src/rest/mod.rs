@@ -72,8 +72,8 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
 /// The searches of the audit log at once: those of tenants, and those and the verifications of operators.
 const AUDIT_TURNS: [usize; 2] = [2, 1];
-/// The calls of plugins of a tenant at once. A plugin takes 256 at once.
-const PLUGIN_CALLS: usize = 32;
+/// The calls of plugins at once, of a tenant and of all. A plugin takes 256 at once.
+const PLUGIN_CALLS: [usize; 2] = [32, 256];
 /// The paths of requests that are answered by a full server too.
 const UNCOUNTED: [&str; 2] = ["/v1/health", "/v1/ready"];
 
@@ -175,7 +175,7 @@ impl App {
             idempotency,
             requests,
             slots,
-            plugin_slots: Arc::new(Slots::new(PLUGIN_CALLS)),
+            plugin_slots: Arc::new(Slots::shared(PLUGIN_CALLS[0], PLUGIN_CALLS[1])),
             audit_turns: AUDIT_TURNS.map(Turns::new),
             document,
             stop,
@@ -304,8 +304,8 @@ impl App {
     /// Takes one of a tenant's calls of plugins, if there is one left.
     fn plugin_slot(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
         self.0.plugin_slots.take(tenant).ok_or_else(|| {
-            let wait = std::time::Duration::from_secs(1);
-            let message = "too many calls of plugins of the tenant run now";
+            let wait = Duration::from_secs(1);
+            let message = "too many calls of plugins run now";
             crate::refusal::exhausted("call plugin", message, wait).into()
         })
     }
