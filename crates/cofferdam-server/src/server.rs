@@ -153,11 +153,21 @@ impl Server {
         self.control.clone()
     }
 
-    /// Serves until `stop` is cancelled, then drains, closes all sandboxes and returns.
+    /// Serves until `stop` is cancelled, then drains, closes all sandboxes and returns. Plugins end in any case.
     ///
     /// # Errors
     /// - `Unavailable` if the database fails at the start, or if the predecessor ends before the handover.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
+        let hosted = self.config.plugins.clone();
+        let served = self.serve_until(listeners, stop).await;
+        // Also if the server could not start.
+        if let Some(hosted) = hosted {
+            hosted.close().await;
+        }
+        served
+    }
+
+    async fn serve_until(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
         let Self { config, sandboxes, connected, predecessor, pools, control, mut orders } = self;
         let (predecessor, instance) = (predecessor.map(Arc::new), new_id("in")?);
         let ServerConfig {
@@ -215,7 +225,7 @@ impl Server {
             Snapshots::open(snapshots, server, store.clone(), Arc::clone(&admission), files, is_shared).await?;
         let offers = offers(&listeners)?;
 
-        let (tick, hosted) = (bounds.tick, plugins.clone());
+        let tick = bounds.tick;
         let kill = CancellationToken::new();
         let services = Services {
             admission: Arc::clone(&admission),
@@ -306,9 +316,6 @@ impl Server {
             }
         };
         tokio::join!(stop_own, stop_predecessor);
-        if let Some(hosted) = hosted {
-            hosted.close().await;
-        }
         following.inspect(tokio::task::JoinHandle::abort);
         if let Some(exporter) = exporter {
             exporter.stop().await;
