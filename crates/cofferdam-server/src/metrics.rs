@@ -202,12 +202,40 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_contract::Level;
+
     use super::*;
+    use crate::pools::HostPool;
+
+    /// A host with one pool.
+    #[derive(Debug)]
+    struct OnePool;
+
+    impl HostPools for OnePool {
+        fn pools(&self) -> Vec<HostPool> {
+            vec![HostPool {
+                backend: "process".to_owned(),
+                level: Level::Process,
+                pool: "sandboxes".to_owned(),
+                idle: 0,
+                target: 0,
+                refilling: 0,
+                claimed: 0,
+                waiting: 0,
+                claims: [("warm".to_owned(), 1)].into(),
+                failures: 0,
+                refills: 0,
+                refill_failures: 0,
+                refill_error: None,
+            }]
+        }
+    }
 
     /// Promise (Server): The dashboard and the alerts name metrics and outcomes that the server has.
     #[test]
     fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
         let metrics = Metrics::default();
+        metrics.add_pools(Arc::new(OnePool));
         metrics.created("process", "ok", Some(Duration::ZERO));
         metrics.live("process", 1);
         metrics.executed("process", "exit", Duration::ZERO, 1);
