@@ -9,6 +9,7 @@ mod browser;
 mod changes;
 mod code;
 mod entries;
+mod events;
 mod execs;
 mod extract;
 mod files;
@@ -36,8 +37,8 @@ pub mod views;
 mod volumes;
 
 use std::sync::Arc;
-
 use std::time::Duration;
+
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode};
