@@ -96,6 +96,10 @@ impl Histogram {
 pub struct PoolMetrics {
     /// Number of idle prepared sandboxes.
     pub warm: usize,
+    /// Number of idle prepared sandboxes that the pool refills to now.
+    pub target: usize,
+    /// Number of sandboxes being prepared, which `making` counts too.
+    pub refilling: usize,
     /// Number of sandboxes that are claimed and not closed.
     pub claimed: usize,
     /// Number of sandboxes being created, for claims and for refills.

@@ -43,6 +43,11 @@ pub struct Bounds {
     pub stall_time: Duration,
     /// Time to answer a request that waits for nothing but the backend.
     pub answer_time: Duration,
+    /// Time to answer a request that creates, copies or examines much, such as a sandbox from a snapshot.
+    pub work_time: Duration,
+    /// Time to answer a request with a large body or a large result: uploads, archives, snapshots. Each pause of a body is
+    /// bounded by `stall_time`, too.
+    pub transfer_time: Duration,
     /// Time that a request may wait for the exit of an exec.
     pub wait_time: Duration,
     /// Life time of a sandbox whose creator sets none.
@@ -90,6 +95,9 @@ impl Default for Bounds {
             body_time: Duration::from_secs(30),
             stall_time: Duration::from_secs(60),
             answer_time: Duration::from_secs(120),
+            work_time: Duration::from_secs(10 * 60),
+            // Enough for the largest snapshot at 25 Mbit/s.
+            transfer_time: Duration::from_secs(6 * 60 * 60),
             wait_time: Duration::from_secs(60),
             default_life: Duration::from_secs(60 * 60),
             max_life: Duration::from_secs(24 * 60 * 60),

@@ -17,7 +17,8 @@
 //! - Live sandboxes and their execs: `live/`; the end of their time: `live/lease.rs`, which is pure; their
 //!   changes then: `live/changes.rs`.
 //! - Snapshots of all tenants, their files and quotas: `snapshots/`. Volumes of all tenants: `volumes.rs`.
-//! - Images of the host, which the program lists: `images.rs`. Plugins, which the program hosts: `plugins.rs`.
+//! - Images of the host, which the program lists: `images.rs`. Plugins, which the program hosts: `plugins.rs`. Pools,
+//!   which the program owns: `pools.rs`.
 //! - Callers and their scopes: `caller.rs`, `identity/`. Keys: `identity/keys.rs`. Tokens of an issuer: `identity/oidc/`.
 //!   Certificates of clients: `identity/certificates.rs`.
 //! - The place of a request in its client's trace: `trace.rs`. Spans: `tracer.rs`; their export: `otlp.rs`.
@@ -46,6 +47,7 @@ mod metrics;
 mod otlp;
 mod plugins;
 mod policy;
+mod pools;
 mod quota;
 mod recorder;
 mod refusal;
@@ -73,6 +75,7 @@ pub use listen::{ClientCertificates, Listen, ListenTls, Listener, TlsFiles};
 pub use otlp::OtlpConfig;
 pub use plugins::{HostPlugin, HostPlugins, PluginAnswer, PluginCall, PluginError, PluginItem, PluginMethod};
 pub use policy::{Policy, ServedBackend};
+pub use pools::{HostPool, HostPools};
 pub use quota::{Capacity, Prices, Quota, QuotaFile, Total};
 pub use rest::document;
 pub use server::{Server, ServerConfig};

@@ -1,6 +1,7 @@
 //! Metrics in the text format of Prometheus. Labels have few values each: backends, kinds of errors, endpoints.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::pools::{HostPools, PoolCollector};
 
 /// The type of the document.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -133,6 +136,11 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Adds the metrics of the host's pools.
+    pub(crate) fn add_pools(&self, pools: Arc<dyn HostPools>) {
+        self.registry.lock().register_collector(Box::new(PoolCollector(pools)));
+    }
+
     /// Counts a create. The time is missing if there was no sandbox.
     pub fn created(&self, backend: &str, outcome: &'static str, time: Option<Duration>) {
         self.creates.get_or_create(&Outcome { backend: backend.to_owned(), outcome }).inc();
@@ -194,12 +202,40 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_contract::Level;
+
     use super::*;
+    use crate::pools::HostPool;
+
+    /// A host with one pool.
+    #[derive(Debug)]
+    struct OnePool;
+
+    impl HostPools for OnePool {
+        fn pools(&self) -> Vec<HostPool> {
+            vec![HostPool {
+                backend: "process".to_owned(),
+                level: Level::Process,
+                pool: "sandboxes".to_owned(),
+                idle: 0,
+                target: 0,
+                refilling: 0,
+                claimed: 0,
+                waiting: 0,
+                claims: [("warm".to_owned(), 1)].into(),
+                failures: 0,
+                refills: 0,
+                refill_failures: 0,
+                refill_error: None,
+            }]
+        }
+    }
 
     /// Promise (Server): The dashboard and the alerts name metrics and outcomes that the server has.
     #[test]
     fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
         let metrics = Metrics::default();
+        metrics.add_pools(Arc::new(OnePool));
         metrics.created("process", "ok", Some(Duration::ZERO));
         metrics.live("process", 1);
         metrics.executed("process", "exit", Duration::ZERO, 1);

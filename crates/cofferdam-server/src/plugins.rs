@@ -100,6 +100,6 @@ pub trait HostPlugins: Send + Sync + std::fmt::Debug + 'static {
     /// - `InvalidInput` if the input does not fit the method's schema.
     async fn call(&self, call: PluginCall, items: mpsc::Sender<PluginItem>) -> Result<PluginAnswer>;
 
-    /// Ends all plugins. The server calls it after its requests have ended.
+    /// Ends all plugins. The server calls it after its requests have ended, and if it cannot start.
     async fn close(&self);
 }

@@ -34,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::otlp::{Exporter, OtlpConfig};
 use crate::plugins::HostPlugins;
 use crate::policy::Policy;
+use crate::pools::HostPools;
 use crate::quota::{Capacity, Quota, QuotaFile};
 use crate::recorder::Recorder;
 use crate::report;
@@ -103,6 +104,7 @@ pub struct Server {
     connected: TaskTracker,
     predecessor: Option<Predecessor>,
     quotas: Option<FollowedQuotas>,
+    pools: Option<Arc<dyn HostPools>>,
     control: Control,
     orders: mpsc::Receiver<Order>,
 }
@@ -124,7 +126,8 @@ impl Server {
         config.quota.check()?;
         let (control, orders) = Control::new();
         let sandboxes = Arc::new(Sandboxes::new(config.changes.clone(), Volumes::open(config.volumes.clone())?));
-        Ok(Self { config, sandboxes, connected: TaskTracker::new(), predecessor: None, quotas: None, control, orders })
+        let connected = TaskTracker::new();
+        Ok(Self { config, sandboxes, connected, predecessor: None, quotas: None, pools: None, control, orders })
     }
 
     /// Returns a function that returns true while a client is connected or a sandbox lives.
@@ -148,17 +151,33 @@ impl Server {
         Self { predecessor, ..self }
     }
 
+    /// Shows the state of the host's pools to operators.
+    #[must_use]
+    pub fn with_pools(self, pools: Arc<dyn HostPools>) -> Self {
+        Self { pools: Some(pools), ..self }
+    }
+
     /// Returns a handle that hands over.
     pub fn control(&self) -> Control {
         self.control.clone()
     }
 
-    /// Serves until `stop` is cancelled, then drains, closes all sandboxes and returns.
+    /// Serves until `stop` is cancelled, then drains, closes all sandboxes and returns. Plugins end in any case.
     ///
     /// # Errors
     /// - `Unavailable` if the database fails at the start, or if the predecessor ends before the handover.
     pub async fn serve(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
-        let Self { config, sandboxes, connected, predecessor, quotas, control, mut orders } = self;
+        let hosted = self.config.plugins.clone();
+        let served = self.serve_until(listeners, stop).await;
+        // Also if the server could not start.
+        if let Some(hosted) = hosted {
+            hosted.close().await;
+        }
+        served
+    }
+
+    async fn serve_until(self, listeners: Vec<Listener>, stop: CancellationToken) -> Result<()> {
+        let Self { config, sandboxes, connected, predecessor, quotas, pools, control, mut orders } = self;
         let (predecessor, instance) = (predecessor.map(Arc::new), new_id("in")?);
         let ServerConfig {
             bounds,
@@ -200,6 +219,7 @@ impl Server {
         let (recorder, recording) = Recorder::start(store.clone(), Arc::clone(&admission));
         let (metrics, tasks) = (Arc::new(Metrics::default()), Arc::new(Tasks::default()));
         let accounts = Arc::new(Accounts::default());
+        pools.iter().for_each(|pools| metrics.add_pools(Arc::clone(pools)));
         let exporter = otlp.map(|otlp| Exporter::start(&otlp, &instance, Arc::clone(&metrics))).transpose()?;
         let tracer = exporter.as_ref().map(Exporter::tracer).unwrap_or_default();
         for (backend, served) in &mut policy.backends {
@@ -223,7 +243,7 @@ impl Server {
             Snapshots::open(snapshots, server, store.clone(), Arc::clone(&admission), files, is_shared).await?;
         let offers = offers(&listeners)?;
 
-        let (tick, hosted) = (bounds.tick, plugins.clone());
+        let tick = bounds.tick;
         let kill = CancellationToken::new();
         let services = Services {
             admission: Arc::clone(&admission),
@@ -233,6 +253,7 @@ impl Server {
             snapshots: Some(Arc::clone(&snapshots)),
             images,
             plugins,
+            pools,
             predecessor: predecessor.clone(),
             tracer,
             tasks: Arc::clone(&tasks),
@@ -318,9 +339,6 @@ impl Server {
             }
         };
         tokio::join!(stop_own, stop_predecessor);
-        if let Some(hosted) = hosted {
-            hosted.close().await;
-        }
         following.inspect(tokio::task::JoinHandle::abort);
         if let Some(exporter) = exporter {
             exporter.stop().await;

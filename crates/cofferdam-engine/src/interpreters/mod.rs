@@ -38,6 +38,8 @@ pub struct InterpreterMetrics {
     pub name: String,
     /// Number of idle interpreters.
     pub waiting: usize,
+    /// Number of idle interpreters that refills aim at.
+    pub target: usize,
     /// Number of interpreters being created.
     pub making: usize,
     /// Number of interpreters taken for a request.
@@ -155,6 +157,7 @@ impl Interpreters {
         let kinds = self.shared.lock();
         let one = |kind: &Kind| InterpreterMetrics {
             waiting: kind.slots.waiting(),
+            target: kind.slots.target(),
             making: kind.slots.making(),
             ..kind.tally.clone()
         };

@@ -33,6 +33,11 @@ impl<T> Slots<T> {
         self.waiting.len()
     }
 
+    /// Returns the number of interpreters that refills aim at.
+    pub(super) fn target(&self) -> usize {
+        if self.draining { 0 } else { self.ready }
+    }
+
     pub(super) fn making(&self) -> usize {
         self.making
     }

@@ -125,6 +125,11 @@ impl<W, T> Ledger<W, T> {
         self.config.max - self.count(SlotState::Free)
     }
 
+    /// Returns the number of idle sandboxes that refills aim at: 0 if the backend cannot prepare any.
+    pub(crate) fn target(&self) -> usize {
+        if self.all_cold || self.draining { 0 } else { self.target.min(self.config.max) }
+    }
+
     /// Returns the number of queued claims.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()

@@ -275,6 +275,8 @@ impl Shared {
         let ledger = &state.ledger;
         PoolMetrics {
             warm: ledger.count(SlotState::Idle),
+            target: ledger.target(),
+            refilling: ledger.count(SlotState::Filling),
             claimed: ledger.count(SlotState::Leased),
             making: ledger.count(SlotState::Making) + ledger.count(SlotState::Filling),
             closing: ledger.count(SlotState::Closing),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cofferdam_contract::{
-    Access, Backend, Capabilities, Capability, Error, Level, NetworkPolicy, PreparedSandbox, Result, RootFs, Sandbox,
-    Snapshot, Spec, SpecParts, Workspace, unsupported_mount,
+    Access, Backend, Capabilities, Capability, Error, ErrorKind, Level, NetworkPolicy, PreparedSandbox, Result, RootFs,
+    Sandbox, Snapshot, Spec, SpecParts, Workspace, unsupported_mount,
 };
 use hyper::Method;
 
@@ -17,6 +17,8 @@ use crate::rest::views::{BackendList, BackendView, CreateSandbox, SandboxDetails
 
 /// The version of the API that this client speaks.
 const API: &str = "v1";
+/// The most characters of a server's versions that are shown.
+const MAX_SHOWN: usize = 64;
 /// The features of a server's backend that can be used through the API.
 const USABLE: [Capability; 12] = [
     Capability::MultipleExecs,
@@ -53,14 +55,7 @@ impl RemoteBackend {
         let RemoteConfig { server, key, ca, certificate, backend: _ } = config;
         let credentials = Credentials { key: key.as_deref(), ca: ca.as_deref(), certificate: certificate.as_ref() };
         let client = Client::with(server, &credentials)?;
-        let version: Version = client.call(Method::GET, "/v1/version", None::<&()>).await?;
-        if !version.api.iter().any(|api| api == API) {
-            let message = format!("the server {} speaks none of the versions of this client", version.version);
-            return Err(Error::unsupported("connect", message)
-                .with_context("server", version.api.join(", "))
-                .with_context("client", API)
-                .with_remedy("use a client and a server of one release"));
-        }
+        negotiate(&client).await?;
         let list: BackendList = client.call(Method::GET, "/v1/backends", None::<&()>).await?;
         let names: Vec<String> = list.backends.iter().map(|one| one.name.clone()).collect();
         let is_chosen = |one: &BackendView| match &config.backend {
@@ -69,12 +64,8 @@ impl RemoteBackend {
         };
         let Some(BackendView { name, level, capabilities, .. }) = list.backends.into_iter().find(is_chosen) else {
             let wanted = config.backend.as_deref().unwrap_or("default").escape_debug().to_string();
-            return Err(Error::new(
-                cofferdam_contract::ErrorKind::NotFound,
-                "connect",
-                format!("the server has no backend '{wanted}'"),
-            )
-            .with_remedy(format!("the server has: {}", names.join(", "))));
+            return Err(Error::new(ErrorKind::NotFound, "connect", format!("the server has no backend '{wanted}'"))
+                .with_remedy(format!("the server has: {}", names.join(", "))));
         };
         let capabilities = capabilities.into_iter().filter(|one| USABLE.contains(one)).collect();
         Ok(Self { client, backend: name, level, capabilities })
@@ -129,6 +120,28 @@ impl Backend for RemoteBackend {
     async fn prepare(&self, _spec: Spec) -> Result<Box<dyn PreparedSandbox>> {
         Err(Error::unsupported("warm", "a server prepares its sandboxes itself"))
     }
+}
+
+/// Checks that a server speaks this client's version of the API.
+async fn negotiate(client: &Client) -> Result<()> {
+    let version: Version = match client.call(Method::GET, "/v1/version", None::<&()>).await {
+        // A server that no longer has this version of the API.
+        Err(error) if error.kind() == ErrorKind::NotFound => Version { version: "unknown".to_owned(), api: Vec::new() },
+        answer => answer?,
+    };
+    if version.api.iter().any(|api| api == API) {
+        return Ok(());
+    }
+    // The server may be any program.
+    let shown = |text: &str| text.chars().take(MAX_SHOWN).collect::<String>().escape_debug().to_string();
+    let spoken = match version.api.is_empty() {
+        true => "another API".to_owned(),
+        false => format!("API {}", shown(&version.api.join(", "))),
+    };
+    let (server, own) = (shown(&version.version), env!("CARGO_PKG_VERSION"));
+    let message =
+        format!("the server (version {server}) speaks {spoken}, this client (version {own}) speaks API {API}");
+    Err(Error::unsupported("connect", message).with_remedy("use a client and a server of one release"))
 }
 
 /// Returns the request for a sandbox, or refuses a spec that no server can satisfy. Destructures the spec: a new field

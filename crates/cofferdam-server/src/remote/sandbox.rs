@@ -16,6 +16,9 @@ use crate::rest::views::{
     ExecView, FileList, ForkSandbox, MoveFile, SandboxDetails, SnapshotView, StartExec, StatsView, TakeSnapshot,
 };
 
+/// The most entries of a directory that are listed, as at level process.
+const MAX_ENTRIES: usize = 100_000;
+
 /// A sandbox of a server. Dropping it deletes it.
 #[derive(Debug)]
 pub(super) struct RemoteSandbox {
@@ -149,10 +152,24 @@ impl Sandbox for RemoteSandbox {
     }
 
     async fn list_dir(&self, path: &SandboxPath) -> Result<Vec<DirEntry>> {
-        let url = self.path(&format!("/files/list?path={}", encoded(&path.inside())));
-        let list = self.open("list_dir")?.call(Method::GET, &url, None::<&()>).await;
-        let FileList { entries } = list.map_err(|error| self.described("list_dir", error))?;
-        Ok(entries)
+        let (url, mut after) = (format!("/files/list?limit=1000&path={}", encoded(&path.inside())), String::new());
+        let mut all = Vec::new();
+        loop {
+            let page =
+                self.open("list_dir")?.call(Method::GET, &self.path(&format!("{url}{after}")), None::<&()>).await;
+            let FileList { entries, next } = page.map_err(|error| self.described("list_dir", error))?;
+            let Some(next) = next.filter(|_| !entries.is_empty()) else {
+                all.extend(entries);
+                return Ok(all);
+            };
+            all.extend(entries);
+            // Pages without end would fill the memory.
+            if all.len() > MAX_ENTRIES {
+                let message = format!("the directory has more than {MAX_ENTRIES} entries");
+                return Err(Error::new(ErrorKind::ResourceExhausted, "list_dir", message));
+            }
+            after = format!("&after={}", encoded(&next));
+        }
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<()> {

@@ -30,7 +30,7 @@ use crate::tracer::{Span, method_name};
 const CLIENT_LEFT: u16 = 499;
 
 /// Answers a request of a caller with the scope. The answer begins within `limit`.
-pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: Request, next: Next) -> Response {
+pub async fn require(app: App, scope: Scope, limit: Duration, request: Request, next: Next) -> Response {
     let ((mut parts, body), begun) = (request.into_parts(), Instant::now());
     let peer = match Extension::<Peer>::from_request_parts(&mut parts, &app).await {
         Ok(Extension(peer)) => peer,
@@ -56,7 +56,7 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
     let recognised = if bearer.is_none() && browser::is_of_another_origin(&parts.uri, &parts.headers, is_certified) {
         Err(Failure::unauthorized("a web page needs a key"))
     } else {
-        within(limit, app.gate().recognise(&peer, bearer.as_deref())).await.and_then(|caller| caller)
+        within(app.bounds().answer_time, app.gate().recognise(&peer, bearer.as_deref())).await.and_then(|caller| caller)
     };
     let recognised = recognised.map_err(|failure| (None, failure));
     // An operator can always raise the quota.
@@ -119,11 +119,10 @@ pub async fn require(app: App, scope: Scope, limit: Option<Duration>, request: R
 }
 
 /// Does work within a time.
-async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, Failure> {
-    let Some(limit) = limit else { return Ok(work.await) };
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
     tokio::time::timeout(limit, work).await.map_err(|_| {
-        let error = Error::new(ErrorKind::Unavailable, "answer", "the operation took too long");
-        Failure(StatusCode::SERVICE_UNAVAILABLE, error)
+        let message = format!("the operation took longer than {} s", limit.as_secs_f64());
+        Error::new(ErrorKind::Unavailable, "answer", message).into()
     })
 }
 
@@ -209,10 +208,7 @@ async fn handle(app: &App, caller: Caller, mut request: Request, next: Next) -> 
 /// Answers a recognised caller.
 async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, next: Next) -> Response {
     let metrics = &app.services().metrics;
-    if let Err(error) = app.services().admission.request(&caller.tenant) {
-        metrics.denied("rate");
-        return Failure::from(error).into_response();
-    }
+    // All that follows, also the rest of a refused body, counts for the tenant.
     let place = match app.tenant_place(&caller.tenant) {
         Ok(place) => place,
         Err(failure) => {
@@ -220,29 +216,50 @@ async fn answer(app: &App, scope: Scope, caller: Caller, mut request: Request, n
             return failure.into_response();
         }
     };
-    if !caller.may(scope) {
-        metrics.denied("scope");
-        let error = Error::new(ErrorKind::Denied, "authorize", format!("the key lacks the scope {scope}"))
-            .with_remedy("use a key with this scope; cofferdam keys create --scope makes one");
-        return Failure::from(error).into_response();
-    }
     // The key must not reach handlers.
     request.headers_mut().remove(AUTHORIZATION);
-    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
     let (request, rest) = linger::hold(request);
-    let response = match forward::owner(app, &caller, &endpoint, request.uri().path()) {
-        Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
-            .await
-            .unwrap_or_else(IntoResponse::into_response),
-        None => handle(app, caller, request, next).await,
+    let response = match refusal(app, scope, &caller) {
+        Some((reason, error)) => {
+            metrics.denied(reason);
+            drop(request);
+            Failure::from(error).into_response()
+        }
+        None => {
+            let response = admitted(app, caller, request, next).await;
+            match response.status() {
+                StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
+                StatusCode::FORBIDDEN => metrics.denied("policy"),
+                _ => {}
+            }
+            response
+        }
     };
     if response.status().is_client_error() || response.status().is_server_error() {
         rest.discard().await;
     }
-    match response.status() {
-        StatusCode::TOO_MANY_REQUESTS => metrics.denied("quota"),
-        StatusCode::FORBIDDEN => metrics.denied("policy"),
-        _ => {}
-    }
     slots::hold(response, place)
+}
+
+/// Returns the reason why a caller is refused before its request is read, for the metrics and for the answer.
+fn refusal(app: &App, scope: Scope, caller: &Caller) -> Option<(&'static str, Error)> {
+    if let Err(error) = app.services().admission.request(&caller.tenant) {
+        return Some(("rate", error));
+    }
+    let missing = || {
+        Error::new(ErrorKind::Denied, "authorize", format!("the key lacks the scope {scope}"))
+            .with_remedy("use a key with this scope; cofferdam keys create --scope makes one")
+    };
+    (!caller.may(scope)).then(|| ("scope", missing()))
+}
+
+/// Answers a caller that has the scope, here or in the process before.
+async fn admitted(app: &App, caller: Caller, request: Request, next: Next) -> Response {
+    let endpoint = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+    match forward::owner(app, &caller, &endpoint, request.uri().path()) {
+        Some(predecessor) => forward::forward(app, predecessor, &caller, &endpoint, request)
+            .await
+            .unwrap_or_else(IntoResponse::into_response),
+        None => handle(app, caller, request, next).await,
+    }
 }

@@ -1,28 +1,23 @@
-//! Code execution in a sandbox, and kernels: interpreters that keep variables between calls.
-//!
-//! A client that accepts `text/event-stream` gets output as it arrives, then the result. A failure before the first output
-//! is an answer with a status of its own, unless it takes longer than the interval of keep-alives.
+//! Code execution in a sandbox, and kernels: interpreters that keep variables between calls. A client that accepts
+//! `text/event-stream` gets output as it arrives, then the result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Extension;
 use axum::extract::State;
-use axum::http::header::ACCEPT;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
-use axum::response::sse::{Event, KeepAlive, Sse};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cofferdam_code::{CodeRequest, CodeResult, CodeSession, OnOutput, Place};
 use cofferdam_contract::{Capabilities, Chunk, Error, ErrorKind};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::FutureExt as _;
-use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
 
-use super::extract::{Json, Path};
-use super::output::{Events, KEEP_ALIVE};
+use super::events::{self, EventSender, accepts_events};
+use super::extract::{Json, Path, Query};
+use super::pages::PageQuery;
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::views::{CodeEvent, CodeOutcome, KernelList, KernelView, OpenKernel, RunCode};
@@ -31,8 +26,6 @@ use crate::caller::Caller;
 use crate::live::LiveSandbox;
 use crate::tracer::{LANGUAGE, SANDBOX};
 
-/// The media type of streams of events.
-const EVENTS: &str = "text/event-stream";
 /// Events of output that wait for a slow client. More are left out of the stream; the result has the output.
 const QUEUE: usize = 16;
 
@@ -60,7 +53,9 @@ pub async fn execute(
 
 /// Start a kernel in a sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code", request_body = OpenKernel,
-    params(("sandbox" = String, Path, description = "The id or name")),
+    params(("sandbox" = String, Path, description = "The id or name"),
+        ("Idempotency-Key" = Option<String>, Header, max_length = 128,
+        description = "A repeated request with the same key gets the first one's answer")),
     responses((status = 201, body = KernelView)))]
 pub async fn open(
     State(app): State<App>,
@@ -77,17 +72,19 @@ pub async fn open(
 
 /// List the kernels of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/kernels", tag = "code",
-    params(("sandbox" = String, Path, description = "The id or name")),
+    params(("sandbox" = String, Path, description = "The id or name"), PageQuery),
     responses((status = 200, body = KernelList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<KernelList>, Failure> {
     let kernels = app.sandboxes().find(&caller.tenant, &id)?.kernels(app.code())?;
     // A kernel may end meanwhile.
     let kernels = kernels.ids().iter().filter_map(|id| kernels.find(id).ok()).map(|kernel| view(&kernel)).collect();
-    Ok(axum::Json(KernelList { kernels }))
+    let (kernels, next) = query.page(kernels, |kernel| &kernel.id)?;
+    Ok(axum::Json(KernelList { kernels, next }))
 }
 
 /// Run code in a kernel.
@@ -164,16 +161,8 @@ impl Work {
         if !accepts_events(headers) {
             return Ok(axum::Json(CodeOutcome::of(&self.run(&|_| {}).await?)).into_response());
         }
-        let (sender, events) = mpsc::channel(QUEUE);
-        let (begun, begin) = oneshot::channel();
-        tokio::spawn(self.stream(sender, begun).with_current_context());
-        // Code may be silent for long, so keep-alives begin before its output.
-        match tokio::time::timeout(KEEP_ALIVE, begin).await {
-            Ok(Ok(Some(error))) => return Err(error.into()),
-            Ok(Err(_)) => return Err(Failure::unauthorized("the key is no longer valid")),
-            Ok(Ok(None)) | Err(_) => {}
-        }
-        Ok(Sse::new(Events(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+        let (app, caller) = (self.app.clone(), self.caller.clone());
+        events::answer(app, caller, QUEUE, |sender| self.stream(sender)).await
     }
 
     async fn run(self, on_output: OnOutput<'_>) -> cofferdam_contract::Result<CodeResult> {
@@ -199,58 +188,24 @@ impl Work {
         result
     }
 
-    /// Runs the code, and sends its events. Ends it if the client is gone, or its key is no longer valid. Reports to
-    /// `begun` that there is output or a result, or the failure.
-    async fn stream(self, to: mpsc::Sender<Event>, begun: oneshot::Sender<Option<Error>>) {
-        let begun = Mutex::new(Some(begun));
-        // Returns the failure if the answer has begun before.
-        let begin = |failure: Option<Error>| match begun.lock().take() {
-            Some(begun) => begun.send(failure).err().flatten(),
-            None => failure,
-        };
-        let (app, caller) = (self.app.clone(), self.caller.clone());
+    /// Runs the code, and sends its output. Returns the result.
+    async fn stream(self, sender: Arc<EventSender<CodeEvent>>) -> Result<CodeEvent, Failure> {
         let (sent, lost) = (AtomicU64::new(0), AtomicU64::new(0));
         let on_output = |chunk: &Chunk| {
             let size = chunk.data.len() as u64;
             let offset = sent.fetch_add(size, Ordering::Relaxed);
             let data = STANDARD.encode(&chunk.data);
-            if to.try_send(event(&CodeEvent::Output { stream: chunk.stream, offset, data })).is_err() {
+            if !sender.offer(&CodeEvent::Output { stream: chunk.stream, offset, data }) {
                 lost.fetch_add(size, Ordering::Relaxed);
             }
-            begin(None);
         };
-        let result = tokio::select! {
-            result = self.run(&on_output) => result,
-            () = to.closed() => return,
-            () = app.key_ended(&caller) => return,
-        };
+        let result = self.run(&on_output).await;
         let bytes = lost.into_inner();
         if bytes > 0 {
-            // The client may leave at any time.
-            let _ = to.send(event(&CodeEvent::Lost { bytes, offset: sent.into_inner() })).await;
+            sender.send(&CodeEvent::Lost { bytes, offset: sent.into_inner() }).await;
         }
-        let last = match result {
-            Ok(result) => {
-                begin(None);
-                CodeEvent::Result { result: CodeOutcome::of(&result) }
-            }
-            Err(error) => match begin(Some(error)) {
-                Some(error) => CodeEvent::Error { error: (&Failure::from(error)).into() },
-                None => return,
-            },
-        };
-        let _ = to.send(event(&last)).await;
+        Ok(CodeEvent::Result { result: CodeOutcome::of(&result?) })
     }
-}
-
-/// Returns true if a client takes a stream of events.
-pub(super) fn accepts_events(headers: &HeaderMap) -> bool {
-    headers.get_all(ACCEPT).iter().any(|value| value.to_str().is_ok_and(|text| text.contains(EVENTS)))
-}
-
-fn event(event: &CodeEvent) -> Event {
-    let data = serde_json::to_string(event).unwrap_or_default();
-    Event::default().event(event.name()).data(data)
 }
 
 fn view(kernel: &CodeSession) -> KernelView {

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::extract::{self, Json, Path, Query};
+use super::pages::PageQuery;
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::views::{ExecList, ExecView, Signal, SignalExec, StartExec};
@@ -38,15 +39,17 @@ pub async fn start(
 
 /// List the execs of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/execs", tag = "execs",
-    params(("sandbox" = String, Path, description = "The id or name")),
+    params(("sandbox" = String, Path, description = "The id or name"), PageQuery),
     responses((status = 200, body = ExecList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<ExecList>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    Ok(axum::Json(ExecList { execs: live.execs().iter().map(|exec| ExecView::of(exec)).collect() }))
+    let (execs, next) = query.page(live.execs(), |exec| &exec.id)?;
+    Ok(axum::Json(ExecList { execs: execs.iter().map(|exec| ExecView::of(exec)).collect(), next }))
 }
 
 /// Describe an exec.

@@ -17,6 +17,7 @@ use tokio_util::io::{ReaderStream, StreamReader};
 use utoipa::IntoParams;
 
 use super::extract::{Json, Path, Query};
+use super::pages::PageQuery;
 use super::problem::Failure;
 use super::ranges::{self, Asked};
 use super::sandboxes::no_content;
@@ -162,18 +163,38 @@ pub async fn rename(
     Ok(no_content())
 }
 
+/// Parameters of a list of files.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    /// The path, relative to the workspace or below `/workspace`.
+    #[param(max_length = 4096)]
+    path: String,
+    /// The value of `next` of the page before.
+    #[param(max_length = 4096)]
+    after: Option<String>,
+    /// The most entries of the page. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
 /// List a directory.
+///
+/// An entry that appears or disappears between two pages may be listed or not. All others are listed once.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files/list", tag = "files",
-    params(("sandbox" = String, Path, description = "The id or name"), FileQuery),
+    params(("sandbox" = String, Path, description = "The id or name"), ListQuery),
     responses((status = 200, body = FileList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
-    Query(query): Query<FileQuery>,
+    Query(ListQuery { path, after, limit }): Query<ListQuery>,
 ) -> Result<axum::Json<FileList>, Failure> {
     let live = app.sandboxes().find(&caller.tenant, &id)?;
-    Ok(axum::Json(FileList { entries: live.used().list_dir(&query.path()?).await? }))
+    let found = live.used().list_dir(&SandboxPath::new(&path)?).await?;
+    let (entries, next) = PageQuery { after, limit }.page(found, |entry| &entry.name)?;
+    Ok(axum::Json(FileList { entries, next }))
 }
 
 /// Describe a file or directory.

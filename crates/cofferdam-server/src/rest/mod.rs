@@ -10,6 +10,7 @@ mod browser;
 mod changes;
 mod code;
 mod entries;
+mod events;
 mod execs;
 mod extract;
 mod files;
@@ -22,6 +23,7 @@ mod openapi;
 mod output;
 mod pages;
 mod plugins;
+mod pools;
 pub(crate) mod ports;
 pub mod problem;
 mod ranges;
@@ -37,6 +39,7 @@ pub mod views;
 mod volumes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -72,8 +75,8 @@ pub(crate) const CHANGES_SKIPPED: HeaderName = HeaderName::from_static("cofferda
 pub(crate) const FORGET_AFTER: i64 = 24 * 60 * 60;
 /// The searches of the audit log at once: those of tenants, and those and the verifications of operators.
 const AUDIT_TURNS: [usize; 2] = [2, 1];
-/// The calls of plugins of a tenant at once. A plugin takes 256 at once.
-const PLUGIN_CALLS: usize = 32;
+/// The calls of plugins at once, of a tenant and of all. A plugin takes 256 at once.
+const PLUGIN_CALLS: [usize; 2] = [32, 256];
 /// The paths of requests that are answered by a full server too.
 const UNCOUNTED: [&str; 2] = ["/v1/health", "/v1/ready"];
 
@@ -88,6 +91,7 @@ use crate::live::Sandboxes;
 use crate::metrics::Metrics;
 use crate::plugins::HostPlugins;
 use crate::policy::Policy;
+use crate::pools::HostPools;
 use crate::quota::{Capacity, Quota};
 use crate::snapshots::Snapshots;
 use crate::store::Store;
@@ -124,6 +128,8 @@ pub struct Services {
     pub images: Option<Arc<dyn HostImages>>,
     /// The plugins that the server hosts.
     pub plugins: Option<Arc<dyn HostPlugins>>,
+    /// The pools of the host.
+    pub pools: Option<Arc<dyn HostPools>>,
     /// The process before this one, after an upgrade.
     pub predecessor: Option<Arc<Predecessor>>,
     /// Spans.
@@ -174,7 +180,7 @@ impl App {
             idempotency,
             requests,
             slots,
-            plugin_slots: Arc::new(Slots::new(PLUGIN_CALLS)),
+            plugin_slots: Arc::new(Slots::shared(PLUGIN_CALLS[0], PLUGIN_CALLS[1])),
             audit_turns: AUDIT_TURNS.map(Turns::new),
             refusals: Refusals::default(),
             document,
@@ -215,6 +221,7 @@ impl App {
                 snapshots: None,
                 images: None,
                 plugins: None,
+                pools: None,
                 predecessor: None,
                 tracer: Tracer::default(),
                 tasks: Arc::default(),
@@ -283,7 +290,7 @@ impl App {
     /// Takes the place of a request that is answered, if there is one.
     fn place(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Arc::clone(&self.0.requests).try_acquire_owned().map_err(|_| {
-            let wait = std::time::Duration::from_secs(1);
+            let wait = Duration::from_secs(1);
             crate::refusal::overloaded("admit", "the server answers too many requests now", wait).into()
         })
     }
@@ -301,7 +308,7 @@ impl App {
     /// Takes the place of a request of a tenant, if the tenant has one left.
     fn tenant_place(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
         self.0.slots.take(tenant).ok_or_else(|| {
-            let wait = std::time::Duration::from_secs(1);
+            let wait = Duration::from_secs(1);
             crate::refusal::exhausted("admit", "the server answers too many requests of the tenant now", wait).into()
         })
     }
@@ -309,8 +316,8 @@ impl App {
     /// Takes one of a tenant's calls of plugins, if there is one left.
     fn plugin_slot(&self, tenant: &TenantId) -> Result<TenantSlot, Failure> {
         self.0.plugin_slots.take(tenant).ok_or_else(|| {
-            let wait = std::time::Duration::from_secs(1);
-            let message = "too many calls of plugins of the tenant run now";
+            let wait = Duration::from_secs(1);
+            let message = "too many calls of plugins run now";
             crate::refusal::exhausted("call plugin", message, wait).into()
         })
     }
@@ -380,10 +387,14 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Response
     slots::hold(next.run(request).await, permit)
 }
 
-/// Returns all routes. Each has its scope, here and in the document.
+/// Returns all routes. Each has its scope, here and in the document, and the time until its answer begins.
 fn routes_of(app: &App) -> OpenApiRouter<App> {
-    let quick = |scope, routes| guarded(app, scope, Timed::Yes, routes);
-    let slow = |scope, routes| guarded(app, scope, Timed::No, routes);
+    let Bounds { answer_time, work_time, transfer_time, max_life, .. } = *app.bounds();
+    let quick = |scope, routes| guarded(app, scope, answer_time, routes);
+    let work = |scope, routes| guarded(app, scope, work_time, routes);
+    let transfer = |scope, routes| guarded(app, scope, transfer_time, routes);
+    // Programs have limits of their own, which end no later.
+    let run = |scope, routes| guarded(app, scope, max_life + answer_time, routes);
     OpenApiRouter::new()
         .routes(routes!(meta::health))
         .routes(routes!(meta::ready))
@@ -393,27 +404,27 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::SandboxesRead, routes!(images::list)))
         .routes(quick(Scope::Plugins, routes!(plugins::list)))
         .routes(quick(Scope::Plugins, routes!(plugins::get)))
-        .routes(slow(Scope::Plugins, routes!(plugins::call)))
-        .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
+        .routes(run(Scope::Plugins, routes!(plugins::call)))
+        .routes(work(Scope::SandboxesWrite, idempotent(app, routes!(sandboxes::create))))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::list)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::get)))
-        .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::delete)))
+        .routes(work(Scope::SandboxesWrite, routes!(sandboxes::delete)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::extend)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::rename)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::pause)))
         .routes(quick(Scope::SandboxesWrite, routes!(sandboxes::resume)))
         .routes(quick(Scope::SandboxesRead, routes!(sandboxes::stats)))
-        .routes(slow(Scope::SnapshotsWrite, idempotent(app, routes!(snapshots::take))))
-        .routes(quick(Scope::SandboxesWrite, idempotent(app, routes!(snapshots::fork))))
+        .routes(transfer(Scope::SnapshotsWrite, idempotent(app, routes!(snapshots::take))))
+        .routes(work(Scope::SandboxesWrite, idempotent(app, routes!(snapshots::fork))))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::list)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::get)))
         .routes(quick(Scope::SnapshotsRead, routes!(snapshots::download)))
-        .routes(slow(Scope::SnapshotsWrite, routes!(snapshots::upload)))
+        .routes(transfer(Scope::SnapshotsWrite, routes!(snapshots::upload)))
         .routes(quick(Scope::SnapshotsWrite, routes!(snapshots::delete)))
-        .routes(slow(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
+        .routes(work(Scope::VolumesWrite, idempotent(app, routes!(volumes::create))))
         .routes(quick(Scope::VolumesRead, routes!(volumes::list)))
         .routes(quick(Scope::VolumesRead, routes!(volumes::get)))
-        .routes(slow(Scope::VolumesWrite, routes!(volumes::delete)))
+        .routes(work(Scope::VolumesWrite, routes!(volumes::delete)))
         .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(execs::start))))
         .routes(quick(Scope::ExecsRead, routes!(execs::list)))
         .routes(quick(Scope::ExecsRead, routes!(execs::get)))
@@ -422,56 +433,49 @@ fn routes_of(app: &App) -> OpenApiRouter<App> {
         .routes(quick(Scope::ExecsWrite, routes!(execs::stdin)))
         .routes(quick(Scope::ExecsRead, routes!(output::follow)))
         .routes(quick(Scope::ExecsRead, routes!(attach::attach)))
-        .routes(slow(Scope::Ports, routes!(ports::proxy)))
-        .routes(slow(Scope::Ports, routes!(ports::proxy_root)))
+        .routes(run(Scope::Ports, routes!(ports::proxy)))
+        .routes(run(Scope::Ports, routes!(ports::proxy_root)))
         .routes(quick(Scope::Ports, routes!(ports::tunnel)))
-        .routes(slow(Scope::ExecsWrite, routes!(code::execute)))
-        .routes(quick(Scope::ExecsWrite, routes!(code::open)))
+        .routes(run(Scope::ExecsWrite, routes!(code::execute)))
+        .routes(quick(Scope::ExecsWrite, idempotent(app, routes!(code::open))))
         .routes(quick(Scope::ExecsRead, routes!(code::list)))
-        .routes(slow(Scope::ExecsWrite, routes!(code::call)))
+        .routes(run(Scope::ExecsWrite, routes!(code::call)))
         .routes(quick(Scope::ExecsWrite, routes!(code::interrupt)))
         .routes(quick(Scope::ExecsWrite, routes!(code::close)))
-        .routes(slow(Scope::Runs, routes!(runs::run)))
+        .routes(run(Scope::Runs, routes!(runs::run)))
         .routes(quick(Scope::FilesRead, routes!(files::read)))
-        .routes(slow(Scope::FilesWrite, routes!(files::write)))
-        .routes(slow(Scope::FilesWrite, routes!(entries::put)))
+        .routes(transfer(Scope::FilesWrite, routes!(files::write)))
+        .routes(transfer(Scope::FilesWrite, routes!(entries::put)))
         .routes(quick(Scope::FilesWrite, routes!(files::remove)))
         .routes(quick(Scope::FilesWrite, routes!(files::rename)))
         .routes(quick(Scope::FilesRead, routes!(files::list)))
         .routes(quick(Scope::FilesRead, routes!(files::stat)))
-        .routes(slow(Scope::FilesRead, routes!(changes::read)))
-        .routes(slow(Scope::ChangesApply, routes!(changes::apply)))
+        .routes(work(Scope::FilesRead, routes!(changes::read)))
+        .routes(work(Scope::ChangesApply, routes!(changes::apply)))
         .routes(quick(Scope::FilesRead, routes!(archives::read)))
-        .routes(slow(Scope::FilesWrite, routes!(archives::write)))
+        .routes(transfer(Scope::FilesWrite, routes!(archives::write)))
         .routes(quick(Scope::FilesRead, routes!(archives::watch)))
         .routes(quick(Scope::UsageRead, routes!(usage::own)))
         .routes(quick(Scope::UsageRead, routes!(usage::quota)))
         .routes(quick(Scope::AuditRead, routes!(audit::own)))
         .routes(slow(Scope::AuditRead, routes!(audit::verify_own)))
         .routes(quick(Scope::Admin, routes!(audit::all)))
-        .routes(slow(Scope::Admin, routes!(audit::verify)))
+        .routes(transfer(Scope::Admin, routes!(audit::verify)))
         .routes(quick(Scope::Admin, routes!(usage::all)))
         .routes(quick(Scope::Admin, routes!(usage::quotas)))
         .routes(quick(Scope::Admin, routes!(usage::quota_of)))
         .routes(quick(Scope::Admin, routes!(usage::set_quota)))
         .routes(quick(Scope::Admin, routes!(usage::remove_quota)))
         .routes(quick(Scope::Admin, routes!(usage::metrics)))
+        .routes(quick(Scope::Admin, routes!(pools::list)))
         .routes(quick(Scope::Admin, routes!(tasks::list)))
 }
 
-/// The deadline of the beginning of an answer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Timed {
-    Yes,
-    No,
-}
-
-/// Requires a scope of the callers of routes, and documents it.
-fn guarded(app: &App, scope: Scope, timed: Timed, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
+/// Requires a scope of the callers of routes, and documents it. Their answers begin within `limit`.
+fn guarded(app: &App, scope: Scope, limit: Duration, routes: UtoipaMethodRouter<App>) -> UtoipaMethodRouter<App> {
     let (schemas, mut paths, methods) = routes;
     openapi::require(&mut paths, scope);
     let gate = move |State(app): State<App>, request: Request, next: Next| async move {
-        let limit = (timed == Timed::Yes).then_some(app.bounds().answer_time);
         authentication::require(app, scope, limit, request, next).await
     };
     (schemas, paths, methods.layer(middleware::from_fn_with_state(app.clone(), gate)))

@@ -75,6 +75,7 @@ documented! {
     views::PluginEvent = "PluginEvent",
     views::PluginList = "PluginList",
     views::PluginOutcome = "PluginOutcome",
+    super::pools::PoolList = "PoolList",
     views::RenameSandbox = "RenameSandbox",
     views::RunCode = "RunCode",
     views::RunResult = "RunResult",

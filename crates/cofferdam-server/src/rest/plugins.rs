@@ -6,15 +6,13 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::IntoResponse;
-use axum::response::sse::{Event, KeepAlive, Sse};
 use cofferdam_contract::{Error, ErrorKind};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::FutureExt as _;
 use tokio::sync::mpsc;
 
-use super::code::accepts_events;
+use super::events::{self, EventSender, accepts_events};
 use super::extract::{Json, Path};
-use super::output::{Events, KEEP_ALIVE};
 use super::problem::Failure;
 use super::slots::TenantSlot;
 use super::views::{CallPlugin, PluginEvent, PluginList, PluginOutcome};
@@ -48,7 +46,8 @@ pub async fn get(State(app): State<App>, Path(plugin): Path<String>) -> Result<a
 ///
 /// A failure of the method is an outcome with `error`. A client that disconnects cancels the call. With
 /// `Accept: text/event-stream`, the answer is a stream of the events `progress` and `item`, and at the end `result` or
-/// `error`; a slow client slows the plugin down.
+/// `error`; a slow client slows the plugin down. A failure before the first event has a status of its own, unless it takes
+/// longer than 15 s.
 #[utoipa::path(post, path = "/v1/plugins/{plugin}/methods/{method}", tag = "plugins", request_body = CallPlugin,
     params(("plugin" = String, Path), ("method" = String, Path)),
     responses((status = 200, content((PluginOutcome = "application/json"), (PluginEvent = "text/event-stream")))))]
@@ -73,13 +72,11 @@ pub async fn call(
         tenant: caller.tenant.clone(),
         traceparent: None,
     };
-    let work = Work { app, caller, plugins, call, _slot: slot };
+    let work = Work { app: app.clone(), plugins, call, _slot: slot };
     if !accepts_events(&headers) {
         return Ok(axum::Json(work.collect().await?).into_response());
     }
-    let (sender, events) = mpsc::channel(QUEUE);
-    tokio::spawn(work.stream(sender).with_current_context());
-    Ok(Sse::new(Events(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+    events::answer(app, caller, QUEUE, |sender| work.stream(sender)).await
 }
 
 fn find(app: &App, name: &str) -> Result<(Arc<dyn HostPlugins>, HostPlugin), Failure> {
@@ -92,7 +89,6 @@ fn find(app: &App, name: &str) -> Result<(Arc<dyn HostPlugins>, HostPlugin), Fai
 /// A call of a method.
 struct Work {
     app: App,
-    caller: Caller,
     plugins: Arc<dyn HostPlugins>,
     call: PluginCall,
     _slot: TenantSlot,
@@ -132,55 +128,25 @@ impl Work {
         Ok(PluginOutcome { items, truncated, ..outcome(answer?) })
     }
 
-    /// Sends the events of the call. Ends it if the client is gone, or its key is no longer valid.
-    async fn stream(self, to: mpsc::Sender<Event>) {
-        let (app, caller) = (self.app.clone(), self.caller.clone());
-        let (sender, mut receiver) = mpsc::channel(1);
-        let stall_time = app.bounds().stall_time;
-        // Returns false if the client is gone, or takes nothing for too long.
-        let send = async |next: &PluginEvent| {
-            tokio::time::timeout(stall_time, to.send(event(next))).await.is_ok_and(|sent| sent.is_ok())
-        };
-        let mut work = Box::pin(self.run(sender));
+    /// Sends the items of the call. Returns its outcome.
+    async fn stream(self, events: Arc<EventSender<PluginEvent>>) -> Result<PluginEvent, Failure> {
+        let (sender, mut receiver) = mpsc::channel(QUEUE);
         let forwarding = async {
-            let mut answer = None;
-            loop {
-                let next = tokio::select! {
-                    next = receiver.recv() => next,
-                    done = &mut work, if answer.is_none() => {
-                        answer = Some(done);
-                        continue;
-                    }
-                };
+            while let Some(next) = receiver.recv().await {
                 let next = match next {
-                    Some(PluginItem::Progress(progress)) => PluginEvent::Progress { progress },
-                    Some(PluginItem::Item(item)) => PluginEvent::Item { item },
-                    None => {
-                        return Some(match answer {
-                            Some(answer) => answer,
-                            None => work.await,
-                        });
-                    }
+                    PluginItem::Progress(progress) => PluginEvent::Progress { progress },
+                    PluginItem::Item(item) => PluginEvent::Item { item },
                 };
-                if !send(&next).await {
-                    return None;
+                if !events.send(&next).await {
+                    let message = "the client takes the items of the stream too slowly";
+                    return Err(Failure::from(Error::new(ErrorKind::Unavailable, "call plugin", message)));
                 }
             }
+            Ok(())
         };
-        let answer = tokio::select! {
-            answer = forwarding => match answer {
-                Some(answer) => answer,
-                None => return,
-            },
-            () = to.closed() => return,
-            () = app.key_ended(&caller) => return,
-        };
-        let last = match answer {
-            Ok(answer) => PluginEvent::Result { outcome: outcome(answer) },
-            Err(failure) => PluginEvent::Error { error: (&failure).into() },
-        };
-        // The client may leave at any time.
-        let _ = send(&last).await;
+        // A client that takes nothing cancels the call.
+        let (answer, ()) = tokio::try_join!(self.run(sender), forwarding)?;
+        Ok(PluginEvent::Result { outcome: outcome(answer) })
     }
 }
 
@@ -190,8 +156,4 @@ fn outcome(PluginAnswer { id, result }: PluginAnswer) -> PluginOutcome {
         Err(error) => (None, Some(error)),
     };
     PluginOutcome { id, result, error, items: Vec::new(), truncated: false }
-}
-
-fn event(event: &PluginEvent) -> Event {
-    Event::default().event(event.name()).data(serde_json::to_string(event).unwrap_or_default())
 }

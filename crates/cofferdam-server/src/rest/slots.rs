@@ -11,7 +11,15 @@ use parking_lot::Mutex;
 /// The requests of each tenant that are answered now.
 pub struct Slots {
     most: usize,
-    taken: Mutex<BTreeMap<TenantId, usize>>,
+    total: usize,
+    taken: Mutex<Taken>,
+}
+
+/// The taken places.
+#[derive(Default)]
+struct Taken {
+    of: BTreeMap<TenantId, usize>,
+    all: usize,
 }
 
 /// The place of one request of a tenant. It is free again when it is dropped.
@@ -23,17 +31,24 @@ pub struct TenantSlot {
 impl Slots {
     /// Creates a bound of `most` requests for each tenant.
     pub fn new(most: usize) -> Self {
-        Self { most, taken: Mutex::default() }
+        Self::shared(most, usize::MAX)
+    }
+
+    /// Creates a bound of `most` requests for each tenant and `total` for all. A tenant takes at most as many as it leaves
+    /// to others, so that no tenants take all.
+    pub fn shared(most: usize, total: usize) -> Self {
+        Self { most, total, taken: Mutex::default() }
     }
 
     /// Takes a place. Returns `None` if the tenant has no more.
     pub fn take(self: &Arc<Self>, tenant: &TenantId) -> Option<TenantSlot> {
         let mut taken = self.taken.lock();
-        let count = taken.get(tenant).copied().unwrap_or(0);
-        if count >= self.most {
+        let count = taken.of.get(tenant).copied().unwrap_or(0);
+        if count >= self.most.min(self.total - taken.all) {
             return None;
         }
-        taken.insert(tenant.clone(), count + 1);
+        taken.of.insert(tenant.clone(), count + 1);
+        taken.all += 1;
         Some(TenantSlot { of: Arc::clone(self), tenant: tenant.clone() })
     }
 }
@@ -41,10 +56,11 @@ impl Slots {
 impl Drop for TenantSlot {
     fn drop(&mut self) {
         let mut taken = self.of.taken.lock();
-        if let Some(count) = taken.get_mut(&self.tenant) {
+        taken.all -= 1;
+        if let Some(count) = taken.of.get_mut(&self.tenant) {
             *count -= 1;
             if *count == 0 {
-                taken.remove(&self.tenant);
+                taken.of.remove(&self.tenant);
             }
         }
     }
@@ -78,5 +94,35 @@ impl<P: Unpin> hyper::body::Body for Counted<P> {
 
     fn size_hint(&self) -> hyper::body::SizeHint {
         self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Promise (Server): No tenants take all calls of plugins: each leaves at least as many to others as it has.
+    #[test]
+    fn a_tenant_leaves_places_to_others() {
+        let slots = Arc::new(Slots::shared(4, 6));
+        let take = |name: &str| -> Vec<_> {
+            let tenant = TenantId::new(name).unwrap();
+            std::iter::from_fn(|| slots.take(&tenant)).collect()
+        };
+        let (first, second, third) = (take("a"), take("b"), take("c"));
+        assert_eq!((first.len(), second.len(), third.len()), (3, 2, 1));
+        assert_eq!(take("d").len(), 0);
+        drop((second, third));
+        assert_eq!(take("d").len(), 2, "places are free again");
+        drop(first);
+        assert_eq!(take("a").len(), 3);
+    }
+
+    #[test]
+    fn the_bound_of_one_tenant_holds_alone() {
+        let slots = Arc::new(Slots::new(2));
+        let tenant = TenantId::new("a").unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| slots.take(&tenant)).collect();
+        assert_eq!(taken.len(), 2);
     }
 }

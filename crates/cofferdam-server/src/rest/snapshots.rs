@@ -20,7 +20,7 @@ use utoipa::IntoParams;
 
 use super::extract::{Json, Path, Query};
 use super::forward::check_name_is_free;
-use super::pages::PageSize;
+use super::pages::{PageQuery, PageSize};
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::upload::Upload;
@@ -98,26 +98,13 @@ pub async fn fork(
     .await
 }
 
-/// Parameters of a list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct ListQuery {
-    /// The value of `next` of the page before.
-    #[param(max_length = 128)]
-    after: Option<String>,
-    /// The most snapshots of the page. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
-}
-
 /// List snapshots.
-#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", params(ListQuery),
+#[utoipa::path(get, path = "/v1/snapshots", tag = "snapshots", params(PageQuery),
     responses((status = 200, body = SnapshotList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<SnapshotList>, Failure> {
     let size = PageSize::of(query.limit)?;
     let found = app.snapshots()?.list(&caller.tenant, query.after.as_deref(), size.wanted());
@@ -253,16 +240,20 @@ impl Start {
             return Err(Error::new(ErrorKind::Denied, "authorize", message).into());
         }
         let record = app.snapshots()?.find(&caller.tenant, name)?;
-        if request.image.is_some() || request.backend.as_ref().is_some_and(|backend| *backend != record.backend) {
-            let message = format!("the snapshot is one of the backend '{}', and has its own root", record.backend);
-            return Err(Error::invalid("create", message).with_remedy("leave out the backend and the image").into());
+        let archive = Arc::clone(app.policy().archive(&record.backend)?);
+        if request.backend.as_ref().is_some_and(|backend| *backend != record.backend) {
+            let message = format!("the snapshot is one of the backend '{}'", record.backend);
+            return Err(Error::invalid("create", message).with_remedy("leave out the backend").into());
+        }
+        if request.image.is_some() && archive.has_root() {
+            let message = "the snapshot has its own root";
+            return Err(Error::invalid("create", message).with_remedy("leave out the image").into());
         }
         request.backend = Some(record.backend.clone());
         if request.limits.is_none() {
             let limits: Option<Limits> = serde_json::from_str(&record.limits).ok();
             request.limits = limits;
         }
-        let archive = Arc::clone(app.policy().archive(&record.backend)?);
         Ok(Some(Self { record, archive }))
     }
 

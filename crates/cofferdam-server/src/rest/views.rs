@@ -356,11 +356,13 @@ pub struct ExecView {
     pub error: Option<super::problem::Problem>,
 }
 
-/// The execs of a sandbox.
+/// A page of the execs of a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ExecList {
     /// The execs, oldest first.
     pub execs: Vec<ExecView>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// A signal for an exec.
@@ -386,11 +388,13 @@ pub struct SignalExec {
     pub grace: Option<Duration>,
 }
 
-/// The entries of a directory.
+/// A page of the entries of a directory.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct FileList {
     /// The entries, sorted by name.
     pub entries: Vec<DirEntry>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// A file or directory.
@@ -431,11 +435,13 @@ pub struct BackendList {
     pub backends: Vec<BackendView>,
 }
 
-/// The images of the host.
+/// A page of the images of the host.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct ImageList {
-    /// The images.
+    /// The images, in the order of digests.
     pub images: Vec<HostImage>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }
 
 /// The state of the server.

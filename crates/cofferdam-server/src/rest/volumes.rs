@@ -6,11 +6,9 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use cofferdam_contract::Error;
 use cofferdam_volume::Name;
-use serde::Deserialize;
-use utoipa::IntoParams;
 
 use super::extract::{Json, Path, Query};
-use super::pages::PageSize;
+use super::pages::{PageQuery, PageSize};
 use super::problem::Failure;
 use super::sandboxes::no_content;
 use super::views::{CreateVolume, VolumeList, VolumeView};
@@ -40,26 +38,13 @@ pub async fn create(
     Ok((StatusCode::CREATED, axum::Json(VolumeView::of(&made.await?))).into_response())
 }
 
-/// Parameters of a list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct ListQuery {
-    /// The value of `next` of the page before.
-    #[param(max_length = 128)]
-    after: Option<String>,
-    /// The most volumes of the page. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
-}
-
 /// List volumes.
-#[utoipa::path(get, path = "/v1/volumes", tag = "volumes", params(ListQuery),
+#[utoipa::path(get, path = "/v1/volumes", tag = "volumes", params(PageQuery),
     responses((status = 200, body = VolumeList)))]
 pub async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Query(query): Query<ListQuery>,
+    Query(query): Query<PageQuery>,
 ) -> Result<axum::Json<VolumeList>, Failure> {
     let size = PageSize::of(query.limit)?;
     let found = app.volumes()?.list(&caller.tenant, query.after, size.wanted()).await?;

@@ -29,6 +29,11 @@ pub trait SnapshotArchive: Send + Sync + fmt::Debug {
     /// Returns true if a file may come from a client. False if it has states of programs or devices that the backend
     /// trusts.
     fn accepts_uploads(&self) -> bool;
+
+    /// Returns true if a snapshot has the root file system, so that a sandbox from it cannot have another image.
+    fn has_root(&self) -> bool {
+        true
+    }
 }
 
 /// Archives of a backend whose snapshots are the files of the workspace and nothing else: tars.
@@ -70,6 +75,10 @@ impl SnapshotArchive for WorkspaceArchive {
 
     fn accepts_uploads(&self) -> bool {
         true
+    }
+
+    fn has_root(&self) -> bool {
+        false
     }
 }
 

@@ -44,6 +44,34 @@ async fn files_of_the_workspace_are_written_and_read() {
     server.stop().await;
 }
 
+/// Promise (Server): A directory is listed in pages, with each entry once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_is_listed_in_pages() {
+    let server = start(Over::Tcp, bounds()).await;
+    let client = server.client();
+    create(&client, json!({ "name": "a" })).await;
+    let names: Vec<String> = (0..5).map(|number| format!("f {number}&")).collect();
+    for name in &names {
+        let name = name.replace(' ', "%20").replace('&', "%26");
+        put(&client, &format!("/v1/sandboxes/a/files?path={name}"), Vec::new()).await.unwrap();
+    }
+    let list = "/v1/sandboxes/a/files/list?path=";
+    let (mut seen, mut sizes, mut path) = (Vec::new(), Vec::new(), format!("{list}&limit=2"));
+    loop {
+        let page = get(&client, &path).await.unwrap();
+        let entries = page["entries"].as_array().unwrap();
+        sizes.push(entries.len());
+        seen.extend(entries.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()));
+        let Some(next) = page["next"].as_str() else { break };
+        path = format!("{list}&limit=2&after={}", next.replace(' ', "%20").replace('&', "%26"));
+    }
+    assert_eq!((seen, sizes), (names, vec![2, 2, 1]));
+    for limit in [0, 1001] {
+        assert_eq!(get(&client, &format!("{list}&limit={limit}")).await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+    server.stop().await;
+}
+
 /// Promise (Server): A link that a guest made leads no request out of its workspace.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guests_link_leads_nowhere() {
@@ -107,6 +135,6 @@ async fn a_failed_upload_leaves_no_file() {
     stream.shutdown().await.unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
-    assert_eq!(get(&client, "/v1/sandboxes/a/files/list?path=").await.unwrap(), json!({ "entries": [] }));
+    assert_eq!(get(&client, "/v1/sandboxes/a/files/list?path=").await.unwrap(), json!({ "entries": [], "next": null }));
     server.stop().await;
 }

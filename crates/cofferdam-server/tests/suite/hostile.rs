@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use cofferdam_server::Bounds;
+use cofferdam_server::{Bounds, Scope};
 use cofferdam_simulated::Step;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Over, Running, bounds, create, get, start, steps};
+use crate::support::{Method, Over, Running, bounds, create, get, send, start, steps};
 
 /// Time for a server to end what a client began.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
@@ -102,23 +102,48 @@ async fn half_closed_clients_leave_nothing() {
     server.stop().await;
 }
 
-/// Promise (Server): A client whose upload is refused by its sandbox before its end receives the answer.
+/// Promise (Server): An upload that goes on for too long is answered with the time that it had, and leaves no file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_without_end_is_given_up() {
+    let tight = Bounds { transfer_time: Duration::from_millis(500), ..bounds() };
+    let server = start(Over::Tcp, tight).await;
+    let client = server.client();
+    create(&client, json!({ "name": "a" })).await;
+    let upload = "PUT /v1/sandboxes/a/files?path=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n";
+    let answer = timeout(END_TIMEOUT, drip(connect(&server).await, upload)).await.expect("it is given up");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.contains("the operation took longer than 0.5 s"), "{answer}");
+    assert_eq!(get(&client, "/v1/sandboxes/a/files/list?path=").await.unwrap()["entries"], json!([]));
+    server.stop().await;
+}
+
+/// Promise (Server): A client whose upload is refused before its end receives the answer, whether its sandbox, the scope
+/// of its key or a rate refuses it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_upload_is_answered() {
     let server = start(Over::Tcp, bounds()).await;
+    let admin = server.with_key(Some(&server.key("default", Scope::ALL).await));
+    let quota = json!({ "requests_per_second": 1 });
+    send(&admin, Method::PUT, "/v1/admin/quotas/slow", Some(quota)).await.unwrap();
+    let (all, none) = (server.key("default", Scope::ALL).await, server.key("default", &[Scope::UsageRead]).await);
+    let slow = server.key("slow", Scope::ALL).await;
     let body = vec![0; 24 << 20];
-    let head = format!(
-        "PUT /v1/sandboxes/none/files?path=x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    for _ in 0..4 {
+    for (key, status) in [(&all, "404"), (&all, "404"), (&none, "403"), (&none, "403"), (&slow, "429"), (&slow, "429")]
+    {
+        let limited = server.with_key(Some(&slow));
+        while status == "429" && get(&limited, "/v1/quota").await.is_ok() {}
         let mut stream = connect(&server).await;
+        let head = format!(
+            "PUT /v1/sandboxes/none/files?path=x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Authorization: Bearer {key}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
         stream.write_all(head.as_bytes()).await.unwrap();
         // A client that writes its whole request before it reads.
         timeout(END_TIMEOUT, stream.write_all(&body)).await.unwrap().expect("the server reads the rest");
         let mut answer = String::new();
         timeout(END_TIMEOUT, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-        assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{status}: {answer}");
     }
     server.stop().await;
 }

@@ -1,5 +1,7 @@
 //! Calls of plugins over HTTP. The program's own host of plugins is tested with real ones by the tests of `cofferdam`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::code::{events, next};
-use crate::support::{Over, bounds, get, post, start, start_with};
+use crate::support::{Over, bounds, get, post, start, start_and_fail, start_with};
 
 /// A plugin whose methods return what they receive.
 #[derive(Debug)]
@@ -112,7 +114,11 @@ async fn items_of_plugins_are_streamed() {
     }
     assert_eq!(next(&mut lines).await, json!({ "event": "result", "outcome": { "id": "call", "result": null } }));
     let mut lines = events(&server, "/v1/plugins/echo/methods/refuse", &json!({})).await;
-    assert_eq!(next(&mut lines).await["error"]["kind"], "invalid-input");
+    let status = lines.next_line().await.unwrap().unwrap();
+    assert!(status.starts_with("HTTP/1.1 400"), "a failure before the first event has a status: {status}");
+    // An outcome without items is the only event.
+    let mut lines = events(&server, "/v1/plugins/echo/methods/fail", &json!({})).await;
+    assert_eq!(next(&mut lines).await["outcome"]["error"]["message"], "it failed");
 
     let mut lines = events(&server, "/v1/plugins/echo/methods/wait", &json!({ "input": { "name": "left" } })).await;
     assert_eq!(next(&mut lines).await["item"], "begun");
@@ -141,6 +147,42 @@ async fn calls_of_plugins_are_limited() {
     }
     assert_eq!(refused.expect("a refusal").kind(), ErrorKind::ResourceExhausted);
     server.stop().await;
+}
+
+/// A plugin without methods that counts its ends.
+#[derive(Debug, Default)]
+struct Counted(AtomicUsize);
+
+#[async_trait]
+impl HostPlugins for Counted {
+    fn plugins(&self) -> Vec<HostPlugin> {
+        Vec::new()
+    }
+
+    async fn call(&self, _: PluginCall, _: mpsc::Sender<PluginItem>) -> Result<PluginAnswer> {
+        Err(Error::invalid("call plugin", "there is no method"))
+    }
+
+    async fn close(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Promise (Server): Plugins end with the server, also if it cannot start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plugins_end_with_a_server_that_cannot_start() {
+    let plugins = Arc::new(Counted::default());
+    let server = start_with(Over::Tcp, bounds(), |config| config.plugins = Some(Arc::clone(&plugins) as _)).await;
+    assert_eq!(plugins.0.load(Ordering::SeqCst), 0);
+    server.stop().await;
+    assert_eq!(plugins.0.load(Ordering::SeqCst), 1);
+    let failed = start_and_fail(|config| {
+        config.plugins = Some(Arc::clone(&plugins) as _);
+        // It is a file.
+        config.snapshots = config.snapshots.with_file_name("state.db");
+    });
+    assert!(failed.await.is_err());
+    assert_eq!(plugins.0.load(Ordering::SeqCst), 2);
 }
 
 /// Promise (Server): A server without plugins lists none.

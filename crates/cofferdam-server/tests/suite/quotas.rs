@@ -321,7 +321,7 @@ async fn calls_without_an_answer_are_audited() {
     create(&acme, json!({ "name": "a" })).await;
     let started = exec(&acme, "a", &steps(vec![Step::SleepForever])).await.unwrap();
     let slow = get(&acme, &format!("/v1/sandboxes/a/execs/{}/wait", started.id)).await.unwrap_err();
-    assert_eq!(slow.message(), "the operation took too long");
+    assert_eq!(slow.message(), "the operation took longer than 0.4 s");
     let body = json!({ "exec": steps(vec![Step::SleepForever]) });
     let left = tokio::time::timeout(Duration::from_millis(300), post(&acme, "/v1/runs", body)).await;
     assert!(left.is_err());

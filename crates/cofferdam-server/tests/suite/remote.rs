@@ -158,6 +158,45 @@ async fn failures_to_connect_name_the_reason() {
     server.stop().await;
 }
 
+/// Answers all requests with a document.
+async fn stand_in(status: u16, body: &'static str) -> (String, tokio::task::JoinHandle<()>) {
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let answer = hyper::service::service_fn(move |_| async move {
+        let answer = hyper::Response::builder().status(status).header("content-type", "application/json");
+        answer.body(http_body_util::Full::new(bytes::Bytes::from_static(body.as_bytes())))
+    });
+    let task = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
+        }
+    });
+    (url, task)
+}
+
+/// Promise (Server): A client of a server with another version of the API names both versions and the remedy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_another_version_is_named() {
+    let missing = r#"{"type":"urn:cofferdam:error:not-found","title":"x","status":404,"detail":"there is no such endpoint",
+        "kind":"not-found","fault":"caller","retry":"never","operation":"route"}"#;
+    let own = env!("CARGO_PKG_VERSION");
+    for (status, body, speaks) in [
+        (200, r#"{"version":"9.1\u001b","api":["v2","v3"]}"#, "(version 9.1\\u{1b}) speaks API v2, v3"),
+        (404, missing, "(version unknown) speaks another API"),
+    ] {
+        let (server, task) = stand_in(status, body).await;
+        let config = RemoteConfig { server, ..RemoteConfig::default() };
+        let error = RemoteBackend::connect(&config).await.expect_err("refused");
+        task.abort();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let expected = format!("the server {speaks}, this client (version {own}) speaks API v1");
+        assert_eq!(error.message(), expected);
+        assert_eq!(error.remedy(), Some("use a client and a server of one release"));
+    }
+}
+
 fn spec() -> Spec {
     let limits = Limits { cpu_time: None, memory: None, disk: None, pids: None, ..Limits::default() };
     Spec::builder().limits(limits).build().expect("valid")

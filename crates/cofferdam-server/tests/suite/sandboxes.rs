@@ -146,34 +146,6 @@ async fn what_only_the_operator_decides_is_refused() {
     server.stop().await;
 }
 
-/// Promise (Server): A repeated create with the same idempotency key gets the first answer, and creates nothing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repeated_create_gets_the_first_answer() {
-    use http_body_util::BodyExt;
-    let server = start(Over::Tcp, bounds()).await;
-    let address = server.url.strip_prefix("http://").unwrap().to_owned();
-    let ask = async |key: &str, body: &str| {
-        let stream = tokio::net::TcpStream::connect(&address).await.unwrap();
-        let io = hyper_util::rt::TokioIo::new(stream);
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
-        tokio::spawn(connection);
-        let request = hyper::Request::post("/v1/sandboxes").header("host", "localhost").header("idempotency-key", key);
-        let response = sender.send_request(request.body(body.to_owned()).unwrap()).await.unwrap();
-        let status = response.status().as_u16();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        (status, serde_json::from_slice::<serde_json::Value>(&body).unwrap())
-    };
-    let (first, second) = tokio::join!(ask("a", "{}"), ask("b", "{}"));
-    assert_eq!((first.0, second.0), (201, 201));
-    assert_ne!(first.1["id"], second.1["id"]);
-    assert_eq!(ask("a", "{}").await, first);
-    assert_eq!(ask("a", r#"{"read_only":true}"#).await.0, 400, "another request");
-    assert_eq!(ask("c", r#"{"nonsense":1}"#).await.0, 400);
-    assert_eq!(ask("c", "{}").await.0, 201, "a failed request frees its key");
-    assert_eq!(server.simulated.living().len(), 3);
-    server.stop().await;
-}
-
 /// Promise (Server): A tenant sees the images of the host only if the operator lets tenants choose one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn images_are_listed_if_tenants_may_choose_one() {

@@ -198,3 +198,15 @@ async fn a_restore_needs_the_scope_of_snapshots() {
     assert_eq!(post(&stranger, "/v1/sandboxes", body).await.unwrap_err().kind(), ErrorKind::NotFound);
     server.stop().await;
 }
+
+/// Promise (Server): A sandbox from a snapshot of files alone can have another image; what has no images refuses it itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_of_files_leaves_the_image_to_the_request() {
+    let server = start_with(Over::Tcp, bounds(), |config| config.policy.images = true).await;
+    let client = server.client();
+    create(&client, json!({ "name": "a" })).await;
+    take(&client, "a", json!({ "name": "base" })).await.unwrap();
+    let refused = post(&client, "/v1/sandboxes", json!({ "snapshot": "base", "image": "base:1" })).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    server.stop().await;
+}

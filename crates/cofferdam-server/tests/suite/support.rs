@@ -109,6 +109,25 @@ async fn start_server(
     bounds: Bounds,
     make: impl FnOnce(ServerConfig) -> Result<Server>,
 ) -> Running {
+    let (config, simulated) = config(directory.path(), bounds).await;
+    let listener = Listener::bind(listen).await.unwrap();
+    let (url, stop, store) = (listener.url(), CancellationToken::new(), config.store.clone());
+    let server = make(config).unwrap().with_pools(Arc::new(crate::pools::Two));
+    let serving = server.serve(vec![listener], stop.clone());
+    let task = Some(tokio::spawn(async move { serving.await.unwrap() }));
+    Running { url, simulated, store, stop, task, directory }
+}
+
+/// Starts a server that cannot start.
+pub async fn start_and_fail(change: impl FnOnce(&mut ServerConfig)) -> Result<()> {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut config, _) = config(directory.path(), bounds()).await;
+    change(&mut config);
+    Server::new(config).unwrap().serve(Vec::new(), CancellationToken::new()).await
+}
+
+/// Returns the settings of a server in a directory, and its default backend.
+async fn config(directory: &std::path::Path, bounds: Bounds) -> (ServerConfig, Arc<SimulatedBackend>) {
     let simulated = Arc::new(SimulatedBackend::default());
     let process = Arc::new(ProcessBackend::new(ProcessConfig::default()).expect("the backend starts"));
     let served = |backend: Arc<dyn Backend>| ServedBackend { backend, attributes: Vec::new(), archive: None };
@@ -125,7 +144,7 @@ async fn start_server(
         network: false,
         workspaces: true,
     };
-    let store = Store::open(&Database::File(directory.path().join("state.db"))).await.unwrap();
+    let store = Store::open(&Database::File(directory.join("state.db"))).await.unwrap();
     let owner = rustix::process::geteuid().as_raw();
     let gate = Gate {
         owner,
@@ -134,32 +153,27 @@ async fn start_server(
         store: Some(store.clone()),
         identities: Identities::default(),
     };
-    let listener = Listener::bind(listen).await.unwrap();
-    let (url, stop) = (listener.url(), CancellationToken::new());
     let config = ServerConfig {
         bounds,
         policy,
         gate,
-        store: store.clone(),
-        snapshots: directory.path().join("snapshots"),
-        changes: Some(directory.path().join("changes")),
+        store,
+        snapshots: directory.join("snapshots"),
+        changes: Some(directory.join("changes")),
         images: Some(Arc::new(OneImage)),
         plugins: Some(Arc::new(crate::plugins::Echo)),
-        volumes: VolumesConfig { directory: directory.path().join("volumes"), before_use: || {} },
+        volumes: VolumesConfig { directory: directory.join("volumes"), before_use: || {} },
         name: "test".to_owned(),
         quota: Quota::default(),
         capacity: Capacity::default(),
         queue: QueueBounds::default(),
         usage_label: Some("project".to_owned()),
-        audit: Some(audit(directory.path())),
+        audit: Some(audit(directory)),
         code: cofferdam_code::CodeConfig::default(),
         port_domain: Some("ports.example".to_owned()),
         otlp: None,
     };
-    let server = make(config).unwrap();
-    let serving = server.serve(vec![listener], stop.clone());
-    let task = Some(tokio::spawn(async move { serving.await.unwrap() }));
-    Running { url, simulated, store, stop, task, directory }
+    (config, simulated)
 }
 
 /// Writes a certificate for the loopback address.

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::rest::events::StreamEvent;
 use crate::rest::problem::Problem;
 
 /// Code to run.
@@ -79,14 +80,18 @@ pub enum CodeEvent {
     },
 }
 
-impl CodeEvent {
-    pub(in crate::rest) fn name(&self) -> &'static str {
+impl StreamEvent for CodeEvent {
+    fn name(&self) -> &'static str {
         match self {
             Self::Output { .. } => "output",
             Self::Lost { .. } => "lost",
             Self::Result { .. } => "result",
             Self::Error { .. } => "error",
         }
+    }
+
+    fn failed(error: Problem) -> Self {
+        Self::Error { error }
     }
 }
 
@@ -112,9 +117,11 @@ pub struct KernelView {
     pub language: String,
 }
 
-/// The kernels of a sandbox.
+/// A page of the kernels of a sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct KernelList {
-    /// The kernels.
+    /// The kernels, in the order of ids.
     pub kernels: Vec<KernelView>,
+    /// The value of `after` for the next page, if there is one.
+    pub next: Option<String>,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::plugins::{HostPlugin, PluginError};
+use crate::rest::events::StreamEvent;
 use crate::rest::problem::Problem;
 
 /// The plugins of the server.
@@ -79,13 +80,17 @@ pub enum PluginEvent {
     },
 }
 
-impl PluginEvent {
-    pub(in crate::rest) fn name(&self) -> &'static str {
+impl StreamEvent for PluginEvent {
+    fn name(&self) -> &'static str {
         match self {
             Self::Progress { .. } => "progress",
             Self::Item { .. } => "item",
             Self::Result { .. } => "result",
             Self::Error { .. } => "error",
         }
+    }
+
+    fn failed(error: Problem) -> Self {
+        Self::Error { error }
     }
 }
