@@ -20,7 +20,7 @@ function filePath(id: string, path: string[], kind = ''): string {
 export function FilesPanel({ id, path }: { id: string; path: string[] }) {
   const here = path.filter((part) => part !== '')
   // A request is a use of the sandbox, so a list that refreshes itself would keep it from its idle timeout.
-  const list = usePolled<{ entries: Entry[] }>((signal) => get(filePath(id, here, '/list'), signal), 0, [id, here.join('/')])
+  const list = usePolled<{ entries: Entry[]; next: string | null }>((signal) => get(`${filePath(id, here, '/list')}&limit=1000`, signal), 0, [id, here.join('/')])
   const [viewed, setViewed] = useState<{ name: string; text: string; cut: boolean } | null>(null)
   const [deleting, setDeleting] = useState<Entry | null>(null)
   const { busy, error, run } = useAction()
@@ -72,6 +72,7 @@ export function FilesPanel({ id, path }: { id: string; path: string[] }) {
       </div>
       <Failure error={error ?? list.error} />
       {list.value === null && !list.error && <Loading />}
+      {list.value?.next && <p class="muted">The directory has more entries. Only the first 1000 are shown.</p>}
       {list.value && entries.length === 0 && <p class="muted">The directory is empty.</p>}
       {entries.length > 0 && (
         <Table label="Files" head={['Name', 'Size', 'Changed', '']}>

@@ -14,6 +14,7 @@ mod live;
 mod machines;
 #[cfg(feature = "plugins")]
 pub mod plugins;
+mod pools;
 mod port;
 mod serve;
 mod state;
@@ -31,8 +32,8 @@ use std::path::{Path, PathBuf};
 
 use cofferdam::{Error, ErrorKind, Result};
 use cofferdam_linux::trust::{self, Distrust, Secrecy};
-use cofferdam_server::remote::variables::{CA, CLIENT_CERT, CLIENT_KEY, KEY, SERVER};
 use cofferdam_server::client::{Client, Credentials, Method};
+use cofferdam_server::remote::variables::{CA, CLIENT_CERT, CLIENT_KEY, KEY, SERVER};
 use cofferdam_server::rest::views::SandboxList;
 use cofferdam_server::{Database, Store, TlsFiles};
 

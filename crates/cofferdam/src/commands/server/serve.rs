@@ -10,13 +10,15 @@ use cofferdam::{Backend, Error, ErrorKind, FindingState, Level, Result, registry
 use cofferdam_linux::trust::Secrecy;
 use cofferdam_server::{
     Bounds, Capacity, CertificateRules, ClientCertificates, Consent, Gate, HostImages, HostPlugins, Identities, Listen,
-    ListenTls, Listener, Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, ServedBackend, Server,
-    ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive, check_listener,
+    ListenTls, Listener, Oidc, OidcConfig, OtlpConfig, Policy, Predecessor, QueueBounds, Quota, QuotaFile,
+    ServedBackend, Server, ServerConfig, SnapshotArchive, Store, TlsFiles, VolumesConfig, WorkspaceArchive,
+    check_listener,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::pools::PreparedPools;
 use super::upgrade::{self, Program};
 use super::{open_in, state, systemd, traces};
 use crate::args::{ClientCertificatesUse, HttpArgs, ServeArgs};
@@ -64,7 +66,8 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     for listener in &listeners {
         check_listener(&listener.listen()?, consent, &store, &identities).await?;
     }
-    let (quota, otlp) = (quota(args)?, traces::config(args)?);
+    quotas(args).map_or(Ok(()), |read| read().map(drop))?;
+    let otlp = traces::config(args)?;
     if args.check {
         return check(&plan, &listens, &identities).await;
     }
@@ -72,14 +75,24 @@ pub async fn serve(plan: Plan) -> Result<u8> {
     let _locked = state::lock(&directory, args.successor).await?;
     let prepared = plan.backend()?;
     let plugins = plugins(&plan).await?;
-    let has_plugins = plugins.is_some();
-    let given = Given { quota, identities, otlp, plugins };
-    let server = server(&plan, &prepared, store.clone(), &directory, given)?.after(predecessor);
-    let interrupts = Interrupts::listen().map_err(no_signals)?;
-    let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
-    for listen in &listens {
-        listeners.push(Listener::bind(listen).await?);
+    let hosted = plugins.clone();
+    let given = Given { identities, otlp, plugins };
+    let begun = async {
+        let server = server(&plan, &prepared, store.clone(), &directory, given)?.after(predecessor);
+        let interrupts = Interrupts::listen().map_err(no_signals)?;
+        let upgrades = signal(SignalKind::user_defined2()).map_err(no_signals)?;
+        for listen in &listens {
+            listeners.push(Listener::bind(listen).await?);
+        }
+        Ok((server, interrupts, upgrades))
+    };
+    let begun: Result<_> = begun.await;
+    // A server that serves ends its plugins itself.
+    if let (Err(_), Some(hosted)) = (&begun, &hosted) {
+        hosted.close().await;
     }
+    let (server, interrupts, upgrades) = begun?;
+    let has_plugins = hosted.is_some();
     let mut resident = None;
     if let Some(claimed) = claimed {
         let (connections, accepted) = mpsc::channel(1);
@@ -147,7 +160,6 @@ pub async fn serve(plan: Plan) -> Result<u8> {
 
 /// The parts of a server that options name.
 struct Given {
-    quota: Quota,
     identities: Identities,
     otlp: Option<OtlpConfig>,
     plugins: Option<Arc<dyn HostPlugins>>,
@@ -160,11 +172,12 @@ fn server(
     directory: &Path,
     given: Given,
 ) -> Result<Server> {
-    let Given { quota, identities, otlp, plugins } = given;
+    let Given { identities, otlp, plugins } = given;
     let (args, settings) = (&plan.args.http, &plan.settings);
     let audit = audit_log(plan)?;
     let base = QueueBounds::default();
-    Server::new(ServerConfig {
+    let pools = PreparedPools { name: names(&plan.args, settings)[0].to_owned(), backend: Arc::clone(prepared) };
+    let server = Server::new(ServerConfig {
         bounds: bounds(args, plan.config()?.drain),
         policy: policy(&plan.args, settings, prepared)?,
         gate: Gate {
@@ -181,7 +194,7 @@ fn server(
         volumes: VolumesConfig { directory: directory.join("volumes"), before_use: release_abandoned },
         changes: Some(review::store_directory()),
         name: args.state.server_name.clone().unwrap_or_else(host_name),
-        quota,
+        quota: Quota::default(),
         capacity: Capacity { sandboxes: args.max_sandboxes, memory: args.max_memory },
         queue: QueueBounds { wait: args.queue_time.unwrap_or(base.wait), ..base },
         usage_label: args.usage_label.clone(),
@@ -189,7 +202,12 @@ fn server(
         code: settings.code.clone(),
         port_domain: args.port_domain.clone(),
         otlp,
-    })
+    })?;
+    let server = match quotas(args) {
+        Some(read) => server.with_quotas(read)?,
+        None => server,
+    };
+    Ok(server.with_pools(Arc::new(pools)))
 }
 
 /// Opens the audit log of the configuration file.
@@ -237,9 +255,10 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Reads the quota of tenants that have none of their own.
-fn quota(args: &HttpArgs) -> Result<Quota> {
-    args.quota.as_deref().map_or_else(|| Ok(Quota::default()), |path| document(path, "--quota", Quota::parse))
+/// Returns a function that reads the file of quotas and prices.
+fn quotas(args: &HttpArgs) -> Option<impl Fn() -> Result<QuotaFile> + Send + Sync + 'static> {
+    let path = args.quota.clone()?;
+    Some(move || document(&path, "--quota", QuotaFile::parse))
 }
 
 /// Reads the identities that the server knows besides keys.
@@ -337,7 +356,7 @@ fn policy(args: &ServeArgs, settings: &Settings, prepared: &Arc<PreparedBackend>
 
 /// Returns the files of a backend's snapshots.
 fn archive(name: &str, backend: &Arc<dyn Backend>, settings: &Settings) -> Result<Option<Arc<dyn SnapshotArchive>>> {
-    if matches!(backend.level(), Level::Wasm | Level::Simulated) {
+    if matches!(backend.level(), Level::Wasm | Level::Simulated | Level::Container) {
         return Ok(Some(Arc::new(WorkspaceArchive::new(Arc::clone(backend)))));
     }
     #[cfg(feature = "vm")]

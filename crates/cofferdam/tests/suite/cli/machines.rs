@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use super::code::typed;
-use crate::terminal::Terminal;
 use super::{cofferdam, json, outcome, run};
+use crate::terminal::Terminal;
 
 /// Gives a command a user with empty directories: no image, no configuration, no other cache.
 pub(super) fn with_nothing(mut command: Command, place: &Path) -> Command {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::terminal::Terminal;
 use super::{cofferdam, json, outcome, repository};
+use crate::terminal::Terminal;
 
 /// The number of installs that are killed.
 const KILLS: u32 = 12;

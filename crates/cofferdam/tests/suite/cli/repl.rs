@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::terminal::{Terminal, wait_readable};
 use super::{WEAKER, repository};
 use crate::census::{census, left_behind};
+use crate::terminal::{Terminal, wait_readable};
 
 /// The query for the cursor position, which only a terminal answers.
 const WHERE: &str = "\x1b[6n";
